@@ -1,0 +1,3 @@
+"""Celery workers that keep a Llama model resident and batch generation jobs continuously."""
+
+__version__ = "0.1.0"

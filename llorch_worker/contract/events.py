@@ -1,0 +1,82 @@
+"""What a job's event stream carries: ``started``, ``tokens``*, then one terminal event."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from llorch_worker.contract.errors import ErrorDocument
+from llorch_worker.contract.result import FinishReason, Timings, TokenLogprobs, Usage
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Started(_Event):
+    """A worker took the job."""
+
+    type: Literal["started"] = "started"
+    worker: str
+    model: str
+    attempt: int = 1
+    prompt_tokens: int
+    cached_tokens: int = 0
+    queue_ms: float
+
+
+class Tokens(_Event):
+    """New tokens of one choice; ``index`` is the position of the first of ``ids`` in the choice.
+
+    ``text`` is what these tokens made final. It may lag behind ``ids`` while a character is
+    incomplete or a stop string may have begun.
+    """
+
+    type: Literal["tokens"] = "tokens"
+    choice: int = 0
+    index: int
+    ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class Finished(_Event):
+    """The job ended well. ``finish_reason`` is that of the first choice."""
+
+    type: Literal["finished"] = "finished"
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+
+
+class Failed(_Event):
+    """The job ended with an error."""
+
+    type: Literal["failed"] = "failed"
+    error: ErrorDocument
+
+
+class CancelledEvent(_Event):
+    """The job was cancelled or revoked."""
+
+    type: Literal["cancelled"] = "cancelled"
+
+
+Event = Annotated[
+    Started | Tokens | Finished | Failed | CancelledEvent, Field(discriminator="type")
+]
+
+TERMINAL_EVENTS = (Finished, Failed, CancelledEvent)
+
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+def encode_event(event: Event) -> str:
+    """``event`` as one JSON document, the value of field ``event`` of a stream entry."""
+    return event.model_dump_json(exclude_none=True)
+
+
+def decode_event(document: str | bytes) -> Event:
+    """The event in ``document``; raises ``pydantic.ValidationError`` where it is none."""
+    return _ADAPTER.validate_json(document)

@@ -1,0 +1,241 @@
+"""The one definition of a generation request.
+
+Names, ranges and defaults follow vLLM's ``SamplingParams``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from llorch_worker.contract.errors import Fault, InvalidRequest
+
+MAX_PROMPT_CHARS = 1_000_000
+MAX_PROMPT_TOKENS = 1_000_000
+MAX_MESSAGES = 1_000
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_CHOICES = 16
+MAX_LOGPROBS = 20
+MAX_METADATA_BYTES = 4_096
+MAX_SEED = 2**63 - 1
+
+PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+
+Priority = Literal["high", "normal", "low"]
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str = Field(max_length=MAX_PROMPT_CHARS)
+
+
+def _as_tuple(value: object) -> object:
+    # JSON has only lists; strict mode would refuse them for a tuple.
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _stop_as_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else _as_tuple(value)
+
+
+def _integer_keys(value: object) -> object:
+    # JSON object keys are strings; "17" is token 17.
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key: bias
+        for key, bias in value.items()
+    }
+
+
+class GenerationRequest(BaseModel):
+    """What to generate, and how. Immutable; refused as a whole with every fault named.
+
+    Raises:
+        InvalidRequest: with one :class:`Fault` for each rule that a field breaks.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    prompt: str | None = Field(None, min_length=1, max_length=MAX_PROMPT_CHARS)
+    prompt_token_ids: Annotated[
+        tuple[TokenId, ...] | None,
+        BeforeValidator(_as_tuple),
+        Field(min_length=1, max_length=MAX_PROMPT_TOKENS),
+    ] = None
+    messages: Annotated[
+        tuple[Message, ...] | None,
+        BeforeValidator(_as_tuple),
+        Field(min_length=1, max_length=MAX_MESSAGES),
+    ] = None
+
+    model: str | None = Field(None, min_length=1, max_length=200)
+    max_tokens: int = Field(256, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, le=1)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    logit_bias: Annotated[
+        dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None,
+        BeforeValidator(_integer_keys),
+        Field(max_length=1024),
+    ] = None
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...],
+        BeforeValidator(_stop_as_tuple),
+        Field(max_length=MAX_STOP_STRINGS),
+    ] = ()
+    stop_token_ids: Annotated[
+        tuple[TokenId, ...], BeforeValidator(_as_tuple), Field(max_length=128)
+    ] = ()
+    ignore_eos: bool = False
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    priority: Priority = "normal"
+    deadline_s: float | None = Field(None, gt=0, le=7 * 24 * 3600)
+    idempotency_key: str | None = Field(None, min_length=1, max_length=200)
+    metadata: dict[str, Any] | None = None
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise InvalidRequest.from_faults(map(_fault, error.errors())) from None
+
+    @field_validator("metadata")
+    @classmethod
+    def _metadata_is_small_json(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        try:
+            size = len(json.dumps(value, allow_nan=False).encode())
+        except (TypeError, ValueError) as error:
+            raise PydanticCustomError("metadata", "must be plain JSON") from error
+        if size > MAX_METADATA_BYTES:
+            raise PydanticCustomError(
+                "metadata",
+                "must be at most {limit} bytes as JSON",
+                {"limit": MAX_METADATA_BYTES, "size": size},
+            )
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _exactly_one_prompt(cls, fields: Any) -> Any:
+        # Runs before the fields so that a missing prompt is reported beside their faults.
+        given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
+        if len(given) != 1:
+            # Every other fault is reported too: validate the rest with a stand-in prompt.
+            others = {k: v for k, v in fields.items() if k not in PROMPT_FIELDS}
+            faults = [
+                Fault(
+                    field=" | ".join(PROMPT_FIELDS),
+                    rule="exactly one of them must be given",
+                    got=" and ".join(given) or "none",
+                )
+            ]
+            try:
+                cls(prompt="x", **others)
+            except InvalidRequest as error:
+                faults.extend(error.faults)
+            raise InvalidRequest.from_faults(faults)
+        return fields
+
+    @model_validator(mode="after")
+    def _bounds_agree(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise PydanticCustomError(
+                "min_tokens",
+                "must not exceed max_tokens",
+                {"field": "min_tokens", "got": f"{self.min_tokens} > {self.max_tokens}"},
+            )
+        return self
+
+    def wire(self) -> dict[str, Any]:
+        """The kwargs of ``llorch.generate``: plain JSON without the defaults."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    def __repr__(self) -> str:
+        # Requests end up in logs by accident; their prompts must not.
+        return f"GenerationRequest({self.summary()})"
+
+    __str__ = __repr__
+
+    def summary(self) -> str:
+        """The request without what the user wrote: for logs and events."""
+        return summarise(self.wire())
+
+
+# Numbers and short fixed words: safe to show. All else is shown by its size.
+_SHOWN_FIELDS = frozenset(GenerationRequest.model_fields) - {
+    *PROMPT_FIELDS,
+    "stop",
+    "logit_bias",
+    "metadata",
+    "idempotency_key",
+}
+
+
+def summarise(fields: Mapping[str, Any]) -> str:
+    """Request ``fields`` (valid or not) as one line that shows numbers, and sizes of the rest."""
+    parts = []
+    for name, value in fields.items():
+        known = name in GenerationRequest.model_fields
+        shown = name in _SHOWN_FIELDS and isinstance(value, int | float | bool)
+        parts.append(f"{name if known else '?'}={value if shown else describe(value)}")
+    return ", ".join(parts)
+
+
+def describe(value: object) -> str:
+    """The type and size of ``value``; the value itself only where it is a number or null."""
+    match value:
+        case None:
+            return "null"
+        case bool() | int() | float():
+            text = repr(value)
+            return text if len(text) <= 40 else f"a number of {len(text)} digits"
+        case str():
+            return f"a string of {len(value)} characters"
+        case list() | tuple():
+            return f"a list of {len(value)} items"
+        case Mapping():
+            return f"an object of {len(value)} fields"
+        case _:
+            return type(value).__name__
+
+
+def _fault(error: ErrorDetails) -> Fault:
+    context = error.get("ctx", {})
+    location = [str(part) for part in error["loc"] if part not in ("[key]",)]
+    field = ".".join(location) or str(context.get("field", "request"))
+    rule = error["msg"]
+    if error["type"] == "extra_forbidden":
+        # The name came from outside and may be anything; keep the sentence short.
+        field = field if len(field) <= 80 else field[:77] + "..."
+        rule = "unknown field"
+    got = str(context["got"]) if "got" in context else describe(error["input"])
+    return Fault(field=field, rule=rule, got=got)

@@ -1,0 +1,88 @@
+"""The one final result of a job."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, computed_field
+
+FinishReason = Literal["stop", "length", "deadline", "cancelled"]
+
+
+class _Part(BaseModel):
+    # ``ignore``: a result dumped with its computed ``text`` reads back, and an older client
+    # survives a field that a newer worker adds.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class TokenLogprob(_Part):
+    """A token and its log probability under the model's own distribution."""
+
+    id: int
+    text: str
+    logprob: float
+
+
+class TokenLogprobs(TokenLogprob):
+    """A generated token's log probability and those of the most likely alternatives."""
+
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class Usage(_Part):
+    """Tokens of the prompt, of the prompt found in a cache, and generated over all choices."""
+
+    prompt: int
+    cached: int = 0
+    completion: int
+
+
+class Timings(_Part):
+    """Milliseconds. ``queue_ms`` runs from enqueue (where known) to the first engine step."""
+
+    queue_ms: float
+    prefill_ms: float
+    first_token_ms: float
+    decode_ms: float
+
+
+class Choice(_Part):
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class GenerationResult(_Part):
+    """What ``llorch.generate`` returns and ``AsyncResult.get()`` of a stock app reads as a dict."""
+
+    id: str
+    model: str
+    choices: tuple[Choice, ...]
+    usage: Usage
+    seed: int
+    timings: Timings
+    worker: str
+    attempts: int = 1
+    metadata: dict[str, Any] | None = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return self.choices[0].text
+
+    def __json__(self) -> dict[str, Any]:
+        """What kombu's JSON serialiser writes into the result backend."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def __repr__(self) -> str:
+        # Celery puts repr(result) into its log line and into the task-succeeded event; neither
+        # may carry what users wrote or what was written for them.
+        return (
+            f"<GenerationResult {self.id}: {self.usage.prompt} prompt + "
+            f"{self.usage.completion} completion tokens, {self.choices[0].finish_reason}>"
+        )
+
+    __str__ = __repr__

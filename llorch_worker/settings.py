@@ -1,0 +1,55 @@
+"""Every setting of a process, read once from ``LLORCH_*`` at the edge and passed down frozen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEMO_MODEL = Path(__file__).parent / "assets" / "demo.gguf"
+
+
+class Settings(BaseSettings):
+    """One frozen object; each field is the environment variable ``LLORCH_<FIELD>``."""
+
+    model_config = SettingsConfigDict(env_prefix="LLORCH_", frozen=True, extra="ignore")
+
+    redis_url: str = "redis://localhost:6379/0"
+    """Broker, event streams and results."""
+
+    model: Path = DEMO_MODEL
+    """A .gguf file or a Hugging Face folder."""
+    model_name: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
+    """The name that jobs ask for; by default the file's stem or the folder's name."""
+
+    device: str = "auto"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    dtype: str = "auto"
+    """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
+    max_sequences: int = Field(16, ge=1, le=1024)
+    """The most sequences in flight; also Celery's concurrency and prefetch."""
+    max_context: int | None = Field(None, ge=1)
+    """Tokens a sequence may hold; by default the model's own context."""
+    max_step_tokens: int = Field(512, ge=1)
+    """Token budget of one engine step: the most that a long prompt delays running decodes."""
+    kv_cache_bytes: int | None = Field(None, ge=1)
+    """Bytes for KV blocks; by default enough for ``max_sequences`` full contexts, if they fit."""
+
+    flush_interval_ms: int = Field(20, ge=1, le=50)
+    """How often the publisher writes new tokens to the jobs' streams."""
+    stream_ttl_s: int = Field(24 * 3600, ge=1)
+    """How long a job's event stream stays after its last entry."""
+    result_ttl_s: int = Field(24 * 3600, ge=1)
+    """How long a job's result stays."""
+
+    @property
+    def served_name(self) -> str:
+        """The model's name as jobs and queues use it."""
+        return self.model_name or default_model_name(self.model)
+
+
+def default_model_name(path: Path) -> str:
+    """A file's stem or a folder's name: ``models/tiny.gguf`` and ``models/tiny/`` are ``tiny``."""
+    resolved = Path(path)
+    return resolved.stem if resolved.suffix == ".gguf" else resolved.resolve().name
