@@ -1,0 +1,137 @@
+"""What a request accepts, and what it says when it does not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llorch_worker.contract import GenerationRequest, InvalidRequest, describe
+from llorch_worker.contract.request import MAX_METADATA_BYTES, MAX_PROMPT_CHARS
+
+
+def faults_of(**fields: Any) -> dict[str, str]:
+    """The rules that ``fields`` break, by field."""
+    with pytest.raises(InvalidRequest) as caught:
+        GenerationRequest(**fields)
+    return {fault.field: fault.rule for fault in caught.value.faults}
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    request = GenerationRequest(prompt="Once")
+    assert (request.max_tokens, request.min_tokens, request.temperature) == (256, 0, 1.0)
+    assert (request.top_p, request.top_k, request.min_p) == (1.0, 0, 0.0)
+    assert (request.presence_penalty, request.frequency_penalty) == (0.0, 0.0)
+    assert (request.repetition_penalty, request.n, request.priority) == (1.0, 1, "normal")
+    assert request.seed is None
+    assert request.stop == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "x" * (MAX_PROMPT_CHARS + 1)}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt_token_ids": []}, "prompt_token_ids"),
+        ({"prompt_token_ids": [-1]}, "prompt_token_ids.0"),
+        ({"messages": []}, "messages"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": "7"}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+        ({"prompt": "a", "temperature": -0.1}, "temperature"),
+        ({"prompt": "a", "temperature": 2.1}, "temperature"),
+        ({"prompt": "a", "temperature": float("nan")}, "temperature"),
+        ({"prompt": "a", "temperature": float("inf")}, "temperature"),
+        ({"prompt": "a", "top_p": 0}, "top_p"),
+        ({"prompt": "a", "top_p": 1.01}, "top_p"),
+        ({"prompt": "a", "top_k": -1}, "top_k"),
+        ({"prompt": "a", "min_p": -0.1}, "min_p"),
+        ({"prompt": "a", "presence_penalty": 2.5}, "presence_penalty"),
+        ({"prompt": "a", "frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+        ({"prompt": "a", "seed": -1}, "seed"),
+        ({"prompt": "a", "seed": True}, "seed"),
+        ({"prompt": "a", "stop": [""]}, "stop.0"),
+        ({"prompt": "a", "stop": ["x"] * 17}, "stop"),
+        ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "n": 17}, "n"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "logit_bias": {"x": 1.0}}, "logit_bias.x"),
+        ({"prompt": "a", "logit_bias": {"3": 101}}, "logit_bias.3"),
+        ({"prompt": "a", "priority": 3}, "priority"),
+        ({"prompt": "a", "deadline_s": 0}, "deadline_s"),
+        ({"prompt": "a", "metadata": {"k": "v" * MAX_METADATA_BYTES}}, "metadata"),
+        ({"prompt": "a", "metadata": {"k": {1, 2}}}, "metadata"),
+        ({"prompt": "a", "temprature": 1}, "temprature"),
+    ],
+)
+def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    assert list(faults_of(**fields)) == [field]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, {"prompt": None}],
+)
+def test_exactly_one_prompt_is_wanted(fields: dict[str, Any]) -> None:
+    assert list(faults_of(**fields)) == ["prompt | prompt_token_ids | messages"]
+
+
+def test_all_faults_are_reported_at_once() -> None:
+    faults = faults_of(temperature=-1, top_p=7, wrong=1, max_tokens=2, min_tokens=3, n="x")
+    assert set(faults) == {
+        "prompt | prompt_token_ids | messages",
+        "temperature",
+        "top_p",
+        "wrong",
+        "min_tokens",
+        "n",
+    }
+
+
+def test_a_refusal_names_rule_and_size_but_never_the_prompt() -> None:
+    secret = "the-secret-prompt " * 60_000
+    with pytest.raises(InvalidRequest) as caught:
+        GenerationRequest(prompt=secret, stop=[secret], metadata={"k": secret}, nope=secret)
+    text = str(caught.value) + repr(caught.value.args)
+    assert "the-secret" not in text
+    assert f"a string of {len(secret)} characters" in text
+    assert f"at most {MAX_PROMPT_CHARS} characters" in text
+
+
+def test_a_request_never_prints_what_the_user_wrote() -> None:
+    request = GenerationRequest(
+        prompt="private words", stop="private stop", metadata={"who": "private"}, max_tokens=7
+    )
+    assert "private" not in f"{request!r} {request} {request.summary()}"
+    assert "max_tokens=7" in request.summary()
+
+
+def test_a_long_number_is_described_by_its_size() -> None:
+    assert describe(10**5000) == "an integer of 16610 bits"
+    assert describe(float("nan")) == "nan"
+
+
+@given(
+    st.fixed_dictionaries(
+        {"prompt": st.text(min_size=1, max_size=50)},
+        optional={
+            "max_tokens": st.integers(1, 4096),
+            "temperature": st.floats(0, 2),
+            "seed": st.integers(0, 2**63 - 1),
+            "stop": st.lists(st.text(min_size=1, max_size=5), max_size=16),
+            "logit_bias": st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=4),
+            "priority": st.sampled_from(["high", "normal", "low"]),
+            "metadata": st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
+        },
+    )
+)
+def test_a_request_survives_the_wire(fields: dict[str, Any]) -> None:
+    request = GenerationRequest(**fields)
+    assert GenerationRequest(**json.loads(json.dumps(request.wire()))) == request
