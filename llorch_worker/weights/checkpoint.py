@@ -1,0 +1,86 @@
+"""What every model file offers, whatever its format: metadata and tensors under canonical names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from llorch_worker.contract import ModelLoadFailed
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor as it lies in the file; ``shape`` is row-major, ``[out, in]`` for a matrix."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype_name: str
+    stored_bytes: int
+
+
+class Checkpoint(Protocol):
+    """An opened model file. Tensor names are Hugging Face's, whatever the file calls them."""
+
+    path: Path
+    layout: Literal["gguf", "hugging_face"]
+    metadata: Mapping[str, Any]
+    """GGUF key/values, or config.json with generation_config and tokenizer_config inside it."""
+    tensors: Mapping[str, TensorInfo]
+
+    def read_into(self, name: str, out: torch.Tensor, rope_heads: int | None = None) -> None:
+        """Fill ``out`` (CPU, the tensor's shape, any float dtype) with the tensor ``name``.
+
+        With ``rope_heads`` the rows, ``rope_heads * head_dim`` of them, come out in the model's one
+        RoPE layout: the two halves of a head are the pairs' first and second members.
+        Raises ModelLoadFailed when the tensor is missing or its shape or type does not fit.
+        """
+
+    def load(self, name: str, dtype: torch.dtype, rope_heads: int | None = None) -> torch.Tensor:
+        """The tensor ``name`` as a new CPU tensor; see ``read_into``."""
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a .gguf file or a Hugging Face folder and check that it is whole.
+
+    Reads headers only. Raises ModelLoadFailed with one sentence that names path, rule and remedy.
+    """
+    # Imported here because both formats build on this file.
+    from llorch_worker.weights.gguf import GgufCheckpoint
+    from llorch_worker.weights.hugging_face import HuggingFaceCheckpoint
+
+    path = Path(path)
+    if path.is_dir():
+        return HuggingFaceCheckpoint(path)
+    if not path.exists():
+        raise ModelLoadFailed(
+            f"{path} does not exist; give a .gguf file or a Hugging Face model folder."
+        )
+    if path.suffix in {".safetensors", ".json"}:
+        raise ModelLoadFailed(
+            f"{path} is one file of a Hugging Face model; give the folder that holds it."
+        )
+    if path.suffix in {".bin", ".pt", ".pth", ".pkl", ".ckpt"}:
+        raise ModelLoadFailed(
+            f"{path} is a pickle, which can run code when it is opened; "
+            "convert the model to safetensors or GGUF."
+        )
+    return GgufCheckpoint(path)
+
+
+def missing_tensor(path: Path, name: str) -> ModelLoadFailed:
+    return ModelLoadFailed(
+        f"{path} has no tensor {name}, which every Llama needs; convert the model again."
+    )
+
+
+def require_shape(path: Path, info: TensorInfo, expected: tuple[int, ...]) -> None:
+    """Raise ModelLoadFailed unless the tensor has the shape that the configuration calls for."""
+    if info.shape != expected:
+        raise ModelLoadFailed(
+            f"{path}: tensor {info.name} is {list(info.shape)} where the model's configuration "
+            f"calls for {list(expected)}; weights and configuration do not belong together."
+        )

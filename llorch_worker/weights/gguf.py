@@ -1,0 +1,196 @@
+"""GGUF files: any block type, dequantised a few rows at a time into the dtype that is asked for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.weights.checkpoint import TensorInfo, missing_tensor, require_shape
+from llorch_worker.weights.gguf_header import GgufHeader, read_gguf_header
+from llorch_worker.weights.mapped_file import MappedFile
+
+_CHUNK_ELEMENTS = 128 * 1024
+"""Dequantised at a time: the float32 temporaries of the widest block type stay in the caches."""
+
+_TENSOR_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_TENSOR_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_INTERLEAVED_ARCHITECTURES = frozenset({"llama"})
+"""Architectures whose Q and K rows the converters reorder for interleaved RoPE pairs."""
+
+
+@dataclass(frozen=True)
+class _StoredTensor:
+    file: MappedFile
+    start: int
+    type: GGMLQuantizationType
+
+
+class GgufCheckpoint:
+    """A .gguf file, or all parts of a split one, under canonical tensor names."""
+
+    layout: Literal["gguf", "hugging_face"] = "gguf"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stored: dict[str, _StoredTensor] = {}
+        tensors: dict[str, TensorInfo] = {}
+        files = [MappedFile(part) for part in _parts(path)]
+        headers = [read_gguf_header(file) for file in files]
+        for file, header in zip(files, headers, strict=True):
+            tensors.update(self._index(file, header))
+        self.metadata: Mapping[str, Any] = headers[0].metadata
+        self.tensors: Mapping[str, TensorInfo] = tensors
+        announced = len(files), self.metadata.get("split.count", 1) or 1
+        if announced[0] != announced[1]:
+            raise ModelLoadFailed(
+                f"{path} is one of {announced[1]} parts but is not named like one; "
+                "give the parts their names back (…-00001-of-000NN.gguf) or merge them."
+            )
+        self._interleaved = self.metadata.get("general.architecture") in _INTERLEAVED_ARCHITECTURES
+
+    def _index(self, file: MappedFile, header: GgufHeader) -> dict[str, TensorInfo]:
+        infos: dict[str, TensorInfo] = {}
+        for entry in header.entries:
+            name = canonical_name(entry.name)
+            if name in infos or name in self._stored:
+                raise ModelLoadFailed(
+                    f"{file.path} has tensor {entry.name} twice; convert it again."
+                )
+            try:
+                type_ = GGMLQuantizationType(entry.type_id)
+            except ValueError as error:
+                raise ModelLoadFailed(
+                    f"{file.path}: tensor {entry.name} has the unknown block type {entry.type_id}; "
+                    "update the gguf package or quantise the model to a common type such as Q8_0."
+                ) from error
+            block_elements, block_bytes = GGML_QUANT_SIZES[type_]
+            if entry.shape[-1] % block_elements:
+                raise ModelLoadFailed(
+                    f"{file.path} is damaged (rows of tensor {entry.name} hold {entry.shape[-1]} "
+                    f"values, no multiple of {type_.name}'s {block_elements}); convert it again."
+                )
+            stored_bytes = math.prod(entry.shape) // block_elements * block_bytes
+            start = header.data_start + entry.offset
+            if start + stored_bytes > file.size_bytes:
+                raise ModelLoadFailed(
+                    f"{file.path} is truncated (tensor {entry.name} ends at byte "
+                    f"{start + stored_bytes}, the file at {file.size_bytes}); download it again."
+                )
+            self._stored[name] = _StoredTensor(file, start, type_)
+            infos[name] = TensorInfo(name, entry.shape, type_.name, stored_bytes)
+        return infos
+
+    def load(self, name: str, dtype: torch.dtype, rope_heads: int | None = None) -> torch.Tensor:
+        """The tensor ``name`` as a new CPU tensor; see ``read_into``."""
+        if name not in self.tensors:
+            raise missing_tensor(self.path, name)
+        out = torch.empty(self.tensors[name].shape, dtype=dtype)
+        self.read_into(name, out, rope_heads)
+        return out
+
+    def read_into(self, name: str, out: torch.Tensor, rope_heads: int | None = None) -> None:
+        """Dequantise the tensor ``name`` into ``out``; see ``Checkpoint.read_into``."""
+        if name not in self.tensors:
+            raise missing_tensor(self.path, name)
+        info, stored = self.tensors[name], self._stored[name]
+        require_shape(self.path, info, tuple(out.shape))
+        out = out.view(-1, info.shape[-1])
+        rows, row_elements = out.shape
+        if rows == 0 or row_elements == 0:
+            return
+        destination = None
+        if rope_heads is not None and self._interleaved:
+            destination = _half_split_rows(rows, rope_heads)
+        chunks = stored.file.chunks(
+            stored.start,
+            rows,
+            info.stored_bytes // rows,
+            max(1, _CHUNK_ELEMENTS // row_elements),
+        )
+        for first, piece in chunks:
+            values = torch.from_numpy(self._dequantise(info, stored.type, piece))
+            values = values.view(-1, row_elements)
+            if destination is None:
+                out[first : first + len(values)].copy_(values)
+            else:
+                out.index_copy_(0, destination[first : first + len(values)], values.to(out.dtype))
+
+    def _dequantise(
+        self, info: TensorInfo, type_: GGMLQuantizationType, piece: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[Any]:
+        """``piece: [rows, row_bytes]`` as float values in the same order, in memory of its own."""
+        if type_ is GGMLQuantizationType.F32:
+            return piece.reshape(-1).view(np.float32).copy()
+        if type_ is GGMLQuantizationType.F16:
+            return piece.reshape(-1).view(np.float16).copy()
+        if type_ is GGMLQuantizationType.F64:
+            return piece.reshape(-1).view(np.float64).copy()
+        try:
+            # One long row: gguf would otherwise work in groups of 16 rows, however short they are.
+            values: npt.NDArray[np.float32] = dequantize(piece.reshape(1, -1), type_)
+        except NotImplementedError as error:
+            raise ModelLoadFailed(
+                f"{self.path}: tensor {info.name} has block type {type_.name}, which cannot be "
+                "dequantised; quantise the model to another type, such as Q8_0 or Q4_K."
+            ) from error
+        return values
+
+
+def canonical_name(gguf_name: str) -> str:
+    """Hugging Face's name for a GGUF tensor; a name outside the tables stays as it is."""
+    match = _LAYER_TENSOR.fullmatch(gguf_name)
+    if match and match[2] in _LAYER_TENSOR_NAMES:
+        return f"model.layers.{int(match[1])}.{_LAYER_TENSOR_NAMES[match[2]]}.{match[3]}"
+    stem, _, kind = gguf_name.rpartition(".")
+    return f"{_TENSOR_NAMES[stem]}.{kind}" if stem in _TENSOR_NAMES else gguf_name
+
+
+def _half_split_rows(rows: int, heads: int) -> torch.Tensor:
+    """Where each stored row goes: pair members (2i, 2i + 1) of a head to i and i + head_dim / 2."""
+    head_dim = rows // heads
+    row = torch.arange(rows)
+    within = row % head_dim
+    return row - within + within % 2 * (head_dim // 2) + within // 2
+
+
+def _parts(path: Path) -> list[Path]:
+    """All files of a split model in order, or the one file."""
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match[3])
+    parts = [path.with_name(f"{match[1]}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    for part in parts:
+        if not part.exists():
+            raise ModelLoadFailed(
+                f"{path} is one part of {count}, and {part} is missing; "
+                "put all parts in one folder."
+            )
+    return parts

@@ -1,0 +1,173 @@
+"""Hugging Face folders: config.json and safetensors, single or sharded, read row by row.
+
+The safetensors header is read here: the library keeps every page it touched resident until the
+file is closed, which would double the memory of a load.
+Format: https://huggingface.co/docs/safetensors
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.weights.checkpoint import TensorInfo, missing_tensor, require_shape
+from llorch_worker.weights.mapped_file import MappedFile
+
+_CHUNK_BYTES = 1024 * 1024
+_MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit on the JSON header."""
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SIDE_FILES = ("generation_config", "tokenizer_config")
+
+
+@dataclass(frozen=True)
+class _StoredTensor:
+    file: MappedFile
+    start: int
+
+
+class HuggingFaceCheckpoint:
+    """A folder as ``save_pretrained`` writes it."""
+
+    layout: Literal["gguf", "hugging_face"] = "hugging_face"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        names = _weight_files(path)
+        if not (path / "config.json").exists():
+            raise ModelLoadFailed(
+                f"{path} has no config.json; "
+                "give a folder as transformers' save_pretrained writes it."
+            )
+        metadata = _read_json(path / "config.json")
+        for name in _SIDE_FILES:
+            if (path / f"{name}.json").exists():
+                metadata[name] = _read_json(path / f"{name}.json")
+        self.metadata: Mapping[str, Any] = metadata
+        self._stored: dict[str, _StoredTensor] = {}
+        tensors: dict[str, TensorInfo] = {}
+        for name in names:
+            tensors.update(self._index(MappedFile(path / name)))
+        self.tensors: Mapping[str, TensorInfo] = tensors
+
+    def _index(self, file: MappedFile) -> dict[str, TensorInfo]:
+        header_bytes = int.from_bytes(file.read(0, 8), "little")
+        if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, file.size_bytes - 8):
+            raise _damaged(file, f"its header announces {header_bytes} bytes")
+        try:
+            header = json.loads(file.read(8, header_bytes))
+        except ValueError as error:
+            raise _damaged(file, "its header is no JSON") from error
+        infos: dict[str, TensorInfo] = {}
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            try:
+                shape = tuple(int(size) for size in entry["shape"])
+                begin, end = (int(offset) for offset in entry["data_offsets"])
+                dtype_name = str(entry["dtype"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise _damaged(file, f"its entry for tensor {name} is malformed") from error
+            start = 8 + header_bytes + begin
+            if begin < 0 or end < begin or 8 + header_bytes + end > file.size_bytes:
+                raise _damaged(file, f"tensor {name} runs past the end of the file")
+            dtype = _DTYPES.get(dtype_name)
+            if dtype is not None and end - begin != math.prod(shape) * dtype.itemsize:
+                raise _damaged(file, f"tensor {name} does not have the bytes of its shape")
+            self._stored[name] = _StoredTensor(file, start)
+            infos[name] = TensorInfo(name, shape, dtype_name, end - begin)
+        return infos
+
+    def load(self, name: str, dtype: torch.dtype, rope_heads: int | None = None) -> torch.Tensor:
+        """The tensor ``name`` as a new CPU tensor; see ``read_into``."""
+        if name not in self.tensors:
+            raise missing_tensor(self.path, name)
+        out = torch.empty(self.tensors[name].shape, dtype=dtype)
+        self.read_into(name, out, rope_heads)
+        return out
+
+    def read_into(
+        self,
+        name: str,
+        out: torch.Tensor,
+        rope_heads: int | None = None,  # noqa: ARG002 - these files hold the half-split layout already
+    ) -> None:
+        """Copy the tensor ``name`` into ``out``; see ``Checkpoint.read_into``."""
+        if name not in self.tensors:
+            raise missing_tensor(self.path, name)
+        info, stored = self.tensors[name], self._stored[name]
+        if info.dtype_name not in _DTYPES:
+            raise ModelLoadFailed(
+                f"{self.path}: tensor {name} is stored as {info.dtype_name}, and only "
+                f"{', '.join(_DTYPES)} can be read; use an unquantised copy of the model."
+            )
+        require_shape(self.path, info, tuple(out.shape))
+        dtype = _DTYPES[info.dtype_name]
+        flat = out.view(-1)
+        elements_per_chunk = _CHUNK_BYTES // dtype.itemsize
+        for first, piece in stored.file.chunks(
+            stored.start, flat.numel(), dtype.itemsize, elements_per_chunk
+        ):
+            # A copy, because torch refuses memory that it may not write to.
+            values = torch.from_numpy(np.array(piece).reshape(-1)).view(dtype)
+            flat[first : first + len(values)].copy_(values)
+
+
+def _weight_files(path: Path) -> list[str]:
+    """Names of the safetensors files of the folder, in a stable order."""
+    if (path / _INDEX).exists():
+        weight_map = _read_json(path / _INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelLoadFailed(f"{path / _INDEX} has no weight_map; download the model again.")
+        names = sorted({str(name) for name in weight_map.values()})
+        for name in names:
+            # A name from a file must not lead out of the folder.
+            if Path(name).name != name or not (path / name).exists():
+                raise ModelLoadFailed(
+                    f"{path} lacks {name}, which its index names; download the model again."
+                )
+        return names
+    if (path / _SINGLE).exists():
+        return [_SINGLE]
+    found = {file.suffix for file in path.iterdir()}
+    if ".gguf" in found:
+        raise ModelLoadFailed(
+            f"{path} is a folder that holds GGUF files; give the path of one of them."
+        )
+    if found & {".bin", ".pt", ".pth"}:
+        raise ModelLoadFailed(
+            f"{path} holds its weights as pickles only, which can run code when opened; convert "
+            "them with transformers' save_pretrained, which writes safetensors."
+        )
+    raise ModelLoadFailed(
+        f"{path} holds no weights (neither {_SINGLE} nor {_INDEX}); "
+        "give a .gguf file or a complete Hugging Face model folder."
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelLoadFailed(
+            f"{path} cannot be read ({error.strerror}); check its permissions."
+        ) from error
+    except ValueError as error:
+        raise ModelLoadFailed(f"{path} is no JSON; download the model again.") from error
+    if not isinstance(document, dict):
+        raise ModelLoadFailed(f"{path} is no JSON object; download the model again.")
+    return document
+
+
+def _damaged(file: MappedFile, what: str) -> ModelLoadFailed:
+    return ModelLoadFailed(f"{file.path} is truncated or damaged ({what}); download it again.")
