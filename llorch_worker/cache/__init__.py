@@ -1,0 +1,18 @@
+"""The unified cache of a process: paged KV blocks, RoPE tables, one causal mask."""
+
+from llorch_worker.cache.block_pool import BlockAccountingError, BlockPool, NoFreeBlocks
+from llorch_worker.cache.causal_masks import CausalMasks
+from llorch_worker.cache.kv import PagedKV
+from llorch_worker.cache.rope_tables import RopeScaling, RopeTables
+from llorch_worker.cache.unified import UnifiedCache
+
+__all__ = [
+    "BlockAccountingError",
+    "BlockPool",
+    "CausalMasks",
+    "NoFreeBlocks",
+    "PagedKV",
+    "RopeScaling",
+    "RopeTables",
+    "UnifiedCache",
+]

@@ -1,0 +1,110 @@
+"""Cosines and sines of rotary position embeddings, computed once for every position."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How a model stretches its positions beyond the context that it was first trained for.
+
+    ``linear`` divides all frequencies by ``factor``; ``llama3`` the low ones, with a smooth
+    passage between; ``yarn`` blends by rotations within the original context and sharpens
+    attention; ``factors`` divides each by a number of its own (a GGUF file's ``rope_freqs``) and
+    by ``factor``.
+    """
+
+    kind: Literal["linear", "llama3", "yarn", "factors"]
+    factor: float = 1.0
+    original_max_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    """Multiplies cosines and sines (``yarn``)."""
+    truncate: bool = True
+    """Round the borders of ``yarn``'s blend to whole pairs."""
+    factors: tuple[float, ...] = ()
+
+
+class RopeTables:
+    """``cos`` and ``sin``: [max_context, head_dim / 2] float32."""
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        theta: float,
+        scaling: RopeScaling | None,
+        max_context: int,
+        device: torch.device,
+    ) -> None:
+        frequencies = inverse_frequencies(head_dim, theta, scaling)
+        angles = torch.arange(max_context, dtype=torch.float32)[:, None] * frequencies
+        strength = scaling.attention_factor if scaling is not None else 1.0
+        self.cos = (angles.cos() * strength).to(device)
+        self.sin = (angles.sin() * strength).to(device)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines at ``positions``: [tokens], each [tokens, 1, head_dim / 2]."""
+        return (
+            self.cos.index_select(0, positions).unsqueeze(1),
+            self.sin.index_select(0, positions).unsqueeze(1),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.cos.nbytes + self.sin.nbytes
+
+
+def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
+    """Radians a position for each pair of a head, [head_dim / 2] float32.
+
+    RoFormer (arXiv 2104.09864) with the scalings of position interpolation (2306.15595), Llama 3.1
+    and YaRN (2309.00071), each as transformers computes it.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / theta**exponents
+    if scaling is None:
+        return frequencies
+    if scaling.kind == "llama3":
+        return _llama3(frequencies, scaling)
+    if scaling.kind == "yarn":
+        return _yarn(frequencies, head_dim, theta, scaling)
+    if scaling.kind == "factors":
+        frequencies = frequencies / torch.tensor(scaling.factors, dtype=torch.float32)
+    return frequencies / scaling.factor
+
+
+def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    rotations = scaling.original_max_context * frequencies / (2 * math.pi)
+    smooth = (rotations - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    smooth = smooth.clamp(0, 1)
+    return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+
+
+def _yarn(
+    frequencies: torch.Tensor, head_dim: int, theta: float, scaling: RopeScaling
+) -> torch.Tensor:
+    def pair_that_turns(rotations: float) -> float:
+        """The (fractional) pair that turns so often within the original context."""
+        wavelength = scaling.original_max_context / (rotations * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(theta))
+
+    low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # as transformers: no division by zero
+    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    interpolated = ((pairs - low) / (high - low)).clamp(0, 1)
+    return frequencies * (1 - interpolated) + frequencies / scaling.factor * interpolated
