@@ -1,0 +1,155 @@
+"""Chat messages to prompt ids: by the model's own template, or as Llama-2 wants them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from llorch_worker.contract import Fault, InvalidRequest, Message
+from llorch_worker.text.sentencepiece_codec import LITERAL_MARK
+
+
+class Codec(Protocol):
+    """Text to ids, without BOS or EOS."""
+
+    @property
+    def control_ids(self) -> Mapping[str, int]: ...
+
+    def encode(self, text: str, parse_special: bool = False) -> list[int]: ...
+
+
+class ChatFormat(Protocol):
+    """How a model wants a conversation written."""
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Prompt ids that end where the assistant's answer begins. Raises InvalidRequest."""
+        ...
+
+
+class Llama2Chat:
+    """Llama-2's ``[INST]`` format, for files that bring no template.
+
+    Each question with its answer is one text between BOS and EOS ids; the system prompt stands
+    inside the first question. Follows Meta's reference implementation of Llama-2's chat, where
+    no user text can become a control token.
+    """
+
+    def __init__(self, codec: Codec, bos_token_id: int | None, eos_token_id: int | None) -> None:
+        self._codec = codec
+        self._bos = [] if bos_token_id is None else [bos_token_id]
+        self._eos = [] if eos_token_id is None else [eos_token_id]
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        _check_turns(messages)
+        system = ""
+        if messages[0].role == "system":
+            system = f"<<SYS>>\n{messages[0].content}\n<</SYS>>\n\n"
+            messages = messages[1:]
+        questions = [message.content for message in messages[0::2]]
+        answers = [message.content for message in messages[1::2]]
+        questions[0] = system + questions[0]
+        ids: list[int] = []
+        for question, answer in zip(questions, answers, strict=False):
+            text = f"[INST] {question.strip()} [/INST] {answer.strip()} "
+            ids += self._bos + self._codec.encode(text) + self._eos
+        return ids + self._bos + self._codec.encode(f"[INST] {questions[-1].strip()} [/INST]")
+
+
+class TemplateChat:
+    """A Jinja template that came with the model, rendered in transformers' sandbox.
+
+    ``special_tokens``: bos_token, eos_token and the like, by the names that templates use.
+    ``bos_token_id``: put in front where the template writes none itself; None: never.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        codec: Codec,
+        special_tokens: Mapping[str, str],
+        bos_token_id: int | None,
+    ) -> None:
+        self._template = template
+        self._codec = codec
+        self._special_tokens: dict[str, Any] = dict(special_tokens)
+        self._bos_token_id = bos_token_id
+        spellings = "|".join(re.escape(token) for token in codec.control_ids if len(token) > 1)
+        self._control_beginning = re.compile(f"(?=(?:{spellings or '(?!)'}))(.)", re.DOTALL)
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        if not messages:
+            raise _refusal("messages", "must not be empty", "none")
+        text = self._render(messages)
+        ids = self._codec.encode(text, parse_special=True)
+        bos = self._bos_token_id
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        # Imported here because transformers takes a second, and few jobs need it.
+        from jinja2 import TemplateError, TemplateSyntaxError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        turns = [
+            {"role": message.role, "content": self._as_text(message.content)}
+            for message in messages
+        ]
+        try:
+            # Annotated as str upstream, but a pair: the rendered chats, and indices within them.
+            rendered: Any = render_jinja_template(
+                conversations=[turns],
+                chat_template=self._template,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            )
+        except TemplateSyntaxError as error:
+            raise _refusal(
+                "messages", f"the model's chat template is broken in line {error.lineno}", "a chat"
+            ) from None
+        except (
+            TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            # Templates may put the conversation into their complaint; only their own words pass.
+            reason = str(error)
+            if reason not in self._template:
+                reason = f"it failed with {type(error).__name__}"
+            raise _refusal(
+                "messages",
+                f"the model's chat template refuses them: {reason}",
+                f"{len(messages)} messages",
+            ) from None
+        return str(rendered[0][0])
+
+    def _as_text(self, content: str) -> str:
+        """``content`` with every spelling of a control token broken, so that it stays text."""
+        return self._control_beginning.sub(rf"\1{LITERAL_MARK}", content.replace(LITERAL_MARK, ""))
+
+
+def _check_turns(messages: Sequence[Message]) -> None:
+    """The turns must be [system], user, assistant, user, ..., user. All faults at once."""
+    if not messages:
+        raise _refusal("messages", "must not be empty", "none")
+    faults = []
+    offset = 1 if messages[0].role == "system" else 0
+    expected = "user"
+    for index, message in enumerate(messages[offset:], start=offset):
+        if message.role != expected:
+            rule = f"must be {expected}: user and assistant alternate, after an optional system"
+            faults.append(Fault(field=f"messages.{index}.role", rule=rule, got=message.role))
+        expected = "user" if message.role == "assistant" else "assistant"
+    if messages[-1].role != "user":
+        faults.append(
+            Fault(field="messages", rule="must end with a user message", got=messages[-1].role)
+        )
+    if faults:
+        raise InvalidRequest.from_faults(faults)
+
+
+def _refusal(field: str, rule: str, got: str) -> InvalidRequest:
+    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])

@@ -1,0 +1,74 @@
+"""Token ids to text while they are being generated."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Protocol
+
+from llorch_worker.text.decoding_table import DecodingTable
+
+
+class HasDecodingTable(Protocol):
+    @property
+    def decoding_table(self) -> DecodingTable: ...
+
+
+class IncrementalDetokenizer:
+    """Turns the tokens of one sequence into text, releasing only whole characters.
+
+    ``continuation=True`` reads the tokens as what follows a prompt: a leading space stays, so that
+    prompt + text reads right. The pieces then join to ``tokenizer.decode_continuation(ids)``;
+    with ``continuation=False`` to ``tokenizer.decode(ids)``.
+
+    Runs on the engine's thread for every token: a token of whole characters costs one lookup.
+    """
+
+    __slots__ = ("_at_start", "_decoder", "_pending", "_table", "_texts")
+
+    def __init__(
+        self,
+        tokenizer: HasDecodingTable,
+        continuation: bool = True,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        table = tokenizer.decoding_table
+        self._table = table if skip_special_tokens else table.with_control
+        self._texts = self._table.texts
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors=table.errors)
+        self._at_start = not continuation and bool(table.loses_first_space)
+        self._pending = False
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that ``token_ids`` complete. Raises ValueError for an id out of range."""
+        parts = []
+        texts = self._texts
+        for token_id in token_ids:
+            if self._pending or self._at_start or not 0 <= token_id < len(texts):
+                parts.append(self._push_slowly(token_id))
+            elif (text := texts[token_id]) is not None:
+                parts.append(text)
+            else:
+                parts.append(self._push_slowly(token_id))
+        return "".join(parts)
+
+    def flush(self) -> str:
+        """What an unfinished character leaves behind: U+FFFD, or nothing."""
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        self._pending = False
+        return text
+
+    def _push_slowly(self, token_id: int) -> str:
+        table = self._table
+        table.check(token_id)
+        if table.control_ends_character and token_id in table.control:
+            return self.flush()
+        data = table.token_bytes[token_id]
+        if self._at_start and data:
+            self._at_start = False
+            if token_id in table.loses_first_space:
+                data = data[1:]
+        text = self._decoder.decode(data)
+        self._pending = bool(self._decoder.getstate()[0])
+        return text

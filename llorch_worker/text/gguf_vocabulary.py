@@ -1,0 +1,123 @@
+"""Vocabularies out of a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
+from llorch_worker.text.tokenizers_codec import TokenizersCodec
+from llorch_worker.text.vocabulary import PieceKind, Vocabulary
+
+_LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+# tokenizer.ggml.pre -> the regexes that cut text into words, one after the other.
+_WORD_PATTERNS = {
+    "llama-bpe": (_LLAMA_3,),
+    "llama3": (_LLAMA_3,),
+    "llama-v3": (_LLAMA_3,),
+    "gpt-2": (_GPT_2,),
+    "smollm": (r"\p{N}", _GPT_2),
+}
+
+
+def codec_from_gguf(metadata: Mapping[str, Any]) -> SentencePieceCodec | TokenizersCodec:
+    """Raises ValueError where the vocabulary is missing, damaged or of an unknown kind."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind is None or not metadata.get("tokenizer.ggml.tokens"):
+        raise ValueError("it holds no vocabulary (tokenizer.ggml.model, tokenizer.ggml.tokens)")
+    match kind:
+        case "llama":
+            return SentencePieceCodec(_sentencepiece_vocabulary(metadata))
+        case "gpt2":
+            return TokenizersCodec(json.dumps(_byte_level_definition(metadata)))
+        case _:
+            raise ValueError(f"its vocabulary is of the unknown kind {str(kind)[:40]!r}")
+
+
+def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
+    """Whether BOS starts a text where the file does not say (tokenizer.ggml.add_bos_token)."""
+    return metadata["tokenizer.ggml.model"] == "llama" or _WORD_PATTERNS.get(
+        str(metadata.get("tokenizer.ggml.pre"))
+    ) == (_LLAMA_3,)
+
+
+def _sentencepiece_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    return Vocabulary(
+        [str(token) for token in metadata["tokenizer.ggml.tokens"]],
+        [float(score) for score in metadata.get("tokenizer.ggml.scores", ())],
+        _kinds(metadata),
+        add_space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
+        remove_extra_spaces=bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
+    )
+
+
+def _kinds(metadata: Mapping[str, Any]) -> list[PieceKind]:
+    return [PieceKind(int(kind)) for kind in metadata.get("tokenizer.ggml.token_type", ())]
+
+
+def _byte_level_definition(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The same vocabulary as a tokenizer.json."""
+    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    if pre not in _WORD_PATTERNS:
+        raise ValueError(
+            f"its pre-tokenizer {pre[:40]!r} is none of {', '.join(sorted(_WORD_PATTERNS))}"
+        )
+    tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
+    kinds = _kinds(metadata)
+    merges = [str(merge).split(" ") for merge in metadata.get("tokenizer.ggml.merges", ())]
+    if len(kinds) != len(tokens) or not merges or any(len(merge) != 2 for merge in merges):
+        raise ValueError("its byte-level vocabulary lacks well-formed merges or token types")
+    added = [
+        {
+            "id": token_id,
+            "content": token,
+            "special": kinds[token_id] == PieceKind.CONTROL,
+            "normalized": False,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+        }
+        for token_id, token in enumerate(tokens)
+        if kinds[token_id] in (PieceKind.CONTROL, PieceKind.USER_DEFINED)
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    splits = [
+        {
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        for pattern in _WORD_PATTERNS[pre]
+    ]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [*splits, {**byte_level, "use_regex": False}],
+        },
+        "post_processor": None,
+        "decoder": {**byte_level, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": _WORD_PATTERNS[pre] == (_LLAMA_3,),
+            "vocab": {token: token_id for token_id, token in enumerate(tokens)},
+            "merges": merges,
+        },
+    }

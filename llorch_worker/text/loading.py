@@ -1,0 +1,216 @@
+"""Finds a checkpoint's vocabulary and chat template, and builds the tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.text.chat import ChatFormat, Llama2Chat, TemplateChat
+from llorch_worker.text.gguf_vocabulary import adds_bos_by_default, codec_from_gguf
+from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
+from llorch_worker.text.sentencepiece_file import read_sentencepiece_file
+from llorch_worker.text.tokenizer import FullCodec, Tokenizer
+from llorch_worker.text.tokenizers_codec import TokenizersCodec
+from llorch_worker.text.vocabulary import PieceKind, Vocabulary
+
+# Control tokens that end an answer, where a GGUF file names only one of several.
+_GGUF_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_OF_TURN_SPELLINGS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>")
+
+
+class VocabularySource(Protocol):
+    """What of a checkpoint the tokenizer needs (see ``weights.Checkpoint``)."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def layout(self) -> str: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+def load_tokenizer(checkpoint: VocabularySource) -> Tokenizer:
+    """The tokenizer of a GGUF file, or of a folder with tokenizer.json or tokenizer.model.
+
+    Raises:
+        ModelLoadFailed: there is no vocabulary, or it is damaged or of an unknown kind.
+    """
+    try:
+        if checkpoint.layout == "gguf":
+            return _from_gguf(checkpoint.metadata)
+        return _from_folder(checkpoint.path)
+    except ValueError as error:
+        raise ModelLoadFailed(
+            f"The tokenizer of {checkpoint.path.name} cannot be used: {error}."
+        ) from error
+
+
+def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    def setting(name: str) -> Any:
+        return metadata.get(f"tokenizer.ggml.{name}")
+
+    codec = codec_from_gguf(metadata)
+    control = codec.control_ids
+    vocab_size = len(codec.decoding_table.token_bytes)
+    named = {name: setting(name) for name in ("bos_token_id", *_GGUF_END_KEYS)}
+    if metadata["tokenizer.ggml.model"] == "llama":
+        # Old files leave these out and mean the names that every Llama vocabulary has.
+        for name, spelling in (("bos_token_id", "<s>"), ("eos_token_id", "</s>")):
+            named[name] = control.get(spelling) if named[name] is None else named[name]
+    for name, token_id in named.items():
+        if token_id is not None and not 0 <= int(token_id) < vocab_size:
+            raise ValueError(
+                f"tokenizer.ggml.{name} is {token_id}, its vocabulary has {vocab_size} tokens"
+            )
+    bos = None if named["bos_token_id"] is None else int(named["bos_token_id"])
+    eos = None if named["eos_token_id"] is None else int(named["eos_token_id"])
+    add_bos = setting("add_bos_token")
+    add_bos = adds_bos_by_default(metadata) if add_bos is None else bool(add_bos)
+    prefix = [bos] if add_bos and bos is not None else []
+    ends = {int(named[name]) for name in _GGUF_END_KEYS if named[name] is not None}
+    ends.update(control[spelling] for spelling in _END_OF_TURN_SPELLINGS if spelling in control)
+    # llama.cpp puts BOS before a chat whose template writes none; files are made for that.
+    chat = _chat_format(
+        _template_of(metadata.get("tokenizer.chat_template")), codec, bos, eos, bool(prefix)
+    )
+    return Tokenizer(
+        codec,
+        prefix_ids=prefix,
+        suffix_ids=[eos] if setting("add_eos_token") and eos is not None else [],
+        bos_token_id=bos,
+        eos_token_ids=ends,
+        chat=chat,
+    )
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    config = _json(folder / "config.json")
+    settings = _json(folder / "tokenizer_config.json")
+    codec: FullCodec
+    prefix: list[int]
+    suffix: list[int]
+    if (folder / "tokenizer.json").is_file():
+        codec = _tokenizer_json(folder / "tokenizer.json")
+        prefix, suffix = codec.template_ids()
+        bos = eos = None
+    elif (folder / "tokenizer.model").is_file():
+        file = read_sentencepiece_file(folder / "tokenizer.model")
+        codec = SentencePieceCodec(_with_added_tokens(file.vocabulary, settings))
+        bos, eos = file.bos_token_id, file.eos_token_id
+        prefix, suffix = [] if bos is None else [bos], []
+    else:
+        raise ValueError("the folder has neither tokenizer.json nor tokenizer.model")
+    bos = _named_token(settings, "bos_token", codec, _first(config.get("bos_token_id"), bos))
+    eos = _named_token(settings, "eos_token", codec, _first(config.get("eos_token_id"), eos))
+    # Said outright, these two stand above the vocabulary's own habit.
+    if isinstance(add_bos := settings.get("add_bos_token"), bool) and bos is not None:
+        prefix = [bos] if add_bos else []
+    if isinstance(add_eos := settings.get("add_eos_token"), bool) and eos is not None:
+        suffix = [eos] if add_eos else []
+    ends = set() if eos is None else {eos}
+    for said in (config, _json(folder / "generation_config.json")):
+        ends.update(_as_ids(said.get("eos_token_id")))
+    return Tokenizer(
+        codec,
+        prefix_ids=prefix,
+        suffix_ids=suffix,
+        bos_token_id=bos,
+        eos_token_ids=ends,
+        chat=_chat_format(_folder_template(folder, settings), codec, bos, eos, False),
+    )
+
+
+def _tokenizer_json(path: Path) -> TokenizersCodec:
+    try:
+        return TokenizersCodec(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise
+    except Exception as error:  # the library raises bare Exception for damaged files
+        raise ValueError(f"tokenizer.json is damaged ({error})") from error
+
+
+def _chat_format(
+    template: str | None, codec: FullCodec, bos: int | None, eos: int | None, add_bos: bool
+) -> ChatFormat:
+    if template is None:
+        return Llama2Chat(codec, bos, eos)
+    spellings = {"bos_token": bos, "eos_token": eos}
+    control = codec.decoding_table.control
+    return TemplateChat(
+        template,
+        codec,
+        {
+            name: control.get(token_id, "") if token_id is not None else ""
+            for name, token_id in spellings.items()
+        },
+        bos if add_bos else None,
+    )
+
+
+def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    return _template_of(settings.get("chat_template"))
+
+
+def _template_of(value: object) -> str | None:
+    """The template in a setting: a string, or of several named ones the default."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value}
+        value = named.get("default")
+    return value if isinstance(value, str) and value else None
+
+
+def _with_added_tokens(vocabulary: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:
+    """Tokens that tokenizer_config.json adds behind those of tokenizer.model, without gaps."""
+    pieces, kinds = list(vocabulary.pieces), list(vocabulary.kinds)
+    added = settings.get("added_tokens_decoder", {})
+    for token_id in sorted(map(int, added)):
+        if token_id == len(pieces):
+            token = added[str(token_id)]
+            pieces.append(token["content"])
+            kinds.append(PieceKind.CONTROL if token.get("special") else PieceKind.USER_DEFINED)
+    scores = [*vocabulary.scores, *[0.0] * (len(pieces) - len(vocabulary.scores))]
+    return Vocabulary(
+        pieces,
+        scores,
+        kinds,
+        vocabulary.add_space_prefix,
+        vocabulary.remove_extra_spaces,
+        vocabulary.unknown_surface,
+    )
+
+
+def _named_token(
+    settings: Mapping[str, Any], name: str, codec: FullCodec, otherwise: int | None
+) -> int | None:
+    token = settings.get(name)
+    spelling = token.get("content") if isinstance(token, dict) else token
+    return codec.control_ids.get(spelling, otherwise) if isinstance(spelling, str) else otherwise
+
+
+def _first(value: object, otherwise: int | None) -> int | None:
+    return next(iter(_as_ids(value)), otherwise)
+
+
+def _as_ids(value: object) -> list[int]:
+    ids = value if isinstance(value, list) else [value]
+    return [token_id for token_id in ids if isinstance(token_id, int)]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} is not a JSON object")
+    return content

@@ -1,0 +1,67 @@
+"""Stop strings in a text that arrives in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Cuts a text where the first of several stop strings begins.
+
+    The cut is at the smallest position at which any stop string starts, however the text is split
+    over pushes: text that may still turn out to begin a stop string is held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            raise ValueError("a stop string must not be empty")
+        self._stops = tuple(stops)
+        self._held = ""
+        self.matched = False
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that may be shown now, and whether a stop string was found.
+
+        After a match nothing more comes out.
+        """
+        if self.matched:
+            return "", True
+        if not self._stops:
+            return text, False
+        held = self._held + text
+        match = self._first_match(held)
+        beginning = self._first_beginning(held, len(held) if match is None else match)
+        if match is not None and beginning is None:
+            self.matched = True
+            self._held = ""
+            return held[:match], True
+        # A longer stop string that begins before a complete one may still win: wait for it.
+        cut = len(held) if beginning is None else beginning
+        self._held = held[cut:]
+        return held[:cut], False
+
+    def flush(self) -> str:
+        """What was held back, at the end of the text. Sets ``matched`` if it holds a stop."""
+        if self.matched:
+            return ""
+        match = self._first_match(self._held)
+        self.matched = match is not None
+        text = self._held[:match]
+        self._held = ""
+        return text
+
+    def _first_match(self, text: str) -> int | None:
+        found = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        return min(found, default=None)
+
+    def _first_beginning(self, text: str, end: int) -> int | None:
+        """The first position before ``end`` from which ``text`` runs out inside a stop string."""
+        first = None
+        for stop in self._stops:
+            position = text.find(stop[0], max(0, len(text) - len(stop) + 1), end)
+            while position >= 0:
+                if stop.startswith(text[position:]):
+                    end = first = position
+                    break
+                position = text.find(stop[0], position + 1, end)
+        return first

@@ -1,0 +1,96 @@
+"""One tokenizer for every vocabulary: text to ids and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+from llorch_worker.contract import Message
+from llorch_worker.text.chat import ChatFormat, Codec
+from llorch_worker.text.decoding_table import DecodingTable
+from llorch_worker.text.detokenizer import IncrementalDetokenizer
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class FullCodec(Codec, Protocol):
+    @property
+    def decoding_table(self) -> DecodingTable: ...
+
+
+class Tokenizer:
+    """Text to token ids and back, as the model's own files define it. Safe to share by threads."""
+
+    def __init__(
+        self,
+        codec: FullCodec,
+        *,
+        prefix_ids: Sequence[int],
+        suffix_ids: Sequence[int],
+        bos_token_id: int | None,
+        eos_token_ids: Collection[int],
+        chat: ChatFormat,
+    ) -> None:
+        """``prefix_ids``, ``suffix_ids``: what add_special_tokens puts around a text."""
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.decoding_table = codec.decoding_table
+        self._codec = codec
+        self._prefix_ids = list(prefix_ids)
+        self._suffix_ids = list(suffix_ids)
+        self._chat = chat
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.decoding_table.token_bytes)
+
+    def encode(
+        self, text: str, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of ``text``, with BOS where the model's files ask for it.
+
+        Control tokens spelt out in ``text`` ("<s>") stay text unless ``parse_special``. Lone
+        surrogates, which no UTF-8 can hold, count as U+FFFD.
+        """
+        if not text.isascii():
+            text = _SURROGATE.sub("\ufffd", text)
+        ids = self._codec.encode(text, parse_special)
+        return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Prompt ids of a conversation that the assistant is to answer.
+
+        Raises:
+            InvalidRequest: the model's chat format has no place for these turns.
+        """
+        return self._chat.encode(messages)
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence, as sentencepiece decodes it.
+
+        The space that encoding put in front is dropped; invalid UTF-8 becomes U+FFFD. Raises
+        ValueError for an id out of range.
+        """
+        return self._decode(token_ids, False, skip_special_tokens)
+
+    def decode_continuation(
+        self, token_ids: Iterable[int], skip_special_tokens: bool = True
+    ) -> str:
+        """The text of tokens that follow others: a leading space stays."""
+        return self._decode(token_ids, True, skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """One token for people to read: control tokens spelt out, broken UTF-8 as <0xE2>."""
+        self.decoding_table.check(token_id)
+        control = self.decoding_table.control.get(token_id)
+        if control is not None:
+            return control
+        text = self.decoding_table.texts[token_id]
+        if text is not None:
+            return text
+        return "".join(f"<0x{byte:02X}>" for byte in self.decoding_table.token_bytes[token_id])
+
+    def _decode(self, token_ids: Iterable[int], continuation: bool, skip_special: bool) -> str:
+        detokenizer = IncrementalDetokenizer(self, continuation, skip_special)
+        return detokenizer.push(token_ids) + detokenizer.flush()

@@ -1,0 +1,137 @@
+"""Vocabularies of ``tokenizer.json``, through the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer as RustTokenizer
+
+from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable
+from llorch_worker.text.sentencepiece_codec import LITERAL_MARK
+from llorch_worker.text.vocabulary import SPACE
+
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+_NO_DECODER: dict[str, Any] = {"type": "none"}
+
+
+class TokenizersCodec:
+    """Text to ids and ids to bytes as a ``tokenizer.json`` defines them.
+
+    Raises:
+        ValueError: the file's decoder is none that Llama models use.
+    """
+
+    def __init__(self, definition: str) -> None:
+        """``definition``: the content of tokenizer.json."""
+        # Two of them, because the switch is state of the object and encoders run in many threads.
+        self._parsing = _load(definition)
+        self._literal = _load(definition)
+        self._literal.encode_special_tokens = True
+        self.control_ids = {
+            token.content: token_id
+            for token_id, token in self._parsing.get_added_tokens_decoder().items()
+            if token.special
+        }
+        self._decoders = _parts(json.loads(definition).get("decoder"), "decoders")
+        known = {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+        unknown = [part["type"] for part in self._decoders if part["type"] not in known]
+        if unknown:
+            raise ValueError(f"it decodes with {unknown[0]!r}, which Llama models do not use")
+        self._newline_ids = self._literal.encode("\n", add_special_tokens=False).ids
+
+    def encode(self, text: str, parse_special: bool = False) -> list[int]:
+        """Ids of ``text`` without BOS or EOS. ``parse_special``: control spellings become ids."""
+        if not parse_special:
+            return self._ids(self._literal, text)
+        first, *rest = text.split(LITERAL_MARK)
+        ids = self._ids(self._parsing, first)
+        for part in rest:
+            # Encoded after a newline, so that no space prefix lands in the middle of the text.
+            after_newline = self._ids(self._parsing, "\n" + part)
+            if after_newline[: len(self._newline_ids)] == self._newline_ids:
+                ids += after_newline[len(self._newline_ids) :]
+            else:
+                ids += self._ids(self._parsing, part)
+        return ids
+
+    def template_ids(self) -> tuple[list[int], list[int]]:
+        """The ids that the file's post-processor puts before and after a text."""
+        with_template: list[int] = self._literal.encode("a", add_special_tokens=True).ids
+        bare = self._ids(self._literal, "a")
+        for start in range(len(with_template) - len(bare) + 1):
+            if with_template[start : start + len(bare)] == bare:
+                return with_template[:start], with_template[start + len(bare) :]
+        return [], []
+
+    @cached_property
+    def decoding_table(self) -> DecodingTable:
+        tokens = self._parsing.get_vocab(with_added_tokens=True)
+        added = self._parsing.get_added_tokens_decoder()
+        types = {part["type"] for part in self._decoders}
+        byte_level = "ByteLevel" in types
+        token_bytes = [b""] * (max(tokens.values(), default=-1) + 1)
+        for token, token_id in tokens.items():
+            if token_id in added:
+                token_bytes[token_id] = b"" if added[token_id].special else token.encode()
+            elif byte_level:
+                token_bytes[token_id] = _byte_level_bytes(token)
+            elif "ByteFallback" in types and _BYTE_PIECE.fullmatch(token):
+                token_bytes[token_id] = bytes([int(token[3:5], 16)])
+            else:
+                token_bytes[token_id] = token.replace(SPACE, " ").encode()
+        strips = "Metaspace" in types or any(
+            part["type"] == "Strip" and part["start"] for part in self._decoders
+        )
+        return DecodingTable(
+            token_bytes,
+            {token_id: token.content for token_id, token in added.items() if token.special},
+            frozenset(
+                token_id for token_id, data in enumerate(token_bytes) if data.startswith(b" ")
+            )
+            if strips and not byte_level
+            else frozenset(),
+            "replace" if byte_level else REPLACE_EACH_BYTE,
+            control_ends_character=False,
+        )
+
+    @staticmethod
+    def _ids(tokenizer: RustTokenizer, text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _load(definition: str) -> RustTokenizer:
+    tokenizer = RustTokenizer.from_str(definition)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _parts(component: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    component = component or _NO_DECODER
+    if component["type"] != "Sequence":
+        return [component]
+    return [leaf for part in component[name] for leaf in _parts(part, name)]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of the 256 bytes as printable characters: character -> byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {
+        **{chr(byte): byte for byte in printable},
+        **{chr(0x100 + index): byte for index, byte in enumerate(others)},
+    }
+
+
+_BYTE_ALPHABET = _byte_alphabet()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_ALPHABET[character] for character in token)
+    except KeyError:
+        return token.encode()
