@@ -83,8 +83,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
 
 
 def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    rotations = scaling.original_max_context * frequencies / (2 * math.pi)
-    smooth = (rotations - scaling.low_freq_factor) / (
+    wavelengths = 2 * math.pi / frequencies
+    smooth = (scaling.original_max_context / wavelengths - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor
     )
     smooth = smooth.clamp(0, 1)

@@ -1,0 +1,18 @@
+"""Llama itself: a ragged forward pass over a cache that is passed in."""
+
+from llorch_worker.model.attention import AttentionBackend, AttentionStep
+from llorch_worker.model.batch import RaggedBatch
+from llorch_worker.model.config import LlamaConfig
+from llorch_worker.model.llama import Llama
+from llorch_worker.model.resolve import resolve_config
+from llorch_worker.model.weight_table import model_bytes
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionStep",
+    "Llama",
+    "LlamaConfig",
+    "RaggedBatch",
+    "model_bytes",
+    "resolve_config",
+]

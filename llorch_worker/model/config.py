@@ -1,0 +1,26 @@
+"""The one strict description of a model, resolved from whatever a file says about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llorch_worker.cache import RopeScaling
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """A Llama's shape. Everything is known, checked and in the same words for every format."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    max_context: int
+    """Tokens that the model was made for, or its sliding window where that is smaller."""
+    tie_word_embeddings: bool

@@ -1,0 +1,140 @@
+"""The Llama model: embedding, blocks, final norm and output matrix over a ragged batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.model import weight_table
+from llorch_worker.model.attention import Attention, AttentionBackend
+from llorch_worker.model.batch import RaggedBatch
+from llorch_worker.model.block import Block
+from llorch_worker.model.config import LlamaConfig
+from llorch_worker.model.qkv_projection import QkvProjection
+from llorch_worker.model.rms_norm import RmsNorm
+from llorch_worker.model.sdpa import SdpaAttention
+from llorch_worker.model.swiglu import SwiGlu
+from llorch_worker.model.weight_table import PackedWeight
+from llorch_worker.weights import Checkpoint, DenseLinear, Linear
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes loaded, bytes in all), in the compute dtype."""
+
+
+@dataclass(frozen=True)
+class Llama:
+    """A resident model. It keeps weights only: what a sequence leaves behind is in the cache."""
+
+    config: LlamaConfig
+    embedding: torch.Tensor
+    """[vocab, hidden]"""
+    blocks: tuple[Block, ...]
+    final_norm: RmsNorm
+    output: Linear
+    attention: AttentionBackend
+    weight_bytes: int
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        config: LlamaConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None = None,
+    ) -> Llama:
+        """Read the weights into ``dtype`` on ``device``, one at a time.
+
+        Raises ModelLoadFailed before anything is read when a tensor is missing, misshapen or
+        unknown.
+        """
+        weight_table.check_tensors(checkpoint, config)
+        return _Loader(checkpoint, config, dtype, device, progress).model()
+
+    @torch.inference_mode()
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        """Run all new tokens and write their keys and values to the cache.
+
+        Returns logits [rows, vocab] float32 for ``batch.logits_rows``.
+        """
+        cos, sin = cache.rope.at(batch.positions)
+        step = self.attention.prepare(batch, cache)
+        x = F.embedding(batch.token_ids, self.embedding)  # [tokens, hidden]
+        for block in self.blocks:
+            x = block(x, cos, sin, batch.slots, cache, step)
+        wanted = x.index_select(0, batch.logits_rows)
+        return self.output(self.final_norm(wanted)).float()
+
+
+class _Loader:
+    """Walks the weight table and builds the layers, reporting progress by bytes."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: LlamaConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._progress = progress
+        self._total_bytes = weight_table.model_bytes(config, dtype)
+        self._done_bytes = 0
+
+    def model(self) -> Llama:
+        config = self._config
+        embedding, norm, *output = weight_table.global_weights(config)
+        embedding_weight = self._tensor(embedding)
+        final_norm = self._norm(norm)
+        blocks = tuple(self._block(layer) for layer in range(config.num_layers))
+        return Llama(
+            config=config,
+            embedding=embedding_weight,
+            blocks=blocks,
+            final_norm=final_norm,
+            output=self._linear(output[0]) if output else DenseLinear(embedding_weight),
+            attention=SdpaAttention(),
+            weight_bytes=self._total_bytes,
+        )
+
+    def _block(self, layer: int) -> Block:
+        config = self._config
+        table = weight_table.layer_weights(config, layer)
+        return Block(
+            attention_norm=self._norm(table.attention_norm),
+            attention=Attention(
+                layer,
+                QkvProjection(
+                    self._linear(table.qkv),
+                    num_heads=config.num_heads,
+                    num_kv_heads=config.num_kv_heads,
+                    head_dim=config.head_dim,
+                ),
+                self._linear(table.output),
+            ),
+            mlp_norm=self._norm(table.mlp_norm),
+            mlp=SwiGlu(self._linear(table.gate_up), self._linear(table.down)),
+        )
+
+    def _norm(self, weight: PackedWeight) -> RmsNorm:
+        return RmsNorm(self._tensor(weight), self._config.rms_norm_eps)
+
+    def _linear(self, weight: PackedWeight) -> Linear:
+        return DenseLinear(self._tensor(weight))
+
+    def _tensor(self, weight: PackedWeight) -> torch.Tensor:
+        tensor = weight.load(self._checkpoint, self._dtype).to(self._device)
+        self._done_bytes += math.prod(weight.shape) * self._dtype.itemsize
+        if self._progress is not None:
+            self._progress(self._done_bytes, self._total_bytes)
+        return tensor

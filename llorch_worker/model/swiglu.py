@@ -1,0 +1,22 @@
+"""The feed-forward part of a block: SwiGLU (arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from llorch_worker.weights import Linear
+
+
+class SwiGlu:
+    """``down(silu(gate(x)) * up(x))`` with gate and up in one matrix."""
+
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
+        """``gate_up``: hidden to 2 * intermediate, gate rows first; ``down``: back to hidden."""
+        self.gate_up = gate_up
+        self.down = down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x: [tokens, hidden]`` gives the same shape."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)

@@ -1,0 +1,171 @@
+"""A model with a cache of its own, driven one step at a time, and small Llamas to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig as ReferenceConfig
+from transformers import LlamaForCausalLM
+
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config
+from llorch_worker.weights import open_checkpoint
+
+BLOCK_SIZE = 16
+
+
+@dataclass
+class Driver:
+    """The least that an engine does: hands out blocks and builds batches."""
+
+    model: Llama
+    cache: UnifiedCache
+    tables: dict[str, list[int]] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        num_blocks: int = 64,
+        max_query_tokens: int = 1024,
+    ) -> Driver:
+        checkpoint = open_checkpoint(path)
+        config = resolve_config(checkpoint)
+        device = torch.device("cpu")
+        model = Llama.load(checkpoint, config, dtype=dtype, device=device)
+        return cls(model, new_cache(config, dtype, num_blocks, max_query_tokens))
+
+    def batch(self, chunks: dict[str, Sequence[int]], *, all_logits: bool = False) -> RaggedBatch:
+        """The next step of each named sequence with its new tokens, blocks taken as needed."""
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        rows: list[int] = []
+        contexts: list[int] = []
+        for name, chunk in chunks.items():
+            start = self.lengths.get(name, 0)
+            context = start + len(chunk)
+            table = self.tables.setdefault(name, [])
+            table += self.cache.blocks.allocate(-(-context // BLOCK_SIZE) - len(table))
+            ids += chunk
+            positions += range(start, context)
+            slots += [
+                table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, context)
+            ]
+            rows += range(len(ids) - len(chunk), len(ids)) if all_logits else [len(ids) - 1]
+            contexts.append(context)
+            self.lengths[name] = context
+        widest = max(len(self.tables[name]) for name in chunks)
+        return RaggedBatch(
+            token_ids=torch.tensor(ids),
+            positions=torch.tensor(positions),
+            query_lengths=tuple(len(chunk) for chunk in chunks.values()),
+            context_lengths=tuple(contexts),
+            block_tables=torch.tensor(
+                [self.tables[n] + [0] * (widest - len(self.tables[n])) for n in chunks]
+            ),
+            slots=torch.tensor(slots),
+            logits_rows=torch.tensor(rows, dtype=torch.int64),
+        )
+
+    def step(self, chunks: dict[str, Sequence[int]], *, all_logits: bool = False) -> torch.Tensor:
+        """One forward pass: the last row of each sequence's logits, or all rows."""
+        return self.model.forward(self.batch(chunks, all_logits=all_logits), self.cache)
+
+    def free(self, name: str) -> None:
+        self.cache.blocks.free(self.tables.pop(name))
+        del self.lengths[name]
+
+    def logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """[len(ids), vocab] in one uncached pass."""
+        out = self.step({"logits": ids}, all_logits=True)
+        self.free("logits")
+        return out
+
+    def greedy(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+        """All prompts together, one token a step each."""
+        names = [str(i) for i in range(len(prompts))]
+        chunks: dict[str, Sequence[int]] = dict(zip(names, prompts, strict=True))
+        out: list[list[int]] = [[] for _ in prompts]
+        for _ in range(new_tokens):
+            ids = self.step(chunks).argmax(-1).tolist()
+            for i, token in enumerate(ids):
+                out[i].append(token)
+            chunks = {name: [token] for name, token in zip(names, ids, strict=True)}
+        for name in names:
+            self.free(name)
+        return out
+
+
+def new_cache(
+    config: LlamaConfig,
+    dtype: torch.dtype = torch.float32,
+    num_blocks: int = 64,
+    max_query_tokens: int = 1024,
+) -> UnifiedCache:
+    return UnifiedCache.allocate(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        max_context=config.max_context,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_query_tokens=max_query_tokens,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+
+
+@pytest.fixture(scope="session")
+def open_driver() -> Callable[..., Driver]:
+    return Driver.open
+
+
+@pytest.fixture(scope="session")
+def make_cache() -> Callable[..., UnifiedCache]:
+    return new_cache
+
+
+@pytest.fixture(scope="session")
+def save_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a small random grouped-query Llama as a Hugging Face folder; options override."""
+
+    def save(max_shard_size: str = "1GB", **options: object) -> Path:
+        settings: dict[str, object] = {
+            "vocab_size": 96,
+            "hidden_size": 48,
+            "intermediate_size": 112,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            # Larger than the usual 0.02, so that attention is far from uniform.
+            "initializer_range": 0.2,
+        }
+        torch.manual_seed(7)
+        model = LlamaForCausalLM(ReferenceConfig(**(settings | options)))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" in name:
+                    parameter.uniform_(0.5, 1.5)
+        folder = tmp_path_factory.mktemp("llama")
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def random_llama(save_llama: Callable[..., Path]) -> Path:
+    return save_llama()

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from llorch_worker.model import resolve_config
+from llorch_worker.model.weight_table import model_bytes
+from llorch_worker.weights import open_checkpoint
+
+Open = Callable[..., Any]
+
+PROMPTS = (
+    "Once upon a time",
+    "The little dog",
+    "Lily and Tom went to the park.",
+    "One day",
+    "There was a big tree",
+    "Mom said",
+    "He was sad because",
+    "In the garden, a bird",
+    "The sun was hot and",
+    '"Hello!" said the cat.',
+    "A",
+    "Ben had a red ball. He liked to play with it every day with his friend",
+)
+NEW_TOKENS = 64
+
+
+def reference(path: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def random_ids(count: int, vocab: int = 96, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab, (count,), generator=generator).tolist()
+
+
+@torch.inference_mode()
+def reference_greedy(model: LlamaForCausalLM, ids: Sequence[int], count: int) -> list[int]:
+    out = model.generate(
+        torch.tensor([list(ids)]),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(ids) :].tolist()
+
+
+@torch.inference_mode()
+def assert_layers_agree(driver: Any, model: LlamaForCausalLM, ids: Sequence[int]) -> None:
+    """Hidden states after each block within 1e-4 of transformers', logits within 1e-3."""
+    expected = model(torch.tensor([list(ids)]), output_hidden_states=True)
+    batch = driver.batch({"layers": ids}, all_logits=True)
+    step = driver.model.attention.prepare(batch, driver.cache)
+    cos, sin = driver.cache.rope.at(batch.positions)
+    x = driver.model.embedding[batch.token_ids]
+    for i, block in enumerate(driver.model.blocks):
+        # Each block gets transformers' input: the bound is one of a layer, not of a sum.
+        x = expected.hidden_states[i][0]
+        x = block(x, cos, sin, batch.slots, driver.cache, step)
+        if i + 1 < len(driver.model.blocks):
+            torch.testing.assert_close(x, expected.hidden_states[i + 1][0], atol=1e-4, rtol=0)
+    driver.free("layers")
+    torch.testing.assert_close(driver.logits(ids), expected.logits[0], atol=1e-3, rtol=0)
+
+
+def test_every_layer_of_the_trained_model_agrees_with_transformers(
+    open_driver: Open, stories260k: Path
+) -> None:
+    path = stories260k / "hf"
+    assert_layers_agree(open_driver(path), reference(path), random_ids(120, vocab=512))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_key_value_heads": 6},
+        {"num_key_value_heads": 1},
+        {"head_dim": 16},
+        {"tie_word_embeddings": True},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 5e5,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ],
+    ids=["gqa", "mha", "mqa", "wide-heads", "tied", "theta", "linear", "llama3", "yarn"],
+)
+def test_every_layer_of_a_random_model_agrees_with_transformers(
+    open_driver: Open, save_llama: Callable[..., Path], options: dict[str, Any]
+) -> None:
+    path = save_llama(**options)
+    assert_layers_agree(open_driver(path), reference(path), random_ids(150))
+
+
+def test_gguf_and_hugging_face_files_give_the_same_logits(
+    open_driver: Open, stories260k: Path
+) -> None:
+    ids = random_ids(200, vocab=512)
+    from_gguf = open_driver(stories260k / "f32.gguf").logits(ids)
+    torch.testing.assert_close(
+        from_gguf, open_driver(stories260k / "hf").logits(ids), atol=1e-3, rtol=0
+    )
+
+
+@pytest.mark.parametrize("file", ["f32.gguf", "hf"])
+def test_greedy_tokens_over_the_cache_are_those_of_transformers(
+    open_driver: Open, stories260k: Path, file: str
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(stories260k / "hf")
+    prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+    model = reference(stories260k / "hf")
+    driver = open_driver(stories260k / file, num_blocks=128)
+    together = driver.greedy(prompts, NEW_TOKENS)
+    for prompt, tokens in zip(prompts, together, strict=True):
+        assert tokens == reference_greedy(model, prompt, NEW_TOKENS)
+        assert tokens == driver.greedy([prompt], NEW_TOKENS)[0]
+
+
+def test_cached_decode_equals_the_uncached_pass(open_driver: Open, random_llama: Path) -> None:
+    driver = open_driver(random_llama)
+    ids = random_ids(70)
+    expected = driver.logits(ids)
+    driver.step({"a": ids[:20]})
+    for i in range(20, len(ids)):
+        row = driver.step({"a": ids[i : i + 1]})[0]
+        torch.testing.assert_close(row, expected[i], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("max_query_tokens", [1024, 7])
+def test_a_prompt_in_chunks_equals_the_prompt_at_once(
+    open_driver: Open, random_llama: Path, max_query_tokens: int
+) -> None:
+    driver = open_driver(random_llama, max_query_tokens=max_query_tokens)
+    ids = random_ids(90)
+    expected = driver.logits(ids)
+    rows = [
+        driver.step({"a": ids[start:end]}, all_logits=True)
+        for start, end in [(0, 17), (17, 18), (18, 50), (50, 52), (52, 90)]
+    ]
+    torch.testing.assert_close(torch.cat(rows), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_sequences_in_a_mixed_step_get_what_they_get_alone(
+    open_driver: Open, random_llama: Path
+) -> None:
+    driver = open_driver(random_llama)
+    texts = {name: random_ids(60, seed=i) for i, name in enumerate("abcdef")}
+    alone = {name: driver.logits(ids) for name, ids in texts.items()}
+    # In one step: decode at three depths, a middle chunk, a whole prompt and a prompt of one.
+    starts = {"a": 5, "b": 0, "c": 59, "d": 30, "e": 0, "f": 33}
+    ends = {"a": 6, "b": 60, "c": 60, "d": 47, "e": 1, "f": 34}
+    for name, start in starts.items():
+        if start:
+            driver.step({name: texts[name][:start]})
+    logits = driver.step({name: ids[starts[name] : ends[name]] for name, ids in texts.items()})
+    for row, name in zip(logits, texts, strict=True):
+        torch.testing.assert_close(row, alone[name][ends[name] - 1], atol=1e-5, rtol=1e-5)
+
+
+def test_a_neighbour_full_of_nan_does_no_harm(open_driver: Open, random_llama: Path) -> None:
+    driver = open_driver(random_llama)
+    ids = random_ids(40)
+    expected = driver.logits(ids)
+    driver.step({"sick": random_ids(40, seed=1)})
+    driver.step({"well": ids[:-1]})
+    sick = torch.tensor(driver.tables["sick"])
+    driver.cache.kv.keys[:, sick] = float("nan")
+    driver.cache.kv.values[:, sick] = float("nan")
+    logits = driver.step({"sick": [1], "well": ids[-1:]})
+    assert logits[0].isnan().any()
+    torch.testing.assert_close(logits[1], expected[-1], atol=1e-5, rtol=1e-5)
+
+
+def test_blocks_used_before_leave_no_trace(open_driver: Open, random_llama: Path) -> None:
+    driver = open_driver(random_llama, num_blocks=4)
+    ids = random_ids(50)
+    first = driver.logits(ids)
+    driver.cache.kv.keys.fill_(float("nan"))
+    driver.cache.kv.values.fill_(float("nan"))
+    assert torch.equal(driver.logits(ids), first)
+    assert driver.cache.blocks.free_count == 4
+
+
+def test_a_step_without_wanted_logits_returns_no_rows(
+    open_driver: Open, random_llama: Path
+) -> None:
+    driver = open_driver(random_llama)
+    batch = driver.batch({"a": random_ids(9)})
+    object.__setattr__(batch, "logits_rows", torch.tensor([], dtype=torch.int64))
+    assert driver.model.forward(batch, driver.cache).shape == (0, 96)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.bfloat16, 0.15), (torch.float16, 0.02)])
+def test_narrow_dtypes_stay_near_float32(
+    open_driver: Open, stories260k: Path, dtype: torch.dtype, atol: float
+) -> None:
+    ids = random_ids(64, vocab=512)
+    exact = open_driver(stories260k / "hf").logits(ids)
+    driver = open_driver(stories260k / "hf", dtype=dtype)
+    logits = driver.logits(ids)
+    assert logits.dtype == torch.float32
+    assert (logits - exact).abs().mean() < atol
+
+
+def test_the_model_counts_its_bytes(open_driver: Open, stories260k: Path) -> None:
+    driver = open_driver(stories260k / "f32.gguf", dtype=torch.bfloat16)
+    stored = sum(t.stored_bytes for t in open_checkpoint(stories260k / "f32.gguf").tensors.values())
+    assert driver.model.weight_bytes == stored // 2
+    assert model_bytes(driver.model.config, torch.bfloat16) == stored // 2
+
+
+def test_progress_counts_up_to_all_bytes(stories260k: Path) -> None:
+    from llorch_worker.model import Llama
+
+    seen: list[tuple[int, int]] = []
+    checkpoint = open_checkpoint(stories260k / "q8_0.gguf")
+    model = Llama.load(
+        checkpoint,
+        resolve_config(checkpoint),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (model.weight_bytes, model.weight_bytes)
