@@ -1,0 +1,1 @@
+"""The Redis side of a job: key names, queues, connections, results, the registry of workers."""

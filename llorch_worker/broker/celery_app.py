@@ -1,0 +1,98 @@
+"""Celery configured for us: what producers and workers share, and what only workers need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+from kombu.entity import Queue
+
+from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
+from llorch_worker.broker.queues import normal_queue, queues
+from llorch_worker.settings import Settings
+
+VISIBILITY_TIMEOUT_S = 6 * 3600
+"""After this, kombu takes an unacknowledged job for abandoned and delivers it again: longer than
+any generation, because a job that is still running would then run twice."""
+
+REPLY_TIMEOUT_S = 30.0
+RESULT_RETRIES = 200
+RESULT_RETRY_MAX_SLEEP_MS = 2_000
+"""Storing a result is tried for some six minutes; then the job goes back to its queue."""
+
+
+class LlorchApp(Celery):  # type: ignore[misc]
+    """A Celery app that knows its settings and, in a worker, the resident model.
+
+    ``load_engine`` names the callable that loads the engine; ``residency`` is set by the worker's
+    bootstep and stays ``None`` elsewhere.
+    """
+
+    settings: Settings
+    residency: Any = None
+    load_engine: str | Any = "llorch_worker.engine:Engine.load"
+    on_load_progress: Any = None
+
+
+def producer_app(redis_url: str) -> Celery:
+    """An app that only enqueues: no result backend, because reading results needs no Celery."""
+    app = Celery("llorch-client", set_as_current=False)
+    app.conf.update(_shared(redis_url), task_ignore_result=False)
+    return app
+
+
+def worker_config(settings: Settings) -> dict[str, Any]:
+    """The whole configuration of the app in :mod:`tasks`; producers may use it too."""
+    model = settings.served_name
+    shared = _shared(settings.redis_url)
+    shared["broker_transport_options"] |= {
+        "visibility_timeout": VISIBILITY_TIMEOUT_S,
+        # The order of the queues is the order of the blocking pop; see broker/queues.py.
+        "queue_order_strategy": "priority",
+    }
+    return shared | {
+        "result_backend": settings.redis_url,
+        "result_expires": settings.result_ttl_s,
+        "result_extended": False,  # it would store the prompt beside the result
+        "result_backend_always_retry": True,
+        "result_backend_max_retries": RESULT_RETRIES,
+        "result_backend_max_sleep_between_retries_ms": RESULT_RETRY_MAX_SLEEP_MS,
+        "redis_socket_timeout": REPLY_TIMEOUT_S,
+        "redis_socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "redis_retry_on_timeout": True,
+        "task_queues": [_queue(name) for name in queues(model)],
+        "task_default_queue": normal_queue(model),
+        "task_acks_late": True,
+        "task_track_started": True,
+        "worker_pool": "llorch_worker.worker.pool:EnginePool",
+        "worker_consumer": "llorch_worker.worker.consumer:JobConsumer",
+        "worker_concurrency": settings.max_sequences,
+        # What this worker cannot batch stays in Redis for another.
+        "worker_prefetch_multiplier": 1,
+        "worker_send_task_events": True,
+        # A redelivered job whose result is there is acknowledged, not run again.
+        "worker_deduplicate_successful_tasks": True,
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_redirect_stdouts": False,
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,  # wait for Redis as long as it takes
+    }
+
+
+def _queue(name: str) -> Any:
+    return Queue(name, routing_key=name)  # type: ignore[no-untyped-call]
+
+
+def _shared(redis_url: str) -> dict[str, Any]:
+    return {
+        "broker_url": redis_url,
+        "accept_content": ["json"],
+        "task_serializer": "json",
+        "result_serializer": "json",
+        "event_serializer": "json",
+        "broker_transport_options": {
+            "socket_timeout": REPLY_TIMEOUT_S,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_keepalive": True,
+        },
+    }

@@ -1,0 +1,99 @@
+"""Connections to Redis, and the one sentence that says why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+import redis.asyncio
+from kombu.exceptions import OperationalError
+from redis.backoff import ExponentialBackoff
+from redis.client import PubSub
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+CONNECT_TIMEOUT_S = 3.0
+REPLY_TIMEOUT_S = 15.0
+RETRIES = 2
+"""A connection that Redis closed while it was idle is opened again; an absent Redis is not
+waited for."""
+
+
+class BrokerUnavailable(Exception):
+    """Redis does not answer, or refuses; the message names the URL (no password) and the remedy."""
+
+
+def safe_url(url: str) -> str:
+    """``url`` without its password and options."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "a URL that cannot be read"
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    user = f"{parts.username or ''}:***@" if parts.password else ""
+    return f"{parts.scheme}://{user}{host}{f':{port}' if port else ''}{parts.path}"
+
+
+def _options() -> dict[str, Any]:
+    return {
+        "decode_responses": True,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": REPLY_TIMEOUT_S,
+        "socket_keepalive": True,
+    }
+
+
+def connect(url: str) -> redis.Redis:
+    """A client of the Redis at ``url``; connects on first use. Replies are str."""
+    with broker_errors(url):
+        return redis.Redis.from_url(
+            url, retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES), **_options()
+        )
+
+
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """As :func:`connect`, for asyncio."""
+    from redis.asyncio.retry import Retry as AsyncRetry
+
+    with broker_errors(url):
+        return redis.asyncio.Redis.from_url(
+            url, retry=AsyncRetry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES), **_options()
+        )
+
+
+@contextmanager
+def subscribe(client: redis.Redis, channel: str) -> Iterator[PubSub]:
+    """A subscription whose ``get_message`` returns what was published, never its own
+    confirmations; it is renewed by itself when the connection is."""
+    pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+    try:
+        pubsub.subscribe(channel)
+        yield pubsub
+    finally:
+        pubsub.close()
+
+
+@contextmanager
+def broker_errors(url: str) -> Iterator[None]:
+    """Turns what redis-py and kombu raise into :class:`BrokerUnavailable`."""
+    try:
+        yield
+    except (RedisError, OperationalError) as error:
+        raise BrokerUnavailable(_sentence(url, error)) from error
+    except ValueError as error:
+        if "Redis URL" not in str(error):
+            raise
+        raise BrokerUnavailable(
+            f"{safe_url(url)} is no Redis URL: it must begin with redis://, rediss:// or unix://; "
+            "set LLORCH_REDIS_URL"
+        ) from error
+
+
+def _sentence(url: str, error: BaseException) -> str:
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return f"No Redis at {safe_url(url)}: {reason}; start one or set LLORCH_REDIS_URL"

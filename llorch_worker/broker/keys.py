@@ -1,0 +1,49 @@
+"""Every Redis key and channel of ours, in one place. Results keep Celery's own key."""
+
+from __future__ import annotations
+
+PREFIX = "llorch:"
+
+MODELS = f"{PREFIX}models"
+"""Hash: model name -> JSON of :class:`llorch_worker.broker.registry.ModelCard`. Never expires."""
+
+WORKERS = f"{PREFIX}workers"
+"""Set of hostnames that may have a :func:`worker` key: an index, so that nobody scans keys."""
+
+CANCEL_CHANNEL = f"{PREFIX}cancel"
+"""Pub/sub channel; each message is the id of a job to cancel now."""
+
+
+def worker(hostname: str) -> str:
+    """JSON of :class:`llorch_worker.broker.registry.WorkerCard`, with a TTL of a few seconds."""
+    return f"{PREFIX}workers:{hostname}"
+
+
+def events(job_id: str) -> str:
+    """Stream; each entry has the one field ``event``, a JSON document of the contract."""
+    return f"{PREFIX}job:{job_id}:events"
+
+
+def cancel(job_id: str) -> str:
+    """Present from the moment a cancel was asked for; expires with the results."""
+    return f"{PREFIX}job:{job_id}:cancel"
+
+
+def watchers(job_id: str) -> str:
+    """Present while somebody reads the stream; readers renew it."""
+    return f"{PREFIX}job:{job_id}:watchers"
+
+
+def sent(job_id: str) -> str:
+    """Unix time at which our client enqueued the job; tells a queued job from an unknown one."""
+    return f"{PREFIX}job:{job_id}:sent"
+
+
+def idempotency(model: str, key: str) -> str:
+    """The id of the first job that was sent for ``model`` with this idempotency key."""
+    return f"{PREFIX}idempotency:{model}:{key}"
+
+
+def result(job_id: str) -> str:
+    """Key and pub/sub channel of Celery's Redis backend."""
+    return f"celery-task-meta-{job_id}"

@@ -1,0 +1,79 @@
+"""Who serves what: workers announce themselves and their model, clients and operators read it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import redis
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.broker import keys
+
+ANNOUNCE_INTERVAL_S = 5.0
+WORKER_TTL_S = 16
+"""A worker that missed three announcements is gone."""
+
+
+class _Card(BaseModel):
+    # ``ignore``: workers and clients of neighbouring versions read each other's cards.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ModelCard(_Card):
+    """What is known of a model that some worker served once."""
+
+    name: str
+    max_context: int
+    last_seen: float
+    """Unix time of the worker that wrote it."""
+
+
+class WorkerCard(_Card):
+    """A worker that is alive. ``engine`` holds the figures of ``inspect stats``."""
+
+    hostname: str
+    pid: int
+    model: str
+    max_context: int
+    max_sequences: int
+    device: str
+    started_at: float
+    last_seen: float
+    engine: dict[str, Any]
+
+
+def announce(client: redis.Redis, card: WorkerCard) -> None:
+    """Writes the worker's and its model's card."""
+    model = ModelCard(name=card.model, max_context=card.max_context, last_seen=time.time())
+    with client.pipeline(transaction=False) as pipe:
+        pipe.hset(keys.MODELS, model.name, model.model_dump_json())
+        pipe.sadd(keys.WORKERS, card.hostname)
+        pipe.set(keys.worker(card.hostname), card.model_dump_json(), ex=WORKER_TTL_S)
+        pipe.execute()
+
+
+def withdraw(client: redis.Redis, hostname: str) -> None:
+    """Forgets a worker that ended; its model stays known, so its jobs may wait for another."""
+    with client.pipeline(transaction=False) as pipe:
+        pipe.delete(keys.worker(hostname))
+        pipe.srem(keys.WORKERS, hostname)
+        pipe.execute()
+
+
+def models(client: redis.Redis) -> dict[str, ModelCard]:
+    """Every model ever served at this Redis, by name."""
+    documents = client.hgetall(keys.MODELS)
+    return {str(name): ModelCard.model_validate_json(text) for name, text in documents.items()}
+
+
+def workers(client: redis.Redis) -> list[WorkerCard]:
+    """The workers that are alive now, by hostname."""
+    hostnames = sorted(str(name) for name in client.smembers(keys.WORKERS))
+    if not hostnames:
+        return []
+    documents = client.mget([keys.worker(hostname) for hostname in hostnames])
+    gone = [name for name, text in zip(hostnames, documents, strict=True) if text is None]
+    if gone:
+        client.srem(keys.WORKERS, *gone)
+    return [WorkerCard.model_validate_json(text) for text in documents if text is not None]

@@ -1,0 +1,70 @@
+"""A job's stored state, read from the key and format of Celery's own Redis backend."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from llorch_worker.contract import (
+    ERROR_CLASSES,
+    Cancelled,
+    CancelledEvent,
+    Event,
+    Failed,
+    Finished,
+    GenerationResult,
+    InternalError,
+    LlorchError,
+)
+
+SUCCESS, FAILURE, REVOKED, STARTED = "SUCCESS", "FAILURE", "REVOKED", "STARTED"
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """What the result backend holds for a job; ``end`` is set once the job has ended."""
+
+    status: str
+    end: GenerationResult | LlorchError | None = None
+    worker: str | None = None
+
+
+def decode_state(document: str | bytes | None) -> StoredState:
+    """The state in a ``celery-task-meta-<id>`` value; ``None`` (no such key) is PENDING."""
+    if document is None:
+        return StoredState("PENDING")
+    meta = json.loads(document)
+    status, result = meta["status"], meta.get("result")
+    match status:
+        case "SUCCESS":
+            value = GenerationResult.model_validate(result)
+            return StoredState(status, end=value, worker=value.worker)
+        case "FAILURE":
+            return StoredState(status, end=_error(result))
+        case "REVOKED":
+            return StoredState(status, end=Cancelled("the job was cancelled"))
+    hostname = result.get("hostname") if isinstance(result, dict) else None
+    return StoredState(status, worker=hostname)
+
+
+def terminal_event(end: GenerationResult | LlorchError) -> Event:
+    """The event that a stream of a job with this end closes with."""
+    match end:
+        case GenerationResult():
+            return Finished(
+                finish_reason=end.choices[0].finish_reason, usage=end.usage, timings=end.timings
+            )
+        case Cancelled():
+            return CancelledEvent()
+        case _:
+            return Failed(error=end.document())
+
+
+def _error(stored: Any) -> LlorchError:
+    # {"exc_type", "exc_message", "exc_module"}; exc_message is the exception's ``args``.
+    name, arguments = stored.get("exc_type", "an error"), stored.get("exc_message")
+    if isinstance(arguments, list) and len(arguments) == 4 and arguments[1] in ERROR_CLASSES:
+        message, code, retriable, faults = arguments
+        return ERROR_CLASSES[code](message, code, retriable, faults)
+    return InternalError(f"the worker could not run the job: {name}")

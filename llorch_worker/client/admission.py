@@ -1,0 +1,78 @@
+"""What a client checks before it enqueues: the model, and what can be known about the length."""
+
+from __future__ import annotations
+
+import time
+
+import redis
+
+from llorch_worker.broker import registry
+from llorch_worker.broker.registry import ModelCard
+from llorch_worker.contract import (
+    ContextLengthExceeded,
+    Fault,
+    GenerationRequest,
+    InvalidRequest,
+    ModelNotServed,
+)
+
+MODELS_FRESH_S = 2.0
+"""How long a list of models is believed before a submit reads it again."""
+
+
+class Admission:
+    """Decides which model a request is for, or refuses it."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+        self._models: dict[str, ModelCard] = {}
+        self._read_at_s = float("-inf")
+
+    def admit(self, request: GenerationRequest, default_model: str | None) -> str:
+        """The model's name.
+
+        Raises:
+            ModelNotServed: nobody ever served that model here. A model whose workers are away
+                is accepted: its jobs wait.
+            InvalidRequest: no model was named and there are several.
+            ContextLengthExceeded: token ids and max_tokens exceed the model's context.
+        """
+        name = request.model or default_model or self._only_model()
+        card = self._card(name)
+        given = request.prompt_token_ids
+        if given is not None and len(given) + request.max_tokens > card.max_context:
+            raise ContextLengthExceeded.from_faults(
+                [
+                    Fault(
+                        field="prompt_token_ids + max_tokens",
+                        rule=f"must not exceed the context of {card.max_context} tokens",
+                        got=f"{len(given)} + {request.max_tokens}",
+                    )
+                ]
+            )
+        return name
+
+    def _card(self, name: str) -> ModelCard:
+        fresh = time.monotonic() - self._read_at_s < MODELS_FRESH_S
+        if not fresh or name not in self._models:
+            self._models = registry.models(self._redis)
+            self._read_at_s = time.monotonic()
+        card = self._models.get(name)
+        if card is None:
+            known = ", ".join(sorted(self._models)) or "none"
+            raise ModelNotServed(f"no worker here has ever served {name!r}; known models: {known}")
+        return card
+
+    def _only_model(self) -> str:
+        alive = {worker.model for worker in registry.workers(self._redis)}
+        names = sorted(alive or registry.models(self._redis))
+        match names:
+            case [name]:
+                return name
+            case []:
+                raise ModelNotServed(
+                    "no worker has served any model at this Redis; start one with `llorch worker`"
+                )
+        raise InvalidRequest.from_faults(
+            [Fault(field="model", rule=f"must be one of {', '.join(names)}", got="none")]
+        )

@@ -1,0 +1,154 @@
+"""The asyncio client: as :mod:`llorch_worker.client.client`, without holding a thread a reader."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import broker_errors, connect_async
+from llorch_worker.broker.registry import ModelCard, WorkerCard
+from llorch_worker.broker.results import StoredState, decode_state
+from llorch_worker.client.client import RESULT_POLL_S, Client
+from llorch_worker.client.status import JobStatus
+from llorch_worker.client.stream import (
+    BLOCK_MS,
+    FROM_THE_START,
+    READ_COUNT,
+    WATCH_RENEW_S,
+    WATCH_TTL_S,
+    StreamCursor,
+    StreamEntry,
+)
+from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
+from llorch_worker.settings import Settings
+
+
+class AsyncClient:
+    """As :class:`Client`. Belongs to the event loop that first uses it.
+
+    What is short (submit, cancel, status) runs on a thread; what waits (stream, result) does not.
+    """
+
+    def __init__(self, settings: Settings | str | None = None, *, model: str | None = None) -> None:
+        self._client = Client(settings, model=model)
+        self.settings = self._client.settings
+        self.redis = connect_async(self.settings.redis_url)
+
+    async def submit(self, request: GenerationRequest | None = None, /, **fields: Any) -> AsyncJob:
+        """As :meth:`Client.submit`."""
+        if request is None:
+            request = GenerationRequest(**fields)
+        elif fields:
+            raise TypeError("submit() takes a request or its fields, not both")
+        job = await asyncio.to_thread(self._client.submit, request)
+        return self.job(job.id)
+
+    def job(self, job_id: str) -> AsyncJob:
+        """A job that was sent before, by whomever."""
+        return AsyncJob(self, job_id)
+
+    async def models(self) -> list[ModelCard]:
+        """As :meth:`Client.models`."""
+        return await asyncio.to_thread(self._client.models)
+
+    async def workers(self) -> list[WorkerCard]:
+        """As :meth:`Client.workers`."""
+        return await asyncio.to_thread(self._client.workers)
+
+    async def close(self) -> None:
+        await self.redis.aclose()
+        await asyncio.to_thread(self._client.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class AsyncJob:
+    """As :class:`Job`."""
+
+    def __init__(self, client: AsyncClient, job_id: str) -> None:
+        self.id = job_id
+        self._sync = client._client.job(job_id)
+        self._redis = client.redis
+        self._url = client.settings.redis_url
+
+    def __repr__(self) -> str:
+        return f"<AsyncJob {self.id}>"
+
+    async def stream(
+        self, from_id: str = FROM_THE_START, timeout: float | None = None
+    ) -> AsyncIterator[StreamEntry]:
+        """As :meth:`Job.stream`."""
+        cursor = StreamCursor(self.id, from_id)
+        watched_at_s = float("-inf")
+        heard_at_s = time.monotonic()
+        while not cursor.ended:
+            with broker_errors(self._url):
+                if time.monotonic() - watched_at_s > WATCH_RENEW_S:
+                    await self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
+                    watched_at_s = time.monotonic()
+                reply = await self._read(cursor, BLOCK_MS)
+                ended = None if reply else await self._state()
+                if ended is not None and ended.end is not None:
+                    # The last events may have come between the two commands.
+                    reply = await self._read(cursor, None)
+            if reply:
+                heard_at_s = time.monotonic()
+                for entry in cursor.accept(reply):
+                    yield entry
+            elif ended is not None and (closing := cursor.close_with(ended)) is not None:
+                yield closing
+            elif timeout is not None and time.monotonic() - heard_at_s > timeout:
+                raise TimeoutError(f"no event of job {self.id} within {timeout} s")
+
+    async def result(self, timeout: float | None = None) -> GenerationResult:
+        """As :meth:`Job.result`."""
+        try:
+            async with asyncio.timeout(timeout):
+                with broker_errors(self._url):
+                    end = await self._wait()
+        except TimeoutError as error:
+            raise TimeoutError(f"job {self.id} has not ended within {timeout} s") from error
+        if isinstance(end, LlorchError):
+            raise end
+        return end
+
+    async def cancel(self) -> bool:
+        """As :meth:`Job.cancel`."""
+        return await asyncio.to_thread(self._sync.cancel)
+
+    async def status(self) -> JobStatus:
+        """As :meth:`Job.status`."""
+        return await asyncio.to_thread(self._sync.status)
+
+    async def _read(self, cursor: StreamCursor, block_ms: int | None) -> Any:
+        return await self._redis.xread(
+            {cursor.key: cursor.last_id}, count=READ_COUNT, block=block_ms
+        )
+
+    async def _state(self) -> StoredState:
+        return decode_state(await self._redis.get(keys.result(self.id)))
+
+    async def _wait(self) -> GenerationResult | LlorchError:
+        end = (await self._state()).end
+        if end is not None:
+            return end
+        async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
+            await pubsub.subscribe(keys.result(self.id))
+            while end is None:
+                # Read after each message; the first one only confirms the subscription.
+                await pubsub.get_message(timeout=RESULT_POLL_S)
+                end = (await self._state()).end
+            return end

@@ -1,0 +1,45 @@
+"""Where a job stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llorch_worker.broker.results import StoredState
+from llorch_worker.contract import Cancelled, ErrorDocument, GenerationResult
+
+JobState = Literal["unknown", "queued", "running", "cancelling", "succeeded", "failed", "cancelled"]
+"""``unknown``: nobody has seen this id; a stock producer's job is unknown until a worker takes it.
+``cancelling``: a cancel was asked for and the job has not ended yet."""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A snapshot. ``worker`` is known from the start of the job on, ``error`` after a failure."""
+
+    id: str
+    state: JobState
+    worker: str | None = None
+    error: ErrorDocument | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("succeeded", "failed", "cancelled")
+
+
+def job_status(job_id: str, stored: StoredState, *, sent: bool, cancelling: bool) -> JobStatus:
+    """The status that the stored state and our own marks amount to."""
+    match stored.end:
+        case GenerationResult():
+            return JobStatus(job_id, "succeeded", worker=stored.worker)
+        case Cancelled():
+            return JobStatus(job_id, "cancelled")
+        case None:
+            pass
+        case error:
+            return JobStatus(job_id, "failed", error=error.document())
+    if cancelling:
+        return JobStatus(job_id, "cancelling", worker=stored.worker)
+    if stored.status != "PENDING":
+        return JobStatus(job_id, "running", worker=stored.worker)
+    return JobStatus(job_id, "queued" if sent else "unknown")
