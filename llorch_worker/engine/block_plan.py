@@ -1,0 +1,107 @@
+"""How many KV blocks an engine keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model import LlamaConfig
+
+# Of what is free once the weights are loaded. The rest is for activations, for other processes on
+# a machine's own memory, and for the allocator's fragments on a card.
+CPU_SHARE = 0.6
+CUDA_SHARE = 0.9
+
+
+BLOCK_SIZE_TOKENS = 16
+
+
+def cache_shape(
+    config: LlamaConfig, max_context: int, *, dtype: torch.dtype, device: torch.device
+) -> dict[str, Any]:
+    """What ``UnifiedCache.allocate`` and ``.required_bytes`` take beside ``num_blocks``."""
+    return {
+        "num_layers": config.num_layers,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": config.rope_scaling,
+        "max_context": max_context,
+        "block_size": BLOCK_SIZE_TOKENS,
+        "dtype": dtype,
+        "device": device,
+    }
+
+
+def plan_blocks(
+    required_bytes: Callable[[int], Mapping[str, int]],
+    *,
+    block_size: int,
+    max_context: int,
+    max_sequences: int,
+    available_bytes: int,
+    kv_cache_bytes: int | None = None,
+) -> int:
+    """The number of KV blocks: what ``kv_cache_bytes`` holds, else ``max_sequences`` full contexts.
+
+    Either is capped by ``available_bytes`` less the tables and masks.
+
+    Args:
+        required_bytes: bytes of the cache by part for a number of blocks.
+        block_size: tokens in a block.
+
+    Raises:
+        ModelLoadFailed: not even one full context fits; says what is needed and what there is.
+    """
+    one_context = -(-max_context // block_size)
+    block_bytes = required_bytes(1)["kv"]
+    fixed = {part: size for part, size in required_bytes(1).items() if part != "kv"}
+    room = available_bytes - sum(fixed.values())
+    wanted = one_context * max_sequences
+    if kv_cache_bytes is not None:
+        wanted = kv_cache_bytes // block_bytes
+        room = max(room, 0)
+    blocks = min(wanted, room // block_bytes)
+    if blocks >= one_context:
+        return blocks
+    needed = one_context * block_bytes
+    parts = ", ".join(f"{part} {_mib(size)}" for part, size in {"kv": needed, **fixed}.items())
+    if kv_cache_bytes is not None and kv_cache_bytes < needed:
+        raise ModelLoadFailed(
+            f"the KV cache of one context of {max_context} tokens needs {_mib(needed)}, and "
+            f"kv_cache_bytes allows {_mib(kv_cache_bytes)}; raise it or lower max_context"
+        )
+    raise ModelLoadFailed(
+        f"one context of {max_context} tokens needs {_mib(needed + sum(fixed.values()))} "
+        f"({parts}), and there is {_mib(max(0, available_bytes))} beside the weights; "
+        "lower max_context or free memory"
+    )
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory on ``device`` that the cache may take now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * CUDA_SHARE)
+    free = psutil.virtual_memory().available
+    group = _cgroup_free_bytes()
+    return int(CPU_SHARE * (free if group is None else min(free, group)))
+
+
+def _cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a container's limit leaves; the machine's own figures know nothing of it."""
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = int((root / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

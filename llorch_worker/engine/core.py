@@ -1,0 +1,212 @@
+"""The engine without its thread: generations in, one step at a time."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+
+from llorch_worker.contract import (
+    Cancelled,
+    InternalError,
+    LlorchError,
+    OutOfMemory,
+    TokenLogprob,
+    TokenLogprobs,
+)
+from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.runner import Runner, StepOutput
+from llorch_worker.engine.sampler import RowLogprobs
+from llorch_worker.engine.scheduler import Scheduler, StepPlan
+from llorch_worker.engine.sequence import Sequence, SequenceState
+from llorch_worker.engine.stats import Counters
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Generations and their sequences, step by step. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        counters: Counters,
+        token_text: Callable[[int], str],
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._counters = counters
+        self._token_text = token_text
+        self._generations: dict[Sequence, Generation] = {}
+        self._deadlines: list[tuple[float, int, Generation]] = []
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, generation: Generation) -> None:
+        """Takes a generation that was checked to fit."""
+        for sequence in generation.sequences:
+            self._generations[sequence] = generation
+            self.scheduler.add(sequence)
+        if generation.deadline_s is not None:
+            arrival = generation.sequences[0].arrival
+            heapq.heappush(self._deadlines, (generation.deadline_s, arrival, generation))
+
+    def cancel(self, generation: Generation, reason: str = "the job was cancelled") -> None:
+        """Ends a generation and frees its blocks at once; no effect on one that is done."""
+        if not generation.done:
+            self._free(generation)
+            generation.stop_cancelled(Cancelled(reason))
+            self._forget(generation)
+
+    def cancel_all(self, reason: str) -> None:
+        for generation in self._active():
+            self.cancel(generation, reason)
+
+    def fail_all(self, error: LlorchError) -> None:
+        """Ends every generation with ``error``; touches no blocks, so it works after a crash."""
+        for generation in self._active():
+            generation.fail(error)
+        self._generations.clear()
+
+    def step(self) -> StepPlan:
+        """Applies deadlines, then computes one step and delivers its tokens."""
+        self._apply_deadlines(time.monotonic())
+        plan = self.scheduler.schedule()
+        if not plan.chunks:
+            return plan
+        now_s = time.monotonic()
+        for sequence in plan.admitted:
+            self._generations[sequence].start(now_s)
+        try:
+            output = self._runner.run(plan.chunks)
+        except Exception as error:
+            logger.exception("a step of %d sequences failed", len(plan.chunks))
+            self._survive(plan, error)
+            return plan
+        self.scheduler.advance(plan)
+        self._counters.count_step(plan, output)
+        self._deliver(output, time.monotonic())
+        if not self.scheduler.has_work:
+            self._runner.forget()
+        return plan
+
+    def _deliver(self, output: StepOutput, now_s: float) -> None:
+        for row, sequence in enumerate(output.sequences):
+            if sequence.state is SequenceState.FINISHED:
+                continue  # another choice of its generation failed in this loop
+            generation = self._generations[sequence]
+            if row in output.sampled.damaged:
+                self._fail(generation, InternalError("the model's logits are not finite"))
+                continue
+            try:
+                self._take_token(generation, sequence, output, row, now_s)
+            except Exception:
+                # A defect in one job's text must not leave its neighbours without their token.
+                logger.exception("job %s failed while its token was delivered", generation.id)
+                self._fail(generation, InternalError("the engine could not deliver a token"))
+
+    def _take_token(
+        self,
+        generation: Generation,
+        sequence: Sequence,
+        output: StepOutput,
+        row: int,
+        now_s: float,
+    ) -> None:
+        token_id = output.sampled.token_ids[row]
+        logprobs = None
+        if sequence.logprobs is not None:
+            logprobs = (self._token_logprobs(token_id, output.sampled.logprobs[row]),)
+            sequence.logprobs.extend(logprobs)
+        sequence.append(token_id)
+        if sequence.finish_reason is not None:
+            # Before the event: who sees it may count on the blocks being free.
+            self.scheduler.finish(sequence)
+        generation.take_tokens(sequence, (token_id,), logprobs, now_s)
+        if sequence.finish_reason is not None:
+            self._finish_if_complete(generation, now_s)
+
+    def _token_logprobs(self, token_id: int, row: RowLogprobs) -> TokenLogprobs:
+        return TokenLogprobs(
+            id=token_id,
+            text=self._token_text(token_id),
+            logprob=row.chosen,
+            top=tuple(
+                TokenLogprob(id=top_id, text=self._token_text(top_id), logprob=logprob)
+                for top_id, logprob in zip(row.top_ids, row.top, strict=True)
+            ),
+        )
+
+    def _apply_deadlines(self, now_s: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, _, generation = heapq.heappop(self._deadlines)
+            if generation.done:
+                continue
+            for sequence in generation.sequences:
+                if sequence.finish_reason is None:
+                    self.scheduler.finish(sequence)
+                    sequence.close("deadline")
+                    generation.take_tokens(sequence, (), None, now_s)
+            self._finish_if_complete(generation, now_s)
+
+    def _finish_if_complete(self, generation: Generation, now_s: float) -> None:
+        if all(sequence.finish_reason is not None for sequence in generation.sequences):
+            self._counters.finished_total += 1
+            generation.finish(now_s)
+            self._forget(generation)
+
+    def _survive(self, plan: StepPlan, error: Exception) -> None:
+        """After a failed step nothing was computed: keeps the jobs that can go on."""
+        self._runner.forget()
+        if not _is_out_of_memory(error):
+            failure = InternalError(f"the engine step failed: {type(error).__name__}")
+            for chunk in plan.chunks:
+                self._fail(self._generations.get(chunk.sequence), failure)
+            return
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        largest = max(plan.chunks, key=lambda chunk: (chunk.count, chunk.start)).sequence
+        if len(plan.chunks) > 1:
+            logger.warning("out of memory with %d sequences; one waits", len(plan.chunks))
+            self.scheduler.relieve(largest)
+        else:
+            self._fail(
+                self._generations[largest],
+                OutOfMemory(
+                    f"the device has no memory for a sequence of {len(largest.token_ids)} tokens"
+                ),
+            )
+
+    def _fail(self, generation: Generation | None, error: LlorchError) -> None:
+        if generation is not None and not generation.done:
+            self._free(generation)
+            generation.fail(error)
+            self._forget(generation)
+
+    def _free(self, generation: Generation) -> None:
+        for sequence in generation.sequences:
+            self.scheduler.finish(sequence)
+
+    def _forget(self, generation: Generation) -> None:
+        # Last of all: until its terminal event is out, a crash must still find the generation.
+        for sequence in generation.sequences:
+            self._generations.pop(sequence, None)
+
+    def _active(self) -> tuple[Generation, ...]:
+        return tuple(dict.fromkeys(self._generations.values()))
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # torch's CPU allocator raises a plain RuntimeError.
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in text or "out of memory" in text
+    )

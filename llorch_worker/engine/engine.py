@@ -1,0 +1,309 @@
+"""The engine as others see it: load, submit, logits, stats, close."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import uuid
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.contract import (
+    Event,
+    Fault,
+    GenerationRequest,
+    InvalidRequest,
+    ModelLoadFailed,
+)
+from llorch_worker.contract.request import MAX_SEED
+from llorch_worker.engine.block_plan import available_bytes, cache_shape, plan_blocks
+from llorch_worker.engine.choice_text import ChoiceText
+from llorch_worker.engine.core import EngineCore
+from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.placement import resolve_device, resolve_dtype
+from llorch_worker.engine.probe import uncached_logits
+from llorch_worker.engine.request_checks import check_model, check_sizes, tokenise
+from llorch_worker.engine.runner import ForwardModel, Runner
+from llorch_worker.engine.sampler import Sampler
+from llorch_worker.engine.scheduler import Scheduler
+from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.stats import Counters, EngineStats
+from llorch_worker.engine.thread import EngineThread
+from llorch_worker.engine.uniforms import choice_seed
+from llorch_worker.model import Llama, LlamaConfig, resolve_config
+from llorch_worker.settings import default_model_name
+from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.weights import open_checkpoint
+
+DEFAULT_MAX_SEQUENCES = 16
+DEFAULT_MAX_STEP_TOKENS = 512
+
+
+class Engine:
+    """One model on one device, shared by all jobs through continuous batching.
+
+    Any thread may call any method. One thread of the engine's own touches model and cache; it
+    sleeps while there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ForwardModel,
+        config: LlamaConfig,
+        cache: UnifiedCache,
+        tokenizer: Tokenizer,
+        model_name: str,
+        weight_bytes: int,
+        max_sequences: int = DEFAULT_MAX_SEQUENCES,
+        max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
+    ) -> None:
+        """Of parts that are loaded already; :meth:`load` makes them from a file.
+
+        The cache decides device, dtype and ``max_context``. At most ``max_sequences`` sequences
+        run at once, and a step computes at most ``max_step_tokens`` tokens.
+        """
+        self.model_name = model_name
+        self.tokenizer = tokenizer
+        self.config = config
+        self.cache = cache
+        self.max_context = cache.max_context
+        self.max_sequences = max_sequences
+        self._model = model
+        self._weight_bytes = weight_bytes
+        self._arrivals = itertools.count()
+        self._counters = Counters()
+        device = cache.kv.keys.device
+        self._scheduler = Scheduler(
+            cache.blocks,
+            block_size=cache.block_size,
+            max_sequences=max_sequences,
+            max_step_tokens=max_step_tokens,
+        )
+        sampler = Sampler(config.vocab_size, device)
+        runner = Runner(model, cache, sampler, device)
+        core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
+        self._thread = EngineThread(core, name=f"llorch-engine-{model_name}")
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_sequences: int = DEFAULT_MAX_SEQUENCES,
+        max_context: int | None = None,
+        *,
+        model_name: str | None = None,
+        max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
+        kv_cache_bytes: int | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Engine:
+        """Loads a .gguf file or a Hugging Face folder and allocates its cache.
+
+        Args:
+            device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+            dtype: ``auto`` (float32 on the CPU, where results are exact; bfloat16 on CUDA),
+                ``float32``, ``bfloat16`` or ``float16``.
+            max_context: tokens that a sequence may hold; by default the model's own context.
+            kv_cache_bytes: by default enough for ``max_sequences`` full contexts, if they fit.
+            num_threads: torch's CPU threads, process-wide; untouched when None.
+            progress: called with bytes loaded and bytes in all.
+
+        Raises:
+            ModelLoadFailed: no such file or device, no Llama, or not enough memory.
+        """
+        path = Path(path)
+        place = resolve_device(device)
+        compute_dtype = resolve_dtype(dtype, place)
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        checkpoint = open_checkpoint(path)
+        config = resolve_config(checkpoint)
+        if max_context is not None and not 1 <= max_context <= config.max_context:
+            raise ModelLoadFailed(
+                f"max_context {max_context} is outside 1 to {config.max_context}, "
+                f"the context of {path.name}; leave it out for the model's own"
+            )
+        tokenizer = load_tokenizer(checkpoint)
+        model = Llama.load(checkpoint, config, dtype=compute_dtype, device=place, progress=progress)
+        cache = _allocate_cache(
+            config,
+            max_context or config.max_context,
+            max_sequences=max_sequences,
+            kv_cache_bytes=kv_cache_bytes,
+            dtype=compute_dtype,
+            device=place,
+        )
+        return cls(
+            model=model,
+            config=config,
+            cache=cache,
+            tokenizer=tokenizer,
+            model_name=model_name or default_model_name(path),
+            weight_bytes=model.weight_bytes,
+            max_sequences=max_sequences,
+            max_step_tokens=max_step_tokens,
+        )
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        job_id: str | None = None,
+        worker: str = "local",
+        attempt: int = 1,
+        queued_at: float | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> Generation:
+        """Checks the request in the caller's thread and queues it.
+
+        ``token_ids`` of the result hold every generated id, the end-of-sequence or stop token that
+        ended the choice included; its ``text`` does not. A seed that is absent is drawn, and
+        returned with the result.
+
+        Args:
+            queued_at: unix time in s at which the job was enqueued; ``deadline_s`` and
+                ``queue_ms`` count from it, or from now.
+            on_event: called on the engine's thread with every event; must not block. Where it
+                raises, this generation is cancelled.
+
+        Raises:
+            ModelNotServed: the request names another model.
+            ContextLengthExceeded: prompt and ``max_tokens`` do not fit.
+            InvalidRequest: an id beyond the vocabulary, or a prompt without a token.
+            InternalError: the engine is closed or broken.
+        """
+        check_model(request, self.model_name)
+        prompt_ids = tokenise(request, self.tokenizer)
+        check_sizes(
+            request,
+            prompt_ids,
+            vocab_size=self.config.vocab_size,
+            max_context=self.max_context,
+            pool_tokens=self.cache.blocks.total * self.cache.block_size,
+        )
+        seed = secrets.randbelow(MAX_SEED + 1) if request.seed is None else request.seed
+        arrival = next(self._arrivals)
+        generation = Generation(
+            job_id or str(uuid.uuid4()),
+            request,
+            tuple(
+                Sequence(
+                    prompt_ids,
+                    request,
+                    seed=choice_seed(seed, choice),
+                    text=ChoiceText(self.tokenizer, request.stop),
+                    arrival=arrival,
+                    choice=choice,
+                    eos_ids=self.tokenizer.eos_token_ids,
+                )
+                for choice in range(request.n)
+            ),
+            model_name=self.model_name,
+            worker=worker,
+            attempt=attempt,
+            queued_at=queued_at,
+            on_event=on_event,
+            request_cancel=self._thread.cancel,
+        )
+        self._thread.add(generation)
+        return generation
+
+    def logits(self, token_ids: Ids[int]) -> torch.Tensor:
+        """The model's logits after each of ``token_ids``: [tokens, vocab] float32.
+
+        Computed in one pass between two steps, with keys and values of its own that are gone
+        afterwards. Raises ``InvalidRequest`` for no ids, unknown ids or more than the context.
+        """
+        ids = list(token_ids)
+        faults = []
+        if not 1 <= len(ids) <= self.max_context:
+            rule = f"must be 1 to {self.max_context} tokens"
+            faults.append(Fault(field="token_ids", rule=rule, got=f"{len(ids)} tokens"))
+        if any(not 0 <= token_id < self.config.vocab_size for token_id in ids):
+            rule = f"token ids must be below {self.config.vocab_size}, the vocabulary's size"
+            faults.append(Fault(field="token_ids", rule=rule, got="an id beyond it"))
+        if faults:
+            raise InvalidRequest.from_faults(faults)
+        return self._thread.call(lambda: uncached_logits(self._model, self.config, self.cache, ids))
+
+    def stats(self) -> EngineStats:
+        """The engine's figures, read without stopping it."""
+        kv = self.cache.kv.keys
+        counters = self._counters
+        return EngineStats(
+            model=self.model_name,
+            device=str(kv.device),
+            dtype=str(kv.dtype).removeprefix("torch."),
+            bytes={"weights": self._weight_bytes, **self.cache.bytes_by_part()},
+            max_context=self.max_context,
+            max_sequences=self.max_sequences,
+            running=self._scheduler.running_count,
+            waiting=self._scheduler.waiting_count,
+            tokens_per_s=counters.tokens_per_s(),
+            kv_blocks_total=self.cache.blocks.total,
+            kv_blocks_free=self.cache.blocks.free_count,
+            prompt_tokens_total=counters.prompt_tokens_total,
+            completion_tokens_total=counters.completion_tokens_total,
+            finished_total=counters.finished_total,
+            preempted_total=self._scheduler.preempted_total,
+            steps_total=counters.steps_total,
+        )
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine's thread runs; False after :meth:`close` or a crash."""
+        return self._thread.healthy
+
+    def check_integrity(self) -> None:
+        """Raises unless every KV block is free or held exactly once. Meant for tests."""
+        self._thread.call(self._scheduler.check_integrity)
+
+    def close(self) -> None:
+        """Cancels what still runs and ends the thread; a second call does nothing."""
+        self._thread.close()
+
+    def _token_text(self, token_id: int) -> str:
+        # A model's output may have more rows than its vocabulary has tokens.
+        known = token_id < self.tokenizer.vocab_size
+        return self.tokenizer.token_text(token_id) if known else ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _allocate_cache(
+    config: LlamaConfig,
+    max_context: int,
+    *,
+    max_sequences: int,
+    kv_cache_bytes: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> UnifiedCache:
+    shape = cache_shape(config, max_context, dtype=dtype, device=device)
+    num_blocks = plan_blocks(
+        lambda blocks: UnifiedCache.required_bytes(num_blocks=blocks, **shape),
+        block_size=shape["block_size"],
+        max_context=max_context,
+        max_sequences=max_sequences,
+        available_bytes=available_bytes(device),
+        kv_cache_bytes=kv_cache_bytes,
+    )
+    return UnifiedCache.allocate(num_blocks=num_blocks, **shape)

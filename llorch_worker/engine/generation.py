@@ -1,0 +1,221 @@
+"""One request in the engine: the handle that the submitter keeps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from llorch_worker.contract import (
+    CancelledEvent,
+    Choice,
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    GenerationResult,
+    LlorchError,
+    Started,
+    Timings,
+    Tokens,
+    Usage,
+)
+from llorch_worker.contract.events import TERMINAL_EVENTS
+from llorch_worker.contract.result import TokenLogprobs
+from llorch_worker.engine.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+
+class Generation:
+    """One request's ``n`` sequences, their events and the one result.
+
+    Any thread may call what is above the line "engine's side"; the rest is the engine thread's.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        request: GenerationRequest,
+        sequences: tuple[Sequence, ...],
+        *,
+        model_name: str,
+        worker: str,
+        attempt: int,
+        queued_at: float | None,
+        on_event: Callable[[Event], None] | None,
+        request_cancel: Callable[[Generation], None],
+    ) -> None:
+        """``queued_at``: unix time in s at which the job was enqueued, where that is known."""
+        self.id = id
+        self.request = request
+        self.sequences = sequences
+        self._model_name = model_name
+        self._worker = worker
+        self._attempt = attempt
+        self._on_event = on_event
+        self._request_cancel = request_cancel
+        # Durations are measured on the monotonic clock; the wall clock enters here, once.
+        now = time.monotonic()
+        waited_s = 0.0 if queued_at is None else max(0.0, time.time() - queued_at)
+        self._queued_s = now - waited_s
+        self._started_s: float | None = None
+        self._first_token_s: float | None = None
+        self.deadline_s = (
+            None if request.deadline_s is None else self._queued_s + request.deadline_s
+        )
+        self.cancel_requested = False
+
+        self._changed = threading.Condition()
+        self._events: list[Event] = []
+        self._result: GenerationResult | None = None
+        self._error: LlorchError | None = None
+        self._done = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the terminal event is out."""
+        return self._done
+
+    @property
+    def seed(self) -> int:
+        """The seed of the first choice, given or drawn."""
+        return self.sequences[0].seed
+
+    def events(self) -> Iterator[Event]:
+        """All events from the first on, as they come; ends after the terminal one.
+
+        Each call is a reader of its own.
+        """
+        index = 0
+        while True:
+            with self._changed:
+                while len(self._events) == index:
+                    self._changed.wait()
+                fresh = self._events[index:]
+            for event in fresh:
+                yield event
+                if isinstance(event, TERMINAL_EVENTS):
+                    return
+            index += len(fresh)
+
+    def cancel(self) -> None:
+        """Asks the engine to stop; it does within one step. No effect on one that is done."""
+        self.cancel_requested = True
+        self._request_cancel(self)
+
+    def result(self, timeout: float | None = None) -> GenerationResult:
+        """The result, once there is one.
+
+        Raises:
+            TimeoutError: nothing after ``timeout`` seconds; the generation goes on.
+            LlorchError: the generation failed; ``Cancelled`` when it was cancelled.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._done, timeout):
+                raise TimeoutError(f"generation {self.id} has no result after {timeout} s")
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    # Engine's side ---------------------------------------------------------------------------
+
+    def start(self, now_s: float) -> None:
+        """Notes the first step and tells of it; later calls do nothing."""
+        if self._started_s is not None:
+            return
+        self._started_s = now_s
+        self._emit(
+            Started(
+                worker=self._worker,
+                model=self._model_name,
+                attempt=self._attempt,
+                prompt_tokens=self.sequences[0].prompt_length,
+                queue_ms=(now_s - self._queued_s) * 1e3,
+            )
+        )
+
+    def take_tokens(
+        self,
+        sequence: Sequence,
+        ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...] | None,
+        now_s: float,
+    ) -> None:
+        """Tells of the ``ids`` that ``sequence`` has just taken and the text that became final."""
+        if ids and self._first_token_s is None:
+            self._first_token_s = now_s
+        text = sequence.text.take()
+        if ids or text:
+            index = sequence.generated_count - len(ids)
+            self._emit(
+                Tokens(choice=sequence.choice, index=index, ids=ids, text=text, logprobs=logprobs)
+            )
+
+    def finish(self, now_s: float) -> None:
+        """Ends well: every sequence has its ``finish_reason``."""
+        choices = tuple(_choice(sequence) for sequence in self.sequences)
+        usage = Usage(
+            prompt=self.sequences[0].prompt_length,
+            completion=sum(len(choice.token_ids) for choice in choices),
+        )
+        timings = self._timings(now_s)
+        self._result = GenerationResult(
+            id=self.id,
+            model=self._model_name,
+            choices=choices,
+            usage=usage,
+            seed=self.seed,
+            timings=timings,
+            worker=self._worker,
+            attempts=self._attempt,
+            metadata=self.request.metadata,
+        )
+        self._emit(Finished(finish_reason=choices[0].finish_reason, usage=usage, timings=timings))
+
+    def fail(self, error: LlorchError) -> None:
+        """Ends with ``error``."""
+        self._error = error
+        self._emit(Failed(error=error.document()))
+
+    def stop_cancelled(self, error: LlorchError) -> None:
+        """Ends as cancelled."""
+        self._error = error
+        self._emit(CancelledEvent())
+
+    def _emit(self, event: Event) -> None:
+        # The callback goes first: who waits for the result may rely on the event being out.
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                logger.exception("the event callback of job %s failed; it is cancelled", self.id)
+                self.cancel()
+        with self._changed:
+            self._events.append(event)
+            self._done = isinstance(event, TERMINAL_EVENTS)
+            self._changed.notify_all()
+
+    def _timings(self, now_s: float) -> Timings:
+        started = now_s if self._started_s is None else self._started_s
+        first = now_s if self._first_token_s is None else self._first_token_s
+        return Timings(
+            queue_ms=(started - self._queued_s) * 1e3,
+            prefill_ms=(first - started) * 1e3,
+            first_token_ms=(first - self._queued_s) * 1e3,
+            decode_ms=(now_s - first) * 1e3,
+        )
+
+
+def _choice(sequence: Sequence) -> Choice:
+    assert sequence.finish_reason is not None
+    logprobs = sequence.logprobs
+    return Choice(
+        index=sequence.choice,
+        text=sequence.text.released,
+        token_ids=tuple(sequence.generated_ids),
+        finish_reason=sequence.finish_reason,
+        logprobs=None if logprobs is None else tuple(logprobs),
+    )

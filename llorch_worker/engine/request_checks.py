@@ -1,0 +1,80 @@
+"""What only the engine can check in a request: token ids and sizes against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llorch_worker.contract import (
+    ContextLengthExceeded,
+    Fault,
+    GenerationRequest,
+    InvalidRequest,
+    ModelNotServed,
+)
+from llorch_worker.contract.request import PROMPT_FIELDS
+from llorch_worker.text import Tokenizer
+
+
+def check_model(request: GenerationRequest, served: str) -> None:
+    """Raises ``ModelNotServed`` unless the request names ``served`` or nothing."""
+    if request.model not in (None, served):
+        raise ModelNotServed(f"this engine serves {served}, not {request.model}")
+
+
+def tokenise(request: GenerationRequest, tokenizer: Tokenizer) -> list[int]:
+    """The prompt's ids, of whichever prompt field the request has."""
+    if request.prompt_token_ids is not None:
+        return list(request.prompt_token_ids)
+    if request.messages is not None:
+        return tokenizer.encode_chat(request.messages)
+    assert request.prompt is not None
+    return tokenizer.encode(request.prompt)
+
+
+def check_sizes(
+    request: GenerationRequest,
+    prompt_ids: list[int],
+    *,
+    vocab_size: int,
+    max_context: int,
+    pool_tokens: int,
+) -> None:
+    """Raises ``InvalidRequest`` with every fault of the request against this model.
+
+    ``ContextLengthExceeded`` where size is the only fault. ``pool_tokens``: what all KV blocks
+    together hold.
+    """
+    prompt_field = next(name for name in PROMPT_FIELDS if getattr(request, name) is not None)
+    faults = [
+        *_unknown_ids("prompt_token_ids", request.prompt_token_ids or (), vocab_size),
+        *_unknown_ids("logit_bias", request.logit_bias or (), vocab_size),
+        *_unknown_ids("stop_token_ids", request.stop_token_ids, vocab_size),
+    ]
+    if not prompt_ids:
+        faults.append(
+            Fault(field=prompt_field, rule="must have at least one token", got="0 tokens")
+        )
+    limit, what = max_context, "the context"
+    if pool_tokens < limit:
+        limit, what = pool_tokens, "the KV cache"
+    too_long = len(prompt_ids) + request.max_tokens > limit
+    if too_long:
+        faults.append(
+            Fault(
+                field=f"{prompt_field} + max_tokens",
+                rule=f"must be at most {limit} tokens, {what} of this model",
+                got=f"{len(prompt_ids)} + {request.max_tokens} tokens",
+            )
+        )
+    if faults:
+        error = ContextLengthExceeded if too_long and len(faults) == 1 else InvalidRequest
+        raise error.from_faults(faults)
+
+
+def _unknown_ids(field: str, ids: Iterable[int], vocab_size: int) -> list[Fault]:
+    unknown = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+    if not unknown:
+        return []
+    rule = f"token ids must be below {vocab_size}, the vocabulary's size"
+    more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+    return [Fault(field=field, rule=rule, got=f"{unknown[0]}{more}")]

@@ -1,0 +1,130 @@
+"""One step on the device: scheduled chunks in, sampled tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.engine.sampler import Sampled, Sampler
+from llorch_worker.engine.scheduler import Chunk
+from llorch_worker.engine.sequence import Sequence
+from llorch_worker.model import RaggedBatch
+
+
+class ForwardModel(Protocol):
+    """What the runner needs of a model; :class:`llorch_worker.model.Llama` is one."""
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        """Logits [rows, vocab] float32 for ``batch.logits_rows``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The sequences that were due a token, and what was sampled for them, row by row."""
+
+    sequences: tuple[Sequence, ...]
+    sampled: Sampled
+
+
+_NOTHING = StepOutput((), Sampled([], {}, frozenset()))
+
+
+class Runner:
+    """Owns the step's arrays. The engine thread alone calls it."""
+
+    def __init__(
+        self, model: ForwardModel, cache: UnifiedCache, sampler: Sampler, device: torch.device
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._sampler = sampler
+        self._device = device
+        self._tables = BlockTables()
+
+    def run(self, chunks: Items[Chunk]) -> StepOutput:
+        """Computes the chunks and samples for those that reach the end of what is known."""
+        batch = self._batch(chunks)
+        logits = self._model.forward(batch, self._cache)
+        due = tuple(chunk.sequence for chunk in chunks if chunk.samples)
+        return StepOutput(due, self._sampler.sample(logits, due)) if due else _NOTHING
+
+    def forget(self) -> None:
+        """After a failed step, or when idle: keeps nothing of any sequence."""
+        self._sampler.forget()
+        self._tables = BlockTables()
+
+    def _batch(self, chunks: Items[Chunk]) -> RaggedBatch:
+        count = len(chunks)
+        lengths = tuple(chunk.count for chunk in chunks)
+        starts = np.array([chunk.start for chunk in chunks])
+        query = np.array(lengths)
+        ends = query.cumsum()
+        tables = self._tables.of([chunk.sequence.blocks for chunk in chunks])
+        if int(ends[-1]) == count:
+            # Decodes only: one token a sequence.
+            ids = np.array([chunk.sequence.token_ids[chunk.start] for chunk in chunks])
+            owners, positions = np.arange(count), starts
+        else:
+            pieces = [c.sequence.token_ids[c.start : c.start + c.count] for c in chunks]
+            ids = np.fromiter(chain.from_iterable(pieces), np.int64, int(ends[-1]))
+            owners = np.repeat(np.arange(count), query)
+            positions = np.arange(ids.size) + np.repeat(starts - (ends - query), query)
+        size = self._cache.block_size
+        slots = tables[owners, positions // size] * size + positions % size
+        due = np.array([chunk.samples for chunk in chunks])
+        return RaggedBatch(
+            token_ids=self._tensor(ids),
+            positions=self._tensor(positions),
+            query_lengths=lengths,
+            context_lengths=tuple((starts + query).tolist()),
+            block_tables=self._tensor(tables),
+            slots=self._tensor(slots),
+            logits_rows=self._tensor((ends - 1)[due]),
+        )
+
+    def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, torch.int64)
+
+
+class BlockTables:
+    """The block ids of the step's sequences as one matrix, of which each step writes what is new.
+
+    A list of blocks only grows; a preempted sequence comes back with another list. So a row whose
+    list is the same object and as long as before is already right.
+    """
+
+    def __init__(self) -> None:
+        self._matrix = np.zeros((0, 0), np.int64)
+        self._lists: list[list[int]] = []
+        self._lengths: list[int] = []
+
+    def of(self, lists: list[list[int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        """[sequences, widest] int64, rows padded with 0; the caller's to keep."""
+        width = max(map(len, lists))
+        self._reserve(len(lists), width)
+        for row, blocks in enumerate(lists):
+            if self._lists[row] is not blocks:
+                self._lists[row] = blocks
+                self._lengths[row] = 0
+                self._matrix[row] = 0
+            known = self._lengths[row]
+            if known != len(blocks):
+                self._matrix[row, known : len(blocks)] = blocks[known:]
+                self._lengths[row] = len(blocks)
+        return self._matrix[: len(lists), :width].copy()
+
+    def _reserve(self, rows: int, width: int) -> None:
+        old_rows, old_width = self._matrix.shape
+        if rows <= old_rows and width <= old_width:
+            return
+        matrix = np.zeros((max(rows, old_rows), max(2 * width, old_width)), np.int64)
+        matrix[:old_rows, :old_width] = self._matrix
+        self._matrix = matrix
+        self._lists += [[] for _ in range(rows - len(self._lists))]
+        self._lengths += [0] * (rows - len(self._lengths))

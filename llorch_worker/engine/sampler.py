@@ -1,0 +1,201 @@
+"""One vectorised pass from logits to tokens for a batch of any mix of parameters.
+
+The order of the rules is vLLM's: logit_bias, min_tokens, penalties; then, for rows that are not
+greedy, temperature, min_p, top_k, top_p. Each cut keeps the tokens at or above a threshold, ties
+included, so that no result hangs on the order of a sort.
+
+A random row takes the inverse of its cumulative distribution, in the vocabulary's order, at
+``uniforms(seed, position)``. Every operation works on a row by itself and the cuts do not reorder
+the vocabulary, so a row's token is the same alone or in company, whatever the others ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import torch
+
+from llorch_worker.engine.sampling_batch import (
+    RandomRows,
+    SamplingBatch,
+    SamplingBatchCache,
+    Truncation,
+)
+from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.uniforms import uniforms
+
+
+@dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """Log probabilities of one row under the model's own distribution."""
+
+    chosen: float
+    top_ids: list[int]
+    top: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The step's tokens, one a row; ``damaged`` rows had NaN or infinite logits and have none."""
+
+    token_ids: list[int]
+    logprobs: dict[int, RowLogprobs]
+    damaged: frozenset[int]
+
+
+_SOUND: frozenset[int] = frozenset()
+
+
+class Sampler:
+    """Chooses tokens and remembers nothing but the parameters of the current rows."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._device = device
+        self._batches = SamplingBatchCache(
+            lambda sequences: SamplingBatch(sequences, vocab_size, device)
+        )
+
+    def sample(self, logits: torch.Tensor, sequences: Rows[Sequence]) -> Sampled:
+        """The next token of each sequence.
+
+        Args:
+            logits: [rows, vocab] float32, the model's own; overwritten.
+            sequences: one for each row.
+        """
+        positions = [sequence.generated_count for sequence in sequences]
+        batch = self._batches.batch(sequences, positions)
+        # The largest logit of a row is finite unless the row is damaged: NaN wins every maximum.
+        sound = torch.isfinite(logits.amax(dim=-1))
+        raw = None
+        if batch.logprob_rows:
+            raw = logits[batch.logprob_rows].log_softmax(dim=-1)
+
+        _shape_logits(logits, batch, positions)
+        chosen = self._choose(logits, batch, positions)
+
+        if batch.penalties is not None:
+            batch.penalties.count(chosen)
+        damaged = _SOUND
+        if not bool(sound.all()):
+            damaged = frozenset((~sound).nonzero().flatten().tolist())
+        logprobs = {} if raw is None else _logprobs(raw, chosen, batch)
+        return Sampled(chosen.tolist(), logprobs, damaged)
+
+    def forget(self) -> None:
+        """Drops the current rows: after a failed step, or when nothing runs."""
+        self._batches.forget()
+
+    def _choose(
+        self, logits: torch.Tensor, batch: SamplingBatch, positions: list[int]
+    ) -> torch.Tensor:
+        """[rows] int64."""
+        random = batch.random
+        if random is None:
+            return logits.argmax(dim=-1)
+        row_positions = torch.tensor(positions, device=self._device)
+        if random.rows is None:
+            return _draw(logits, random, row_positions)
+        chosen = logits.argmax(dim=-1)
+        chosen[random.rows] = _draw(logits[random.rows], random, row_positions[random.rows])
+        return chosen
+
+
+def _logprobs(
+    raw: torch.Tensor, chosen: torch.Tensor, batch: SamplingBatch
+) -> dict[int, RowLogprobs]:
+    """By row; raw: [asking, vocab] float32 log-softmax of the model's own logits."""
+    of_chosen = raw.gather(1, chosen[batch.logprob_rows].unsqueeze(1)).squeeze(1).tolist()
+    width = max(batch.logprob_tops)
+    values, ids = raw.topk(min(width, raw.shape[-1]), dim=-1)
+    asked = zip(
+        batch.logprob_rows,
+        batch.logprob_tops,
+        of_chosen,
+        ids.tolist(),
+        values.tolist(),
+        strict=True,
+    )
+    return {
+        row: RowLogprobs(logprob, row_ids[:top], row_values[:top])
+        for row, top, logprob, row_ids, row_values in asked
+    }
+
+
+def _shape_logits(logits: torch.Tensor, batch: SamplingBatch, positions: list[int]) -> None:
+    """What applies to greedy rows too: logit_bias, min_tokens and penalties, in place."""
+    if batch.biases is not None:
+        logits[batch.biases.rows, batch.biases.ids] += batch.biases.values
+    suppressed = batch.suppressions
+    if suppressed is not None and min(positions) < suppressed.longest:
+        rows, ids = suppressed.rows, suppressed.ids
+        short = torch.tensor(positions, device=logits.device)[rows] < suppressed.until
+        logits[rows, ids] = logits[rows, ids].masked_fill(short, -torch.inf)
+    if batch.penalties is not None:
+        batch.penalties.apply(logits)
+
+
+def _draw(logits: torch.Tensor, random: RandomRows, positions: torch.Tensor) -> torch.Tensor:
+    """A token for each random row; logits: [random, vocab] float32, positions: [random] int64."""
+    scaled = logits / random.temperatures
+    if random.log_min_p is not None:
+        # p >= min_p * p_max, without computing any p.
+        floor = scaled.amax(dim=-1, keepdim=True) + random.log_min_p
+        scaled.masked_fill_(scaled < floor, -torch.inf)
+    if random.truncation is not None:
+        _truncate(scaled, random.truncation)
+    probabilities = scaled.softmax(dim=-1)  # [random, vocab]
+    # In float32 the sum over 32,000 tokens would blur the borders between unlikely ones.
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    targets = uniforms(random.seeds, positions).unsqueeze(1) * cumulative[:, -1:]
+    # right=True: the first token whose cumulative probability exceeds the target, so never one
+    # of probability 0. The clamp is for damaged rows, whose sums are NaN.
+    chosen = torch.searchsorted(cumulative, targets, right=True).clamp_(max=logits.shape[-1] - 1)
+    possible = probabilities.gather(1, chosen) > 0
+    if not bool(possible.all()):
+        # A parallel prefix sum (CUDA) may step by a rounding error at a token that was cut off.
+        likeliest = probabilities.argmax(dim=-1, keepdim=True)
+        chosen = torch.where(possible, chosen, likeliest)
+    return chosen.squeeze(1)
+
+
+def _truncate(scaled: torch.Tensor, truncation: Truncation) -> None:
+    """Cuts off what top_k and top_p exclude; scaled: [random, vocab] float32, in place."""
+    rows = truncation.rows
+    values = scaled if rows is None else scaled[rows]
+    floors, complete = _floors(values, truncation, truncation.width)
+    if not bool(complete.all()):
+        # Some nucleus is wider than the candidates. Rows that were complete get the same floor.
+        floors, _ = _floors(values, truncation, scaled.shape[-1])
+    if rows is None:
+        scaled.masked_fill_(scaled < floors, -torch.inf)
+    else:
+        scaled[rows] = values.masked_fill(values < floors, -torch.inf)
+
+
+def _floors(
+    values: torch.Tensor, truncation: Truncation, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest value that each row keeps, and whether ``width`` candidates could tell.
+
+    top_p keeps the shortest prefix of the candidates, in falling order, whose probability reaches
+    top_p of the mass that top_k left. Prefix sums do not depend on ``width``.
+
+    Args:
+        values: [truncated, vocab] float32.
+
+    Returns:
+        floors [truncated, 1] float32, complete [truncated, 1] bool.
+    """
+    vocab = values.shape[-1]
+    candidates = values.topk(width, dim=-1).values  # [truncated, width], falling
+    inside = torch.arange(width, device=values.device) < truncation.top_k
+    log_mass = values.logsumexp(dim=-1, keepdim=True).to(torch.float64)
+    probabilities = (candidates.to(torch.float64) - log_mass).exp_().masked_fill_(~inside, 0)
+    cumulative = probabilities.cumsum(dim=-1)
+    mass = torch.where(truncation.has_top_k, cumulative[:, -1:], 1.0)
+    before = cumulative.roll(1, dims=-1)
+    before[:, 0] = 0  # the likeliest token always stays
+    kept = ((before < truncation.top_p * mass) & inside).sum(dim=-1, keepdim=True).clamp_(min=1)
+    complete = (kept < width) | truncation.has_top_k | (width == vocab)
+    return candidates.gather(1, kept - 1), complete

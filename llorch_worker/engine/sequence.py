@@ -1,0 +1,121 @@
+"""One choice of one request on its way through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+from enum import Enum
+
+from llorch_worker.contract import FinishReason, GenerationRequest, Priority, TokenLogprobs
+from llorch_worker.engine.choice_text import ChoiceText
+
+PRIORITY_RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
+
+
+class SequenceState(Enum):
+    """Where a sequence is: without blocks, with blocks, or done."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Prompt and generated ids of one choice, and how much of them the KV cache holds.
+
+    ``computed`` tokens have keys and values in ``blocks``; the rest is pending. A preempted
+    sequence keeps its ids and loses only ``computed`` and ``blocks``, so going on is a prefill of
+    prompt + generated ids. A sequence may equally be born with ``generated_ids``: a resumed job.
+    """
+
+    __slots__ = (
+        "arrival",
+        "blocks",
+        "choice",
+        "computed",
+        "finish_reason",
+        "logprobs",
+        "prompt_length",
+        "rank",
+        "request",
+        "seed",
+        "state",
+        "stop_ids",
+        "text",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        prompt_ids: Ids[int],
+        request: GenerationRequest,
+        *,
+        seed: int,
+        text: ChoiceText,
+        arrival: int = 0,
+        choice: int = 0,
+        eos_ids: frozenset[int] = frozenset(),
+        generated_ids: Ids[int] = (),
+    ) -> None:
+        """``arrival`` counts submissions and decides among equals; ``seed`` is the choice's own."""
+        self.request = request
+        self.seed = seed
+        self.choice = choice
+        self.arrival = arrival
+        self.rank = PRIORITY_RANKS[request.priority]
+        self.stop_ids = frozenset(request.stop_token_ids) | (
+            frozenset() if request.ignore_eos else eos_ids
+        )
+        self.prompt_length = len(prompt_ids)
+        self.token_ids = [*prompt_ids, *generated_ids]
+        self.text = text
+        self.logprobs: list[TokenLogprobs] | None = None if request.logprobs is None else []
+        self.state = SequenceState.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.computed = 0
+        # A preempted sequence gets a new list, never a cleared one: the runner recognises block
+        # tables that it has already copied by the list's identity and length.
+        self.blocks: list[int] = []
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Smaller goes first: priority, then arrival, then choice. Unique within an engine."""
+        return (self.rank, self.arrival, self.choice)
+
+    @property
+    def pending(self) -> int:
+        """Tokens without keys and values: 1 while decoding, more before and during prefill."""
+        return len(self.token_ids) - self.computed
+
+    @property
+    def generated_count(self) -> int:
+        """Tokens generated so far; also the position of the next one within the choice."""
+        return len(self.token_ids) - self.prompt_length
+
+    @property
+    def generated_ids(self) -> list[int]:
+        """The generated ids, the one that ended the choice included."""
+        return self.token_ids[self.prompt_length :]
+
+    @property
+    def largest_size(self) -> int:
+        """Tokens of prompt and answer together if the answer takes all it may."""
+        return self.prompt_length + self.request.max_tokens
+
+    def append(self, token_id: int) -> None:
+        """Takes a sampled token: text, stop rules, and ``finish_reason`` where it was the last.
+
+        A token that ends the choice by its id stays in ``generated_ids`` but gives no text.
+        """
+        self.token_ids.append(token_id)
+        count = self.generated_count
+        may_stop = count > self.request.min_tokens
+        ended = may_stop and token_id in self.stop_ids
+        if ended or self.text.push(token_id, may_stop=may_stop):
+            self.close("stop")
+        elif count >= self.request.max_tokens:
+            self.close("length")
+
+    def close(self, reason: FinishReason) -> None:
+        """Ends the choice: releases held-back text and sets ``finish_reason``."""
+        # Held-back text may turn out to hold a whole stop string inside the start of a longer one.
+        self.finish_reason = "stop" if self.text.close() else reason

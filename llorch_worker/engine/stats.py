@@ -1,0 +1,74 @@
+"""The engine's figures."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from llorch_worker.engine.runner import StepOutput
+from llorch_worker.engine.scheduler import StepPlan
+
+RATE_WINDOW_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """One look at an engine; totals count from its start.
+
+    ``bytes``: memory held, by part: weights, kv, rope, masks. ``tokens_per_s``: tokens generated
+    over the last 5 s, all sequences together.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    bytes: dict[str, int]
+    max_context: int
+    max_sequences: int
+    running: int
+    waiting: int
+    tokens_per_s: float
+    kv_blocks_total: int
+    kv_blocks_free: int
+    prompt_tokens_total: int
+    completion_tokens_total: int
+    finished_total: int
+    preempted_total: int
+    steps_total: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals that the engine thread counts up and any thread reads."""
+
+    prompt_tokens_total: int = 0
+    completion_tokens_total: int = 0
+    finished_total: int = 0
+    steps_total: int = 0
+    _seconds: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def count_step(self, plan: StepPlan, output: StepOutput) -> None:
+        """Prompt tokens count as often as they are computed: preemption repeats them."""
+        tokens = len(output.sequences)
+        self.steps_total += 1
+        self.completion_tokens_total += tokens
+        for chunk in plan.chunks:
+            prompt_left = chunk.sequence.prompt_length - chunk.start
+            if prompt_left > 0:
+                self.prompt_tokens_total += min(chunk.count, prompt_left)
+        second = int(time.monotonic())
+        if self._seconds and self._seconds[-1][0] == second:
+            self._seconds[-1] = (second, self._seconds[-1][1] + tokens)
+            return
+        self._seconds.append((second, tokens))
+        while self._seconds[0][0] < second - RATE_WINDOW_S:
+            self._seconds.popleft()
+
+    def tokens_per_s(self) -> float:
+        """Generated tokens a second over the last few seconds, the running one included."""
+        now = time.monotonic()
+        recent = [(s, n) for s, n in tuple(self._seconds) if s > now - RATE_WINDOW_S]
+        if not recent:
+            return 0.0
+        return sum(tokens for _, tokens in recent) / max(1.0, now - recent[0][0])

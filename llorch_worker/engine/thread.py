@@ -1,0 +1,149 @@
+"""The one thread that runs the engine, and how others reach it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from llorch_worker.contract import InternalError
+from llorch_worker.engine.core import EngineCore
+from llorch_worker.engine.generation import Generation
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_BROKEN = "the engine broke down; restart the worker"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call(Generic[T]):
+    function: Callable[[], T]
+    future: Future[T]
+
+    def answer(self) -> None:
+        try:
+            result = self.function()
+        except Exception as error:
+            logger.debug("a call on the engine thread failed", exc_info=True)
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+class EngineThread:
+    """Runs steps while there is work and sleeps on a condition while there is none.
+
+    What other threads want lies in an inbox that is emptied before every step.
+    """
+
+    def __init__(self, core: EngineCore, name: str) -> None:
+        self._core = core
+        self._wake = threading.Condition()
+        self._arrivals: list[Generation] = []
+        self._cancels: list[Generation] = []
+        self._calls: list[_Call[Any]] = []
+        self._adding: list[Generation] = []
+        self._closing = False
+        self._broken = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def healthy(self) -> bool:
+        return not (self._broken or self._closing)
+
+    def add(self, generation: Generation) -> None:
+        """Queues a generation. Raises ``InternalError`` when the engine is closed or broken."""
+        with self._wake:
+            self._require_open()
+            self._arrivals.append(generation)
+            self._wake.notify()
+
+    def cancel(self, generation: Generation) -> None:
+        """Cancels before the next step; safe from any thread, the engine's own included."""
+        with self._wake:
+            self._cancels.append(generation)
+            self._wake.notify()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Runs ``function`` on the engine's thread between two steps and returns its result."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("an event callback must not wait for the engine that calls it")
+        future: Future[T] = Future()
+        with self._wake:
+            self._require_open()
+            self._calls.append(_Call(function, future))
+            self._wake.notify()
+        return future.result()
+
+    def close(self) -> None:
+        """Cancels all generations and ends the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _require_open(self) -> None:
+        if self._broken:
+            raise InternalError(_BROKEN)
+        if self._closing:
+            raise InternalError("the engine is closed")
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while self._take_inbox():
+                    if self._core.has_work:
+                        self._step()
+            self._core.cancel_all("the engine was closed")
+        except BaseException:
+            logger.exception("the engine thread died; every job of it fails")
+            self._break_down()
+
+    def _break_down(self) -> None:
+        with self._wake:
+            self._broken = True
+            stranded = [*self._adding, *self._arrivals]
+            calls = self._calls
+        error = InternalError(_BROKEN)
+        self._core.fail_all(error)
+        for generation in stranded:
+            generation.fail(error)
+        for call in calls:
+            call.future.set_exception(error)
+
+    def _step(self) -> None:
+        plan = self._core.step()
+        if not plan.chunks and self._core.has_work:
+            raise RuntimeError("there is work, but none of it can be scheduled")
+
+    def _take_inbox(self) -> bool:
+        """Waits for work, then takes over what came in; False when the engine is to end."""
+        with self._wake:
+            self._wake.wait_for(
+                lambda: (
+                    self._arrivals
+                    or self._cancels
+                    or self._calls
+                    or self._closing
+                    or self._core.has_work
+                )
+            )
+            self._adding, self._arrivals = self._arrivals, []
+            cancels, self._cancels = self._cancels, []
+            closing = self._closing
+        while self._adding:
+            self._core.add(self._adding.pop(0))
+        for generation in cancels:
+            self._core.cancel(generation)
+        while self._calls:
+            self._calls.pop(0).answer()
+        return not closing
