@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from llorch_worker.contract import Fault, InvalidRequest, Message
-from llorch_worker.text.sentencepiece_codec import LITERAL_MARK
+from llorch_worker.text.vocabulary import LITERAL_MARK
 
 
 class Codec(Protocol):
     """Text to ids, without BOS or EOS."""
 
     @property
-    def control_ids(self) -> Mapping[str, int]: ...
+    def special_ids(self) -> Mapping[str, int]:
+        """Spelling -> id of the tokens that text can only become with ``parse_special``."""
+        ...
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]: ...
 
@@ -74,7 +76,7 @@ class TemplateChat:
         self._codec = codec
         self._special_tokens: dict[str, Any] = dict(special_tokens)
         self._bos_token_id = bos_token_id
-        spellings = "|".join(re.escape(token) for token in codec.control_ids if len(token) > 1)
+        spellings = "|".join(re.escape(token) for token in codec.special_ids if len(token) > 1)
         self._control_beginning = re.compile(f"(?=(?:{spellings or '(?!)'}))(.)", re.DOTALL)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
@@ -117,7 +119,7 @@ class TemplateChat:
         ) as error:
             # Templates may put the conversation into their complaint; only their own words pass.
             reason = str(error)
-            if reason not in self._template:
+            if not reason or reason not in self._template:
                 reason = f"it failed with {type(error).__name__}"
             raise _refusal(
                 "messages",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 REPLACE_EACH_BYTE = "llorch-replace-each-byte"
@@ -49,7 +49,14 @@ class DecodingTable:
         spelt = list(self.token_bytes)
         for token_id, text in self.control.items():
             spelt[token_id] = text.encode()
-        return DecodingTable(spelt, {}, self.loses_first_space, self.errors, False)
+        return replace(self, token_bytes=spelt, control={}, control_ends_character=False)
+
+    def padded(self, size: int) -> DecodingTable:
+        """The same table with at least ``size`` ids; the added ones stand for no text."""
+        missing = size - len(self.token_bytes)
+        if missing <= 0:
+            return self
+        return replace(self, token_bytes=[*self.token_bytes, *[b""] * missing])
 
     def check(self, token_id: int) -> None:
         """Raises ValueError for an id that the vocabulary does not have."""

@@ -58,7 +58,11 @@ def _sentencepiece_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
 
 def _kinds(metadata: Mapping[str, Any]) -> list[PieceKind]:
-    return [PieceKind(int(kind)) for kind in metadata.get("tokenizer.ggml.token_type", ())]
+    known = frozenset(PieceKind)
+    kinds = [int(kind) for kind in metadata.get("tokenizer.ggml.token_type", ())]
+    if not known.issuperset(kinds):
+        raise ValueError("its token types (tokenizer.ggml.token_type) are not all known")
+    return list(map(PieceKind, kinds))
 
 
 def _byte_level_definition(metadata: Mapping[str, Any]) -> dict[str, Any]:

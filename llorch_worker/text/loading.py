@@ -20,6 +20,9 @@ from llorch_worker.text.vocabulary import PieceKind, Vocabulary
 _GGUF_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_OF_TURN_SPELLINGS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>")
 
+_MAX_PADDING_TOKENS = 65_536
+"""Models round their embedding up; beyond this, model and vocabulary belong to others."""
+
 
 class VocabularySource(Protocol):
     """What of a checkpoint the tokenizer needs (see ``weights.Checkpoint``)."""
@@ -44,9 +47,12 @@ def load_tokenizer(checkpoint: VocabularySource) -> Tokenizer:
         if checkpoint.layout == "gguf":
             return _from_gguf(checkpoint.metadata)
         return _from_folder(checkpoint.path)
-    except ValueError as error:
+    except (ValueError, OSError, TypeError, LookupError, AttributeError) as error:
+        # The last three come from settings of the wrong type, which only their use can tell.
+        expected = isinstance(error, ValueError | OSError)
+        reason = str(error) if expected else f"its settings are malformed ({error})"
         raise ModelLoadFailed(
-            f"The tokenizer of {checkpoint.path.name} cannot be used: {error}."
+            f"The tokenizer of {checkpoint.path} cannot be used: {reason}."
         ) from error
 
 
@@ -55,7 +61,7 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         return metadata.get(f"tokenizer.ggml.{name}")
 
     codec = codec_from_gguf(metadata)
-    control = codec.control_ids
+    control = codec.special_ids
     vocab_size = len(codec.decoding_table.token_bytes)
     named = {name: setting(name) for name in ("bos_token_id", *_GGUF_END_KEYS)}
     if metadata["tokenizer.ggml.model"] == "llama":
@@ -85,6 +91,7 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         bos_token_id=bos,
         eos_token_ids=ends,
         chat=chat,
+        model_vocab_size=_model_vocab_size(metadata.get("llama.vocab_size"), vocab_size),
     )
 
 
@@ -122,7 +129,18 @@ def _from_folder(folder: Path) -> Tokenizer:
         bos_token_id=bos,
         eos_token_ids=ends,
         chat=_chat_format(_folder_template(folder, settings), codec, bos, eos, False),
+        model_vocab_size=_model_vocab_size(
+            config.get("vocab_size"), len(codec.decoding_table.token_bytes)
+        ),
     )
+
+
+def _model_vocab_size(said: object, vocab_size: int) -> int:
+    if not isinstance(said, int):
+        return vocab_size
+    if said > vocab_size + _MAX_PADDING_TOKENS:
+        raise ValueError(f"the model has {said} tokens, its vocabulary {vocab_size}")
+    return said
 
 
 def _tokenizer_json(path: Path) -> TokenizersCodec:
@@ -192,7 +210,7 @@ def _named_token(
 ) -> int | None:
     token = settings.get(name)
     spelling = token.get("content") if isinstance(token, dict) else token
-    return codec.control_ids.get(spelling, otherwise) if isinstance(spelling, str) else otherwise
+    return codec.special_ids.get(spelling, otherwise) if isinstance(spelling, str) else otherwise
 
 
 def _first(value: object, otherwise: int | None) -> int | None:

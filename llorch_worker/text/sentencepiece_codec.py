@@ -14,13 +14,10 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable
-from llorch_worker.text.vocabulary import SPACE, PieceKind, Vocabulary
+from llorch_worker.text.vocabulary import LITERAL_MARK, SPACE, PieceKind, Vocabulary
 
 MAX_CACHED_WORDS = 50_000
 MAX_CACHED_WORD_CHARS = 32
-
-LITERAL_MARK = "\ufdd0"
-"""A Unicode noncharacter: put inside a control token's spelling, it keeps it text."""
 
 
 class SentencePieceCodec:
@@ -44,9 +41,8 @@ class SentencePieceCodec:
         self._unknown_id = next(iter(unknown.values()), None)
         if self._byte_ids is None and self._unknown_id is None:
             raise ValueError("it has neither all 256 byte tokens nor an unknown token")
-        self.control_ids = vocabulary.ids_of(PieceKind.CONTROL)
-        self._special_ids = {**unknown, **self.control_ids}
-        self._split_special = _splitter(self._special_ids)
+        self.special_ids = vocabulary.ids_of(PieceKind.UNKNOWN, PieceKind.CONTROL)
+        self._split_special = _splitter(self.special_ids)
         self._user_defined = frozenset(vocabulary.ids_of(PieceKind.USER_DEFINED))
         self._split_user_defined = _splitter(self._user_defined)
         # No piece has a space after something else (true of every Llama vocabulary): then no
@@ -56,16 +52,24 @@ class SentencePieceCodec:
         self._find_words = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+").findall
         self._cache: dict[str, tuple[int, ...]] = {}
 
+    @cached_property
+    def longest_token_chars(self) -> int | None:
+        """No token covers more characters of a text than this; None where that has no bound."""
+        if self.vocabulary.remove_extra_spaces or self._byte_ids is None:
+            return None
+        return max(map(len, [*self._ids, *self.special_ids]))
+
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
         """Ids of ``text`` without BOS or EOS. ``parse_special``: control spellings become ids.
 
-        Each stretch between control tokens gets its own space prefix, as in llama.cpp.
+        Those with a LITERAL_MARK inside do not, and lose the mark. Each stretch between control
+        tokens gets its own space prefix, as in llama.cpp.
         """
         if not parse_special:
             return self._encode_text(text)
         ids: list[int] = []
         for part in self._split_special(text):
-            special_id = self._special_ids.get(part)
+            special_id = self.special_ids.get(part)
             if special_id is not None:
                 ids.append(special_id)
             else:
@@ -93,7 +97,11 @@ class SentencePieceCodec:
             loses_first_space.clear()
         return DecodingTable(
             token_bytes,
-            {token_id: vocabulary.pieces[token_id] for token_id in self.control_ids.values()},
+            {
+                token_id: spelling
+                for spelling, token_id in self.special_ids.items()
+                if vocabulary.kinds[token_id] == PieceKind.CONTROL
+            },
             frozenset(loses_first_space),
             REPLACE_EACH_BYTE,
             control_ends_character=True,
@@ -140,8 +148,6 @@ class SentencePieceCodec:
 
     def _merge(self, word: str) -> list[str]:
         """The pieces of ``word``: merge the best-scored neighbours until none makes a piece."""
-        if word in self._ids and len(word) == 1:
-            return [word]
         symbols = list(word)  # a merged-away symbol becomes ""
         after = list(range(1, len(symbols) + 1))
         before = list(range(-1, len(symbols) - 1))

@@ -18,6 +18,9 @@ class FullCodec(Codec, Protocol):
     @property
     def decoding_table(self) -> DecodingTable: ...
 
+    @property
+    def longest_token_chars(self) -> int | None: ...
+
 
 class Tokenizer:
     """Text to token ids and back, as the model's own files define it. Safe to share by threads."""
@@ -31,11 +34,16 @@ class Tokenizer:
         bos_token_id: int | None,
         eos_token_ids: Collection[int],
         chat: ChatFormat,
+        model_vocab_size: int = 0,
     ) -> None:
-        """``prefix_ids``, ``suffix_ids``: what add_special_tokens puts around a text."""
+        """``prefix_ids``, ``suffix_ids``: what add_special_tokens puts around a text.
+
+        ``model_vocab_size``: rows of the embedding, which may be padded beyond the vocabulary; a
+        model may sample those ids too, and they stand for no text.
+        """
         self.bos_token_id = bos_token_id
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.decoding_table = codec.decoding_table
+        self.decoding_table = codec.decoding_table.padded(model_vocab_size)
         self._codec = codec
         self._prefix_ids = list(prefix_ids)
         self._suffix_ids = list(suffix_ids)
@@ -43,7 +51,16 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """Ids below this have a text, be it empty: the vocabulary, or the model's if larger."""
         return len(self.decoding_table.token_bytes)
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of what ``encode`` gives, without encoding.
+
+        Lets a hopelessly long prompt be refused before seconds are spent on it.
+        """
+        longest = self._codec.longest_token_chars
+        return 0 if longest is None else -(-len(text) // longest)
 
     def encode(
         self, text: str, add_special_tokens: bool = True, parse_special: bool = False

@@ -10,8 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as RustTokenizer
 
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable
-from llorch_worker.text.sentencepiece_codec import LITERAL_MARK
-from llorch_worker.text.vocabulary import SPACE
+from llorch_worker.text.vocabulary import LITERAL_MARK, SPACE
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _NO_DECODER: dict[str, Any] = {"type": "none"}
@@ -20,9 +19,13 @@ _NO_DECODER: dict[str, Any] = {"type": "none"}
 class TokenizersCodec:
     """Text to ids and ids to bytes as a ``tokenizer.json`` defines them.
 
+    ``longest_token_chars`` is None: a normalizer may shorten the text without bound.
+
     Raises:
         ValueError: the file's decoder is none that Llama models use.
     """
+
+    longest_token_chars: int | None = None
 
     def __init__(self, definition: str) -> None:
         """``definition``: the content of tokenizer.json."""
@@ -30,7 +33,7 @@ class TokenizersCodec:
         self._parsing = _load(definition)
         self._literal = _load(definition)
         self._literal.encode_special_tokens = True
-        self.control_ids = {
+        self.special_ids = {
             token.content: token_id
             for token_id, token in self._parsing.get_added_tokens_decoder().items()
             if token.special
@@ -43,7 +46,10 @@ class TokenizersCodec:
         self._newline_ids = self._literal.encode("\n", add_special_tokens=False).ids
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
-        """Ids of ``text`` without BOS or EOS. ``parse_special``: control spellings become ids."""
+        """Ids of ``text`` without BOS or EOS. ``parse_special``: control spellings become ids.
+
+        Those with a LITERAL_MARK inside do not, and lose the mark.
+        """
         if not parse_special:
             return self._ids(self._literal, text)
         first, *rest = text.split(LITERAL_MARK)
