@@ -123,8 +123,8 @@ class Vocabulary:
 
 
 def spaced(text: str) -> str:
-    """``text`` with Llama's dummy prefix and visible spaces."""
-    return SPACE + text.replace(" ", SPACE)
+    """``text`` with Llama's dummy prefix and visible spaces; nothing for nothing."""
+    return SPACE + text.replace(" ", SPACE) if text else ""
 
 
 def rope_table(config: DemoConfig, length: int) -> tuple[Tensor, Tensor]:
