@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,3 +41,75 @@ def llama2_vocab() -> Path:
 def demo_model() -> Path:
     """The model that the package ships."""
     return REPOSITORY / "llorch_worker" / "assets" / "demo.gguf"
+
+
+LLAMA_METADATA: dict[str, Any] = {
+    "general.architecture": "llama",
+    "llama.context_length": 128,
+    "llama.embedding_length": 64,
+    "llama.block_count": 2,
+    "llama.feed_forward_length": 96,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}
+
+
+@pytest.fixture(scope="session")
+def write_gguf() -> Callable[..., Path]:
+    """Writes a random two-block Llama as GGUF, or whatever metadata and tensors make of it.
+
+    ``write_gguf(path, metadata={...}, tensors={...})``: both override the defaults key by key,
+    and None leaves a key out; a tensor may be an array or (bytes as uint8 array, block type).
+    """
+    import gguf
+    import numpy as np
+
+    def write(
+        path: Path,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        tensors: Mapping[str, Any] | None = None,
+    ) -> Path:
+        pairs = LLAMA_METADATA | dict(metadata or {})
+        random = np.random.default_rng(0)
+
+        def matrix(*shape: int) -> Any:
+            return random.normal(size=shape).astype(np.float32) * 0.2
+
+        table: dict[str, Any] = {
+            "token_embd.weight": matrix(80, 64),
+            "output_norm.weight": np.ones(64, np.float32),
+            "output.weight": matrix(80, 64),
+        }
+        for layer in range(2):
+            table |= {
+                f"blk.{layer}.attn_norm.weight": np.ones(64, np.float32),
+                f"blk.{layer}.attn_q.weight": matrix(64, 64),
+                f"blk.{layer}.attn_k.weight": matrix(32, 64),
+                f"blk.{layer}.attn_v.weight": matrix(32, 64),
+                f"blk.{layer}.attn_output.weight": matrix(64, 64),
+                f"blk.{layer}.ffn_norm.weight": np.ones(64, np.float32),
+                f"blk.{layer}.ffn_gate.weight": matrix(96, 64),
+                f"blk.{layer}.ffn_up.weight": matrix(96, 64),
+                f"blk.{layer}.ffn_down.weight": matrix(64, 96),
+            }
+        table |= dict(tensors or {})
+        # The writer adds general.architecture itself.
+        writer = gguf.GGUFWriter(path, str(pairs.pop("general.architecture")))
+        for key, value in pairs.items():
+            if value is not None:
+                item = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+                writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value), item)
+        for name, tensor in table.items():
+            if isinstance(tensor, tuple):
+                writer.add_tensor(name, tensor[0], raw_dtype=tensor[1])
+            elif tensor is not None:
+                writer.add_tensor(name, tensor)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write

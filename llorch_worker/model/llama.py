@@ -51,10 +51,8 @@ class Llama:
     ) -> Llama:
         """Read the weights into ``dtype`` on ``device``, one at a time.
 
-        Raises ModelLoadFailed before anything is read when a tensor is missing, misshapen or
-        unknown.
+        ``config`` is what ``resolve_config`` made of this checkpoint: the tensors are checked.
         """
-        weight_table.check_tensors(checkpoint, config)
         return _Loader(checkpoint, config, dtype, device, progress).model()
 
     @torch.inference_mode()

@@ -13,7 +13,7 @@ import torch
 from llorch_worker.cache import RopeScaling
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.config import LlamaConfig
-from llorch_worker.model.weight_table import EMBEDDING, OUTPUT
+from llorch_worker.model.weight_table import EMBEDDING, OUTPUT, check_tensors
 from llorch_worker.weights import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,8 @@ def resolve_config(checkpoint: Checkpoint) -> LlamaConfig:
     """
     gguf = checkpoint.layout == "gguf"
     config = _from_gguf(checkpoint) if gguf else _from_hugging_face(checkpoint)
-    return _checked(config, checkpoint.path)
+    _check(config, checkpoint)
+    return config
 
 
 class _Reader:
@@ -145,7 +146,7 @@ def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
             "serve a model of the Llama family."
         )
     read = _Reader(path, metadata)
-    for architecture in metadata.get("architectures") or ():
+    for architecture in _listed(metadata.get("architectures")):
         if not str(architecture).endswith("ForCausalLM"):
             raise read.refused(
                 f"its architecture is {architecture}", "it has no language model head"
@@ -176,6 +177,13 @@ def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
     )
 
 
+def _listed(value: object) -> list[Any]:
+    """A list as it is, one item as a list of it, nothing as an empty list."""
+    if isinstance(value, list):
+        return value
+    return [] if value is None else [value]
+
+
 def _hugging_face_rope(read: _Reader) -> tuple[float, RopeScaling | None]:
     """Theta and scaling; the new style keeps both in rope_parameters, the old has two keys."""
     settings = read.value("rope_parameters") or read.value("rope_scaling") or {}
@@ -186,7 +194,7 @@ def _hugging_face_rope(read: _Reader) -> tuple[float, RopeScaling | None]:
     for reader in (read, rope):
         reader.refuse_unless("partial_rotary_factor", (1, 1.0), "RoPE must cover whole heads")
     kind = rope.value("rope_type") or rope.value("type") or "default"
-    if kind in {"default", "dynamic"}:
+    if kind in ("default", "dynamic"):
         # `dynamic` changes nothing within max_position_embeddings, and further none may go.
         return theta, None
     if kind == "linear":
@@ -256,21 +264,18 @@ def _within_window(
     return min(context, window)
 
 
-def _checked(config: LlamaConfig, path: Path) -> LlamaConfig:
+def _check(config: LlamaConfig, checkpoint: Checkpoint) -> None:
+    """Raise ModelLoadFailed unless the numbers agree with each other and with the tensors."""
     problem = None
+    scaling = config.rope_scaling
     if config.num_heads % config.num_kv_heads:
         problem = f"{config.num_heads} heads cannot share {config.num_kv_heads} KV heads"
     elif config.head_dim % 2:
         problem = f"heads of {config.head_dim} have no pairs to rotate"
-    elif (
-        config.rope_scaling is not None
-        and config.rope_scaling.kind == "factors"
-        and len(config.rope_scaling.factors) != config.head_dim // 2
-    ):
-        problem = (
-            f"{_ROPE_FACTORS} has {len(config.rope_scaling.factors)} values "
-            f"for {config.head_dim // 2} pairs"
-        )
+    elif config.num_layers > len(checkpoint.tensors):
+        problem = f"{config.num_layers} layers cannot be in {len(checkpoint.tensors)} tensors"
+    elif scaling and scaling.kind == "factors" and len(scaling.factors) != config.head_dim // 2:
+        problem = f"{len(scaling.factors)} RoPE factors do not fit heads of {config.head_dim}"
     if problem:
-        raise ModelLoadFailed(f"{path}: {problem}; convert the model again.")
-    return config
+        raise ModelLoadFailed(f"{checkpoint.path}: {problem}; convert the model again.")
+    check_tensors(checkpoint, config)

@@ -53,12 +53,21 @@ def open_checkpoint(path: Path) -> Checkpoint:
     from llorch_worker.weights.hugging_face import HuggingFaceCheckpoint
 
     path = Path(path)
-    if path.is_dir():
-        return HuggingFaceCheckpoint(path)
-    if not path.exists():
+    try:
+        if path.is_dir():
+            return HuggingFaceCheckpoint(path)
+        if not path.exists():
+            raise ModelLoadFailed(
+                f"{path} does not exist; give a .gguf file or a Hugging Face model folder."
+            )
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise ModelLoadFailed(
+                f"{path} is no regular file; give a .gguf file or a Hugging Face model folder."
+            )
+    except OSError as error:
         raise ModelLoadFailed(
-            f"{path} does not exist; give a .gguf file or a Hugging Face model folder."
-        )
+            f"{path} cannot be read ({error.strerror}); check the path and its permissions."
+        ) from error
     if path.suffix in {".safetensors", ".json"}:
         raise ModelLoadFailed(
             f"{path} is one file of a Hugging Face model; give the folder that holds it."

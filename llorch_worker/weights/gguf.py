@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,8 +40,8 @@ _LAYER_TENSOR_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_LAYER_TENSOR = re.compile(r"blk\.([0-9]{1,5})\.(\w+)\.(weight|bias)")
+_SPLIT_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _INTERLEAVED_ARCHITECTURES = frozenset({"llama"})
 """Architectures whose Q and K rows the converters reorder for interleaved RoPE pairs."""
 
@@ -67,13 +68,14 @@ class GgufCheckpoint:
             tensors.update(self._index(file, header))
         self.metadata: Mapping[str, Any] = headers[0].metadata
         self.tensors: Mapping[str, TensorInfo] = tensors
-        announced = len(files), self.metadata.get("split.count", 1) or 1
-        if announced[0] != announced[1]:
+        parts = self.metadata.get("split.count", 1) or 1
+        if parts != len(files):
             raise ModelLoadFailed(
-                f"{path} is one of {announced[1]} parts but is not named like one; "
+                f"{path} is one of {parts} parts but is not named so; "
                 "give the parts their names back (…-00001-of-000NN.gguf) or merge them."
             )
-        self._interleaved = self.metadata.get("general.architecture") in _INTERLEAVED_ARCHITECTURES
+        architecture = str(self.metadata.get("general.architecture"))
+        self._interleaved = architecture in _INTERLEAVED_ARCHITECTURES
 
     def _index(self, file: MappedFile, header: GgufHeader) -> dict[str, TensorInfo]:
         infos: dict[str, TensorInfo] = {}
@@ -90,8 +92,13 @@ class GgufCheckpoint:
                     f"{file.path}: tensor {entry.name} has the unknown block type {entry.type_id}; "
                     "update the gguf package or quantise the model to a common type such as Q8_0."
                 ) from error
+            if not can_dequantise(type_):
+                raise ModelLoadFailed(
+                    f"{file.path}: tensor {entry.name} has block type {type_.name}, which cannot "
+                    "be dequantised; quantise the model to another type, such as Q8_0 or Q4_K."
+                )
             block_elements, block_bytes = GGML_QUANT_SIZES[type_]
-            if entry.shape[-1] % block_elements:
+            if 0 in entry.shape or entry.shape[-1] % block_elements:
                 raise ModelLoadFailed(
                     f"{file.path} is damaged (rows of tensor {entry.name} hold {entry.shape[-1]} "
                     f"values, no multiple of {type_.name}'s {block_elements}); convert it again."
@@ -123,8 +130,6 @@ class GgufCheckpoint:
         require_shape(self.path, info, tuple(out.shape))
         out = out.view(-1, info.shape[-1])
         rows, row_elements = out.shape
-        if rows == 0 or row_elements == 0:
-            return
         destination = None
         if rope_heads is not None and self._interleaved:
             destination = _half_split_rows(rows, rope_heads)
@@ -135,32 +140,11 @@ class GgufCheckpoint:
             max(1, _CHUNK_ELEMENTS // row_elements),
         )
         for first, piece in chunks:
-            values = torch.from_numpy(self._dequantise(info, stored.type, piece))
-            values = values.view(-1, row_elements)
+            values = torch.from_numpy(_dequantised(piece, stored.type)).view(-1, row_elements)
             if destination is None:
                 out[first : first + len(values)].copy_(values)
             else:
                 out.index_copy_(0, destination[first : first + len(values)], values.to(out.dtype))
-
-    def _dequantise(
-        self, info: TensorInfo, type_: GGMLQuantizationType, piece: npt.NDArray[np.uint8]
-    ) -> npt.NDArray[Any]:
-        """``piece: [rows, row_bytes]`` as float values in the same order, in memory of its own."""
-        if type_ is GGMLQuantizationType.F32:
-            return piece.reshape(-1).view(np.float32).copy()
-        if type_ is GGMLQuantizationType.F16:
-            return piece.reshape(-1).view(np.float16).copy()
-        if type_ is GGMLQuantizationType.F64:
-            return piece.reshape(-1).view(np.float64).copy()
-        try:
-            # One long row: gguf would otherwise work in groups of 16 rows, however short they are.
-            values: npt.NDArray[np.float32] = dequantize(piece.reshape(1, -1), type_)
-        except NotImplementedError as error:
-            raise ModelLoadFailed(
-                f"{self.path}: tensor {info.name} has block type {type_.name}, which cannot be "
-                "dequantised; quantise the model to another type, such as Q8_0 or Q4_K."
-            ) from error
-        return values
 
 
 def canonical_name(gguf_name: str) -> str:
@@ -183,9 +167,9 @@ def _half_split_rows(rows: int, heads: int) -> torch.Tensor:
 def _parts(path: Path) -> list[Path]:
     """All files of a split model in order, or the one file."""
     match = _SPLIT_NAME.fullmatch(path.name)
-    if match is None:
+    count = int(match[3]) if match else 0
+    if match is None or count == 0:
         return [path]
-    count = int(match[3])
     parts = [path.with_name(f"{match[1]}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
     for part in parts:
         if not part.exists():
@@ -194,3 +178,23 @@ def _parts(path: Path) -> list[Path]:
                 "put all parts in one folder."
             )
     return parts
+
+
+@cache
+def can_dequantise(type_: GGMLQuantizationType) -> bool:
+    """Whether tensors of this block type can be read."""
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[type_][1]), np.uint8), type_)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _dequantised(
+    piece: npt.NDArray[np.uint8], type_: GGMLQuantizationType
+) -> npt.NDArray[np.float32]:
+    """``piece``: [rows, row_bytes] as float32 values in the same order, in memory of their own."""
+    # One long row: gguf would otherwise work in groups of 16 rows, however short they are.
+    values: npt.NDArray[np.float32] = dequantize(piece.reshape(1, -1), type_)
+    # An F32 tensor comes back as a view of the file: read-only, and perhaps not aligned.
+    return values.copy() if type_ is GGMLQuantizationType.F32 else values

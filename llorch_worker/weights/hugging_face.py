@@ -66,8 +66,10 @@ class HuggingFaceCheckpoint:
             raise _damaged(file, f"its header announces {header_bytes} bytes")
         try:
             header = json.loads(file.read(8, header_bytes))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _damaged(file, "its header is no JSON") from error
+        if not isinstance(header, dict):
+            raise _damaged(file, "its header is no JSON object")
         infos: dict[str, TensorInfo] = {}
         for name, entry in header.items():
             if name == "__metadata__":
@@ -162,7 +164,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ModelLoadFailed(
             f"{path} cannot be read ({error.strerror}); check its permissions."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelLoadFailed(f"{path} is no JSON; download the model again.") from error
     if not isinstance(document, dict):
         raise ModelLoadFailed(f"{path} is no JSON object; download the model again.")

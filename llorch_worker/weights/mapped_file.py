@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from llorch_worker.contract import ModelLoadFailed
 
-_DROP_BYTES = 8 * 1024 * 1024
+_DROP_BYTES = 2 * 1024 * 1024
 """Consumed pages are handed back in runs of about this size."""
 
 

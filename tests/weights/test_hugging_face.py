@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.weights import open_checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole folder with one tensor of each float dtype."""
+    torch.manual_seed(0)
+    tensors = {
+        "double": torch.randn(3, 5, dtype=torch.float64),
+        "single": torch.randn(700, 600),
+        "half": torch.randn(4, 6, dtype=torch.float16),
+        "brain": torch.randn(1200, 700).bfloat16(),
+        "mask": torch.ones(2, dtype=torch.bool),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    return tmp_path
+
+
+def shard(folder: Path) -> dict[str, torch.Tensor]:
+    tensors = {f"t{i}": torch.randn(10, i + 1) for i in range(5)}
+    (folder / "model.safetensors").unlink()
+    weight_map = {}
+    for i in range(2):
+        name = f"model-0000{i + 1}-of-00002.safetensors"
+        part = {key: value for key, value in tensors.items() if int(key[1]) % 2 == i}
+        save_file(part, folder / name)
+        weight_map |= dict.fromkeys(part, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return tensors
+
+
+def test_each_float_dtype_loads_into_each_compute_dtype(folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    checkpoint = open_checkpoint(folder)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name == "mask":
+            continue
+        assert checkpoint.tensors[name].shape == tuple(tensor.shape)
+        assert checkpoint.tensors[name].stored_bytes == tensor.nbytes
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            assert torch.equal(checkpoint.load(name, dtype), tensor.to(dtype))
+
+
+def test_a_sharded_folder_loads_whole(folder: Path) -> None:
+    tensors = shard(folder)
+    checkpoint = open_checkpoint(folder)
+    assert set(checkpoint.tensors) == set(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.load(name, torch.float32), tensor)
+
+
+def test_the_side_files_come_with_the_metadata(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
+    metadata = open_checkpoint(folder).metadata
+    assert metadata["model_type"] == "llama"
+    assert metadata["generation_config"] == {"eos_token_id": [2, 3]}
+    assert "tokenizer_config" not in metadata
+
+
+def test_a_tensor_that_is_no_float_is_refused(folder: Path) -> None:
+    with pytest.raises(ModelLoadFailed, match="tensor mask is stored as BOOL"):
+        open_checkpoint(folder).load("mask", torch.float32)
+
+
+def test_a_missing_tensor_and_a_wrong_shape_are_refused(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(ModelLoadFailed, match="has no tensor nothing"):
+        checkpoint.load("nothing", torch.float32)
+    with pytest.raises(ModelLoadFailed, match=r"half is \[4, 6\] .*calls for \[6, 4\]"):
+        checkpoint.read_into("half", torch.empty(6, 4))
+
+
+def truncate(path: Path, size: int) -> None:
+    os.truncate(path, size)
+
+
+def rewrite_header(path: Path, change: Callable[[str], str]) -> None:
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = change(data[8 : 8 + size].decode()).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is no JSON"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "is no JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "is no JSON object"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            "as pickles only",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "m.gguf"),
+            "holds GGUF files; give the path of one",
+        ),
+        (lambda folder: truncate(folder / "model.safetensors", 0), "is empty"),
+        (lambda folder: truncate(folder / "model.safetensors", 7), "header announces"),
+        (lambda folder: truncate(folder / "model.safetensors", 100), "header announces"),
+        (lambda folder: truncate(folder / "model.safetensors", 3000), "past the end"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 100),
+            "header announces",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(
+                b"\x08" + b"\0" * 7 + b"{}{}{}{}"
+            ),
+            "header is no JSON",
+        ),
+        (
+            lambda folder: rewrite_header(folder / "model.safetensors", lambda h: "[1, 2]"),
+            "header is no JSON object",
+        ),
+        (
+            lambda folder: rewrite_header(
+                folder / "model.safetensors", lambda h: h.replace("data_offsets", "offsets")
+            ),
+            "malformed",
+        ),
+        (
+            lambda folder: rewrite_header(
+                folder / "model.safetensors", lambda h: h.replace("[700,600]", "[700,601]")
+            ),
+            "does not have the bytes of its shape",
+        ),
+        (
+            lambda folder: (
+                shard(folder),
+                (folder / "model-00002-of-00002.safetensors").unlink(),
+            ),
+            "lacks model-00002-of-00002.safetensors",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text("{}"),
+            "has no weight_map",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "../elsewhere.safetensors"}}'
+            ),
+            "lacks ../elsewhere",
+        ),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_one_sentence(
+    folder: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(folder)
+    with pytest.raises(ModelLoadFailed, match=message) as raised:
+        open_checkpoint(folder)
+    assert str(folder) in raised.value.message
+    assert "\n" not in raised.value.message
+    assert "; " in raised.value.message
