@@ -1,0 +1,132 @@
+"""Parts of an engine for its tests: one real model, caches of any size, sequences without text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine import Engine
+from llorch_worker.engine.block_plan import cache_shape
+from llorch_worker.engine.sequence import Sequence
+from llorch_worker.model import Llama, LlamaConfig, resolve_config
+from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.weights import open_checkpoint
+
+SHARED_MODEL = Path(__file__).resolve().parents[3] / "shared/models/stories260K/f32.gguf"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A real model, and engines of it with any cache and, for faults, any forward pass."""
+
+    path: Path
+    model: Llama
+    config: LlamaConfig
+    tokenizer: Tokenizer
+
+    def cache(self, num_blocks: int, max_context: int | None = None) -> UnifiedCache:
+        shape = cache_shape(
+            self.config,
+            max_context or self.config.max_context,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        return UnifiedCache.allocate(num_blocks=num_blocks, **shape)
+
+    def engine(self, *, num_blocks: int = 512, model: Any = None, **settings: Any) -> Engine:
+        return Engine(
+            model=model or self.model,
+            config=self.config,
+            cache=self.cache(num_blocks),
+            tokenizer=self.tokenizer,
+            model_name="stories",
+            weight_bytes=self.model.weight_bytes,
+            **settings,
+        )
+
+
+@pytest.fixture(scope="session")
+def loaded(demo_model: Path) -> LoadedModel:
+    """stories260K where it lies beside the checkout, else the demo model."""
+    path = SHARED_MODEL if SHARED_MODEL.exists() else demo_model
+    if not path.exists():
+        pytest.skip("needs stories260K beside this checkout, or the demo model")
+    checkpoint = open_checkpoint(path)
+    config = resolve_config(checkpoint)
+    model = Llama.load(checkpoint, config, dtype=torch.float32, device=torch.device("cpu"))
+    return LoadedModel(path, model, config, load_tokenizer(checkpoint))
+
+
+@pytest.fixture
+def make_engine(loaded: LoadedModel) -> Iterator[Callable[..., Engine]]:
+    """Engines that are closed, and whose blocks are all back, when the test ends."""
+    engines: list[Engine] = []
+
+    def make(**settings: Any) -> Engine:
+        engines.append(loaded.engine(**settings))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        if engine.healthy:
+            engine.check_integrity()
+        engine.close()
+        assert engine.stats().kv_blocks_free == engine.stats().kv_blocks_total
+
+
+@pytest.fixture(scope="module")
+def engine(loaded: LoadedModel) -> Iterator[Engine]:
+    """One engine for all tests of a module: jobs must leave no trace in each other."""
+    with loaded.engine() as engine:
+        yield engine
+        engine.check_integrity()
+        assert engine.stats().kv_blocks_free == engine.stats().kv_blocks_total
+
+
+class NoText:
+    """For tests of what happens before there is text: takes tokens and says nothing."""
+
+    released = ""
+
+    def push(self, token_id: int, *, may_stop: bool = True) -> bool:
+        return False
+
+    def close(self) -> bool:
+        return False
+
+    def take(self) -> str:
+        return ""
+
+
+@pytest.fixture(scope="session")
+def make_sequence() -> Callable[..., Sequence]:
+    """A sequence of given ids; keyword arguments are fields of its request."""
+
+    def make(
+        prompt: int | list[int] = 4,
+        generated: list[int] | None = None,
+        *,
+        arrival: int = 0,
+        eos_ids: frozenset[int] = frozenset(),
+        seed: int = 0,
+        **fields: Any,
+    ) -> Sequence:
+        prompt_ids = list(range(prompt)) if isinstance(prompt, int) else prompt
+        return Sequence(
+            prompt_ids,
+            GenerationRequest(prompt_token_ids=prompt_ids, **fields),
+            seed=seed,
+            text=NoText(),  # type: ignore[arg-type]
+            arrival=arrival,
+            eos_ids=eos_ids,
+            generated_ids=generated or (),
+        )
+
+    return make

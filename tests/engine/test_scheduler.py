@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from llorch_worker.cache import BlockPool
+from llorch_worker.engine.scheduler import Scheduler, StepPlan
+from llorch_worker.engine.sequence import Sequence, SequenceState
+
+MakeSequence = Callable[..., Sequence]
+
+
+def scheduler(blocks: int = 100, sequences: int = 8, step: int = 64) -> Scheduler:
+    return Scheduler(BlockPool(blocks), block_size=4, max_sequences=sequences, max_step_tokens=step)
+
+
+def run_step(scheduler: Scheduler) -> StepPlan:
+    """Computes the next step with token 1 for every sequence that is due one."""
+    plan = scheduler.schedule()
+    scheduler.advance(plan)
+    for chunk in plan.chunks:
+        if chunk.sequence.pending == 0:
+            chunk.sequence.append(1)
+            if chunk.sequence.finish_reason is not None:
+                scheduler.finish(chunk.sequence)
+    scheduler.check_integrity()
+    return plan
+
+
+def counts(plan: StepPlan) -> list[tuple[int, int]]:
+    return [(chunk.sequence.arrival, chunk.count) for chunk in plan.chunks]
+
+
+def test_a_short_prompt_is_prefilled_in_one_step_and_then_decodes(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler()
+    s.add(make_sequence(10, max_tokens=3))
+    assert [counts(run_step(s)) for _ in range(3)] == [[(0, 10)], [(0, 1)], [(0, 1)]]
+    assert not s.has_work
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_of_the_budget(make_sequence: MakeSequence) -> None:
+    s = scheduler(step=8)
+    s.add(make_sequence(20))
+    assert [counts(run_step(s)) for _ in range(4)] == [[(0, 8)], [(0, 8)], [(0, 4)], [(0, 1)]]
+
+
+def test_every_running_sequence_decodes_in_every_step_beside_a_long_prompt(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(step=8)
+    for arrival in range(3):
+        s.add(make_sequence(2, arrival=arrival))
+    run_step(s)
+    s.add(make_sequence(40, arrival=3))
+    for _ in range(8):
+        assert counts(run_step(s)) == [(0, 1), (1, 1), (2, 1), (3, 5)]
+    assert counts(run_step(s)) == [(0, 1), (1, 1), (2, 1), (3, 1)]
+
+
+def test_no_step_exceeds_the_budget_even_when_it_is_smaller_than_max_sequences(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(sequences=8, step=3)
+    for arrival in range(6):
+        s.add(make_sequence(5, arrival=arrival, max_tokens=4))
+    while s.has_work:
+        plan = run_step(s)
+        assert 1 <= plan.tokens <= 3
+        assert s.running_count <= 3
+
+
+def test_admission_goes_by_priority_and_then_by_arrival(make_sequence: MakeSequence) -> None:
+    s = scheduler(sequences=1)
+    priorities = ["low", "normal", "high", "low", "high", "normal"]
+    for arrival, priority in enumerate(priorities):
+        s.add(make_sequence(2, arrival=arrival, priority=priority, max_tokens=1))
+    admitted = []
+    while s.has_work:
+        admitted += [sequence.arrival for sequence in run_step(s).admitted]
+    assert admitted == [2, 4, 1, 5, 0, 3]
+
+
+def test_a_prompt_of_high_priority_prefills_before_a_low_one_that_has_begun(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(step=8)
+    s.add(make_sequence(100, arrival=0, priority="low"))
+    run_step(s)
+    s.add(make_sequence(10, arrival=1, priority="high"))
+    assert counts(run_step(s)) == [(1, 8)]
+    assert counts(run_step(s)) == [(1, 2), (0, 6)]
+
+
+def test_nobody_overtakes_the_head_of_the_queue_that_lacks_blocks(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(blocks=5)
+    s.add(make_sequence(12, arrival=0, max_tokens=2))
+    run_step(s)
+    s.add(make_sequence(16, arrival=1))
+    s.add(make_sequence(1, arrival=2))
+    run_step(s)
+    assert [sequence.arrival for sequence in s.waiting] == [1, 2]
+    assert [sequence.arrival for sequence in run_step(s).admitted] == [1]
+
+
+def test_when_blocks_run_out_the_latest_of_the_lowest_priority_yields(
+    make_sequence: MakeSequence,
+) -> None:
+    # Blocks of 4 tokens: each prompt fills one, and the first decode of each needs another.
+    s = scheduler(blocks=6)
+    first = make_sequence(4, arrival=0, priority="normal")
+    low = make_sequence(4, arrival=1, priority="low")
+    later = make_sequence(4, arrival=2, priority="normal")
+    for sequence in (first, low, later):
+        s.add(sequence)
+    run_step(s)
+    assert s.running_count == 3
+    while low.state is SequenceState.RUNNING:
+        run_step(s)
+    assert first.state is later.state is SequenceState.RUNNING
+    assert low.blocks == []
+    assert low.computed == 0
+    while later.state is SequenceState.RUNNING:
+        run_step(s)
+    assert first.state is SequenceState.RUNNING
+    assert s.preempted_total >= 2
+
+
+def test_a_preempted_sequence_keeps_its_tokens_and_prefills_them_again(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler()
+    sequence = make_sequence(6)
+    s.add(sequence)
+    for _ in range(3):
+        run_step(s)
+    s.preempt(sequence)
+    assert sequence.generated_ids == [1, 1, 1]
+    assert counts(run_step(s)) == [(0, 9)]
+    assert sequence.generated_count == 4
+
+
+def test_a_sequence_that_brings_generated_tokens_goes_on_after_them(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler()
+    sequence = make_sequence(6, generated=[7, 8], max_tokens=4)
+    s.add(sequence)
+    assert counts(run_step(s)) == [(0, 8)]
+    run_step(s)
+    assert sequence.generated_ids == [7, 8, 1, 1]
+    assert sequence.finish_reason == "length"
+
+
+def test_after_relief_one_sequence_fewer_runs_until_another_has_finished(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler()
+    short = make_sequence(4, arrival=0, max_tokens=3)
+    for sequence in (short, make_sequence(4, arrival=1), large := make_sequence(8, arrival=2)):
+        s.add(sequence)
+    run_step(s)
+    s.relieve(large)
+    run_step(s)
+    assert large.state is SequenceState.WAITING
+    run_step(s)
+    assert short.finish_reason == "length"
+    run_step(s)
+    assert large.state is SequenceState.RUNNING
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_a_finished_sequence_frees_its_blocks_wherever_it_was(
+    make_sequence: MakeSequence, steps: int
+) -> None:
+    """Waiting, in the middle of its prefill, and decoding."""
+    pool = BlockPool(20)
+    s = Scheduler(pool, block_size=4, max_sequences=4, max_step_tokens=8)
+    sequence = make_sequence(20)
+    s.add(sequence)
+    for _ in range(steps):
+        run_step(s)
+    s.finish(sequence)
+    s.finish(sequence)
+    assert pool.free_count == 20
+    assert not s.has_work
+    assert sequence.state is SequenceState.FINISHED
+
+
+def test_lost_and_doubly_held_blocks_are_told(make_sequence: MakeSequence) -> None:
+    s = scheduler()
+    sequence = make_sequence(10)
+    s.add(sequence)
+    run_step(s)
+    sequence.blocks.append(sequence.blocks[0])
+    with pytest.raises(RuntimeError, match="held by two"):
+        s.check_integrity()
+    del sequence.blocks[-2:]
+    with pytest.raises(RuntimeError, match="KV blocks, but"):
+        s.check_integrity()
