@@ -109,12 +109,14 @@ class SentencePieceCodec:
 
     def _encode_text(self, text: str) -> list[int]:
         if self.vocabulary.remove_extra_spaces:
-            text = re.sub(" +", " ", text.strip(" "))
+            text = re.sub(" +", " ", text.lstrip(" "))
         if not text:
             return []
         if self.vocabulary.add_space_prefix:
             text = " " + text
         text = text.replace(" ", SPACE)
+        if self.vocabulary.remove_extra_spaces:
+            text = text.rstrip(SPACE)  # takes a stand-in that the user typed too, as the library
         ids: list[int] = []
         for part in self._split_user_defined(text):
             if part in self._user_defined:
@@ -133,7 +135,7 @@ class SentencePieceCodec:
         ids: list[int] = []
         for piece in self._merge(word):
             token_id = self._ids.get(piece)
-            if token_id is not None:
+            if token_id is not None and piece not in self._unused:
                 ids.append(token_id)
             elif self._byte_ids is not None:
                 ids.extend(map(self._byte_ids.__getitem__, piece.encode()))

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llorch_worker.text import StopStrings
+
+
+def _run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
+    """What comes out of ``pieces``, up to the match or the end."""
+    stopper = StopStrings(stops)
+    shown = ""
+    for piece in pieces:
+        text, matched = stopper.push(piece)
+        shown += text
+        if matched:
+            return shown, True
+    return shown + stopper.flush(), stopper.matched
+
+
+def _oracle(stops: list[str], text: str) -> tuple[str, bool]:
+    cut = min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+    return text[:cut], cut is not None
+
+
+ALPHABET = "aab😀é"
+
+
+@given(
+    stops=st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=5),
+    pieces=st.lists(st.text(ALPHABET, max_size=4), max_size=12),
+)
+def test_the_cut_is_where_the_first_stop_begins_however_the_text_is_split(
+    stops: list[str], pieces: list[str]
+) -> None:
+    assert _run(stops, pieces) == _oracle(stops, "".join(pieces))
+
+
+@given(
+    stops=st.lists(st.text(ALPHABET, min_size=1, max_size=5), min_size=1, max_size=5),
+    pieces=st.lists(st.text(ALPHABET, max_size=4), max_size=12),
+)
+def test_no_more_is_held_back_than_may_begin_a_stop(stops: list[str], pieces: list[str]) -> None:
+    stopper = StopStrings(stops)
+    seen = shown = ""
+    for piece in pieces:
+        text, matched = stopper.push(piece)
+        seen, shown = seen + piece, shown + text
+        if matched:
+            return
+        held = seen[len(shown) :]
+        assert not held or any(stop.startswith(held) or held.startswith(stop) for stop in stops)
+
+
+def test_a_stop_split_over_many_pushes_is_found() -> None:
+    stopper = StopStrings(["</answer>"])
+    assert [stopper.push(piece) for piece in ("yes<", "/ans", "wer", ">and more")] == [
+        ("yes", False),
+        ("", False),
+        ("", False),
+        ("", True),
+    ]
+    assert stopper.push("more") == ("", True)
+    assert stopper.flush() == ""
+
+
+def test_a_false_start_is_released_as_soon_as_it_is_one() -> None:
+    stopper = StopStrings(["\n\nUser:"])
+    assert stopper.push("Hello\n") == ("Hello", False)
+    assert stopper.push("\nUse") == ("", False)
+    assert stopper.push("d ") == ("\n\nUsed ", False)
+
+
+def test_of_a_stop_and_its_prefix_the_prefix_stops_at_once() -> None:
+    stopper = StopStrings(["stop it", "stop"])
+    assert stopper.push("now stop") == ("now ", True)
+
+
+def test_a_stop_that_began_earlier_wins_over_one_complete_inside_it() -> None:
+    stopper = StopStrings(["abcd", "c"])
+    assert stopper.push("xabc") == ("x", False)
+    assert stopper.push("d") == ("", True)
+    assert _run(["abcd", "c"], ["xabc", "e"]) == ("xab", True)
+    assert _run(["abcd", "c"], ["xabc"]) == ("xab", True)
+
+
+def test_what_was_held_back_comes_out_at_the_end() -> None:
+    stopper = StopStrings(["END"])
+    assert stopper.push("the EN") == ("the ", False)
+    assert stopper.flush() == "EN"
+    assert not stopper.matched
+
+
+def test_without_stops_everything_passes() -> None:
+    stopper = StopStrings([])
+    assert stopper.push("any") == ("any", False)
+    assert stopper.flush() == ""
+
+
+def test_an_empty_stop_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopStrings(["a", ""])
