@@ -1,0 +1,14 @@
+"""The ``llorch`` command: one file a command group.
+
+Nothing heavy is imported here: ``llorch --help`` must answer at once, and on a machine that has
+only the base install.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run the command line and exit with its code (see :mod:`llorch_worker.cli.errors`)."""
+    from llorch_worker.cli.app import run
+
+    raise SystemExit(run())

@@ -1,0 +1,100 @@
+"""The table of commands, and the one place where a fault becomes a sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from llorch_worker.cli import demo, doctor, generate, inspect, jobs, status, submit, up, worker
+from llorch_worker.cli.errors import INTERRUPTED, USAGE, explain
+from llorch_worker.cli.screen import Screen
+from llorch_worker.contract import ErrorDocument
+
+_FIRST = "Start here"
+_JOBS = "Jobs"
+_SERVE = "Serve"
+_LOOK = "Look"
+
+app = typer.Typer(
+    name="llorch",
+    help="Llama on Celery: workers that keep a model resident and batch jobs from Redis.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong command or request, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command("demo", rich_help_panel=_FIRST)(demo.demo)
+app.command("doctor", rich_help_panel=_FIRST)(doctor.doctor)
+app.command("up", rich_help_panel=_SERVE)(up.up)
+app.command("worker", rich_help_panel=_SERVE)(worker.worker)
+app.command("generate", rich_help_panel=_JOBS)(generate.generate)
+app.command("submit", rich_help_panel=_JOBS)(submit.submit)
+app.command("watch", rich_help_panel=_JOBS)(jobs.watch)
+app.command("cancel", rich_help_panel=_JOBS)(jobs.cancel)
+app.command("status", rich_help_panel=_LOOK)(status.status)
+app.command("inspect", rich_help_panel=_LOOK)(inspect.inspect)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from llorch_worker import __version__
+
+        typer.echo(f"llorch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _llorch(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    """Llama on Celery: workers that keep a model resident and batch jobs from Redis."""
+
+
+# typer vendors click in newer releases and imports it in older ones: these names are true in both.
+_UsageError = typer.BadParameter.__mro__[1]
+
+
+def run() -> int:
+    """Run the command of ``sys.argv``; returns the exit code, and never shows a traceback for a
+    known fault. A defect of ours does show one."""
+    try:
+        code = app(prog_name="llorch", standalone_mode=False)
+    except BrokenPipeError:
+        # `llorch ... | head`: the reader has enough. Keep the interpreter from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except typer.Abort:
+        code = INTERRUPTED
+    except BaseException as error:
+        explained = explain(error)
+        if isinstance(error, _UsageError):
+            explained = _usage_document(error), USAGE
+        if explained is None:
+            raise
+        Screen(as_json=_json_wanted()).error(explained[0])
+        return explained[1]
+    if code == INTERRUPTED and _json_wanted() and (explained := explain(KeyboardInterrupt())):
+        Screen(as_json=True).error(explained[0])
+    return code if isinstance(code, int) else 0
+
+
+def _usage_document(error: BaseException) -> ErrorDocument:
+    message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "llorch"
+    message = " ".join(message.split()).rstrip(".")
+    return ErrorDocument(code="USAGE", message=f"{message}; see {command} --help", retriable=False)
+
+
+def _json_wanted() -> bool:
+    """Whether ``--json`` was asked for, also where the command line could not be parsed."""
+    arguments = sys.argv[1:]
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in options

@@ -1,0 +1,238 @@
+"""The checks of ``llorch doctor``: each looks at one thing and says what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.broker.connection import BrokerUnavailable, broker_errors, connect, safe_url
+from llorch_worker.broker.embedded import find_redis_server
+from llorch_worker.cli import extras, ports
+from llorch_worker.cli.cluster import Cluster
+from llorch_worker.cli.screen import human_bytes, human_count
+from llorch_worker.contract import LlorchError
+from llorch_worker.settings import Settings
+
+OLDEST_REDIS = (6, 2)
+
+
+class Check(BaseModel):
+    """What was looked at, what was found, and what to do where that is not good."""
+
+    model_config = ConfigDict(frozen=True)
+
+    subject: str
+    verdict: Literal["ok", "warn", "fail"]
+    finding: str
+    remedy: str | None = None
+
+
+def packages() -> Iterator[Check]:
+    """Python and the installed extras."""
+    here = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Check(subject="python", verdict="ok", finding=here)
+    names = ("llorch-worker", "celery", "kombu", "redis", "pydantic")
+    yield Check(subject="packages", verdict="ok", finding=", ".join(map(_installed, names)))
+    needed_for = {
+        "worker": "run workers",
+        "embedded": "start Redis itself",
+        "flower": "show Flower",
+    }
+    for extra, purpose in needed_for.items():
+        missing = extras.missing_modules(extra)
+        if missing:
+            yield Check(
+                subject=extra,
+                verdict="warn",
+                finding=f"not installed ({', '.join(missing)}): this machine can enqueue and "
+                f"read, but not {purpose}",
+                remedy=f'pip install "llorch-worker[{extra}]"',
+            )
+
+
+def _installed(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return f"{name} from the checkout"
+
+
+def redis_server(url: str, *, asked_for: bool) -> Iterator[Check]:
+    """Does Redis answer, and will it keep what is put into it?
+
+    ``asked_for``: the URL was given. Nobody home at the default one is only worth a warning where
+    ``llorch up`` can start a Redis itself.
+    """
+    try:
+        with broker_errors(url), connect(url) as client:
+            information: dict[str, Any] = dict(client.info())
+    except BrokerUnavailable as error:
+        yield _no_redis(url, error, asked_for=asked_for)
+        return
+    found = str(information.get("redis_version", "0"))
+    parts = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    where = safe_url(url)
+    if parts < OLDEST_REDIS:
+        yield Check(
+            subject="redis",
+            verdict="fail",
+            finding=f"{where} answers, but is version {found}",
+            remedy="use Redis 6.2 or newer",
+        )
+    else:
+        yield Check(subject="redis", verdict="ok", finding=f"{where} answers, version {found}")
+    yield from _redis_keeps(information)
+
+
+def _redis_keeps(information: dict[str, Any]) -> Iterator[Check]:
+    policy = information.get("maxmemory_policy", "unknown")
+    limit = int(information.get("maxmemory", 0))
+    used = f"{human_bytes(int(information.get('used_memory', 0)))} used"
+    of = f"{used} of {human_bytes(limit)}" if limit else f"{used}, no limit"
+    if policy == "noeviction":
+        yield Check(subject="memory", verdict="ok", finding=f"maxmemory-policy {policy}, {of}")
+    else:
+        yield Check(
+            subject="memory",
+            verdict="fail" if limit else "warn",
+            finding=f"maxmemory-policy is {policy} ({of}): Redis may throw jobs away",
+            remedy="redis-cli config set maxmemory-policy noeviction",
+        )
+    if information.get("aof_enabled"):
+        yield Check(subject="storage", verdict="ok", finding="append-only file is on")
+    else:
+        yield Check(
+            subject="storage",
+            verdict="warn",
+            finding="append-only file is off: jobs since the last snapshot are lost if Redis dies",
+            remedy="redis-cli config set appendonly yes",
+        )
+
+
+def _no_redis(url: str, error: BrokerUnavailable, *, asked_for: bool) -> Check:
+    server = None if asked_for else find_redis_server()
+    if server is not None:
+        return Check(
+            subject="redis",
+            verdict="warn",
+            finding=f"none at {safe_url(url)}; llorch up and llorch demo will start their own",
+            remedy="for work that must survive a restart, run one and set LLORCH_REDIS_URL",
+        )
+    return Check(
+        subject="redis",
+        verdict="fail",
+        finding=str(error).partition(";")[0],
+        remedy='run redis-server, or "docker compose up -d redis", or set LLORCH_REDIS_URL',
+    )
+
+
+def devices(wanted: str) -> Iterator[Check]:
+    """torch, and the device that a worker would take."""
+    if "torch" in extras.missing_modules("worker"):
+        return
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    build = f"torch {torch.__version__}"
+    yield Check(subject="torch", verdict="ok", finding=build)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for index in range(count):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        finding = f"cuda:{index} {name}, {human_bytes(free)} free of {human_bytes(total)}"
+        yield Check(subject="device", verdict="ok", finding=finding)
+    from llorch_worker.engine.placement import resolve_device
+
+    try:
+        device = resolve_device(wanted)
+    except LlorchError as error:
+        yield Check(
+            subject="device",
+            verdict="fail",
+            finding=error.message,
+            remedy="give --device or LLORCH_DEVICE one of auto, cpu"
+            + "".join(f", cuda:{index}" for index in range(count)),
+        )
+        return
+    if device.type == "cpu":
+        note = "" if count or wanted == "cpu" else "; no GPU found"
+        yield Check(subject="device", verdict="ok", finding=f"cpu, {cores} cores{note}")
+
+
+def model_file(settings: Settings) -> Iterator[Check]:
+    """Does the model's metadata load, and will it fit?"""
+    if extras.missing_modules("worker"):
+        return
+    from llorch_worker.cli.model_report import report
+
+    try:
+        found = report(settings)
+    except LlorchError as error:
+        yield Check(
+            subject="model",
+            verdict="fail",
+            finding=error.message,
+            remedy="give --model or LLORCH_MODEL a .gguf file, a Hugging Face folder, or demo",
+        )
+        return
+    yield Check(
+        subject="model",
+        verdict="ok",
+        finding=f"{found.name}: {human_count(found.parameters)} parameters, "
+        f"context {found.context_tokens}",
+    )
+    memory = found.memory
+    total, free = human_bytes(memory.total_bytes), human_bytes(memory.free_bytes)
+    if memory.fits:
+        finding = f"needs {total} on {memory.device} as {memory.dtype}; {free} free"
+        yield Check(subject="fit", verdict="ok", finding=finding)
+    else:
+        yield Check(
+            subject="fit",
+            verdict="fail",
+            finding=f"needs {total} on {memory.device} as {memory.dtype}, {free} free",
+            remedy="lower --max-context or --max-sequences, or take a smaller model",
+        )
+
+
+def flower(port: int) -> Iterator[Check]:
+    """Is Flower's port free, or Flower already there?"""
+    if extras.missing_modules("flower"):
+        return
+    if ports.is_free(port):
+        yield Check(subject="flower", verdict="ok", finding=f"port {port} is free")
+    elif ports.flower_answers(port):
+        finding = f"Flower answers at http://localhost:{port}"
+        yield Check(subject="flower", verdict="ok", finding=finding)
+    else:
+        yield Check(
+            subject="flower",
+            verdict="warn",
+            finding=f"port {port} is taken by another program",
+            remedy="nothing to do: llorch up takes the next free port, or the one that "
+            "--flower-port names",
+        )
+
+
+def served_workers(url: str) -> Iterator[Check]:
+    """Which workers are up, by what they themselves say in Redis."""
+    try:
+        with Cluster(url) as cluster:
+            workers = cluster.workers()
+    except BrokerUnavailable:
+        return  # the redis check has said so
+    if not workers:
+        yield Check(
+            subject="workers",
+            verdict="warn",
+            finding="none is running: jobs wait in Redis until one comes",
+            remedy="llorch worker, or llorch up",
+        )
+    for found in workers:
+        finding = f"{found.hostname} serves {found.model} on {found.device}"
+        yield Check(subject="workers", verdict="ok", finding=finding)

@@ -1,0 +1,69 @@
+"""What Redis knows of workers, models and waiting jobs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from llorch_worker.broker import registry
+from llorch_worker.broker.connection import BrokerUnavailable, broker_errors, connect
+from llorch_worker.broker.queues import high_queue, normal_queue
+from llorch_worker.broker.registry import ModelCard, WorkerCard
+
+# How kombu names the lists of a queue's priority steps; step 0 has the plain name.
+_PRIORITY_SEPARATOR = "\x06\x16"
+_PRIORITY_STEPS = (3, 6, 9)
+
+
+class Cluster:
+    """The figures that ``status``, ``doctor`` and ``up`` read.
+
+    Every method raises :class:`BrokerUnavailable` where Redis does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._redis = connect(url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._redis.close()
+
+    def ping(self) -> None:
+        """Return if Redis answers."""
+        with broker_errors(self._url):
+            self._redis.ping()
+
+    def answers(self) -> bool:
+        """Whether Redis answers."""
+        try:
+            self.ping()
+        except BrokerUnavailable:
+            return False
+        return True
+
+    def workers(self) -> list[WorkerCard]:
+        """The workers that are alive."""
+        with broker_errors(self._url):
+            return registry.workers(self._redis)
+
+    def models(self) -> list[ModelCard]:
+        """Every model that was ever served at this Redis, by name."""
+        with broker_errors(self._url):
+            return sorted(registry.models(self._redis).values(), key=lambda model: model.name)
+
+    def queued_jobs(self, model: str) -> int:
+        """How many jobs for ``model`` wait in Redis, at every priority."""
+        normal = normal_queue(model)
+        steps = [f"{normal}{_PRIORITY_SEPARATOR}{step}" for step in _PRIORITY_STEPS]
+        with broker_errors(self._url), self._redis.pipeline(transaction=False) as pipe:
+            for name in (high_queue(model), normal, *steps):
+                pipe.llen(name)
+            return sum(map(int, pipe.execute()))

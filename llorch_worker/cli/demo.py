@@ -1,0 +1,117 @@
+"""``llorch demo``: the whole way of a job on this machine, in under a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llorch_worker.cli import extras, ports
+from llorch_worker.cli.errors import CommandError
+from llorch_worker.cli.options import JsonOption, settings_from
+from llorch_worker.cli.screen import Screen
+from llorch_worker.contract import GenerationResult, LlorchError
+from llorch_worker.settings import DEMO_MODEL
+
+if TYPE_CHECKING:
+    from llorch_worker.cli.demo_screen import DemoScreen
+    from llorch_worker.cli.load import Figures, Measured
+    from llorch_worker.cli.stack import Plan, Stack
+
+DEFAULT_FLOWER_PORT = 5555
+READY_TIMEOUT_S = 120.0
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave everything up until Ctrl-C.")] = False,
+    flower_port: Annotated[
+        int | None, typer.Option("--flower-port", help="Flower's port (default: 5555 or next).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start Redis, a worker and Flower; send 32 jobs, stream one, measure all; stop everything."""
+    extras.require("worker")
+    from llorch_worker.cli.demo_screen import DemoScreen
+    from llorch_worker.cli.stack import Plan, Stack, terminable
+
+    screen = Screen(as_json=as_json)
+    # The demo is about the shipped model, whatever LLORCH_MODEL says.
+    settings = settings_from(model=DEMO_MODEL, model_name="demo")
+    flower = not extras.missing_modules("flower")
+    plan = Plan(
+        settings=settings,
+        workers=(("worker", settings.device),),
+        redis_url=None,
+        flower_port=ports.choose(flower_port, DEFAULT_FLOWER_PORT, "--flower-port")
+        if flower
+        else None,
+    )
+    view = DemoScreen(screen)
+    with terminable(), Stack(plan, lambda _name, _line: None) as stack:
+        _start(view, stack, plan)
+        measured, found = _run(view, stack)
+        if as_json:
+            screen.document(_document(plan, found, measured))
+        else:
+            view.report(found, measured, flower_url(plan))
+        if keep:
+            view.keeping(stack.redis_url, flower_url(plan))
+            try:
+                stack.keep_up(lambda text: screen.note(text, "yellow"))
+            except KeyboardInterrupt:
+                stack.drain()
+    if found.failed:
+        raise CommandError("DEMO_FAILED", f"{found.failed} of {found.jobs} jobs failed")
+
+
+def flower_url(plan: Plan) -> str | None:
+    """Where Flower is, if it is."""
+    return f"http://localhost:{plan.flower_port}" if plan.flower_port else None
+
+
+def _start(view: DemoScreen, stack: Stack, plan: Plan) -> None:
+    with view.step("Redis") as done:
+        stack.start()
+        done(stack.redis_url)
+    with view.step("worker") as done:
+        began_s = time.monotonic()
+        stack.wait_ready(READY_TIMEOUT_S)
+        _, device = plan.workers[0]
+        seconds = time.monotonic() - began_s
+        done(f"{plan.settings.served_name} on {device}, ready after {seconds:.1f} s")
+    if plan.flower_port is None:
+        view.without_flower()
+        return
+    with view.step("Flower") as done:
+        stack.wait_for_flower(READY_TIMEOUT_S)
+        done(flower_url(plan) or "")
+
+
+def _run(view: DemoScreen, stack: Stack) -> tuple[list[Measured], Figures]:
+    from llorch_worker.cli.demo_jobs import demo_jobs
+    from llorch_worker.cli.load import figures, run_jobs
+
+    requests = demo_jobs()
+    with view.jobs(requests[0], len(requests)) as (on_event, on_end):
+        measured, wall_s = asyncio.run(
+            run_jobs(stack.redis_url, "demo", requests, on_event=on_event, on_end=on_end)
+        )
+    return measured, figures(measured, wall_s)
+
+
+def _document(plan: Plan, found: Figures, measured: list[Measured]) -> dict[str, Any]:
+    return {
+        **asdict(found),
+        "jobs_per_s": found.jobs_per_s,
+        "tokens_per_s": found.tokens_per_s,
+        "flower": flower_url(plan),
+        "errors": [
+            job.end.document().model_dump(mode="json")
+            for job in measured
+            if isinstance(job.end, LlorchError)
+        ],
+        "texts": [job.end.text for job in measured if isinstance(job.end, GenerationResult)],
+    }

@@ -1,0 +1,142 @@
+"""What ``llorch demo`` shows: steps, one story as it comes, a bar over all jobs, the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from llorch_worker.cli.screen import Screen, harmless
+from llorch_worker.contract import Event, GenerationRequest, GenerationResult, LlorchError, Tokens
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from llorch_worker.cli.load import Figures, Measured
+
+STREAMED_JOB = 0
+SHOWN_STORIES = 2
+SHOWN_ERRORS = 3
+_REFRESHES_A_S = 12
+
+OnEvent = Callable[[int, Event], None]
+OnEnd = Callable[[int], None]
+
+
+class DemoScreen:
+    """Prints for a person; under ``--json`` it is silent."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._live = screen.out.is_terminal and not screen.as_json
+        self._print(
+            "\n[bold]llorch demo[/]: Redis, a worker, Flower and 32 jobs, on this machine\n"
+        )
+
+    @contextmanager
+    def step(self, label: str) -> Iterator[Callable[[str], None]]:
+        """A spinner while the block runs; the block says with what it ended."""
+        outcome: list[str] = []
+        if self._live:
+            with self._screen.out.status(f"starting {label}"):
+                yield outcome.append
+        else:
+            yield outcome.append
+        self._print(f"  [green]✓[/] {label:<7} {' '.join(outcome)}")
+
+    def without_flower(self) -> None:
+        self._print('  [yellow]![/] Flower  not installed: pip install "llorch-worker\\[flower]"')
+
+    @contextmanager
+    def jobs(self, streamed: GenerationRequest, total: int) -> Iterator[tuple[OnEvent, OnEnd]]:
+        """The streamed job's text as it comes over a bar of all jobs."""
+        opening = streamed.prompt or ""
+        self._print(f"\n{total} jobs are in the queue. One of them, token by token:\n")
+        if self._screen.as_json:
+            yield lambda _number, _event: None, lambda _number: None
+        elif self._live:
+            with self._moving(opening, total) as callbacks:
+                yield callbacks
+        else:
+            self._screen.write(opening)
+            yield self._plain_event, lambda _number: None
+            self._screen.write("\n")
+
+    def _plain_event(self, number: int, event: Event) -> None:
+        if number == STREAMED_JOB and isinstance(event, Tokens):
+            self._screen.write(event.text)
+
+    @contextmanager
+    def _moving(self, opening: str, total: int) -> Iterator[tuple[OnEvent, OnEnd]]:
+        from rich.console import Group
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+        bar = Progress("  jobs", BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
+        task = bar.add_task("", total=total)
+        parts = [opening]
+
+        def show() -> Group:
+            story = Text(opening, "bold")
+            story.append(harmless("".join(parts[1:])), "not bold")
+            return Group(Padding(story, (0, 2)), "", bar)
+
+        def on_event(number: int, event: Event) -> None:
+            if number == STREAMED_JOB and isinstance(event, Tokens):
+                parts.append(event.text)
+
+        with Live(get_renderable=show, console=self._screen.out, refresh_per_second=_REFRESHES_A_S):
+            yield on_event, lambda _number: bar.advance(task)
+
+    def report(self, found: Figures, measured: list[Measured], flower: str | None) -> None:
+        """The figures, two stories, and what failed."""
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim")
+        table.add_column(justify="right", style="bold")
+        table.add_column(style="dim")
+        done = found.jobs - found.failed
+        table.add_row("  done", f"{done}/{found.jobs}", f"in {found.wall_s:.1f} s")
+        table.add_row("  jobs/s", f"{found.jobs_per_s:.1f}", "")
+        table.add_row("  tokens/s", f"{found.tokens_per_s:.0f}", f"{found.tokens:,} tokens")
+        note = "from enqueue to the first token at the client"
+        table.add_row("  first token p50", f"{found.first_token_p50_ms:.0f} ms", note)
+        table.add_row("  first token p95", f"{found.first_token_p95_ms:.0f} ms", "")
+        self._print("")
+        self._screen.out.print(table)
+        if flower:
+            self._print(f"\n  Flower saw it all: {flower}")
+        self._stories(measured)
+        errors = [job.end for job in measured if isinstance(job.end, LlorchError)]
+        for error in errors[:SHOWN_ERRORS]:
+            self._screen.out.print(f"  ✗ {error}", style="bold red", markup=False)
+
+    def keeping(self, redis_url: str, flower: str | None) -> None:
+        """Says what stays up under ``--keep``."""
+        self._print(
+            f"\nAll stays up until Ctrl-C. From another terminal:\n\n"
+            f'  [cyan]llorch submit --redis {redis_url} --stream "Long ago"[/]'
+        )
+        if flower:
+            self._print(f"  [cyan]{flower}[/]  (Flower)")
+
+    def _stories(self, measured: list[Measured]) -> None:
+        plain = [
+            (job.request.prompt, job.end.text)
+            for job in measured[STREAMED_JOB + 1 :]
+            if isinstance(job.end, GenerationResult) and job.request.prompt
+        ]
+        longest = sorted(plain, key=lambda story: len(story[1]), reverse=True)
+        if longest:
+            self._print("\n  Two of the stories:")
+        for prompt, text in longest[:SHOWN_STORIES]:
+            story = Text(prompt, "bold")
+            story.append(harmless(text), "not bold")
+            self._screen.out.print(Padding(story, (1, 2, 0, 2)))
+
+    def _print(self, markup: str) -> None:
+        if not self._screen.as_json:
+            self._screen.out.print(markup, soft_wrap=True)

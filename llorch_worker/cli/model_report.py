@@ -1,0 +1,197 @@
+"""What a model file is and what it will cost in memory, from its metadata alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.cli.errors import usage_error
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.settings import Settings, default_model_name
+
+if TYPE_CHECKING:
+    from llorch_worker.model import LlamaConfig
+
+BLOCK_SIZE_TOKENS = 16
+
+
+class TensorType(BaseModel):
+    """How many tensors of one stored type there are, and their bytes in the file."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    tensors: int
+    stored_bytes: int
+
+
+class MemoryReport(BaseModel):
+    """Bytes that a worker takes for this model, by part, against what is free on its device."""
+
+    model_config = ConfigDict(frozen=True)
+
+    device: str
+    dtype: str
+    max_sequences: int
+    max_context_tokens: int
+    full_contexts: float
+    """How many contexts of ``max_context_tokens`` the KV blocks hold at once."""
+    weights_bytes: int
+    kv_bytes: int
+    rope_bytes: int
+    masks_bytes: int
+    total_bytes: int
+    free_bytes: int
+    fits: bool
+
+
+class ModelReport(BaseModel):
+    """Everything that ``llorch inspect`` tells."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: Path
+    name: str
+    layout: str
+    file_bytes: int
+    architecture: str
+    title: str | None
+    parameters: int
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context_tokens: int
+    vocab_size: int
+    rope_theta: float
+    rope_scaling: str | None
+    tied_embeddings: bool
+    tensor_types: tuple[TensorType, ...]
+    memory: MemoryReport
+
+
+def report(settings: Settings) -> ModelReport:
+    """Look at the model of ``settings``; reads headers and loads no weights.
+
+    Raises:
+        ModelLoadFailed: for what is missing, damaged or no Llama, and for a device or dtype that
+            is not there.
+    """
+    from llorch_worker.model import resolve_config
+    from llorch_worker.weights import open_checkpoint
+
+    checkpoint = open_checkpoint(settings.model)
+    config = resolve_config(checkpoint)
+    tensors = checkpoint.tensors.values()
+    counts = Counter(tensor.dtype_name for tensor in tensors)
+    stored = {
+        name: sum(tensor.stored_bytes for tensor in tensors if tensor.dtype_name == name)
+        for name in counts
+    }
+    scaling = config.rope_scaling
+    return ModelReport(
+        path=settings.model,
+        name=settings.model_name or default_model_name(settings.model),
+        layout=checkpoint.layout,
+        file_bytes=_file_bytes(settings.model),
+        architecture=_architecture(checkpoint.metadata),
+        title=checkpoint.metadata.get("general.name"),
+        parameters=sum(prod(tensor.shape) for tensor in tensors),
+        layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        context_tokens=config.max_context,
+        vocab_size=config.vocab_size,
+        rope_theta=config.rope_theta,
+        rope_scaling=f"{scaling.kind} x{scaling.factor:g}" if scaling else None,
+        tied_embeddings=config.tie_word_embeddings,
+        tensor_types=tuple(
+            TensorType(name=name, tensors=count, stored_bytes=stored[name])
+            for name, count in counts.most_common()
+        ),
+        memory=_memory(settings, config),
+    )
+
+
+def _memory(settings: Settings, config: LlamaConfig) -> MemoryReport:
+    from llorch_worker.cache import UnifiedCache
+    from llorch_worker.engine import block_plan
+    from llorch_worker.engine.placement import resolve_device, resolve_dtype
+    from llorch_worker.model import model_bytes
+
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, device)
+    max_context = settings.max_context or config.max_context
+    if max_context > config.max_context:
+        raise usage_error(
+            f"--max-context must be at most {config.max_context}, the model's own context "
+            f"(got {max_context})"
+        )
+
+    def cache_bytes(num_blocks: int) -> Mapping[str, int]:
+        return UnifiedCache.required_bytes(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rope_theta=config.rope_theta,
+            rope_scaling=config.rope_scaling,
+            max_context=max_context,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE_TOKENS,
+            dtype=dtype,
+            device=device,
+        )
+
+    weights = model_bytes(config, dtype)
+    share = block_plan.CUDA_SHARE if device.type == "cuda" else block_plan.CPU_SHARE
+    usable = block_plan.available_bytes(device)
+    one_context = -(-max_context // BLOCK_SIZE_TOKENS)
+    try:
+        # The worker plans once the weights are in; they are not, so they are taken off here.
+        blocks = block_plan.plan_blocks(
+            cache_bytes,
+            block_size=BLOCK_SIZE_TOKENS,
+            max_context=max_context,
+            max_sequences=settings.max_sequences,
+            available_bytes=int(usable - weights * share),
+            kv_cache_bytes=settings.kv_cache_bytes,
+        )
+        fits = True
+    except ModelLoadFailed:
+        blocks, fits = one_context, False
+    parts = cache_bytes(blocks)
+    return MemoryReport(
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        max_sequences=settings.max_sequences,
+        max_context_tokens=max_context,
+        full_contexts=round(blocks / one_context, 2),
+        weights_bytes=weights,
+        kv_bytes=parts["kv"],
+        rope_bytes=parts["rope"],
+        masks_bytes=parts["masks"],
+        total_bytes=weights + sum(parts.values()),
+        free_bytes=int(usable / share),
+        fits=fits,
+    )
+
+
+def _file_bytes(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+
+
+def _architecture(metadata: Mapping[str, Any]) -> str:
+    names = metadata.get("architectures") or [metadata.get("general.architecture", "llama")]
+    return str(names[0])

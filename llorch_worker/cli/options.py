@@ -1,0 +1,97 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llorch_worker.settings import DEMO_MODEL, Settings
+
+DEMO_WORD = "demo"
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+RedisOption = Annotated[
+    str | None,
+    typer.Option(
+        "--redis",
+        metavar="URL",
+        help="Redis to use, redis://host:port/db.",
+        envvar="LLORCH_REDIS_URL",
+        show_envvar=True,
+    ),
+]
+ModelFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="PATH",
+        help="A .gguf file, a Hugging Face folder, or the word demo.",
+        envvar="LLORCH_MODEL",
+    ),
+]
+ModelNameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        help="The name that jobs ask for (default: the file's own).",
+        envvar="LLORCH_MODEL_NAME",
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="auto, cpu, cuda or cuda:N.", envvar="LLORCH_DEVICE"),
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option("--dtype", help="auto, float32, bfloat16 or float16.", envvar="LLORCH_DTYPE"),
+]
+MaxSequencesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-sequences", help="The most sequences in flight.", envvar="LLORCH_MAX_SEQUENCES"
+    ),
+]
+MaxContextOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-context",
+        help="Tokens a sequence may hold (default: the model's own).",
+        envvar="LLORCH_MAX_CONTEXT",
+    ),
+]
+MaxStepTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-step-tokens", help="Token budget of one step.", envvar="LLORCH_MAX_STEP_TOKENS"
+    ),
+]
+KvCacheBytesOption = Annotated[
+    int | None,
+    typer.Option("--kv-cache-bytes", help="Bytes for KV blocks.", envvar="LLORCH_KV_CACHE_BYTES"),
+]
+
+
+def model_path(word: str | Path) -> Path:
+    """The file or folder that ``word`` names; ``demo`` is the model that the package ships."""
+    path = Path(word)
+    return DEMO_MODEL if str(word) == DEMO_WORD and not path.exists() else path
+
+
+def settings_from(**options: Any) -> Settings:
+    """Settings from the environment, overridden by the ``options`` that were given."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if (model := given.get("model")) is not None:
+        given["model"] = model_path(model)
+    settings = Settings(**given)
+    return settings.model_copy(update={"model": model_path(settings.model)})
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """``settings`` as the ``LLORCH_*`` variables that a child process reads them from."""
+    return {
+        f"LLORCH_{name.upper()}": str(value)
+        for name, value in settings.model_dump().items()
+        if value is not None
+    }

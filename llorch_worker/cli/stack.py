@@ -1,0 +1,304 @@
+"""Redis, workers and Flower as one thing that starts, stays up and leaves nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import FrameType, TracebackType
+from typing import Self
+
+from llorch_worker.cli import ports
+from llorch_worker.cli.children import (
+    HEALTHY_AFTER_S,
+    Child,
+    Program,
+    backoff_s,
+    describe_exit,
+    python,
+)
+from llorch_worker.cli.cluster import Cluster
+from llorch_worker.cli.errors import CommandError, MissingExtra
+from llorch_worker.cli.options import environment_of
+from llorch_worker.settings import Settings
+
+REDIS = "redis"
+FLOWER = "flower"
+POLL_S = 0.2
+REDIS_START_S = 15.0
+STOP_S = 10.0
+PORT_RACES = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start. ``redis_url`` None: a Redis of our own; ``flower_port`` None: no Flower."""
+
+    settings: Settings
+    workers: tuple[tuple[str, str], ...]
+    """(name, device) of each worker."""
+    redis_url: str | None
+    flower_port: int | None
+
+
+class Stack:
+    """The children of one ``llorch up`` or ``llorch demo``; leaving the block ends them all."""
+
+    def __init__(self, plan: Plan, on_line: Callable[[str, str], None]) -> None:
+        self._plan = plan
+        self._on_line = on_line
+        self._children: dict[str, Child] = {}
+        self._restarts: dict[str, int] = {}
+        self._due_s: dict[str, float] = {}
+        self._exits: SimpleQueue[Child] = SimpleQueue()
+        self._redis_folder: Path | None = None
+        self.redis_url = plan.redis_url or ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # From here on nothing may interrupt us: this ends within seconds in any case.
+        with _deaf():
+            self._stop_all()
+
+    def start(self) -> None:
+        """Start what the plan names; Redis answers when this returns, the others are on their way.
+
+        Raises:
+            CommandError: where Redis cannot be started or does not answer.
+        """
+        if self._plan.redis_url is None:
+            self._start_redis()
+        else:
+            with Cluster(self.redis_url) as cluster:
+                cluster.ping()
+        for name, device in self._plan.workers:
+            self._start(self._worker(name, device))
+        if self._plan.flower_port is not None:
+            self._start(self._flower(self._plan.flower_port))
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Return once every worker has announced itself.
+
+        Raises:
+            CommandError: with the worker's own last words where one ends before it is ready, or
+                where ``timeout_s`` passes.
+        """
+        give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with Cluster(self.redis_url) as cluster:
+            waiting = {name for name, _ in self._plan.workers}
+            while waiting:
+                for child in self._ended(POLL_S):
+                    raise _did_not_start(child)
+                # Another host's worker may have the same pid: the card names its host.
+                here = f"@{socket.gethostname()}"
+                ready = {w.pid for w in cluster.workers() if w.hostname.endswith(here)}
+                waiting = {name for name in waiting if self._children[name].pid not in ready}
+                if give_up_s is not None and time.monotonic() > give_up_s and waiting:
+                    raise CommandError(
+                        "NOT_READY",
+                        f"{', '.join(sorted(waiting))} did not get ready in {timeout_s:.0f} s: "
+                        f"{self._children[min(waiting)].last_words()}",
+                    )
+
+    def wait_for_flower(self, timeout_s: float) -> None:
+        """Return once Flower answers.
+
+        Raises:
+            CommandError: Flower ends, or ``timeout_s`` passes.
+        """
+        assert self._plan.flower_port is not None
+        give_up_s = time.monotonic() + timeout_s
+        while not ports.flower_answers(self._plan.flower_port):
+            for child in self._ended(POLL_S):
+                raise _did_not_start(child)
+            if time.monotonic() > give_up_s:
+                raise CommandError(
+                    "NOT_READY", f"Flower does not answer after {timeout_s:.0f} s; see --no-flower"
+                )
+
+    def keep_up(self, say: Callable[[str], None]) -> None:
+        """Restart what dies, until interrupted; ``say`` is told of each death.
+
+        Raises:
+            CommandError: where our own Redis dies, for the jobs were in it.
+        """
+        while True:
+            for child in self._ended(POLL_S):
+                if child.name == REDIS:
+                    raise CommandError(
+                        "REDIS_DIED",
+                        f"Redis ended ({describe_exit(child.exit_code)}): {child.last_words()}",
+                    )
+                lived_s = time.monotonic() - child.started_at_s
+                restarts = 0 if lived_s > HEALTHY_AFTER_S else self._restarts.get(child.name, 0)
+                delay_s = backoff_s(restarts)
+                self._restarts[child.name] = restarts + 1
+                self._due_s[child.name] = time.monotonic() + delay_s
+                say(
+                    f"{child.name} ended ({describe_exit(child.exit_code)}); "
+                    f"starting it again in {delay_s:.0f} s"
+                )
+            now_s = time.monotonic()
+            for name in [name for name, due_s in self._due_s.items() if due_s <= now_s]:
+                del self._due_s[name]
+                self._start(self._children[name].program)
+
+    def drain(self) -> None:
+        """Let the workers finish what they run, however long that takes."""
+        workers = self._workers()
+        for child in workers:
+            child.terminate()
+        for child in workers:
+            # In slices, so that a second Ctrl-C gets through at once.
+            while not child.wait(POLL_S):
+                pass
+
+    def _workers(self) -> list[Child]:
+        names = {name for name, _ in self._plan.workers}
+        return [child for name, child in self._children.items() if name in names]
+
+    def _start(self, program: Program) -> Child:
+        child = Child(program, self._on_line, self._exits.put)
+        self._children[program.name] = child
+        return child
+
+    def _ended(self, timeout_s: float) -> list[Child]:
+        """Children that ended since last asked, after waiting for one at most ``timeout_s``."""
+        ended = []
+        try:
+            ended.append(self._exits.get(timeout=timeout_s))
+            while True:
+                ended.append(self._exits.get_nowait())
+        except Empty:
+            pass
+        for child in ended:
+            child.wait(None)
+        return ended
+
+    def _stop_all(self) -> None:
+        # Redis last: a worker that loses it while ending would wait for it to come back.
+        order = [
+            *self._workers(),
+            *(self._children[n] for n in (FLOWER, REDIS) if n in self._children),
+        ]
+        for child in order:
+            if child.name in (FLOWER, REDIS):
+                child.terminate()
+                child.wait(STOP_S)
+            child.kill()
+            child.wait(STOP_S)
+        if self._redis_folder is not None:
+            shutil.rmtree(self._redis_folder, ignore_errors=True)
+
+    def _start_redis(self) -> None:
+        from llorch_worker.broker.embedded import find_redis_server
+
+        server = find_redis_server()
+        if server is None:
+            raise MissingExtra("embedded")
+        self._redis_folder = Path(tempfile.mkdtemp(prefix="llorch-redis-"))
+        for _ in range(PORT_RACES):
+            # A port that was free a moment ago may be taken now: then try another.
+            port = ports.any_free_port()
+            self.redis_url = f"redis://{ports.LOCALHOST}:{port}/0"
+            child = self._start(_redis(str(server), port, self._redis_folder))
+            if self._redis_answers(child):
+                return
+        raise _did_not_start(child)
+
+    def _redis_answers(self, child: Child) -> bool:
+        give_up_s = time.monotonic() + REDIS_START_S
+        while time.monotonic() < give_up_s:
+            if child in self._ended(0.05):
+                return False
+            with Cluster(self.redis_url) as cluster:
+                if cluster.answers():
+                    return True
+        child.kill()
+        return False
+
+    def _environment(self, **changes: str) -> dict[str, str]:
+        settings = self._plan.settings.model_copy(update={"redis_url": self.redis_url, **changes})
+        return environment_of(settings)
+
+    @property
+    def _death_signal(self) -> signal.Signals:
+        # With our own Redis gone there is nothing to drain to; with another's there is.
+        return signal.SIGKILL if self._plan.redis_url is None else signal.SIGTERM
+
+    def _worker(self, name: str, device: str) -> Program:
+        return Program(
+            name,
+            python("-m", "llorch_worker.cli", "worker"),
+            self._environment(device=device),
+            self._death_signal,
+        )
+
+    def _flower(self, port: int) -> Program:
+        arguments = ("--address=" + ports.LOCALHOST, f"--port={port}", "--logging=warning")
+        return Program(
+            FLOWER,
+            python("-m", "celery", "-A", "tasks", "flower", *arguments),
+            self._environment(),
+            signal.SIGKILL,
+        )
+
+
+def _redis(server: str, port: int, folder: Path) -> Program:
+    options = {
+        "bind": ports.LOCALHOST,
+        "port": str(port),
+        "dir": str(folder),
+        "save": "",
+        "appendonly": "no",
+        "maxmemory-policy": "noeviction",
+        "loglevel": "warning",
+    }
+    command = [server, *(part for key, value in options.items() for part in (f"--{key}", value))]
+    return Program(REDIS, tuple(command), death_signal=signal.SIGKILL)
+
+
+def _did_not_start(child: Child) -> CommandError:
+    words = child.last_words() or describe_exit(child.exit_code)
+    return CommandError("DID_NOT_START", f"{child.name} could not start: {words}")
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt the block as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

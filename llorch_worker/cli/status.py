@@ -1,0 +1,135 @@
+"""``llorch status``: who serves what, and what waits."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llorch_worker.cli.errors import CommandError
+from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
+from llorch_worker.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from llorch_worker.broker.registry import ModelCard, WorkerCard
+    from llorch_worker.client import JobStatus
+
+
+def status(
+    job: Annotated[str | None, typer.Argument(help="A job's id; without it, everything.")] = None,
+    redis: RedisOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show workers, models and queues, or where one job stands."""
+    screen = Screen(as_json=as_json)
+    url = settings_from(redis_url=redis).redis_url
+    if job is not None:
+        _show_job(screen, url, job)
+        return
+    from llorch_worker.cli.cluster import Cluster
+
+    with Cluster(url) as cluster:
+        workers = cluster.workers()
+        models = cluster.models()
+        queued = {model.name: cluster.queued_jobs(model.name) for model in models}
+    if as_json:
+        screen.document(
+            {
+                "workers": [worker.model_dump(mode="json") for worker in workers],
+                "models": [
+                    model.model_dump(mode="json") | {"queued": queued[model.name]}
+                    for model in models
+                ],
+            }
+        )
+        return
+    _show_workers(screen, workers)
+    _show_models(screen, models, queued, workers)
+
+
+def _show_workers(screen: Screen, workers: list[WorkerCard]) -> None:
+    from rich.table import Table
+
+    if not workers:
+        screen.out.print("No worker is running. Start one: llorch worker, or llorch up.")
+        return
+    table = Table("worker", "model", "device", box=None, header_style="dim", pad_edge=False)
+    for title in ("running", "waiting", "tokens/s", "KV used"):
+        table.add_column(title, justify="right")
+    for worker in workers:
+        engine = worker.engine
+        total, free = engine.get("kv_blocks_total", 0), engine.get("kv_blocks_free", 0)
+        table.add_row(
+            worker.hostname,
+            worker.model,
+            worker.device,
+            f"{engine.get('running', 0)}/{worker.max_sequences}",
+            str(engine.get("waiting", 0)),
+            f"{engine.get('tokens_per_s', 0):.0f}",
+            f"{(total - free) / total:.0%}" if total else "-",
+        )
+    screen.out.print(table)
+
+
+def _show_models(
+    screen: Screen, models: list[ModelCard], queued: dict[str, int], workers: list[WorkerCard]
+) -> None:
+    from rich.table import Table
+
+    if not models:
+        return
+    table = Table("model", "queue", box=None, header_style="dim", pad_edge=False)
+    for title in ("context", "workers", "queued", "last seen"):
+        table.add_column(title, justify="right")
+    for model in models:
+        serving = sum(worker.model == model.name for worker in workers)
+        depth = queued[model.name]
+        table.add_row(
+            model.name,
+            f"llorch.{model.name}",
+            f"{model.max_context:,}",
+            str(serving),
+            f"[yellow]{depth}[/]" if depth and not serving else str(depth),
+            "now" if serving else _ago(time.time() - model.last_seen),
+        )
+    screen.out.print()
+    screen.out.print(table)
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"
+
+
+def _show_job(screen: Screen, url: str, job_id: str) -> None:
+    from llorch_worker.client import Client
+
+    with Client(url) as client:
+        found: JobStatus = client.job(job_id).status()
+    if found.state == "unknown":
+        raise unknown_job(job_id)
+    if screen.as_json:
+        screen.document(
+            {
+                "id": found.id,
+                "state": found.state,
+                "worker": found.worker,
+                "error": found.error.model_dump(mode="json") if found.error else None,
+            }
+        )
+        return
+    by = f" by {found.worker}" if found.worker else ""
+    why = f": {found.error.code}: {found.error.message}" if found.error else ""
+    screen.out.print(f"{found.id} {found.state}{by}{why}", markup=False, soft_wrap=True)
+
+
+def unknown_job(job_id: str) -> CommandError:
+    """Nobody has seen this id."""
+    return CommandError(
+        "UNKNOWN_JOB",
+        f"no job {job_id[:80]!r}: ids are what llorch submit prints, results are kept for a day, "
+        "and a job from another producer is known once a worker has taken it",
+    )

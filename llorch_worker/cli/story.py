@@ -1,0 +1,84 @@
+"""Tokens on the terminal as they come."""
+
+from __future__ import annotations
+
+from llorch_worker.cli.screen import Screen, harmless
+from llorch_worker.contract import Event, GenerationResult, Tokens
+
+
+class StoryPrinter:
+    """Prints the texts of one job: the first choice live, the others when it is over.
+
+    ``opening`` (the prompt) is put before a text only where a person looks: into a pipe goes what
+    was generated and nothing else.
+    """
+
+    def __init__(self, screen: Screen, *, choices: int = 1, opening: str | None = None) -> None:
+        self._screen = screen
+        self._choices = choices
+        self._opening = opening if screen.out.is_terminal else None
+        self._kept: dict[int, list[str]] = {}
+        self._begun = False
+        self._at_line_start = True
+
+    def show(self, event: Event) -> None:
+        """Print what ``event`` adds."""
+        if self._screen.as_json or not isinstance(event, Tokens):
+            return
+        if event.choice != 0:
+            self._kept.setdefault(event.choice, []).append(event.text)
+            return
+        if not self._begun:
+            self._begin(0)
+        if event.text:
+            self._screen.write(event.text)
+            self._at_line_start = event.text.endswith("\n")
+
+    def show_result(self, result: GenerationResult) -> None:
+        """Print all texts of a job that has ended."""
+        self._choices = len(result.choices)
+        for choice in result.choices:
+            self.show(Tokens(choice=choice.index, index=0, ids=(), text=choice.text))
+        self.end()
+
+    def end(self) -> None:
+        """Close the line, and print the other choices."""
+        if self._screen.as_json:
+            return
+        self._break_line()
+        for choice in sorted(self._kept):
+            self._begin(choice)
+            text = "".join(self._kept[choice])
+            self._screen.write(text)
+            self._at_line_start = text.endswith("\n")
+            self._break_line()
+        self._kept.clear()
+
+    def _begin(self, choice: int) -> None:
+        if choice == 0:
+            self._begun = True
+        if self._choices > 1:
+            self._screen.out.print(f"── {choice + 1} of {self._choices} ──", style="dim")
+        if self._opening:
+            self._screen.out.print(
+                harmless(self._opening), style="bold", end="", markup=False, soft_wrap=True
+            )
+            self._at_line_start = False
+
+    def _break_line(self) -> None:
+        if not self._at_line_start:
+            self._screen.write("\n")
+            self._at_line_start = True
+
+
+def summary_line(result: GenerationResult) -> str:
+    """One line on how a job went: tokens, speed, first token, reason of its end."""
+    timings = result.timings
+    tokens = result.usage.completion
+    total_ms = timings.prefill_ms + timings.decode_ms
+    speed = f"{tokens / total_ms * 1000:.0f} tokens/s" if total_ms > 0 else "at once"
+    reasons = ", ".join(dict.fromkeys(choice.finish_reason for choice in result.choices))
+    return (
+        f"{result.model}: {tokens} tokens, {speed}, first after {timings.first_token_ms:.0f} ms, "
+        f"ended by {reasons}, seed {result.seed}"
+    )

@@ -1,0 +1,158 @@
+"""``llorch up``: Redis, a worker a device, and Flower, until Ctrl-C."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llorch_worker.cli import extras, ports
+from llorch_worker.cli.devices import worker_devices
+from llorch_worker.cli.errors import usage_error
+from llorch_worker.cli.options import (
+    DtypeOption,
+    KvCacheBytesOption,
+    MaxContextOption,
+    MaxSequencesOption,
+    MaxStepTokensOption,
+    ModelFileOption,
+    ModelNameOption,
+    RedisOption,
+    settings_from,
+)
+from llorch_worker.cli.screen import Screen, harmless
+from llorch_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from llorch_worker.cli.stack import Plan
+
+DEFAULT_FLOWER_PORT = 5555
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
+
+
+def up(
+    model: ModelFileOption = None,
+    name: ModelNameOption = None,
+    redis: RedisOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", help="How many workers (default: one a GPU, else one)."),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option("--devices", metavar="LIST", help="One worker each: cuda:0,cuda:1 or cpu."),
+    ] = None,
+    flower: Annotated[bool, typer.Option("--flower/--no-flower", help="Show Flower.")] = True,
+    flower_port: Annotated[
+        int | None, typer.Option("--flower-port", help="Flower's port (default: 5555 or next).")
+    ] = None,
+    dtype: DtypeOption = None,
+    max_sequences: MaxSequencesOption = None,
+    max_context: MaxContextOption = None,
+    max_step_tokens: MaxStepTokensOption = None,
+    kv_cache_bytes: KvCacheBytesOption = None,
+) -> None:
+    """Start all that is needed: Redis if none is given, a worker a device, Flower.
+
+    Ctrl-C drains: running jobs are finished, then everything ends. A second Ctrl-C ends it at
+    once. A worker that dies is started again.
+    """
+    settings = settings_from(
+        model=model,
+        model_name=name,
+        dtype=dtype,
+        max_sequences=max_sequences,
+        max_context=max_context,
+        max_step_tokens=max_step_tokens,
+        kv_cache_bytes=kv_cache_bytes,
+        redis_url=redis,
+    )
+    if workers is not None and workers < 1:
+        raise usage_error(f"--workers must be at least 1 (got {workers})")
+    extras.require("worker")
+    from llorch_worker.cli.stack import Plan, Stack, terminable
+
+    screen = Screen()
+    plan = Plan(
+        settings=settings,
+        workers=worker_devices(settings.device, devices, workers),
+        redis_url=settings.redis_url if "redis_url" in settings.model_fields_set else None,
+        flower_port=_flower_port(screen, wanted=flower, port=flower_port),
+    )
+    with terminable(), Stack(plan, _Prefixer(screen, plan)) as stack:
+        stack.start()
+        stack.wait_ready()
+        _banner(screen, settings, plan, stack.redis_url)
+        try:
+            stack.keep_up(lambda text: screen.note(text, "yellow"))
+        except KeyboardInterrupt:
+            screen.note("\nDraining: running jobs are finished. Ctrl-C again ends them.", "bold")
+            stack.drain()
+            screen.note("Drained.", "bold")
+
+
+def _flower_port(screen: Screen, *, wanted: bool, port: int | None) -> int | None:
+    if not wanted:
+        return None
+    if extras.missing_modules("flower"):
+        if port is not None:
+            extras.require("flower")
+        screen.note('No Flower: pip install "llorch-worker[flower]" brings it.', "yellow")
+        return None
+    return ports.choose(port, DEFAULT_FLOWER_PORT, "--flower-port")
+
+
+class _Prefixer:
+    """Puts a child's name before each of its lines, in a colour of its own."""
+
+    def __init__(self, screen: Screen, plan: Plan) -> None:
+        names = ["redis", "flower", *(name for name, _ in plan.workers)]
+        self._width = max(map(len, names))
+        self._colours = dict(zip(names, _COLOURS * len(names), strict=False))
+        self._console = screen.err
+        self._lock = threading.Lock()
+
+    def __call__(self, name: str, line: str) -> None:
+        with self._lock:
+            prefix = f"{name:<{self._width}} │ "
+            self._console.print(prefix, style=self._colours[name], end="", markup=False)
+            self._console.print(harmless(line), markup=False, soft_wrap=True)
+
+
+def _banner(screen: Screen, settings: Settings, plan: Plan, redis_url: str) -> None:
+    from rich.markup import escape
+
+    from llorch_worker.broker.connection import safe_url
+
+    name = settings.served_name
+    own = " (ours: in memory, gone when this ends)" if plan.redis_url is None else ""
+    flower = f"http://localhost:{plan.flower_port}" if plan.flower_port else "off"
+    workers = ", ".join(f"{name} on {device}" for name, device in plan.workers)
+    url = safe_url(redis_url)
+    screen.err.print(
+        f"""
+[bold green]Ready.[/]
+  [bold]model[/]    {escape(name)}  ({escape(str(settings.model))})
+  [bold]workers[/]  {escape(workers)}
+  [bold]queue[/]    llorch.{escape(name)}
+  [bold]Redis[/]    {escape(url)}{own}
+  [bold]Flower[/]   {flower}
+
+Send a job from any Celery application (it needs neither torch nor llorch-worker):
+
+  [cyan]from celery import Celery
+  app = Celery(broker="{escape(url)}", backend="{escape(url)}")
+  job = app.send_task("llorch.generate", queue="llorch.{escape(name)}",
+                      kwargs={{"prompt": "Once upon a time", "max_tokens": 64}})
+  print(job.get()["text"])[/]
+
+or from another terminal:
+
+  [cyan]llorch submit --redis {escape(url)} --model {escape(name)} \\
+      --stream "Once upon a time"[/]
+
+Ctrl-C drains and ends.
+""",
+        soft_wrap=True,
+    )

@@ -1,0 +1,97 @@
+"""Children of a command end with it, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from llorch_worker.cli.children import Child, Program, backoff_s, describe_exit, python
+
+from .conftest import environment, wait_until
+
+SLEEPER = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+PARENT = f"""
+import sys, time
+from llorch_worker.cli.children import Child, Program, python
+child = Child(Program("sleeper", python("-c", {SLEEPER!r})), lambda n, l: print(l, flush=True), id)
+time.sleep(600)
+"""
+
+
+def start(code: str) -> tuple[Child, SimpleQueue[str], SimpleQueue[Child]]:
+    lines: SimpleQueue[str] = SimpleQueue()
+    exits: SimpleQueue[Child] = SimpleQueue()
+    program = Program("program", python("-c", code))
+    return Child(program, lambda _name, line: lines.put(line), exits.put), lines, exits
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_lines_arrive_one_by_one_and_the_end_is_told() -> None:
+    child, lines, exits = start("print('one'); print('two'); raise SystemExit(3)")
+    assert exits.get(timeout=20) is child
+    assert child.wait(20)
+    assert (lines.get_nowait(), lines.get_nowait()) == ("one", "two")
+    assert child.exit_code == 3
+
+
+def test_a_child_has_its_own_process_group_so_that_ctrl_c_in_the_terminal_spares_it() -> None:
+    child, lines, _ = start(SLEEPER)
+    try:
+        assert int(lines.get(timeout=20)) == child.pid
+        assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
+    finally:
+        child.kill()
+        assert child.wait(20)
+    assert child.exit_code == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's prctl")
+def test_a_child_dies_when_its_parent_is_killed_without_warning() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=environment()
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not alive(pid), timeout_s=20)
+
+
+def test_a_child_does_not_import_what_lies_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tasks.py").write_text("raise SystemExit('the wrong tasks')")
+    monkeypatch.chdir(tmp_path)
+    child, _, exits = start("import tasks")
+    exits.get(timeout=20)
+    assert child.wait(20)
+    assert child.exit_code == 0, child.tail
+
+
+def test_the_last_words_are_the_error_sentence_where_there_is_one() -> None:
+    child, _, exits = start("print('error: no such file'); print('bye')")
+    exits.get(timeout=20)
+    assert child.last_words() == "no such file"
+
+
+def test_restarts_wait_longer_each_time_up_to_a_bound() -> None:
+    assert [backoff_s(count) for count in (0, 1, 2, 10)] == [1, 2, 4, 30]
+
+
+def test_an_exit_is_told_in_words() -> None:
+    assert describe_exit(1) == "exit code 1"
+    assert describe_exit(-9) == "killed by SIGKILL"
