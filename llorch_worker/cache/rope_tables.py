@@ -70,13 +70,14 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
     and YaRN (2309.00071), each as transformers computes it.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies = 1.0 / theta**exponents
+    periods = theta**exponents
+    frequencies = 1.0 / periods
     if scaling is None:
         return frequencies
     if scaling.kind == "llama3":
         return _llama3(frequencies, scaling)
     if scaling.kind == "yarn":
-        return _yarn(frequencies, head_dim, theta, scaling)
+        return _yarn(periods, theta, scaling)
     if scaling.kind == "factors":
         frequencies = frequencies / torch.tensor(scaling.factors, dtype=torch.float32)
     return frequencies / scaling.factor
@@ -91,9 +92,9 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
 
 
-def _yarn(
-    frequencies: torch.Tensor, head_dim: int, theta: float, scaling: RopeScaling
-) -> torch.Tensor:
+def _yarn(periods: torch.Tensor, theta: float, scaling: RopeScaling) -> torch.Tensor:
+    head_dim = 2 * len(periods)
+
     def pair_that_turns(rotations: float) -> float:
         """The (fractional) pair that turns so often within the original context."""
         wavelength = scaling.original_max_context / (rotations * 2 * math.pi)
@@ -106,5 +107,6 @@ def _yarn(
     if low == high:
         high += 0.001  # as transformers: no division by zero
     pairs = torch.arange(head_dim // 2, dtype=torch.float32)
-    interpolated = ((pairs - low) / (high - low)).clamp(0, 1)
-    return frequencies * (1 - interpolated) + frequencies / scaling.factor * interpolated
+    kept = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
+    # In this order and form, because a bit of a frequency is many of an angle far into a context.
+    return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
