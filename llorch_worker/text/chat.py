@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from llorch_worker.contract import Fault, InvalidRequest, Message
-from llorch_worker.text.vocabulary import LITERAL_MARK
+
+_LITERAL_MARK = "\ufdd0"
+"""A Unicode noncharacter: put inside a control token's spelling, it keeps that spelling text."""
 
 
 class Codec(Protocol):
@@ -18,7 +20,9 @@ class Codec(Protocol):
         """Spelling -> id of the tokens that text can only become with ``parse_special``."""
         ...
 
-    def encode(self, text: str, parse_special: bool = False) -> list[int]: ...
+    def encode(
+        self, text: str, parse_special: bool = False, literal_mark: str = ""
+    ) -> list[int]: ...
 
 
 class ChatFormat(Protocol):
@@ -83,7 +87,7 @@ class TemplateChat:
         if not messages:
             raise _refusal("messages", "must not be empty", "none")
         text = self._render(messages)
-        ids = self._codec.encode(text, parse_special=True)
+        ids = self._codec.encode(text, parse_special=True, literal_mark=_LITERAL_MARK)
         bos = self._bos_token_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
@@ -130,7 +134,9 @@ class TemplateChat:
 
     def _as_text(self, content: str) -> str:
         """``content`` with every spelling of a control token broken, so that it stays text."""
-        return self._control_beginning.sub(rf"\1{LITERAL_MARK}", content.replace(LITERAL_MARK, ""))
+        return self._control_beginning.sub(
+            rf"\1{_LITERAL_MARK}", content.replace(_LITERAL_MARK, "")
+        )
 
 
 def _check_turns(messages: Sequence[Message]) -> None:
@@ -144,7 +150,7 @@ def _check_turns(messages: Sequence[Message]) -> None:
         if message.role != expected:
             rule = f"must be {expected}: user and assistant alternate, after an optional system"
             faults.append(Fault(field=f"messages.{index}.role", rule=rule, got=message.role))
-        expected = "user" if message.role == "assistant" else "assistant"
+        expected = "assistant" if message.role == "user" else "user"
     if messages[-1].role != "user":
         faults.append(
             Fault(field="messages", rule="must end with a user message", got=messages[-1].role)

@@ -102,7 +102,7 @@ def _from_folder(folder: Path) -> Tokenizer:
     prefix: list[int]
     suffix: list[int]
     if (folder / "tokenizer.json").is_file():
-        codec = _tokenizer_json(folder / "tokenizer.json")
+        codec = TokenizersCodec((folder / "tokenizer.json").read_text(encoding="utf-8"))
         prefix, suffix = codec.template_ids()
         bos = eos = None
     elif (folder / "tokenizer.model").is_file():
@@ -143,15 +143,6 @@ def _model_vocab_size(said: object, vocab_size: int) -> int:
     return said
 
 
-def _tokenizer_json(path: Path) -> TokenizersCodec:
-    try:
-        return TokenizersCodec(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise
-    except Exception as error:  # the library raises bare Exception for damaged files
-        raise ValueError(f"tokenizer.json is damaged ({error})") from error
-
-
 def _chat_format(
     template: str | None, codec: FullCodec, bos: int | None, eos: int | None, add_bos: bool
 ) -> ChatFormat:
@@ -189,9 +180,8 @@ def _with_added_tokens(vocabulary: Vocabulary, settings: Mapping[str, Any]) -> V
     """Tokens that tokenizer_config.json adds behind those of tokenizer.model, without gaps."""
     pieces, kinds = list(vocabulary.pieces), list(vocabulary.kinds)
     added = settings.get("added_tokens_decoder", {})
-    for token_id in sorted(map(int, added)):
+    for token_id, token in sorted((int(key), token) for key, token in added.items()):
         if token_id == len(pieces):
-            token = added[str(token_id)]
             pieces.append(token["content"])
             kinds.append(PieceKind.CONTROL if token.get("special") else PieceKind.USER_DEFINED)
     scores = [*vocabulary.scores, *[0.0] * (len(pieces) - len(vocabulary.scores))]

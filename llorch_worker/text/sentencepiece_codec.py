@@ -14,7 +14,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable
-from llorch_worker.text.vocabulary import LITERAL_MARK, SPACE, PieceKind, Vocabulary
+from llorch_worker.text.vocabulary import SPACE, PieceKind, Vocabulary
 
 MAX_CACHED_WORDS = 50_000
 MAX_CACHED_WORD_CHARS = 32
@@ -59,11 +59,11 @@ class SentencePieceCodec:
             return None
         return max(map(len, [*self._ids, *self.special_ids]))
 
-    def encode(self, text: str, parse_special: bool = False) -> list[int]:
+    def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
         """Ids of ``text`` without BOS or EOS. ``parse_special``: control spellings become ids.
 
-        Those with a LITERAL_MARK inside do not, and lose the mark. Each stretch between control
-        tokens gets its own space prefix, as in llama.cpp.
+        Those with a ``literal_mark`` inside do not; the marks are dropped. Each stretch between
+        control tokens gets its own space prefix, as in llama.cpp.
         """
         if not parse_special:
             return self._encode_text(text)
@@ -73,7 +73,7 @@ class SentencePieceCodec:
             if special_id is not None:
                 ids.append(special_id)
             else:
-                ids += self._encode_text(part.replace(LITERAL_MARK, ""))
+                ids += self._encode_text(part.replace(literal_mark, "") if literal_mark else part)
         return ids
 
     @cached_property

@@ -44,6 +44,7 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_ids = frozenset(eos_token_ids)
         self.decoding_table = codec.decoding_table.padded(model_vocab_size)
+        _ = self.decoding_table.texts  # worked out now, not while the first token waits for it
         self._codec = codec
         self._prefix_ids = list(prefix_ids)
         self._suffix_ids = list(suffix_ids)

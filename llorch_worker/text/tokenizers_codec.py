@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as RustTokenizer
 
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable
-from llorch_worker.text.vocabulary import LITERAL_MARK, SPACE
+from llorch_worker.text.vocabulary import SPACE
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _NO_DECODER: dict[str, Any] = {"type": "none"}
@@ -22,7 +22,7 @@ class TokenizersCodec:
     ``longest_token_chars`` is None: a normalizer may shorten the text without bound.
 
     Raises:
-        ValueError: the file's decoder is none that Llama models use.
+        ValueError: the definition is damaged, or decodes in a way that Llama models do not use.
     """
 
     longest_token_chars: int | None = None
@@ -45,14 +45,14 @@ class TokenizersCodec:
             raise ValueError(f"it decodes with {unknown[0]!r}, which Llama models do not use")
         self._newline_ids = self._literal.encode("\n", add_special_tokens=False).ids
 
-    def encode(self, text: str, parse_special: bool = False) -> list[int]:
+    def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
         """Ids of ``text`` without BOS or EOS. ``parse_special``: control spellings become ids.
 
-        Those with a LITERAL_MARK inside do not, and lose the mark.
+        Those with a ``literal_mark`` inside do not; the marks are dropped.
         """
         if not parse_special:
             return self._ids(self._literal, text)
-        first, *rest = text.split(LITERAL_MARK)
+        first, *rest = text.split(literal_mark) if literal_mark else [text]
         ids = self._ids(self._parsing, first)
         for part in rest:
             # Encoded after a newline, so that no space prefix lands in the middle of the text.
@@ -110,7 +110,10 @@ class TokenizersCodec:
 
 
 def _load(definition: str) -> RustTokenizer:
-    tokenizer = RustTokenizer.from_str(definition)
+    try:
+        tokenizer = RustTokenizer.from_str(definition)
+    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+        raise ValueError(f"its tokenizer definition is damaged ({error})") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -9,9 +9,6 @@ from enum import IntEnum
 SPACE = "\u2581"
 """sentencepiece's stand-in for a space, so that pieces can be listed one a line."""
 
-LITERAL_MARK = "\ufdd0"
-"""A Unicode noncharacter: put inside a control token's spelling, it keeps that spelling text."""
-
 
 class PieceKind(IntEnum):
     """What a piece is for. GGUF's ``tokenizer.ggml.token_type`` uses sentencepiece's numbers."""

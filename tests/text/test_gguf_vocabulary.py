@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.text import Tokenizer, load_tokenizer
+
+Load = Callable[[dict[str, Any]], Tokenizer]
+SMALL = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "▁a", "▁", "a"],
+    "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -1.0, -2.0, -3.0],
+    "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1],
+}
+
+
+@pytest.fixture(scope="module")
+def load(source: Any) -> Load:
+    return lambda metadata: load_tokenizer(source(Path("model.gguf"), "gguf", metadata))
+
+
+@pytest.fixture(scope="module")
+def library(byte_level_metadata: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The same vocabulary, put together by hand with the library's own parts."""
+    tokens = byte_level_metadata["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split()) for merge in byte_level_metadata["tokenizer.ggml.merges"]]
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE({token: i for i, token in enumerate(tokens)}, merges, ignore_merges=True)
+    )
+    words = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(words), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
+    tokenizer.add_tokens(["<tool>"])
+    return tokenizer
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.lists(
+        st.one_of(
+            st.text(max_size=6),
+            st.sampled_from(
+                ["hello", " hello", "  ", "12345", "\n\n", " world", "<|eot_id|>", "<tool>"]
+            ),
+        ),
+        max_size=12,
+    ).map("".join)
+)
+def test_byte_level_ids_and_text_equal_the_librarys(
+    byte_level: Tokenizer, library: tokenizers.Tokenizer, text: str
+) -> None:
+    ids = byte_level.encode(text, add_special_tokens=False, parse_special=True)
+    assert ids == library.encode(text).ids
+    assert byte_level.decode(ids) == library.decode(ids)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_byte_level_text_equals_the_librarys_for_any_ids(
+    byte_level: Tokenizer, library: tokenizers.Tokenizer, data: st.DataObject
+) -> None:
+    ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size - 1), max_size=20))
+    assert byte_level.decode(ids) == library.decode(ids)
+
+
+def test_llama_3_style_files_begin_with_bos_and_end_at_every_end_token(
+    byte_level: Tokenizer, byte_level_metadata: dict[str, Any]
+) -> None:
+    tokens = byte_level_metadata["tokenizer.ggml.tokens"]
+    assert byte_level.encode("hello") == [
+        tokens.index("<|begin_of_text|>"),
+        tokens.index("hello"),
+    ]
+    assert byte_level.eos_token_ids == {
+        tokens.index("<|end_of_text|>"),
+        tokens.index("<|eot_id|>"),
+    }
+
+
+def test_a_user_cannot_spell_a_control_token(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("<|eot_id|>", add_special_tokens=False)
+    assert not set(ids) & byte_level.eos_token_ids
+    assert byte_level.decode(ids) == "<|eot_id|>"
+
+
+def test_what_the_file_leaves_out_is_as_in_every_llama(load: Load) -> None:
+    tokenizer = load(SMALL)
+    assert tokenizer.bos_token_id == 1
+    assert tokenizer.eos_token_ids == {2}
+    assert tokenizer.encode("a") == [1, 3]
+
+
+def test_the_files_own_settings_hold(load: Load) -> None:
+    settings = {"add_bos_token": False, "add_eos_token": True, "add_space_prefix": False}
+    tokenizer = load({**SMALL, **{f"tokenizer.ggml.{k}": v for k, v in settings.items()}})
+    assert tokenizer.encode("a a") == [5, 3, 2]
+    assert tokenizer.decode([3, 3]) == " a a"
+
+
+def test_ids_that_only_the_padded_embedding_has_stand_for_no_text(load: Load) -> None:
+    tokenizer = load({**SMALL, "llama.vocab_size": 64})
+    assert tokenizer.vocab_size == 64
+    assert tokenizer.decode([3, 63, 3]) == "a a"
+    assert tokenizer.token_text(63) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokenizer.ggml.model": None}, "no vocabulary"),
+        ({"tokenizer.ggml.tokens": []}, "no vocabulary"),
+        ({"tokenizer.ggml.tokens": 7}, "malformed"),
+        ({"tokenizer.ggml.model": "bert"}, "unknown kind 'bert'"),
+        ({"tokenizer.ggml.scores": []}, "6 pieces, 0 scores"),
+        ({"tokenizer.ggml.token_type": [1]}, "1 types"),
+        ({"tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 99]}, "token types"),
+        ({"tokenizer.ggml.token_type": [3, 3, 3, 1, 1, 1]}, "256 byte tokens"),
+        ({"tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 6]}, "byte token 'a'"),
+        ({"tokenizer.ggml.bos_token_id": 6}, "bos_token_id is 6"),
+        ({"tokenizer.ggml.eos_token_id": -1}, "eos_token_id is -1"),
+        ({"llama.vocab_size": 10**12}, "model has 1000000000000 tokens"),
+    ],
+)
+def test_a_broken_vocabulary_is_refused_in_one_sentence(
+    load: Load, change: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelLoadFailed, match=reason) as caught:
+        load({**SMALL, **change})
+    assert caught.value.message.startswith("The tokenizer of model.gguf cannot be used: ")
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokenizer.ggml.pre": "qwen2"}, "pre-tokenizer 'qwen2' is none of"),
+        ({"tokenizer.ggml.merges": []}, "merges"),
+        ({"tokenizer.ggml.merges": ["a b c"]}, "merges"),
+        ({"tokenizer.ggml.merges": ["zz yy"]}, "damaged"),
+    ],
+)
+def test_a_byte_level_vocabulary_that_would_be_misread_is_refused(
+    load: Load, byte_level_metadata: dict[str, Any], change: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelLoadFailed, match=reason):
+        load({**byte_level_metadata, **change})

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.text import Tokenizer, load_tokenizer
+
+
+def test_bos_comes_first_where_the_file_asks_for_it(llama2: Tokenizer) -> None:
+    assert llama2.encode("Hi")[0] == llama2.bos_token_id == 1
+    assert llama2.encode("") == [1]
+    assert llama2.encode("", add_special_tokens=False) == []
+
+
+def test_llama2_ends_at_its_one_end_token(llama2: Tokenizer, llama2_file: Tokenizer) -> None:
+    assert llama2.eos_token_ids == llama2_file.eos_token_ids == {2}
+    assert llama2.vocab_size == llama2_file.vocab_size == 32_000
+
+
+def test_a_lone_surrogate_counts_as_the_replacement_character(any_tokenizer: Tokenizer) -> None:
+    assert any_tokenizer.encode("a\ud800b") == any_tokenizer.encode("a\ufffdb")
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=60), parse_special=st.booleans())
+def test_fewest_tokens_is_a_lower_bound(
+    any_tokenizer: Tokenizer, text: str, parse_special: bool
+) -> None:
+    ids = any_tokenizer.encode(text, parse_special=parse_special)
+    assert any_tokenizer.fewest_tokens(text) <= len(ids)
+
+
+def test_a_hopelessly_long_prompt_is_known_without_encoding_it(llama2: Tokenizer) -> None:
+    assert llama2.fewest_tokens(" " * 1_000_000) > 4_096
+
+
+def test_a_single_token_is_readable(llama2: Tokenizer) -> None:
+    ids = llama2.encode("Hello\n🖂", add_special_tokens=False)
+    assert [llama2.token_text(token_id) for token_id in [1, *ids]] == [
+        "<s>", " Hello", "\n", "<0xF0>", "<0x9F>", "<0x96>", "<0x82>",
+    ]  # fmt: skip
+
+
+def test_threads_may_share_a_tokenizer(any_tokenizer: Tokenizer, corpus: list[str]) -> None:
+    texts = corpus * 4
+    expected = [any_tokenizer.encode(text) for text in texts]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(any_tokenizer.encode, texts)) == expected
+
+
+def test_tokens_that_a_folder_adds_to_tokenizer_model(
+    llama2_vocab: Path, tmp_path: Path, source: Callable[[Path], Any]
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes((llama2_vocab / "tokenizer.model").read_bytes())
+    added = {
+        "32000": {"content": "<pad>", "special": True},
+        "32001": {"content": "<call>", "special": False},
+        "1": {"content": "<s>", "special": True},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": added, "add_bos_token": False})
+    )
+    tokenizer = load_tokenizer(source(tmp_path))
+    reference = sentencepiece.SentencePieceProcessor(
+        model_file=str(llama2_vocab / "tokenizer.model")
+    )
+    assert tokenizer.vocab_size == 32_002
+    assert tokenizer.encode("Hi <pad>") == reference.encode("Hi <pad>")
+    assert tokenizer.encode("Hi<call>") == [*reference.encode("Hi"), 32_001]
+    assert tokenizer.encode("<pad>", parse_special=True) == [32_000]
+    assert tokenizer.decode([32_000, 32_001]) == "<call>"
+
+
+def test_a_folder_without_a_vocabulary_is_refused(
+    tmp_path: Path, source: Callable[[Path], Any]
+) -> None:
+    with pytest.raises(ModelLoadFailed, match=r"neither tokenizer.json nor tokenizer.model"):
+        load_tokenizer(source(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON"),
+        ("config.json", "[]", "config.json is not a JSON object"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "malformed"),
+        ("tokenizer.model", "no protobuf", "damaged, or no sentencepiece model"),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_one_sentence(
+    llama2_vocab: Path,
+    tmp_path: Path,
+    source: Callable[[Path], Any],
+    name: str,
+    content: str,
+    reason: str,
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes((llama2_vocab / "tokenizer.model").read_bytes())
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelLoadFailed, match=reason):
+        load_tokenizer(source(tmp_path))
+
+
+def test_importing_the_room_is_light() -> None:
+    check = (
+        "import sys, llorch_worker.text\n"
+        "heavy = {'torch', 'transformers', 'gguf', 'numpy', 'jinja2', 'sentencepiece'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

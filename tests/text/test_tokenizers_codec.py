@@ -1,0 +1,145 @@
+"""Vocabularies of tokenizer.json: ids and text must be those of the tokenizers library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.weights import open_checkpoint
+
+
+@pytest.fixture(scope="module")
+def transformers_tokenizer(stories260k: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(stories260k / "hf")
+
+
+@pytest.fixture(scope="module")
+def library(stories260k: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(stories260k / "hf" / "tokenizer.json"))
+
+
+def _without_control(text: str) -> str:
+    for spelling in ("<s>", "</s>", "<unk>"):
+        text = text.replace(spelling, "")
+    return text
+
+
+def test_ids_equal_transformers_on_texts_that_tokenizers_get_wrong(
+    stories: Tokenizer, transformers_tokenizer: Any, corpus: list[str]
+) -> None:
+    for text in corpus:
+        ids = stories.encode(text, parse_special=True)
+        assert ids == transformers_tokenizer.encode(text), text
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=40))
+def test_ids_equal_transformers_on_any_text(
+    stories: Tokenizer, transformers_tokenizer: Any, text: str
+) -> None:
+    assert stories.encode(text, parse_special=True) == transformers_tokenizer.encode(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=40))
+def test_text_equals_the_librarys(
+    stories: Tokenizer, library: tokenizers.Tokenizer, text: str
+) -> None:
+    ids = stories.encode(text)
+    assert stories.decode(ids) == library.decode(ids)
+
+
+def test_the_gguf_file_and_the_folder_of_one_model_give_the_same_ids(
+    stories: Tokenizer, stories260k: Path, corpus: list[str]
+) -> None:
+    """Where they may: tokenizer.json's Metaspace puts no space before a text that has one."""
+    gguf = load_tokenizer(open_checkpoint(stories260k / "f32.gguf"))
+    assert gguf.vocab_size == stories.vocab_size
+    assert gguf.eos_token_ids == stories.eos_token_ids
+    for text in corpus:
+        if text and text[0] not in " ▁":
+            assert gguf.encode(text) == stories.encode(text), text
+
+
+def test_control_tokens_spelt_out_by_a_user_stay_text(stories: Tokenizer) -> None:
+    ids = stories.encode("a <s> b </s> <unk>")
+    assert ids[0] == 1
+    assert not {0, 1, 2} & set(ids[1:])
+    assert stories.decode(ids) == "a <s> b </s> <unk>"
+    assert stories.encode("</s>", add_special_tokens=False, parse_special=True) == [2]
+
+
+def test_byte_level_text_equals_the_librarys_for_any_ids(byte_level: Tokenizer) -> None:
+    # Bytes that form no character, split characters, control tokens in between.
+    for text in ("é日😀", "a\xa0b", " hello\n\nworld 1234"):
+        ids = byte_level.encode(text)
+        assert byte_level.decode(ids) == text
+        whole = b"".join(byte_level.decoding_table.token_bytes[token_id] for token_id in ids)
+        for end in range(len(ids)):
+            data = b"".join(byte_level.decoding_table.token_bytes[i] for i in ids[:end])
+            assert whole.startswith(data)
+            assert byte_level.decode(ids[:end]) == data.decode(errors="replace")
+
+
+def test_the_settings_of_a_folder_stand_above_its_post_processor(
+    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any]
+) -> None:
+    definition = (stories260k / "hf" / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(definition)
+    assert load_tokenizer(source(tmp_path)).encode("a")[0] == 1
+    settings = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "add_eos_token": True}))
+    tokenizer = load_tokenizer(source(tmp_path))
+    ids = tokenizer.encode("a")
+    assert 1 not in ids
+    assert ids[-1] == 2
+    assert tokenizer.eos_token_ids == {2}
+
+
+def test_every_end_token_that_the_folder_names_counts(
+    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any]
+) -> None:
+    definition = (stories260k / "hf" / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(definition)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2, "bos_token_id": 1}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    assert load_tokenizer(source(tmp_path)).eos_token_ids == {2, 7}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "damaged"),
+        ("{}", "damaged"),
+        ('{"version": "1.0"', "damaged"),
+        ("[1, 2]", "damaged"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_sentence(
+    tmp_path: Path, source: Callable[[Path], Any], content: str, reason: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelLoadFailed, match=reason) as caught:
+        load_tokenizer(source(tmp_path))
+    assert "\n" not in caught.value.message
+
+
+def test_a_decoder_that_llama_does_not_use_is_refused(
+    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any]
+) -> None:
+    definition = json.loads((stories260k / "hf" / "tokenizer.json").read_text())
+    definition["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(ModelLoadFailed, match="WordPiece"):
+        load_tokenizer(source(tmp_path))
