@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llorch_worker.cache import RopeScaling
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model import LlamaConfig, resolve_config
+from llorch_worker.weights import open_checkpoint
+
+WriteGguf = Callable[..., Path]
+
+
+def resolve(path: Path) -> LlamaConfig:
+    return resolve_config(open_checkpoint(path))
+
+
+def edited(folder: Path, target: Path, **changes: Any) -> Path:
+    """A copy of a Hugging Face folder with keys of config.json changed, or left out with None."""
+    shutil.copytree(folder, target)
+    config = json.loads((folder / "config.json").read_text())
+    # One way of writing RoPE at a time: the folders that we write carry the new one.
+    if "rope_scaling" in changes or "rope_theta" in changes:
+        config.pop("rope_parameters", None)
+    config |= changes
+    config = {key: value for key, value in config.items() if value is not None}
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def test_both_formats_of_one_model_resolve_alike(stories260k: Path) -> None:
+    config = resolve(stories260k / "hf")
+    assert config == LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=172,
+        num_layers=5,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=8,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        rope_scaling=None,
+        max_context=512,
+        tie_word_embeddings=False,
+    )
+    for file in stories260k.glob("*.gguf"):
+        from_gguf = resolve(file)
+        assert from_gguf.rms_norm_eps == pytest.approx(1e-5)
+        assert from_gguf.__dict__ | {"rms_norm_eps": 1e-5} == config.__dict__
+
+
+def refuse(path: Path, message: str) -> None:
+    with pytest.raises(ModelLoadFailed, match=message) as raised:
+        resolve(path)
+    assert str(path) in raised.value.message
+    assert "; " in raised.value.message
+    assert "\n" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"general.architecture": "qwen2"}, "no Llama: its architecture is 'qwen2'"),
+        ({"llama.expert_count": 8}, "mixtures of experts"),
+        ({"llama.embedding_length": None}, "embedding_length is missing"),
+        ({"llama.block_count": 0}, "block_count is '0' where the model needs a positive"),
+        ({"llama.block_count": 3}, "has no tensor model.layers.2.input_layernorm.weight"),
+        ({"llama.block_count": 2**30}, "layers cannot be in"),
+        ({"llama.block_count": 1}, "does not use"),
+        ({"llama.attention.head_count": [4, 8]}, "head_count is .* positive integer"),
+        ({"llama.attention.head_count_kv": 3}, "cannot share 3 KV heads"),
+        ({"llama.attention.head_count_kv": 4}, r"\[32, 64\] where .*calls for \[64, 64\]"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "positive number"),
+        ({"llama.attention.key_length": 15}, "no pairs to rotate"),
+        ({"llama.attention.value_length": 8}, "of one size"),
+        ({"llama.rope.dimension_count": 8}, "RoPE must cover whole heads"),
+        ({"llama.rope.scaling.type": "yarn"}, "only linear scaling"),
+        ({"llama.context_length": None}, "context_length is missing"),
+        ({"llama.feed_forward_length": 95}, r"calls for \[95, 64\]"),
+    ],
+)
+def test_a_gguf_file_that_is_no_plain_llama_is_refused(
+    tmp_path: Path, write_gguf: WriteGguf, metadata: dict[str, Any], message: str
+) -> None:
+    refuse(write_gguf(tmp_path / "m.gguf", metadata=metadata), message)
+
+
+def test_a_bias_or_a_missing_tensor_is_refused(tmp_path: Path, write_gguf: WriteGguf) -> None:
+    bias = {"blk.0.attn_q.bias": np.zeros(64, np.float32)}
+    refuse(write_gguf(tmp_path / "a.gguf", tensors=bias), "q_proj.bias that Llama's graph")
+    missing = {"blk.1.attn_v.weight": None}
+    refuse(write_gguf(tmp_path / "b.gguf", tensors=missing), "no tensor .*1.self_attn.v_proj")
+    norm = {"output_norm.weight": np.ones(63, np.float32)}
+    refuse(write_gguf(tmp_path / "c.gguf", tensors=norm), r"model.norm.weight is \[63\]")
+
+
+def test_a_vocabulary_without_weights_is_refused(llama2_vocab: Path) -> None:
+    refuse(llama2_vocab / "vocab-only.gguf", "holds no weights")
+
+
+def test_gguf_metadata_say_what_they_need_to(tmp_path: Path, write_gguf: WriteGguf) -> None:
+    metadata = {
+        "llama.attention.head_count": [4, 4],  # once for each layer
+        "llama.attention.head_count_kv": [2, 2],
+        "llama.rope.freq_base": 5e5,
+        "llama.rope.scaling.type": "linear",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.vocab_size": 79,  # the embedding knows better
+    }
+    tensors = {"output.weight": None}
+    config = resolve(write_gguf(tmp_path / "m.gguf", metadata=metadata, tensors=tensors))
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
+    assert config.rope_theta == 5e5
+    assert config.rope_scaling == RopeScaling("linear", factor=4.0)
+    assert config.vocab_size == 80
+    assert config.tie_word_embeddings
+
+
+def test_rope_factors_in_a_gguf_file_are_llama3_scaling(
+    tmp_path: Path,
+    write_gguf: WriteGguf,
+    save_llama: Callable[..., Path],
+    open_driver: Callable[..., Any],
+) -> None:
+    """Converters write Llama 3.1's scaling as divisors: the logits must not notice."""
+    from llorch_worker.cache.rope_tables import inverse_frequencies
+
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 80}
+    llama3 = {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    folder = save_llama(**shape, intermediate_size=96, num_hidden_layers=2, rope_parameters=llama3)
+    checkpoint = open_checkpoint(folder)
+    config = resolve_config(checkpoint)
+    scaled = inverse_frequencies(16, 1e4, config.rope_scaling)
+    factors = (inverse_frequencies(16, 1e4, None) / scaled).numpy()
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "input_layernorm": "attn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    tensors = {"rope_freqs.weight": factors}
+    for name in checkpoint.tensors:
+        values = checkpoint.load(name, torch.float32).numpy()
+        if "q_proj" in name or "k_proj" in name:
+            heads = values.shape[0] // 16
+            values = values.reshape(heads, 2, 8, 64).swapaxes(1, 2).reshape(values.shape)
+        stem = name.removesuffix(".weight")
+        if stem.startswith("model.layers."):
+            layer, part = stem.removeprefix("model.layers.").split(".", 1)
+            tensors[f"blk.{layer}.{names[part]}.weight"] = np.ascontiguousarray(values)
+        else:
+            tensors[f"{names[stem]}.weight"] = values
+    path = write_gguf(tmp_path / "m.gguf", tensors=tensors)
+    ids = list(range(1, 80))
+    torch.testing.assert_close(
+        open_driver(path).logits(ids), open_driver(folder).logits(ids), atol=1e-4, rtol=0
+    )
+
+
+def test_rope_factors_of_another_head_size_are_refused(
+    tmp_path: Path, write_gguf: WriteGguf
+) -> None:
+    tensors = {"rope_freqs.weight": np.ones(7, np.float32)}
+    refuse(write_gguf(tmp_path / "m.gguf", tensors=tensors), "7 RoPE factors do not fit")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "no Llama: its model_type is 'gpt2'"),
+        ({"model_type": None}, "no Llama: its model_type is None"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "no language model head"),
+        ({"architectures": 7}, "no language model head"),
+        ({"hidden_act": "gelu"}, "only SiLU"),
+        ({"attention_bias": True}, "biases are not supported"),
+        ({"mlp_bias": True}, "biases are not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "weights are quantised"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "48"}, "hidden_size is '48' where the model needs a positive integer"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is '-1'"),
+        ({"vocab_size": 97}, "calls for"),
+        ({"num_hidden_layers": 4}, "has no tensor model.layers.3"),
+        ({"partial_rotary_factor": 0.5}, "RoPE must cover whole heads"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "RoPE scaling is 'longrope'"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"type": ["linear"]}}, "RoPE scaling is"),
+        ({"rope_scaling": [1]}, "RoPE settings are no object"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 4.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+            "not below high_freq_factor",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_plain_llama_is_refused(
+    tmp_path: Path, random_llama: Path, changes: dict[str, Any], message: str
+) -> None:
+    refuse(edited(random_llama, tmp_path / "m", **changes), message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta", "scaling"),
+    [
+        ({"rope_theta": 5e5}, 5e5, None),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, 1e4, RopeScaling("linear", factor=2)),
+        # No effect within the model's own context, and further none may go.
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 1e4, None),
+    ],
+)
+def test_the_old_way_to_write_rope_is_read(
+    tmp_path: Path,
+    random_llama: Path,
+    changes: dict[str, Any],
+    theta: float,
+    scaling: RopeScaling | None,
+) -> None:
+    config = resolve(edited(random_llama, tmp_path / "m", **changes))
+    assert config.rope_theta == theta
+    assert config.rope_scaling == scaling
+
+
+def test_a_sliding_window_limits_the_context_and_says_so(
+    tmp_path: Path, random_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = edited(random_llama, tmp_path / "m", model_type="mistral", sliding_window=100)
+    with caplog.at_level(logging.WARNING):
+        assert resolve(path).max_context == 100
+    assert "sliding window of 100 tokens" in caplog.text
+
+
+def test_mistral_without_a_window_keeps_its_context(tmp_path: Path, random_llama: Path) -> None:
+    for window in (None, 256, 4096):
+        path = edited(
+            random_llama, tmp_path / f"m{window}", model_type="mistral", sliding_window=window
+        )
+        assert resolve(path).max_context == 256

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from llorch_worker.model.rms_norm import RmsNorm
+
+
+@pytest.mark.parametrize("hidden", [1, 64, 4096])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_it_agrees_with_transformers_within_1e_5(hidden: int, scale: float) -> None:
+    torch.manual_seed(0)
+    reference = LlamaRMSNorm(hidden, eps=1e-5)
+    reference.weight.data.uniform_(0.5, 1.5)
+    x = torch.randn(7, hidden) * scale
+    with torch.no_grad():
+        expected = reference(x)
+    actual = RmsNorm(reference.weight.data, 1e-5)(x)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_input_is_averaged_in_float32_as_transformers_does(dtype: torch.dtype) -> None:
+    reference = LlamaRMSNorm(512, eps=1e-5).to(dtype)
+    x = (torch.randn(5, 512) * 300).to(dtype)  # squares that float16 could not hold
+    with torch.no_grad():
+        expected = reference(x)
+    actual = RmsNorm(reference.weight.data, 1e-5)(x)
+    assert actual.dtype == dtype
+    assert torch.equal(actual, expected)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    norm = RmsNorm(torch.ones(32), 1e-5)
+    x = torch.randn(4, 32)
+    assert torch.equal(norm(x)[2:3], norm(x[2:3]))

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from llorch_worker.cache import RopeTables
+from llorch_worker.model.rope import apply_rope
+
+HEAD_DIM = 64
+
+
+@pytest.fixture(scope="module")
+def tables() -> RopeTables:
+    return RopeTables(
+        head_dim=HEAD_DIM, theta=1e4, scaling=None, max_context=2048, device=torch.device("cpu")
+    )
+
+
+def test_it_agrees_with_transformers_within_1e_5(tables: RopeTables) -> None:
+    positions = torch.tensor([0, 1, 5, 2047, 1000, 3])
+    q, k = torch.randn(6, 8, HEAD_DIM), torch.randn(6, 2, HEAD_DIM)
+    cos, sin = tables.at(positions)
+    # transformers: [batch, heads, tokens, head_dim], and both halves of the table.
+    expected_q, expected_k = apply_rotary_pos_emb(
+        q.transpose(0, 1)[None],
+        k.transpose(0, 1)[None],
+        torch.cat((cos, cos), -1)[:, 0][None],
+        torch.cat((sin, sin), -1)[:, 0][None],
+    )
+    torch.testing.assert_close(
+        apply_rope(q, cos, sin), expected_q[0].transpose(0, 1), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        apply_rope(k, cos, sin), expected_k[0].transpose(0, 1), atol=1e-5, rtol=0
+    )
+
+
+def test_position_zero_changes_nothing(tables: RopeTables) -> None:
+    x = torch.randn(1, 4, HEAD_DIM)
+    assert torch.equal(apply_rope(x, *tables.at(torch.tensor([0]))), x)
+
+
+def test_lengths_stay_and_scores_depend_on_the_distance_alone(tables: RopeTables) -> None:
+    q, k = torch.randn(1, 1, HEAD_DIM), torch.randn(1, 1, HEAD_DIM)
+
+    def score(query_at: int, key_at: int) -> torch.Tensor:
+        rotated_q = apply_rope(q, *tables.at(torch.tensor([query_at])))
+        rotated_k = apply_rope(k, *tables.at(torch.tensor([key_at])))
+        torch.testing.assert_close(rotated_q.norm(), q.norm())
+        return (rotated_q * rotated_k).sum()
+
+    torch.testing.assert_close(score(9, 4), score(905, 900), atol=1e-3, rtol=0)
+    assert (score(9, 4) - score(9, 5)).abs() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_input_is_rotated_in_float32(tables: RopeTables, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 2, HEAD_DIM).to(dtype)
+    cos, sin = tables.at(torch.tensor([3, 900, 2000]))
+    rotated = apply_rope(x, cos, sin)
+    assert rotated.dtype == dtype
+    assert torch.equal(rotated, apply_rope(x.float(), cos, sin).to(dtype))
