@@ -15,6 +15,12 @@ from hypothesis import strategies as st
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.weights import open_checkpoint
+
+
+@pytest.fixture(scope="module")
+def demo(demo_model: Path) -> Tokenizer:
+    return load_tokenizer(open_checkpoint(demo_model))
 
 
 def test_bos_comes_first_where_the_file_asks_for_it(llama2: Tokenizer) -> None:
@@ -43,6 +49,13 @@ def test_fewest_tokens_is_a_lower_bound(
 
 def test_a_hopelessly_long_prompt_is_known_without_encoding_it(llama2: Tokenizer) -> None:
     assert llama2.fewest_tokens(" " * 1_000_000) > 4_096
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=60))
+def test_the_demo_model_can_write_any_text(demo: Tokenizer, text: str) -> None:
+    text = text.replace("▁", "_")  # the vocabulary's own sign for a space
+    assert demo.decode(demo.encode(text)) == text
 
 
 def test_a_single_token_is_readable(llama2: Tokenizer) -> None:
