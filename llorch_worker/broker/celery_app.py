@@ -24,13 +24,13 @@ RESULT_RETRY_MAX_SLEEP_MS = 2_000
 class LlorchApp(Celery):  # type: ignore[misc]
     """A Celery app that knows its settings and, in a worker, the resident model.
 
-    ``load_engine`` names the callable that loads the engine; ``residency`` is set by the worker's
+    ``engine_class`` names what is loaded; ``residency`` is set by the worker's
     bootstep and stays ``None`` elsewhere.
     """
 
     settings: Settings
     residency: Any = None
-    load_engine: str | Any = "llorch_worker.engine:Engine.load"
+    engine_class: str | Any = "llorch_worker.engine:Engine"
     on_load_progress: Any = None
 
 
@@ -80,7 +80,7 @@ def worker_config(settings: Settings) -> dict[str, Any]:
 
 
 def _queue(name: str) -> Any:
-    return Queue(name, routing_key=name)  # type: ignore[no-untyped-call]
+    return Queue(name, routing_key=name)
 
 
 def _shared(redis_url: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def connect_async(url: str) -> redis.asyncio.Redis:
 def subscribe(client: redis.Redis, channel: str) -> Iterator[PubSub]:
     """A subscription whose ``get_message`` returns what was published, never its own
     confirmations; it is renewed by itself when the connection is."""
-    pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+    pubsub = client.pubsub(ignore_subscribe_messages=True)
     try:
         pubsub.subscribe(channel)
         yield pubsub

@@ -1,0 +1,1 @@
+"""A worker: one process, one device, one resident engine, jobs from Celery."""

@@ -1,0 +1,51 @@
+"""Tells Redis every few seconds that this worker is here and what it serves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import redis
+from celery.utils.log import get_logger
+from redis.exceptions import RedisError
+
+from llorch_worker.broker import registry
+from llorch_worker.broker.registry import WorkerCard
+
+logger = get_logger(__name__)
+
+
+class Announcer:
+    """A thread that writes the worker's card; it takes the card down when it ends."""
+
+    def __init__(
+        self, client: redis.Redis, hostname: str, make_card: Callable[[], WorkerCard]
+    ) -> None:
+        self._redis = client
+        self._hostname = hostname
+        self._make_card = make_card
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="llorch-announcer", daemon=True)
+
+    def start(self) -> None:
+        """Announces once before it returns, where Redis answers: the model is known from now on."""
+        self._announce()
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        try:
+            registry.withdraw(self._redis, self._hostname)
+        except RedisError as error:
+            logger.warning("could not take the worker's card down, it expires: %s", error)
+
+    def _run(self) -> None:
+        while not self._stop.wait(registry.ANNOUNCE_INTERVAL_S):
+            self._announce()
+
+    def _announce(self) -> None:
+        try:
+            registry.announce(self._redis, self._make_card())
+        except RedisError as error:
+            logger.warning("could not announce the worker, will retry: %s", error)

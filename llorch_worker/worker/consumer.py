@@ -1,0 +1,99 @@
+"""Celery's consumer, which neither shows a message's contents nor dies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery.exceptions import NotRegistered
+from celery.utils.log import get_logger
+from celery.worker.consumer import Consumer
+from kombu.exceptions import ContentDisallowed, DecodeError
+from vine import promise
+
+from llorch_worker.contract import Failed, Fault, InvalidRequest, LlorchError
+
+logger = get_logger(__name__)
+
+MAX_ID_CHARS = 255
+MAX_SHOWN_CHARS = 80
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+
+
+class JobConsumer(Consumer):  # type: ignore[misc]
+    """Answers what cannot become a task: a log line with its size, and, where it carries an id,
+    FAILURE with the reason as its result and the end of its stream."""
+
+    def create_task_handler(self, promise: Any = promise) -> Callable[[Any], Any]:
+        handle = super().create_task_handler(promise)
+
+        def on_task_received(message: Any) -> Any:
+            fault = fault_of(message)
+            if fault is not None:
+                return self._refuse(message, fault)
+            try:
+                return handle(message)
+            except _MALFORMED as error:
+                # KeyError counts as a connection error in kombu: let out, it would bring the
+                # message back by way of a reconnect, for ever.
+                return self._refuse(message, f"it cannot be read ({type(error).__name__})")
+
+        return on_task_received
+
+    def on_unknown_message(self, _body: Any, message: Any) -> None:
+        self._refuse(message, "it is no task message")
+
+    def on_unknown_task(self, _body: Any, message: Any, _error: Exception) -> None:
+        name = message.headers["task"][:MAX_SHOWN_CHARS]
+        self._refuse(message, f"there is no task {name!r} here", NotRegistered(name))
+
+    def on_invalid_task(self, _body: Any, message: Any, exc: Exception) -> None:
+        self._refuse(message, f"it is no valid task message ({type(exc).__name__})")
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        self._refuse(message, f"its body cannot be decoded ({type(exc).__name__})")
+
+    def _refuse(self, message: Any, reason: str, error: Exception | None = None) -> None:
+        size = len(message.body or b"")
+        logger.error("refused a message of %d bytes: %s", size, reason)
+        if error is None:
+            fault = Fault(field="message", rule=reason, got=f"{size} bytes")
+            error = InvalidRequest.from_faults([fault])
+        job_id = _id_of(message)
+        if job_id is not None:
+            self.app.backend.mark_as_failure(job_id, error)
+            if isinstance(error, LlorchError) and self.app.residency is not None:
+                self.app.residency.publisher.append(job_id, Failed(error=error.document()))
+            if self.event_dispatcher:
+                self.event_dispatcher.send("task-failed", uuid=job_id, exception=repr(error))
+        if not message.acknowledged:
+            message.reject_log_error(logger, self.connection_errors)
+
+
+def fault_of(message: Any) -> str | None:
+    """Why this cannot be a task message of protocol 2; ``None`` where it can, or claims to be an
+    older one, which Celery checks itself."""
+    headers = message.headers
+    if not isinstance(headers, Mapping):
+        return "its headers are no object"
+    if "task" not in headers:
+        return None
+    if not isinstance(headers["task"], str):
+        return "its task header is no name"
+    if _id_of(message) is None:
+        return f"its id header is no string of 1 to {MAX_ID_CHARS} characters"
+    try:
+        body = message.payload
+    except (DecodeError, ContentDisallowed, *_MALFORMED) as error:
+        return f"its body cannot be decoded ({type(error).__name__})"
+    match body:
+        case [list(), dict(), dict() | None]:
+            return None
+        case {"args": list(), "kwargs": dict()}:
+            return None
+    return "its body is not [args, kwargs, options]"
+
+
+def _id_of(message: Any) -> str | None:
+    job_id = message.headers.get("id") if isinstance(message.headers, Mapping) else None
+    return job_id if isinstance(job_id, str) and 0 < len(job_id) <= MAX_ID_CHARS else None

@@ -1,0 +1,39 @@
+"""Runs one worker in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+
+from llorch_worker.settings import Settings
+
+CELERY_APP = "tasks.app"
+"""Named as Celery programs name their app, because ``tasks`` lies above this package."""
+
+
+def run_worker(
+    settings: Settings,
+    *,
+    hostname: str | None = None,
+    loglevel: str = "INFO",
+    on_load_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Serves ``settings.model`` until SIGTERM or Ctrl-C, then finishes what runs and returns.
+
+    ``hostname`` must be unique among the workers of one Redis; ``on_load_progress`` is called
+    with bytes loaded and bytes in all. Raises SystemExit with the exit code where the worker
+    failed, having logged why.
+    """
+    app = import_module(CELERY_APP).build_app(settings)
+    app.on_load_progress = on_load_progress
+    worker = app.Worker(
+        hostname=hostname or f"{settings.served_name}-{os.getpid()}@%h",
+        loglevel=loglevel,
+        quiet=True,
+        # Gossip is only chatter between workers; Flower lives on events and heartbeats.
+        without_gossip=True,
+    )
+    worker.start()
+    if worker.exitcode:
+        raise SystemExit(worker.exitcode)

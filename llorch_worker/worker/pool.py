@@ -1,0 +1,309 @@
+"""The Celery pool of threads that wait for the engine."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery.concurrency.base import BasePool
+from celery.exceptions import BackendError, Reject
+from celery.utils.log import get_logger
+from celery.worker import state
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from llorch_worker.contract import InternalError, LlorchError, OutOfMemory
+
+logger = get_logger(__name__)
+
+DRAIN_TURN_S = 0.5
+FIXED_SIZE = (
+    "the number of sequences in flight is fixed when the cache is allocated; "
+    "restart the worker with another LLORCH_MAX_SEQUENCES"
+)
+
+Callback = Callable[[Any], Any]
+
+
+@dataclass(eq=False)
+class _Work:
+    pid: int
+    task_id: str
+    target: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    on_accept: Callable[[int, float], Any]
+    on_return: Callback
+    on_error: Callback
+
+
+class EnginePool(BasePool):  # type: ignore[misc]
+    """``limit`` threads, each of which waits for one job in the engine.
+
+    Every callback of Celery's (accept, return, failure, and with them acks and events) runs on
+    the thread of the event loop, which owns the kombu channel; a pool thread leaves its outcome in
+    ``_returned`` and makes a socket readable. A socket of ours and not ``Hub.call_soon``: the hub
+    polls once between a call that came that way and the acks that it leads to, up to a second.
+    Without an event loop the callbacks run on the pool threads, one at a time.
+
+    Each task has an integer id of its own, which Celery knows as its pid: ``terminate_job`` with
+    it cancels that job and no other. Nothing is ever forked.
+    """
+
+    signal_safe = False
+    body_can_be_buffer = True
+    limit: int
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._pids = itertools.count(1)
+        # Work that has a thread, and work that waits for one. The prefetch count is the number of
+        # threads, so work waits only where tasks with an ETA fall due together.
+        self._running: dict[int, _Work] = {}
+        self._waiting: deque[_Work] = deque()
+        self._inbox: SimpleQueue[_Work | None] = SimpleQueue()
+        self._returned: deque[tuple[_Work, Callback, Any]] = deque()
+        self._has_returned = threading.Event()
+        self._deliver_lock = threading.RLock()
+        self._threads: list[threading.Thread] = []
+        self._hub: Any = None
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._warned_of_time_limits = False
+        self.cancel: Callable[[str], Any] = _nothing_to_cancel
+        self.hand_back: Callable[[str], Any] = _nothing_to_cancel
+        self.figures: Callable[[], Mapping[str, Any]] = dict
+
+    # Celery's life cycle ---------------------------------------------------------------------
+
+    def on_start(self) -> None:
+        # Daemons: a worker that fails to load its model must be able to exit.
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"llorch-slot-{slot}", daemon=True)
+            for slot in range(self.limit)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def register_with_event_loop(self, loop: Any) -> None:
+        # Called again after each reconnect: the loop forgets its readers then.
+        self._hub = loop
+        loop.add_reader(self._wake_reader, self._on_wake)
+
+    def on_close(self) -> None:
+        """Gives back what waits for a thread: the worker is about to stop."""
+        with self._deliver_lock:
+            while self._waiting:
+                self._refuse(self._waiting.popleft())
+
+    def on_stop(self) -> None:
+        """Warm shutdown: what runs is finished, acknowledged and reported."""
+        self.drain()
+        for _ in self._threads:
+            self._inbox.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def on_terminate(self) -> None:
+        """Cold shutdown: what runs goes back to its queue."""
+        for work in tuple(self._running.values()):
+            self.hand_back(work.task_id)
+        self.on_stop()
+
+    def drain(self) -> None:
+        """Waits for what runs while its callbacks are delivered, though nobody runs the loop.
+
+        Turning the loop here also lets a job that was popped at the last moment be seen and given
+        back, and heartbeats go out.
+        """
+        # In a cold shutdown this runs inside a signal handler, perhaps in the midst of a turn.
+        turning = self._hub is not None and not state.should_terminate
+        while self._running:
+            if turning:
+                turning = self._turn_hub()
+            else:
+                self._has_returned.wait(DRAIN_TURN_S)
+                self._deliver()
+        self._deliver()
+
+    def _turn_hub(self) -> bool:
+        try:
+            self._hub.run_once()
+        except Exception as error:  # noqa: BLE001 - jobs must end whatever breaks the loop
+            logger.warning("the event loop broke while draining: %s", type(error).__name__)
+            return False
+        return True
+
+    # Work ------------------------------------------------------------------------------------
+
+    def apply_async(
+        self,
+        target: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        callback: Callback | None = None,
+        error_callback: Callback | None = None,
+        accept_callback: Callable[[int, float], Any] | None = None,
+        timeout: float | None = None,
+        soft_timeout: float | None = None,
+        correlation_id: str = "",
+        **_: Any,
+    ) -> None:
+        """Runs ``target`` in a thread; one of the callbacks is called whatever it does.
+
+        Replaces the base method, which logs ``args`` (the prompt among them) at debug level.
+        """
+        if timeout or soft_timeout:
+            self._warn_of_time_limits()
+        work = _Work(
+            pid=next(self._pids),
+            task_id=correlation_id,
+            target=target,
+            args=args or (),
+            kwargs=kwargs or {},
+            on_accept=accept_callback or _ignore_accept,
+            on_return=callback or _ignore,
+            on_error=error_callback or _ignore,
+        )
+        with self._deliver_lock:
+            if self._state != self.RUN:
+                self._refuse(work)
+            elif len(self._running) < self.limit:
+                self._begin(work)
+            else:
+                self._waiting.append(work)
+
+    def terminate_job(self, pid: int, _signal: int | None = None) -> None:
+        """Cancels the job that was accepted as ``pid``; whatever the signal, it is a cancel."""
+        work = self._running.get(pid)
+        if work is not None:
+            self.cancel(work.task_id)
+
+    def hand_back_job(self, pid: int) -> None:
+        """Stops the job that was accepted as ``pid``; it is to return to its queue."""
+        work = self._running.get(pid)
+        if work is not None:
+            self.hand_back(work.task_id)
+
+    def grow(self, n: int = 1) -> None:
+        raise NotImplementedError(FIXED_SIZE)
+
+    def shrink(self, n: int = 1) -> None:
+        raise NotImplementedError(FIXED_SIZE)
+
+    def _get_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = super()._get_info() | {
+            "running-jobs": len(self._running),
+            "jobs-waiting-for-a-thread": len(self._waiting),
+        }
+        return info | dict(self.figures())
+
+    # On the event loop's thread --------------------------------------------------------------
+
+    def _begin(self, work: _Work) -> None:
+        self._running[work.pid] = work
+        # Accepted before it runs, on this thread: a revoke finds it active from now on.
+        work.on_accept(work.pid, time.monotonic())
+        self._inbox.put(work)
+
+    def _refuse(self, work: _Work) -> None:
+        self._call(work, work.on_error, _info_of(Reject("the worker is stopping", requeue=True)))
+
+    def _on_wake(self) -> None:
+        with suppress(BlockingIOError):
+            self._wake_reader.recv(4096)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        with self._deliver_lock:
+            self._has_returned.clear()
+            while self._returned:
+                work, callback, value = self._returned.popleft()
+                self._call(work, callback, value)
+                del self._running[work.pid]
+                if self._waiting and self._state == self.RUN:
+                    self._begin(self._waiting.popleft())
+
+    def _call(self, work: _Work, callback: Callback, value: Any) -> None:
+        """Calls back; where that fails, reports the failure instead, so that the job ends."""
+        try:
+            callback(value)
+        except Exception as error:
+            logger.exception("the callback of job %s failed", work.task_id)
+            failure = InternalError(f"the worker could not report the job: {type(error).__name__}")
+            try:
+                work.on_error(_info_of(failure))
+            except Exception:
+                logger.exception(
+                    "job %s stays unacknowledged; it will be redelivered", work.task_id
+                )
+
+    # On a thread of the pool -----------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (work := self._inbox.get()) is not None:
+            callback, value = self._run(work)
+            self._returned.append((work, callback, value))
+            self._has_returned.set()
+            if self._hub is None:
+                self._deliver()
+            else:
+                # Full means that the loop has not read for long: it will, and empties all.
+                with suppress(BlockingIOError):
+                    self._wake_writer.send(b"\0")
+
+    def _run(self, work: _Work) -> tuple[Callback, Any]:
+        try:
+            return work.on_return, work.target(*work.args, **work.kwargs)
+        except BaseException as error:  # noqa: BLE001 - whatever the target raises, Celery hears
+            return work.on_error, _info_of(_reportable(error))
+
+    def _warn_of_time_limits(self) -> None:
+        if not self._warned_of_time_limits:
+            self._warned_of_time_limits = True
+            logger.warning("time limits of tasks have no effect here; give jobs a deadline_s")
+
+
+def _reportable(error: BaseException) -> Exception:
+    """What is reported for an exception that escaped Celery's tracing of the task."""
+    match error:
+        case LlorchError() | Reject():
+            known: Exception = error
+            return known
+        case BackendError() | OperationalError() | RedisError():
+            # The result could not be stored, so the job has not ended.
+            reason = f"its result could not be stored: {type(error).__name__}"
+            requeued: Exception = Reject(reason, requeue=True)
+            return requeued
+        case MemoryError():
+            return OutOfMemory("the worker ran out of memory in this job")
+    return InternalError(f"{type(error).__name__} escaped the task")
+
+
+def _info_of(error: Exception) -> ExceptionInfo:
+    try:
+        raise error
+    except type(error):
+        return ExceptionInfo(sys.exc_info())
+
+
+def _ignore(_: Any) -> None: ...
+
+
+def _ignore_accept(_pid: int, _time_s: float) -> None: ...
+
+
+def _nothing_to_cancel(_task_id: str) -> None: ...

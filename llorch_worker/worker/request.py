@@ -1,0 +1,77 @@
+"""How the worker sees one job's message: nothing shown of what the user wrote, one way to end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from celery import signals
+from celery.exceptions import Ignore
+from celery.worker.request import Request
+
+from llorch_worker.contract import CancelledEvent, describe, summarise
+
+
+class JobCancelled(Ignore):  # type: ignore[misc]
+    """Raised by the task after it stored REVOKED: Celery is to store nothing more."""
+
+
+class JobRequest(Request):  # type: ignore[misc]
+    """Celery's request, with sizes in place of arguments and the task as the only one that ends
+    the job.
+
+    Logs, events, ``inspect`` and Flower all show ``argsrepr`` and ``kwargsrepr``. Stock producers
+    put the prompt there, so both are made anew from the sizes of the arguments.
+    """
+
+    def __init__(self, message: Any, **options: Any) -> None:
+        super().__init__(message, **options)
+        self._argsrepr = f"({describe(self._args)})" if self._args else "()"
+        self._kwargsrepr = (
+            summarise(self._kwargs) if isinstance(self._kwargs, Mapping) else describe(self._kwargs)
+        )
+        # The tracer logs from the headers.
+        self._request_dict["argsrepr"] = self._argsrepr
+        self._request_dict["kwargsrepr"] = self._kwargsrepr
+
+    def info(self, **_: Any) -> dict[str, Any]:
+        """What ``inspect`` and Flower show: never the arguments themselves."""
+        shown: dict[str, Any] = super().info(safe=True)
+        return shown
+
+    def terminate(self, pool: Any, signal: str | int | None = None) -> None:
+        """Cancels the generation. The task then stores REVOKED, unless it had just finished:
+        one thread decides, so no second result can follow the first."""
+        if self.time_start:
+            pool.terminate_job(self.worker_pid, signal)
+        else:
+            self._terminate_on_ack = pool, signal
+
+    def cancel(self, pool: Any, *_: Any, **__: Any) -> None:
+        """Cold shutdown: stops the generation and returns the job to its queue."""
+        if self.time_start:
+            pool.hand_back_job(self.worker_pid)
+
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> None:
+        """As Celery's; a cancelled job is also told to monitors as revoked."""
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        if isinstance(error, JobCancelled):
+            self.send_event("task-revoked", terminated=True, signum=None, expired=False)
+            signals.task_revoked.send(
+                self.task, request=self._context, terminated=True, signum=None, expired=False
+            )
+
+    def _announce_revoked(
+        self, reason: str, terminated: bool, signum: int | None, expired: bool
+    ) -> None:
+        """A job that was revoked, or expired, before it ran: its stream must end too."""
+        super()._announce_revoked(reason, terminated, signum, expired)
+        residency = self.app.residency
+        if residency is not None:
+            residency.publisher.append(self.id, CancelledEvent())

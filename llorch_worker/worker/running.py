@@ -1,0 +1,88 @@
+"""The jobs that this worker holds right now, by id."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Protocol
+
+from llorch_worker.contract import GenerationResult
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+class RunningJob:
+    """One job between its arrival and its end.
+
+    A cancel may come before the generation exists; it is kept and takes effect when it does.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self.id = job_id
+        self.outcome: Future[GenerationResult] = Future()
+        self.cancelled = False
+        self.handed_back = False
+        self._generation: Cancellable | None = None
+        self._lock = threading.Lock()
+
+    def attach(self, generation: Cancellable) -> None:
+        """Gives the job its generation."""
+        with self._lock:
+            self._generation = generation
+            stop = self.cancelled
+        if stop:
+            generation.cancel()
+
+    def cancel(self, *, hand_back: bool = False) -> None:
+        """Stops the generation; with ``hand_back`` the job has not ended by that."""
+        with self._lock:
+            # Whoever asked first is obeyed: a cancelled job does not come back.
+            self.handed_back = hand_back if not self.cancelled else self.handed_back
+            self.cancelled = True
+            generation = self._generation
+        if generation is not None:
+            generation.cancel()
+
+
+class RunningJobs:
+    """All of them; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, RunningJob] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, job_id: str) -> tuple[RunningJob, bool]:
+        """The job of this id and whether it is new. It is not where the same message was delivered
+        twice: then the second waits for the outcome of the first."""
+        with self._lock:
+            known = self._jobs.get(job_id)
+            if known is not None:
+                return known, False
+            job = self._jobs[job_id] = RunningJob(job_id)
+            return job, True
+
+    def leave(self, job: RunningJob) -> None:
+        with self._lock:
+            del self._jobs[job.id]
+
+    def cancel(self, job_id: str) -> None:
+        """Cancels the job if it is here."""
+        job = self._find(job_id)
+        if job is not None:
+            job.cancel()
+
+    def hand_back(self, job_id: str) -> None:
+        """Stops the job if it is here; it is to run again, elsewhere."""
+        job = self._find(job_id)
+        if job is not None:
+            job.cancel(hand_back=True)
+
+    def ids(self) -> list[str]:
+        with self._lock:
+            return list(self._jobs)
+
+    def _find(self, job_id: str) -> RunningJob | None:
+        with self._lock:
+            return self._jobs.get(job_id)

@@ -1,0 +1,162 @@
+"""The Celery bootstep that makes the model resident before the first job is taken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery import bootsteps, signals
+from celery.exceptions import WorkerShutdown
+from celery.platforms import EX_FAILURE, EX_OK
+from celery.utils.log import get_logger
+from celery.worker import state
+from kombu.utils.imports import symbol_by_name
+
+from llorch_worker.contract import GenerationRequest, LlorchError
+from llorch_worker.worker.pool import EnginePool
+from llorch_worker.worker.residency import Residency, ResidentEngine
+
+logger = get_logger(__name__)
+
+PROGRESS_INTERVAL_S = 5.0
+WARM_UP_TOKENS = 2
+WARM_UP_TIMEOUT_S = 600.0
+MIB = 2**20
+
+
+class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Loads and warms the model; the consumer starts after it, so a worker that answers is ready.
+
+    It stops before the pool does, yet closes the engine only when the pool is empty.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+    label = "Model"
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        self._residency: Residency | None = None
+        self._interrupted = False
+        # Kept as an attribute: signals hold their receivers weakly.
+        self._note_interrupt = self._on_shutting_down
+        signals.worker_shutting_down.connect(self._note_interrupt)
+
+    def start(self, worker: Any) -> None:
+        """Exits with code 1 and one sentence where the model cannot be made resident."""
+        try:
+            _check_options(worker)
+            engine = self._load(worker)
+            _warm_up(engine)
+        except LlorchError as error:
+            _give_up(error.message)
+        except ModuleNotFoundError as error:
+            _give_up(f'{error.name} is missing: pip install "llorch-worker[worker]"')
+        residency = Residency(engine, worker.app.settings, worker.hostname, on_broken=_shut_down)
+        residency.start()
+        worker.pool.cancel = residency.cancel
+        worker.pool.hand_back = residency.hand_back
+        worker.pool.figures = lambda: _figures(residency)
+        self._residency = worker.app.residency = residency
+        logger.info("%s is resident, warm and ready", engine.model_name)
+
+    def stop(self, worker: Any) -> None:
+        worker.pool.drain()
+        self._close()
+        if self._interrupted:
+            # Celery calls a worker that was asked to end by Ctrl-C a failure. It drained.
+            worker.exitcode = EX_OK
+
+    def terminate(self, worker: Any) -> None:
+        worker.pool.terminate()
+        self._close()
+
+    def info(self, _worker: Any) -> dict[str, Any]:
+        """What ``inspect stats`` adds."""
+        return {} if self._residency is None else {"engine": self._residency.stats()}
+
+    def _close(self) -> None:
+        if self._residency is not None:
+            self._residency.close()
+
+    def _on_shutting_down(self, sig: str = "", how: str = "", **_: Any) -> None:
+        self._interrupted = sig == "SIGINT" and how == "Warm"
+
+    def _load(self, worker: Any) -> ResidentEngine:
+        app = worker.app
+        settings = app.settings
+        logger.info("loading %s", settings.model)
+        engine_class = symbol_by_name(app.engine_class)
+        engine: ResidentEngine = engine_class.load(
+            settings.model,
+            device=settings.device,
+            dtype=settings.dtype,
+            max_sequences=worker.pool.limit,
+            max_context=settings.max_context,
+            model_name=settings.served_name,
+            max_step_tokens=settings.max_step_tokens,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            progress=_progress(app.on_load_progress),
+        )
+        return engine
+
+
+def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
+    """Tells the log now and then how far the load is, and lets a shutdown end it."""
+    told_at_s = time.monotonic()
+
+    def progress(done_bytes: int, total_bytes: int) -> None:
+        nonlocal told_at_s
+        state.maybe_shutdown()
+        if listener is not None:
+            listener(done_bytes, total_bytes)
+        if time.monotonic() - told_at_s >= PROGRESS_INTERVAL_S:
+            told_at_s = time.monotonic()
+            percent = 100 * done_bytes // max(total_bytes, 1)
+            logger.info("loaded %d%% of %d MiB", percent, total_bytes // MIB)
+
+    return progress
+
+
+def _warm_up(engine: ResidentEngine) -> None:
+    # The first pass allocates and compiles what every later one uses.
+    request = GenerationRequest(
+        prompt_token_ids=[0], max_tokens=WARM_UP_TOKENS, temperature=0, ignore_eos=True
+    )
+    engine.submit(request).result(WARM_UP_TIMEOUT_S)
+
+
+def _check_options(worker: Any) -> None:
+    if not isinstance(worker.pool, EnginePool):
+        _give_up("the worker needs its own pool; start it without -P/--pool")
+    if worker.autoscale:
+        _give_up("the worker cannot scale itself; start it without --autoscale, or start more")
+
+
+def _give_up(sentence: str) -> None:
+    logger.critical("cannot start: %s", sentence)
+    raise WorkerShutdown(EX_FAILURE)
+
+
+def _shut_down() -> None:
+    # Celery looks at this in every turn of its loop. A worker whose engine is broken must not
+    # stay: it would take job after job only to fail each.
+    logger.critical("the engine is broken; the worker ends")
+    state.should_stop = EX_FAILURE
+
+
+def _figures(residency: Residency) -> dict[str, Any]:
+    """The figures that Flower shows on the worker's page, beside the pool's own."""
+    stats = residency.stats()
+    figures = {
+        name: stats[name]
+        for name in ("model", "device", "dtype", "running", "waiting", "max_context")
+    }
+    used = stats["kv_blocks_total"] - stats["kv_blocks_free"]
+    return figures | {
+        "tokens_per_s": round(stats["tokens_per_s"], 1),
+        "kv_blocks_used": f"{used} of {stats['kv_blocks_total']}",
+        "memory": ", ".join(
+            f"{part} {size / MIB:.1f} MiB" for part, size in stats["bytes"].items()
+        ),
+    }

@@ -1,0 +1,9 @@
+"""The Celery application: ``celery -A tasks worker``; ``from tasks import generate``. No torch."""
+
+from llorch_worker.contract import TASK_NAME
+from tasks.app import app
+
+generate = app.tasks[TASK_NAME]
+"""The task, for producers: ``generate.delay(prompt="Once upon a time", max_tokens=64)``."""
+
+__all__ = ["app", "generate"]

@@ -1,0 +1,103 @@
+"""``llorch.generate``: validate, hand to the resident engine, return the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Reject
+
+from llorch_worker.broker.queues import route
+from llorch_worker.contract import (
+    TASK_NAME,
+    Cancelled,
+    GenerationResult,
+    InternalError,
+    LlorchError,
+    describe,
+    summarise,
+)
+from llorch_worker.worker.request import JobCancelled
+from llorch_worker.worker.residency import HandedBack, Residency
+
+ENQUEUED_AT = "llorch_enqueued_at"
+"""Message header: unix time in s at which the producer sent the job."""
+
+
+class GenerateTask(Task):  # type: ignore[misc]
+    """What ``generate.delay(...)`` of a producer does, and how the worker sees its messages."""
+
+    Request = "llorch_worker.worker.request:JobRequest"
+
+    def apply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Sends the job to the queue of its model and priority, with sizes for Celery's logs."""
+        fields = dict(kwargs or {})
+        if options.keys().isdisjoint(("queue", "exchange", "routing_key")):
+            to = route(
+                fields.get("model") or self.app.settings.served_name,
+                fields.get("priority", "normal"),
+            )
+            options["queue"] = to.queue
+            options.setdefault("priority", to.priority)
+        options["headers"] = {ENQUEUED_AT: time.time()} | (options.get("headers") or {})
+        options["argsrepr"] = f"({describe(args)})" if args else "()"
+        options["kwargsrepr"] = summarise(fields)
+        return super().apply_async(args, fields, **options)
+
+
+def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResult:
+    """Runs one job to its end; ``fields`` are those of the contract's GenerationRequest.
+
+    Takes whatever a producer sends, so that what is wrong with it is answered by name and rule.
+
+    Raises:
+        LlorchError: refused or failed.
+        JobCancelled: cancelled; REVOKED is stored.
+        Reject: the worker stops and the job goes back to its queue.
+    """
+    request = task.request
+    residency: Residency | None = task.app.residency
+    if residency is None:
+        raise InternalError("no model is resident in this process; start one with `llorch worker`")
+    redelivered = (request.delivery_info or {}).get("redelivered", False)
+    try:
+        return residency.generate(
+            request.id,
+            args,
+            fields,
+            attempt=2 if redelivered else 1,
+            queued_at=_queued_at(request.get(ENQUEUED_AT)),
+        )
+    except Cancelled:
+        task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
+        raise JobCancelled("cancelled") from None
+    except HandedBack:
+        raise Reject("the worker is stopping", requeue=True) from None
+
+
+def register(app: Celery) -> Task:
+    """Adds the task to ``app``."""
+    return app.task(
+        generate,
+        name=TASK_NAME,
+        bind=True,
+        base=GenerateTask,
+        # A refusal is an answer, not a defect: logged in one line, without a traceback.
+        throws=(LlorchError,),
+        # The worker judges the arguments, and says which rule they break.
+        typing=False,
+    )
+
+
+def _queued_at(header: object) -> float | None:
+    # A header from outside: only a time that has passed can be one at which the job was sent.
+    if isinstance(header, int | float) and not isinstance(header, bool) and header > 0:
+        return min(float(header), time.time())
+    return None

@@ -1,0 +1,235 @@
+"""A deterministic engine without a model, for tests of what lies around the engine.
+
+Each step gives every running generation one token; token ``i`` has the id ``i`` and the text
+``w<i> ``. ``TOY_STEP_MS`` is the length of a step. Some prompts ask for faults: ``raise <name>``
+raises that builtin exception in ``submit``, with the whole prompt as its message; ``die`` kills the
+process; ``break`` breaks the engine.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llorch_worker.contract import (
+    Cancelled,
+    CancelledEvent,
+    Choice,
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    GenerationResult,
+    InternalError,
+    LlorchError,
+    Started,
+    Timings,
+    Tokens,
+    Usage,
+)
+
+STEP_MS_VARIABLE = "TOY_STEP_MS"
+
+
+@dataclass(frozen=True)
+class ToyStats:
+    model: str
+    device: str
+    dtype: str
+    bytes: dict[str, int]
+    max_context: int
+    max_sequences: int
+    running: int
+    waiting: int
+    tokens_per_s: float
+    kv_blocks_total: int
+    kv_blocks_free: int
+    steps_total: int
+
+
+class ToyGeneration:
+    def __init__(
+        self,
+        engine: ToyEngine,
+        id: str,
+        request: GenerationRequest,
+        emit: Callable[[Event], None],
+        worker: str,
+        attempt: int,
+        queued_at: float | None,
+    ) -> None:
+        self.id = id
+        self.request = request
+        self.worker = worker
+        self.attempt = attempt
+        self.emit = emit
+        self.tokens = 0
+        self.cancelled = False
+        self.queue_ms = max(0.0, time.time() - queued_at) * 1e3 if queued_at else 0.0
+        self._engine = engine
+        self._done = threading.Event()
+        self._end: GenerationResult | LlorchError | None = None
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._engine.wake()
+
+    def result(self, timeout: float | None = None) -> GenerationResult:
+        if not self._done.wait(timeout):
+            raise TimeoutError(self.id)
+        if isinstance(self._end, LlorchError):
+            raise self._end
+        assert self._end is not None
+        return self._end
+
+    def end(self, value: GenerationResult | LlorchError, event: Event) -> None:
+        self.emit(event)
+        self._end = value
+        self._done.set()
+
+    def step(self) -> bool:
+        """One token; whether the generation goes on."""
+        if self.cancelled:
+            self.end(Cancelled("cancelled"), CancelledEvent())
+            return False
+        if self.tokens == 0:
+            prompt = self.request.prompt or ""
+            self.emit(
+                Started(
+                    worker=self.worker,
+                    model=self._engine.model_name,
+                    attempt=self.attempt,
+                    prompt_tokens=len(prompt.split()),
+                    queue_ms=self.queue_ms,
+                )
+            )
+        self.emit(Tokens(index=self.tokens, ids=(self.tokens,), text=f"w{self.tokens} "))
+        self.tokens += 1
+        if self.tokens < self.request.max_tokens:
+            return True
+        timings = Timings(queue_ms=self.queue_ms, prefill_ms=0, first_token_ms=0, decode_ms=0)
+        usage = Usage(prompt=1, completion=self.tokens)
+        choice = Choice(
+            index=0,
+            text="".join(f"w{i} " for i in range(self.tokens)),
+            token_ids=tuple(range(self.tokens)),
+            finish_reason="length",
+        )
+        result = GenerationResult(
+            id=self.id,
+            model=self._engine.model_name,
+            choices=(choice,),
+            usage=usage,
+            seed=self.request.seed or 0,
+            timings=timings,
+            worker=self.worker,
+            attempts=self.attempt,
+            metadata=self.request.metadata,
+        )
+        self.end(result, Finished(finish_reason="length", usage=usage, timings=timings))
+        return False
+
+
+class ToyEngine:
+    """See the module's docstring."""
+
+    def __init__(self, model_name: str, max_sequences: int, max_context: int) -> None:
+        self.model_name = model_name
+        self.max_sequences = max_sequences
+        self.max_context = max_context
+        self.healthy = True
+        self.steps_total = 0
+        self._step_s = float(os.environ.get(STEP_MS_VARIABLE, "1")) / 1e3
+        self._running: list[ToyGeneration] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        max_sequences: int = 16,
+        max_context: int | None = None,
+        model_name: str = "toy",
+        progress: Callable[[int, int], None] | None = None,
+        **_: Any,
+    ) -> ToyEngine:
+        if progress is not None:
+            progress(1, 1)
+        return cls(model_name, max_sequences, max_context or 4096)
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        job_id: str | None = None,
+        worker: str = "local",
+        attempt: int = 1,
+        queued_at: float | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> ToyGeneration:
+        match (request.prompt or "").split():
+            case ["raise", name, *_]:
+                raise getattr(builtins, name)(request.prompt)
+            case ["die", *_]:
+                os._exit(9)
+        emit = on_event or (lambda _: None)
+        id = job_id or "local"
+        generation = ToyGeneration(self, id, request, emit, worker, attempt, queued_at)
+        with self._changed:
+            if (request.prompt or "") == "break":
+                self.healthy = False
+                error = InternalError("the toy broke")
+                generation.end(error, Failed(error=error.document()))
+                return generation
+            self._running.append(generation)
+            self._changed.notify()
+        return generation
+
+    def stats(self) -> ToyStats:
+        return ToyStats(
+            model=self.model_name,
+            device="toy",
+            dtype="none",
+            bytes={"weights": 0, "kv": 0, "rope": 0, "masks": 0},
+            max_context=self.max_context,
+            max_sequences=self.max_sequences,
+            running=len(self._running),
+            waiting=0,
+            tokens_per_s=0.0,
+            kv_blocks_total=1,
+            kv_blocks_free=1,
+            steps_total=self.steps_total,
+        )
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._running or self._closing)
+                if self._closing:
+                    return
+                batch = list(self._running)
+            time.sleep(self._step_s)
+            self.steps_total += 1
+            done = [generation for generation in batch if not generation.step()]
+            with self._changed:
+                self._running = [g for g in self._running if g not in done]
