@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.block_plan import cache_shape
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.model import Llama, LlamaConfig, resolve_config
+from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint
 
@@ -50,6 +51,54 @@ class LoadedModel:
             weight_bytes=self.model.weight_bytes,
             **settings,
         )
+
+
+class WatchedModel:
+    """A real model that notes each step's query lengths, and calls ``before`` ahead of it."""
+
+    def __init__(
+        self, model: Llama, before: Callable[[int, RaggedBatch], None] | None = None
+    ) -> None:
+        """``before`` gets the step's number, from 1, and its batch; it may wait or raise."""
+        self.model = model
+        self.before = before
+        self.steps: list[tuple[int, ...]] = []
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        self.steps.append(batch.query_lengths)
+        if self.before is not None:
+            self.before(len(self.steps), batch)
+        return self.model.forward(batch, cache)
+
+
+class Gate:
+    """Holds an engine before its ``at``-th step until the test opens it."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self._reached = threading.Event()
+        self._open = threading.Event()
+
+    def __call__(self, step: int, batch: RaggedBatch) -> None:
+        if step == self.at:
+            self._reached.set()
+            assert self._open.wait(60)
+
+    def wait_until_reached(self) -> None:
+        assert self._reached.wait(60)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def watched(loaded: LoadedModel) -> Callable[..., WatchedModel]:
+    return lambda before=None: WatchedModel(loaded.model, before)
+
+
+@pytest.fixture(scope="session")
+def gate() -> type[Gate]:
+    return Gate
 
 
 @pytest.fixture(scope="session")

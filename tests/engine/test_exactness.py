@@ -1,0 +1,200 @@
+"""Batching, chunking and preemption are invisible: the same tokens, whatever the company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine import Engine
+
+PROMPTS = [
+    "Once upon a time",
+    "The dog",
+    "Lily and Tom went to the park",
+    "One day, a little girl named Sue",
+    "There was a big red ball.",
+    "A cat saw a bird in the tree and",
+    "Mom said",
+    "It was a sunny day. Ben",
+    "In the forest, there was a bear who liked to",
+    "x",
+    "The sun was very hot and the",
+    "He was sad because",
+    "Once upon a time, there was a little boy who had a boat. " * 4,
+    "Sam",
+    "They all lived happily",
+    "Look!",
+]
+
+
+def mixed_requests() -> list[GenerationRequest]:
+    """16 jobs: greedy and sampled, with and without cuts and penalties, of several lengths."""
+    styles: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.8},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 1.2, "top_k": 20, "repetition_penalty": 1.2},
+        {"temperature": 0.7, "min_p": 0.05, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+        {"temperature": 0, "repetition_penalty": 1.3, "logprobs": 2},
+        {"temperature": 1.0, "logit_bias": {10: -5.0, 20: 3.0}, "min_tokens": 20},
+    ]
+    return [
+        GenerationRequest(
+            prompt=prompt,
+            max_tokens=10 + 5 * index,
+            seed=1_000 + index,
+            ignore_eos=index % 3 == 0,
+            **styles[index % len(styles)],
+        )
+        for index, prompt in enumerate(PROMPTS)
+    ]
+
+
+def run_together(engine: Engine, requests: list[GenerationRequest]) -> list[tuple[int, ...]]:
+    generations = [engine.submit(request) for request in requests]
+    return [generation.result(timeout=60).choices[0].token_ids for generation in generations]
+
+
+@pytest.fixture(scope="module")
+def alone(engine: Engine) -> list[tuple[int, ...]]:
+    """What each of ``mixed_requests`` gives with the engine to itself."""
+    return [run_together(engine, [request])[0] for request in mixed_requests()]
+
+
+@pytest.fixture(scope="module", params=["f32.gguf", "hf"])
+def file_engine(stories260k: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with Engine.load(stories260k / request.param, device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def transformers_model(stories260k: Path) -> Any:
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(stories260k / "hf", dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("prompt", PROMPTS[:12])
+def test_greedy_tokens_are_those_of_transformers(
+    file_engine: Engine, transformers_model: Any, prompt: str
+) -> None:
+    ids = file_engine.tokenizer.encode(prompt)
+    expected = list(ids)
+    with torch.no_grad():
+        for _ in range(64):
+            logits = transformers_model(torch.tensor([expected])).logits[0, -1]
+            expected.append(int(logits.argmax()))
+    request = GenerationRequest(prompt=prompt, max_tokens=64, temperature=0, ignore_eos=True)
+    assert list(run_together(file_engine, [request])[0]) == expected[len(ids) :]
+
+
+def test_logits_are_those_of_transformers(file_engine: Engine, transformers_model: Any) -> None:
+    ids = file_engine.tokenizer.encode(PROMPTS[12])
+    with torch.no_grad():
+        expected = transformers_model(torch.tensor([ids])).logits[0]
+    assert file_engine.logits(ids).shape == expected.shape
+    assert torch.allclose(file_engine.logits(ids), expected, rtol=0, atol=1e-3)
+
+
+def test_cached_decoding_gives_the_tokens_and_logprobs_of_uncached_forwards(
+    engine: Engine,
+) -> None:
+    request = GenerationRequest(
+        prompt=PROMPTS[2], max_tokens=64, temperature=0, logprobs=0, ignore_eos=True
+    )
+    choice = engine.submit(request).result(timeout=60).choices[0]
+    prompt_ids = engine.tokenizer.encode(PROMPTS[2])
+    uncached = engine.logits([*prompt_ids, *choice.token_ids])[len(prompt_ids) - 1 : -1]
+    assert uncached.argmax(dim=-1).tolist() == list(choice.token_ids)
+    logprobs = uncached.log_softmax(dim=-1).max(dim=-1).values.tolist()
+    assert choice.logprobs is not None
+    assert [entry.logprob for entry in choice.logprobs] == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_sixteen_jobs_at_once_give_each_the_tokens_it_gives_alone(
+    engine: Engine, alone: list[tuple[int, ...]]
+) -> None:
+    assert run_together(engine, mixed_requests()) == alone
+
+
+def test_the_order_of_the_company_does_not_matter(
+    engine: Engine, alone: list[tuple[int, ...]]
+) -> None:
+    assert run_together(engine, mixed_requests()[::-1]) == alone[::-1]
+
+
+def test_jobs_back_to_back_leave_no_trace_in_each_other(
+    engine: Engine, alone: list[tuple[int, ...]]
+) -> None:
+    request = mixed_requests()[3]
+    for other in mixed_requests():
+        run_together(engine, [other])
+        assert run_together(engine, [request]) == [alone[3]]
+
+
+@pytest.mark.parametrize("step_tokens", [1, 7, 16, 100])
+def test_prefill_in_chunks_of_any_size_gives_the_same_tokens(
+    make_engine: Callable[..., Engine], alone: list[tuple[int, ...]], step_tokens: int
+) -> None:
+    engine = make_engine(max_step_tokens=step_tokens)
+    assert run_together(engine, mixed_requests()) == alone
+
+
+def test_a_tiny_pool_with_preemption_gives_the_same_tokens(
+    make_engine: Callable[..., Engine], alone: list[tuple[int, ...]]
+) -> None:
+    requests = mixed_requests()
+    sizes = [len(make_engine().tokenizer.encode(r.prompt or "")) + r.max_tokens for r in requests]
+    engine = make_engine(num_blocks=-(-max(sizes) // 16))
+    assert run_together(engine, requests) == alone
+    assert engine.stats().preempted_total > 0
+
+
+def test_after_a_hundred_jobs_the_free_blocks_are_what_they_were(engine: Engine) -> None:
+    before = engine.stats().kv_blocks_free
+    requests = (mixed_requests() * 7)[:100]
+    assert len(run_together(engine, requests)) == 100
+    engine.check_integrity()
+    assert engine.stats().kv_blocks_free == before == engine.stats().kv_blocks_total
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(engine: Engine) -> None:
+    def tokens(seed: int) -> tuple[int, ...]:
+        request = GenerationRequest(prompt=PROMPTS[0], max_tokens=40, seed=seed)
+        return run_together(engine, [request])[0]
+
+    assert tokens(5) == tokens(5)
+    assert tokens(5) != tokens(6)
+
+
+def test_the_first_of_many_choices_is_the_only_one_of_one(engine: Engine) -> None:
+    request = {"prompt": PROMPTS[0], "max_tokens": 24, "seed": 77}
+    four = engine.submit(GenerationRequest(n=4, **request)).result(timeout=60)
+    one = engine.submit(GenerationRequest(**request)).result(timeout=60)
+    assert four.choices[0] == one.choices[0]
+    assert [choice.index for choice in four.choices] == [0, 1, 2, 3]
+    assert len({choice.token_ids for choice in four.choices}) == 4
+    assert four.usage.completion == sum(len(choice.token_ids) for choice in four.choices)
+
+
+def test_a_drawn_seed_is_returned_and_repeats_the_answer(engine: Engine) -> None:
+    first = engine.submit(GenerationRequest(prompt=PROMPTS[0], max_tokens=30)).result(timeout=60)
+    again = engine.submit(
+        GenerationRequest(prompt=PROMPTS[0], max_tokens=30, seed=first.seed)
+    ).result(timeout=60)
+    assert again.choices == first.choices
+
+
+def test_logits_leave_nothing_behind_and_disturb_no_running_job(
+    engine: Engine, alone: list[tuple[int, ...]]
+) -> None:
+    generations = [engine.submit(request) for request in mixed_requests()]
+    for _ in range(5):
+        engine.logits(list(range(3, 200)))
+    assert [g.result(timeout=60).choices[0].token_ids for g in generations] == alone
+    assert engine.stats().kv_blocks_free == engine.stats().kv_blocks_total

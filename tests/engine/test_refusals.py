@@ -1,0 +1,148 @@
+"""Every request that the model cannot serve is refused at submit, with all its faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llorch_worker.contract import (
+    ContextLengthExceeded,
+    GenerationRequest,
+    InvalidRequest,
+    LlorchError,
+    ModelLoadFailed,
+    ModelNotServed,
+)
+from llorch_worker.engine import Engine
+
+
+def refusal(engine: Engine, **fields: Any) -> LlorchError:
+    with pytest.raises(LlorchError) as caught:
+        engine.submit(GenerationRequest(**fields))
+    stats = engine.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+    return caught.value
+
+
+def test_another_model_is_not_served(engine: Engine) -> None:
+    error = refusal(engine, prompt="x", model="other")
+    assert isinstance(error, ModelNotServed)
+    assert engine.model_name in error.message
+    request = GenerationRequest(prompt="x", model=engine.model_name, max_tokens=1)
+    engine.submit(request).result(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("prompt_token_ids", {"prompt_token_ids": [1, 10**9, 10**9]}),
+        ("logit_bias", {"prompt": "x", "logit_bias": {10**9: 1.0}}),
+        ("stop_token_ids", {"prompt": "x", "stop_token_ids": [10**9]}),
+    ],
+)
+def test_an_id_beyond_the_vocabulary_is_named(
+    engine: Engine, field: str, fields: dict[str, Any]
+) -> None:
+    error = refusal(engine, **fields)
+    assert type(error) is InvalidRequest
+    (fault,) = error.faults
+    assert fault.field == field
+    assert str(engine.config.vocab_size) in fault.rule
+    assert str(10**9) in fault.got
+
+
+def test_all_faults_are_told_at_once(engine: Engine) -> None:
+    error = refusal(
+        engine,
+        prompt_token_ids=[10**9] * 600,
+        logit_bias={10**9: 1.0},
+        stop_token_ids=[10**9],
+    )
+    assert type(error) is InvalidRequest
+    assert [fault.field for fault in error.faults] == [
+        "prompt_token_ids",
+        "logit_bias",
+        "stop_token_ids",
+        "prompt_token_ids + max_tokens",
+    ]
+
+
+def test_a_prompt_and_an_answer_beyond_the_context_are_refused_with_their_sizes(
+    engine: Engine,
+) -> None:
+    context = engine.max_context
+    error = refusal(engine, prompt_token_ids=[1] * 100, max_tokens=context - 99)
+    assert isinstance(error, ContextLengthExceeded)
+    (fault,) = error.faults
+    assert fault.field == "prompt_token_ids + max_tokens"
+    assert str(context) in fault.rule
+    assert fault.got == f"100 + {context - 99} tokens"
+    request = GenerationRequest(prompt_token_ids=[1] * 100, max_tokens=context - 100)
+    assert engine.submit(request).result(timeout=60).usage.completion <= context - 100
+
+
+def test_more_than_the_whole_pool_holds_is_refused(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(num_blocks=4)
+    error = refusal(engine, prompt_token_ids=[1] * 50, max_tokens=15)
+    assert isinstance(error, ContextLengthExceeded)
+    assert "64 tokens, the KV cache" in error.message
+    request = GenerationRequest(prompt_token_ids=[1] * 50, max_tokens=14, ignore_eos=True)
+    assert engine.submit(request).result(timeout=60).usage.completion == 14
+
+
+def test_a_prompt_without_a_token_is_refused(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A vocabulary without BOS makes no token of some texts.
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text: [])
+    error = refusal(engine, prompt="\x00")
+    assert error.faults[0].field == "prompt"
+    assert "at least one token" in error.faults[0].rule
+
+
+@pytest.mark.parametrize("ids", [[], [10**9], [-1], [1] * 100_000], ids=len)
+def test_logits_of_impossible_ids_are_refused(engine: Engine, ids: list[int]) -> None:
+    with pytest.raises(InvalidRequest, match="token_ids"):
+        engine.logits(ids)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"device": "cuda:99"}, "cuda:99"),
+        ({"device": "tpu"}, "no device 'tpu'"),
+        ({"dtype": "int3"}, "no dtype 'int3'"),
+        ({"max_context": 10**6}, "max_context 1000000"),
+        ({"max_context": 0}, "max_context 0"),
+        ({"kv_cache_bytes": 1000}, "kv_cache_bytes"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused_with_a_remedy(
+    loaded: Any, settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ModelLoadFailed) as caught:
+        Engine.load(loaded.path, **{"device": "cpu", **settings})
+    assert sentence in caught.value.message
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadFailed, match=r"nothing\.gguf"):
+        Engine.load(tmp_path / "nothing.gguf", device="cpu")
+
+
+def test_loading_reports_progress_and_takes_the_files_name(loaded: Any) -> None:
+    told: list[tuple[int, int]] = []
+    with Engine.load(
+        loaded.path,
+        device="cpu",
+        max_sequences=3,
+        max_context=128,
+        progress=lambda done, total: told.append((done, total)),
+    ) as engine:
+        assert engine.model_name == loaded.path.stem
+        assert engine.max_context == 128
+        assert engine.stats().kv_blocks_total == 3 * 128 // 16
+    assert told[-1][0] == told[-1][1] > 0

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llorch_worker.engine.runner import BlockTables, Runner
+from llorch_worker.engine.sampler import Sampler
+from llorch_worker.engine.scheduler import Chunk
+from llorch_worker.engine.sequence import Sequence
+from llorch_worker.model import RaggedBatch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def batches_of(loaded: Any) -> Callable[..., list[RaggedBatch]]:
+    """The batches that a runner makes of lists of chunks, one after the other."""
+
+    def batches(*steps: list[Chunk]) -> list[RaggedBatch]:
+        noted: list[RaggedBatch] = []
+
+        class Noting:
+            def forward(self, batch: RaggedBatch, cache: Any) -> torch.Tensor:
+                noted.append(batch)
+                return torch.zeros(len(batch.logits_rows), 32)
+
+        runner = Runner(Noting(), loaded.cache(num_blocks=8), Sampler(32, CPU), CPU)
+        for chunks in steps:
+            runner.run(chunks)
+        return noted
+
+    return batches
+
+
+def held(sequence: Sequence, blocks: list[int], computed: int) -> Sequence:
+    sequence.blocks, sequence.computed = blocks, computed
+    return sequence
+
+
+def test_a_mixed_step_is_laid_out_in_one_row(
+    make_sequence: Callable[..., Sequence], batches_of: Callable[..., list[RaggedBatch]]
+) -> None:
+    decoding = held(make_sequence([5] * 17, [6]), [3, 1], 17)
+    middle = held(make_sequence(list(range(40))), [7, 2, 5], 14)
+    ending = held(make_sequence([8, 9]), [0], 0)
+    (batch,) = batches_of([Chunk(decoding, 17, 1), Chunk(middle, 14, 4), Chunk(ending, 0, 2)])
+    assert batch.token_ids.tolist() == [6, 14, 15, 16, 17, 8, 9]
+    assert batch.positions.tolist() == [17, 14, 15, 16, 17, 0, 1]
+    assert batch.query_lengths == (1, 4, 2)
+    assert batch.context_lengths == (18, 18, 2)
+    assert batch.block_tables.tolist() == [[3, 1, 0], [7, 2, 5], [0, 0, 0]]
+    assert batch.slots.tolist() == [17, 126, 127, 32, 33, 0, 1]
+    assert batch.logits_rows.tolist() == [0, 6]  # ``middle`` has more prompt to come
+
+
+def test_a_step_of_decodes_is_one_token_each(
+    make_sequence: Callable[..., Sequence], batches_of: Callable[..., list[RaggedBatch]]
+) -> None:
+    first = held(make_sequence([5] * 3, [6]), [3], 3)
+    second = held(make_sequence([7] * 16, [9]), [4, 6], 16)
+    (batch,) = batches_of([Chunk(first, 3, 1), Chunk(second, 16, 1)])
+    assert batch.token_ids.tolist() == [6, 9]
+    assert batch.positions.tolist() == [3, 16]
+    assert batch.slots.tolist() == [51, 96]
+    assert batch.logits_rows.tolist() == [0, 1]
+    assert all(
+        tensor.dtype == torch.int64
+        for tensor in (batch.token_ids, batch.positions, batch.slots, batch.logits_rows)
+    )
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), min_size=1),
+        max_size=12,
+    )
+)
+def test_block_tables_follow_lists_that_grow_move_and_start_anew(
+    steps: list[list[tuple[int, int, bool]]],
+) -> None:
+    """Each step: which lists, in which order; each grows a little or was preempted before."""
+    tables = BlockTables()
+    lists: dict[int, list[int]] = {index: [index] for index in range(6)}
+    for step in steps:
+        rows = []
+        for index, growth, preempted in {entry[0]: entry for entry in step}.values():
+            if preempted:
+                lists[index] = [100 + growth]
+            lists[index] += range(growth % 4)
+            rows.append(lists[index])
+        width = max(map(len, rows))
+        expected = [row + [0] * (width - len(row)) for row in rows]
+        assert tables.of(rows).tolist() == expected
