@@ -25,6 +25,8 @@ from llorch_worker.cli import tether
 TAIL_LINES = 40
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
+_ERROR_MARKS = ("error: ", "cannot start: ")
+"""What stands before the sentence in which a command, or a worker's log, says why it ended."""
 HEALTHY_AFTER_S = 60.0
 """A child that lived this long starts over with the first backoff when it dies."""
 
@@ -107,8 +109,12 @@ class Child:
     def last_words(self) -> str:
         """The program's own error sentence where it gave one, else its last line."""
         lines = [line.strip() for line in self.tail if line.strip()]
-        errors = [line for line in lines if line.startswith("error: ")]
-        return errors[-1].removeprefix("error: ") if errors else (lines[-1] if lines else "")
+        for line in reversed(lines):
+            for mark in _ERROR_MARKS:
+                before, found, sentence = line.partition(mark)
+                if found and (not before or before.endswith(("] ", " "))):
+                    return sentence
+        return lines[-1] if lines else ""
 
     def _read(self) -> None:
         assert self._process.stdout is not None

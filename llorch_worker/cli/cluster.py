@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from llorch_worker.broker import registry
+from llorch_worker.broker.celery_app import producer_app
 from llorch_worker.broker.connection import BrokerUnavailable, broker_errors, connect
 from llorch_worker.broker.queues import high_queue, normal_queue
 from llorch_worker.broker.registry import ModelCard, WorkerCard
@@ -13,6 +14,7 @@ from llorch_worker.broker.registry import ModelCard, WorkerCard
 # How kombu names the lists of a queue's priority steps; step 0 has the plain name.
 _PRIORITY_SEPARATOR = "\x06\x16"
 _PRIORITY_STEPS = (3, 6, 9)
+PING_TIMEOUT_S = 1.0
 
 
 class Cluster:
@@ -53,6 +55,18 @@ class Cluster:
         """The workers that are alive."""
         with broker_errors(self._url):
             return registry.workers(self._redis)
+
+    def answering(self, hostnames: set[str]) -> set[str]:
+        """Those of ``hostnames`` that answer a ping: they take jobs from now on."""
+        app = producer_app(self._url)
+        try:
+            with broker_errors(self._url):
+                replies = app.control.ping(
+                    destination=sorted(hostnames), timeout=PING_TIMEOUT_S, limit=len(hostnames)
+                )
+        finally:
+            app.close()
+        return {hostname for reply in replies for hostname in reply}
 
     def models(self) -> list[ModelCard]:
         """Every model that was ever served at this Redis, by name."""

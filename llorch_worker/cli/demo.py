@@ -56,7 +56,7 @@ def demo(
         if as_json:
             screen.document(_document(plan, found, measured))
         else:
-            view.report(found, measured, flower_url(plan))
+            view.report(found, measured, None if keep else flower_url(plan))
         if keep:
             view.keeping(stack.redis_url, flower_url(plan))
             try:
@@ -78,10 +78,9 @@ def _start(view: DemoScreen, stack: Stack, plan: Plan) -> None:
         done(stack.redis_url)
     with view.step("worker") as done:
         began_s = time.monotonic()
-        stack.wait_ready(READY_TIMEOUT_S)
-        _, device = plan.workers[0]
+        (worker,) = stack.wait_ready(READY_TIMEOUT_S)
         seconds = time.monotonic() - began_s
-        done(f"{plan.settings.served_name} on {device}, ready after {seconds:.1f} s")
+        done(f"{worker.model} on {worker.device}, ready after {seconds:.1f} s")
     if plan.flower_port is None:
         view.without_flower()
         return

@@ -7,7 +7,7 @@ from llorch_worker.contract import GenerationRequest
 JOBS = 32
 
 STREAMED = GenerationRequest(
-    prompt="Once upon a time", max_tokens=120, temperature=0.7, seed=11, priority="high"
+    prompt="Once upon a time", max_tokens=220, temperature=0.7, seed=11, priority="high"
 )
 """The job that is shown token by token."""
 
@@ -26,7 +26,7 @@ _OPENINGS = (
     "The king",
 )
 _TEMPERATURES = (0.0, 0.6, 0.9, 1.2)
-_LENGTHS_TOKENS = (24, 48, 96, 144)
+_LENGTHS_TOKENS = (48, 96, 192, 320)
 
 
 def demo_jobs() -> list[GenerationRequest]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 STREAMED_JOB = 0
 SHOWN_STORIES = 2
+LONGEST_STORY_CHARS = 700
 SHOWN_ERRORS = 3
 _REFRESHES_A_S = 12
 
@@ -62,13 +63,13 @@ class DemoScreen:
             with self._moving(opening, total) as callbacks:
                 yield callbacks
         else:
-            self._screen.write(opening)
+            self._screen.write_raw(opening)
             yield self._plain_event, lambda _number: None
-            self._screen.write("\n")
+            self._screen.write_raw("\n")
 
     def _plain_event(self, number: int, event: Event) -> None:
         if number == STREAMED_JOB and isinstance(event, Tokens):
-            self._screen.write(event.text)
+            self._screen.write_raw(event.text)
 
     @contextmanager
     def _moving(self, opening: str, total: int) -> Iterator[tuple[OnEvent, OnEnd]]:
@@ -108,7 +109,7 @@ class DemoScreen:
         self._print("")
         self._screen.out.print(table)
         if flower:
-            self._print(f"\n  Flower saw it all: {flower}")
+            self._print(f"\n  Flower watched at {flower}; llorch demo --keep leaves it open.")
         self._stories(measured)
         errors = [job.end for job in measured if isinstance(job.end, LlorchError)]
         for error in errors[:SHOWN_ERRORS]:
@@ -124,14 +125,19 @@ class DemoScreen:
             self._print(f"  [cyan]{flower}[/]  (Flower)")
 
     def _stories(self, measured: list[Measured]) -> None:
-        plain = [
+        whole = [
             (job.request.prompt, job.end.text)
             for job in measured[STREAMED_JOB + 1 :]
-            if isinstance(job.end, GenerationResult) and job.request.prompt
+            if isinstance(job.end, GenerationResult)
+            and job.request.prompt
+            and job.end.choices[0].finish_reason == "stop"
+            and not job.request.stop
         ]
-        longest = sorted(plain, key=lambda story: len(story[1]), reverse=True)
+        # The longest of those that end by themselves and leave room on the screen.
+        fitting = [story for story in whole if len(story[1]) <= LONGEST_STORY_CHARS]
+        longest = sorted(fitting, key=lambda story: len(story[1]), reverse=True)
         if longest:
-            self._print("\n  Two of the stories:")
+            self._print("\n  And what came of others:")
         for prompt, text in longest[:SHOWN_STORIES]:
             story = Text(prompt, "bold")
             story.append(harmless(text), "not bold")

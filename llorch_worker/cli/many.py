@@ -105,7 +105,7 @@ async def _enqueue(
         if screen.as_json:
             screen.document({"ids": [job.id for job in jobs]})
         else:
-            screen.write("".join(f"{job.id}\n" for job in jobs))
+            screen.write_raw("".join(f"{job.id}\n" for job in jobs))
     return jobs
 
 

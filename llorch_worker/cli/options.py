@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,3 +96,8 @@ def environment_of(settings: Settings) -> dict[str, str]:
         for name, value in settings.model_dump().items()
         if value is not None
     }
+
+
+def worker_hostname(settings: Settings, pid: int) -> str:
+    """The Celery node name of the worker in process ``pid`` of this machine."""
+    return f"{settings.served_name}-{pid}@{socket.gethostname()}"

@@ -55,9 +55,9 @@ class Screen:
         if not self.as_json:
             self.err.print(text, style=style, markup=False, highlight=False)
 
-    def write(self, text: str) -> None:
-        """Generated text, as it comes: to stdout at once, made harmless for a terminal."""
-        sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    def write_raw(self, text: str) -> None:
+        """Text to stdout as it is, at once."""
+        sys.stdout.write(text)
         sys.stdout.flush()
 
     def error(self, document: ErrorDocument) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Self
 
+from llorch_worker.broker.embedded import find_redis_server
+from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.cli import ports
 from llorch_worker.cli.children import (
     HEALTHY_AFTER_S,
@@ -26,7 +27,7 @@ from llorch_worker.cli.children import (
 )
 from llorch_worker.cli.cluster import Cluster
 from llorch_worker.cli.errors import CommandError, MissingExtra
-from llorch_worker.cli.options import environment_of
+from llorch_worker.cli.options import environment_of, worker_hostname
 from llorch_worker.settings import Settings
 
 REDIS = "redis"
@@ -35,6 +36,8 @@ POLL_S = 0.2
 REDIS_START_S = 15.0
 STOP_S = 10.0
 PORT_RACES = 3
+_ROOT_IS_FINE = "ignore:You're running the worker with superuser"
+"""Celery warns at length; whoever runs `up` as root, in a container say, knows."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Stack:
     def __init__(self, plan: Plan, on_line: Callable[[str, str], None]) -> None:
         self._plan = plan
         self._on_line = on_line
+        self._starting = True
+        self._stopping = False
         self._children: dict[str, Child] = {}
         self._restarts: dict[str, int] = {}
         self._due_s: dict[str, float] = {}
@@ -90,8 +95,8 @@ class Stack:
         if self._plan.flower_port is not None:
             self._start(self._flower(self._plan.flower_port))
 
-    def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Return once every worker has announced itself.
+    def wait_ready(self, timeout_s: float | None = None) -> list[WorkerCard]:
+        """Return once every worker takes jobs, with what they say of themselves.
 
         Raises:
             CommandError: with the worker's own last words where one ends before it is ready, or
@@ -99,20 +104,25 @@ class Stack:
         """
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         with Cluster(self.redis_url) as cluster:
-            waiting = {name for name, _ in self._plan.workers}
+            names = {name for name, _ in self._plan.workers}
+            waiting = names
             while waiting:
                 for child in self._ended(POLL_S):
                     raise _did_not_start(child)
-                # Another host's worker may have the same pid: the card names its host.
-                here = f"@{socket.gethostname()}"
-                ready = {w.pid for w in cluster.workers() if w.hostname.endswith(here)}
-                waiting = {name for name in waiting if self._children[name].pid not in ready}
+                alive = {worker.hostname: worker for worker in cluster.workers()}
+                hostnames = {name: self._hostname(name) for name in names}
+                waiting = {name for name in names if hostnames[name] not in alive}
+                if not waiting:
+                    answering = cluster.answering(set(hostnames.values()))
+                    waiting = {name for name in names if hostnames[name] not in answering}
                 if give_up_s is not None and time.monotonic() > give_up_s and waiting:
                     raise CommandError(
                         "NOT_READY",
                         f"{', '.join(sorted(waiting))} did not get ready in {timeout_s:.0f} s: "
                         f"{self._children[min(waiting)].last_words()}",
                     )
+        self._starting = False
+        return [alive[hostname] for hostname in hostnames.values()]
 
     def wait_for_flower(self, timeout_s: float) -> None:
         """Return once Flower answers.
@@ -172,9 +182,16 @@ class Stack:
         return [child for name, child in self._children.items() if name in names]
 
     def _start(self, program: Program) -> Child:
-        child = Child(program, self._on_line, self._exits.put)
+        child = Child(program, self._pass_on, self._exits.put)
         self._children[program.name] = child
         return child
+
+    def _pass_on(self, name: str, line: str) -> None:
+        # What Redis and Flower say while we start and stop them is of no use to anyone; where it
+        # is, because they do not start, it is in the error.
+        if name in (REDIS, FLOWER) and (self._starting or self._stopping):
+            return
+        self._on_line(name, line)
 
     def _ended(self, timeout_s: float) -> list[Child]:
         """Children that ended since last asked, after waiting for one at most ``timeout_s``."""
@@ -190,6 +207,7 @@ class Stack:
         return ended
 
     def _stop_all(self) -> None:
+        self._stopping = True
         # Redis last: a worker that loses it while ending would wait for it to come back.
         order = [
             *self._workers(),
@@ -205,8 +223,6 @@ class Stack:
             shutil.rmtree(self._redis_folder, ignore_errors=True)
 
     def _start_redis(self) -> None:
-        from llorch_worker.broker.embedded import find_redis_server
-
         server = find_redis_server()
         if server is None:
             raise MissingExtra("embedded")
@@ -235,6 +251,9 @@ class Stack:
         settings = self._plan.settings.model_copy(update={"redis_url": self.redis_url, **changes})
         return environment_of(settings)
 
+    def _hostname(self, name: str) -> str:
+        return worker_hostname(self._plan.settings, self._children[name].pid)
+
     @property
     def _death_signal(self) -> signal.Signals:
         # With our own Redis gone there is nothing to drain to; with another's there is.
@@ -244,12 +263,12 @@ class Stack:
         return Program(
             name,
             python("-m", "llorch_worker.cli", "worker"),
-            self._environment(device=device),
+            self._environment(device=device) | {"PYTHONWARNINGS": _ROOT_IS_FINE},
             self._death_signal,
         )
 
     def _flower(self, port: int) -> Program:
-        arguments = ("--address=" + ports.LOCALHOST, f"--port={port}", "--logging=warning")
+        arguments = ("--address=" + ports.LOCALHOST, f"--port={port}", "--logging=error")
         return Program(
             FLOWER,
             python("-m", "celery", "-A", "tasks", "flower", *arguments),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from llorch_worker.cli.screen import Screen, harmless
+from llorch_worker.cli.wrapping import WordWrap
 from llorch_worker.contract import Event, GenerationResult, Tokens
+
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 class StoryPrinter:
@@ -16,7 +19,10 @@ class StoryPrinter:
     def __init__(self, screen: Screen, *, choices: int = 1, opening: str | None = None) -> None:
         self._screen = screen
         self._choices = choices
-        self._opening = opening if screen.out.is_terminal else None
+        console = screen.out
+        self._styled = console.is_terminal and not console.is_dumb_terminal
+        self._opening = opening if self._styled else None
+        self._write = WordWrap(screen.write_raw).push if self._styled else screen.write_raw
         self._kept: dict[int, list[str]] = {}
         self._begun = False
         self._at_line_start = True
@@ -30,9 +36,7 @@ class StoryPrinter:
             return
         if not self._begun:
             self._begin(0)
-        if event.text:
-            self._screen.write(event.text)
-            self._at_line_start = event.text.endswith("\n")
+        self._print(event.text)
 
     def show_result(self, result: GenerationResult) -> None:
         """Print all texts of a job that has ended."""
@@ -48,9 +52,7 @@ class StoryPrinter:
         self._break_line()
         for choice in sorted(self._kept):
             self._begin(choice)
-            text = "".join(self._kept[choice])
-            self._screen.write(text)
-            self._at_line_start = text.endswith("\n")
+            self._print("".join(self._kept[choice]))
             self._break_line()
         self._kept.clear()
 
@@ -60,15 +62,18 @@ class StoryPrinter:
         if self._choices > 1:
             self._screen.out.print(f"── {choice + 1} of {self._choices} ──", style="dim")
         if self._opening:
-            self._screen.out.print(
-                harmless(self._opening), style="bold", end="", markup=False, soft_wrap=True
-            )
-            self._at_line_start = False
+            self._screen.write_raw(_BOLD)
+            self._print(self._opening)
+            self._screen.write_raw(_PLAIN)
+
+    def _print(self, text: str) -> None:
+        if text:
+            self._write(harmless(text) if self._styled else text)
+            self._at_line_start = text.endswith("\n")
 
     def _break_line(self) -> None:
         if not self._at_line_start:
-            self._screen.write("\n")
-            self._at_line_start = True
+            self._print("\n")
 
 
 def summary_line(result: GenerationResult) -> str:
@@ -76,9 +81,9 @@ def summary_line(result: GenerationResult) -> str:
     timings = result.timings
     tokens = result.usage.completion
     total_ms = timings.prefill_ms + timings.decode_ms
-    speed = f"{tokens / total_ms * 1000:.0f} tokens/s" if total_ms > 0 else "at once"
+    speed = f"{tokens / total_ms * 1000:.0f}/s" if total_ms > 0 else "at once"
     reasons = ", ".join(dict.fromkeys(choice.finish_reason for choice in result.choices))
     return (
         f"{result.model}: {tokens} tokens, {speed}, first after {timings.first_token_ms:.0f} ms, "
-        f"ended by {reasons}, seed {result.seed}"
+        f"{reasons}, seed {result.seed}"
     )

