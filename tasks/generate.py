@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Reject
 
-from llorch_worker.broker.queues import route
+from llorch_worker.broker.queues import Route, route
 from llorch_worker.contract import (
     TASK_NAME,
     Cancelled,
@@ -40,10 +40,7 @@ class GenerateTask(Task):  # type: ignore[misc]
         """Sends the job to the queue of its model and priority, with sizes for Celery's logs."""
         fields = dict(kwargs or {})
         if options.keys().isdisjoint(("queue", "exchange", "routing_key")):
-            to = route(
-                fields.get("model") or self.app.settings.served_name,
-                fields.get("priority", "normal"),
-            )
+            to = _route(fields, self.app.settings.served_name)
             options["queue"] = to.queue
             options.setdefault("priority", to.priority)
         options["headers"] = {ENQUEUED_AT: time.time()} | (options.get("headers") or {})
@@ -93,6 +90,15 @@ def register(app: Celery) -> Task:
         throws=(LlorchError,),
         # The worker judges the arguments, and says which rule they break.
         typing=False,
+    )
+
+
+def _route(fields: Mapping[str, Any], default_model: str) -> Route:
+    # What is no model or priority travels all the same: the worker names the fault.
+    model, priority = fields.get("model"), fields.get("priority")
+    return route(
+        model if isinstance(model, str) and model else default_model,
+        priority if priority in ("high", "low") else "normal",
     )
 
 

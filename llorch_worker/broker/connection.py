@@ -45,6 +45,7 @@ def _options() -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": REPLY_TIMEOUT_S,
         "socket_keepalive": True,
+        "health_check_interval": 15,
     }
 
 
@@ -68,9 +69,12 @@ def connect_async(url: str) -> redis.asyncio.Redis:
 
 @contextmanager
 def subscribe(client: redis.Redis, channel: str) -> Iterator[PubSub]:
-    """A subscription whose ``get_message`` returns what was published, never its own
-    confirmations; it is renewed by itself when the connection is."""
-    pubsub = client.pubsub(ignore_subscribe_messages=True)
+    """A subscription to one channel, renewed by redis-py whenever the connection is.
+
+    ``get_message`` also returns the confirmation of each (re)subscription, of type ``subscribe``:
+    what was published before it may have been missed.
+    """
+    pubsub = client.pubsub()
     try:
         pubsub.subscribe(channel)
         yield pubsub

@@ -14,7 +14,7 @@ from llorch_worker.worker.running import RunningJobs
 
 logger = get_logger(__name__)
 
-LISTEN_S = 1.0
+LISTEN_S = 0.2
 RECONNECT_S = 0.5
 
 
@@ -57,13 +57,12 @@ class CancelListener:
 
     def _listen(self) -> None:
         with subscribe(self._redis, keys.CANCEL_CHANNEL) as pubsub:
-            # Confirms the subscription: what is asked for from here on is heard.
-            pubsub.get_message(timeout=LISTEN_S)
-            self._cancel_marked()
             while not self._stop.is_set():
-                message = pubsub.get_message(timeout=LISTEN_S)
-                if message is not None:
-                    self._running.cancel(str(message["data"]))
+                match pubsub.get_message(timeout=LISTEN_S):
+                    case {"type": "subscribe"}:
+                        self._cancel_marked()
+                    case {"type": "message", "data": str(job_id)}:
+                        self._running.cancel(job_id)
 
     def _cancel_marked(self) -> None:
         ids = self._running.ids()

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 
+from celery.utils.nodenames import default_nodename, host_format
+
 from llorch_worker.settings import Settings
 
 CELERY_APP = "tasks.app"
@@ -21,14 +23,15 @@ def run_worker(
 ) -> None:
     """Serves ``settings.model`` until SIGTERM or Ctrl-C, then finishes what runs and returns.
 
-    ``hostname`` must be unique among the workers of one Redis; ``on_load_progress`` is called
+    ``hostname`` (``name`` or ``name@host``) must be unique among the workers of one Redis; by
+    default it is made of the model's name and the process id. ``on_load_progress`` is called
     with bytes loaded and bytes in all. Raises SystemExit with the exit code where the worker
     failed, having logged why.
     """
     app = import_module(CELERY_APP).build_app(settings)
     app.on_load_progress = on_load_progress
     worker = app.Worker(
-        hostname=hostname or f"{settings.served_name}-{os.getpid()}@%h",
+        hostname=host_format(default_nodename(hostname or _unique_name(settings))),
         loglevel=loglevel,
         quiet=True,
         # Gossip is only chatter between workers; Flower lives on events and heartbeats.
@@ -37,3 +40,7 @@ def run_worker(
     worker.start()
     if worker.exitcode:
         raise SystemExit(worker.exitcode)
+
+
+def _unique_name(settings: Settings) -> str:
+    return f"{settings.served_name}-{os.getpid()}@"

@@ -115,6 +115,11 @@ class EnginePool(BasePool):  # type: ignore[misc]
         for thread in self._threads:
             thread.join()
         self._threads = []
+        if self._hub is not None:
+            self._hub.remove_reader(self._wake_reader)
+            self._hub = None
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def on_terminate(self) -> None:
         """Cold shutdown: what runs goes back to its queue."""

@@ -62,9 +62,12 @@ class Publisher:
         self._interval_s = flush_interval_ms / 1e3
         self._ttl_s = stream_ttl_s
         self._outboxes: dict[str, _Outbox] = {}
-        self._changed = threading.Condition()
-        self._written = threading.Condition()
+        # One lock: what is neither unsent nor confirmed must not look written in between.
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._written = threading.Condition(lock)
         self._closing = False
+        self._give_up_s = float("inf")
         self._thread = threading.Thread(target=self._run, name="llorch-publisher", daemon=True)
 
     def start(self) -> None:
@@ -97,8 +100,9 @@ class Publisher:
         """Writes what is left, for at most ``timeout_s``, and ends the thread."""
         with self._changed:
             self._closing = True
+            self._give_up_s = time.monotonic() + timeout_s
             self._changed.notify()
-        self._thread.join(timeout_s)
+        self._thread.join()
         if self._outboxes:
             logger.error("events of %d jobs were not written: no Redis", len(self._outboxes))
 
@@ -108,11 +112,11 @@ class Publisher:
         retry_s = 0.0
         while True:
             with self._changed:
-                if retry_s and not self._closing:
+                if retry_s:
                     self._changed.wait_for(lambda: self._closing, retry_s)
                 due = self._wait_for_due()
-                if due is None:
-                    return
+            if due is None or time.monotonic() > self._give_up_s:
+                return
             try:
                 self._write(due)
             except RedisError as error:
@@ -165,6 +169,8 @@ class Publisher:
             refused = _refusal(answers[:count])
             if refused is None:
                 self._confirm(job_id, outbox, watched=answers[-1] == 1)
+            elif _is_permanent(refused):
+                self._abandon(job_id, refused)
             else:
                 failure = refused
         if failure is not None:
@@ -177,16 +183,22 @@ class Publisher:
             with self._redis.pipeline(transaction=False) as pipe:
                 for job_id in fresh:
                     pipe.xrevrange(keys.events(job_id), count=1)
-                for job_id, last in zip(fresh, pipe.execute(), strict=True):
-                    due[job_id].next_entry = int(last[0][0].partition("-")[0]) + 1 if last else 1
+                for job_id, last in zip(fresh, pipe.execute(raise_on_error=False), strict=True):
+                    if isinstance(last, RedisError):
+                        if not _is_permanent(last):
+                            raise last
+                        self._abandon(job_id, last)
+                        del due[job_id]
+                    else:
+                        due[job_id].next_entry = _number_after(last)
         for outbox in due.values():
             with self._changed:
                 events, outbox.events = outbox.events, []
                 outbox.urgent = False
-            for event in coalesce(events):
-                assert outbox.next_entry is not None
-                outbox.sending.append((outbox.next_entry, encode_event(event)))
-                outbox.next_entry += 1
+                for event in coalesce(events):
+                    assert outbox.next_entry is not None
+                    outbox.sending.append((outbox.next_entry, encode_event(event)))
+                    outbox.next_entry += 1
 
     def _confirm(self, job_id: str, outbox: _Outbox, *, watched: bool) -> None:
         with self._changed:
@@ -195,6 +207,10 @@ class Publisher:
             outbox.watched = watched
             if outbox.ended and outbox.empty:
                 self._outboxes.pop(job_id, None)
+
+    def _abandon(self, job_id: str, error: RedisError) -> None:
+        logger.error("the stream of job %s cannot be written: %s", job_id, error)
+        self.forget(job_id)
 
     def _is_written(self, job_id: str) -> bool:
         outbox = self._outboxes.get(job_id)
@@ -209,3 +225,13 @@ def _refusal(answers: list[Any]) -> RedisError | None:
         if isinstance(answer, RedisError):
             return answer
     return None
+
+
+def _is_permanent(error: RedisError) -> bool:
+    """Whether trying again is of no use: somebody made the stream's key something else."""
+    return str(error).startswith("WRONGTYPE")
+
+
+def _number_after(last: list[Any]) -> int:
+    """The number that follows the last entry of a stream, as XREVRANGE gives it."""
+    return int(last[0][0].partition("-")[0]) + 1 if last else 1

@@ -45,7 +45,7 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class HandedBack(Exception):
-    """The job was stopped so that it runs again elsewhere; it has not ended."""
+    """The job cannot run here, or was stopped here, and is to run elsewhere; it has not ended."""
 
 
 class ResidentGeneration(Protocol):
@@ -190,6 +190,7 @@ class Residency:
         finally:
             self.publisher.flush(job.id, FLUSH_TIMEOUT_S)
             if not self.engine.healthy:
+                # Every job would fail here; the process ends and another takes over.
                 self._on_broken()
 
     def _submit(
@@ -206,6 +207,8 @@ class Residency:
                 self.publisher.append(job.id, event)
 
         try:
+            if not self.engine.healthy:
+                raise HandedBack
             request = _request(arguments, fields)
             self._check_idempotency(request, job.id)
             if job.cancelled or self._listener.is_cancelled(job.id):
@@ -218,7 +221,7 @@ class Residency:
                 queued_at=queued_at,
                 on_event=on_event,
             )
-        except LlorchError:
+        except (LlorchError, HandedBack):
             raise
         except MemoryError:
             raise OutOfMemory("the worker had no memory for this job") from None

@@ -25,7 +25,8 @@ class RunningJob:
         self.cancelled = False
         self.handed_back = False
         self._generation: Cancellable | None = None
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may hand jobs back while its thread is in here.
+        self._lock = threading.RLock()
 
     def attach(self, generation: Cancellable) -> None:
         """Gives the job its generation."""
@@ -51,7 +52,7 @@ class RunningJobs:
 
     def __init__(self) -> None:
         self._jobs: dict[str, RunningJob] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def enter(self, job_id: str) -> tuple[RunningJob, bool]:
         """The job of this id and whether it is new. It is not where the same message was delivered
