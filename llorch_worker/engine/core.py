@@ -54,6 +54,10 @@ class EngineCore:
             self._generations[sequence] = generation
             self.scheduler.add(sequence)
         if generation.deadline_s is not None:
+            if len(self._deadlines) > 2 * len(self._generations):
+                # Jobs that ended long before a far deadline would pile up.
+                self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
+                heapq.heapify(self._deadlines)
             arrival = generation.sequences[0].arrival
             heapq.heappush(self._deadlines, (generation.deadline_s, arrival, generation))
 
@@ -71,7 +75,8 @@ class EngineCore:
     def fail_all(self, error: LlorchError) -> None:
         """Ends every generation with ``error``; touches no blocks, so it works after a crash."""
         for generation in self._active():
-            generation.fail(error)
+            if not generation.done:
+                generation.fail(error)
         self._generations.clear()
 
     def step(self) -> StepPlan:

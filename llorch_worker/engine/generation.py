@@ -65,18 +65,18 @@ class Generation:
         self.deadline_s = (
             None if request.deadline_s is None else self._queued_s + request.deadline_s
         )
-        self.cancel_requested = False
 
         self._changed = threading.Condition()
         self._events: list[Event] = []
         self._result: GenerationResult | None = None
         self._error: LlorchError | None = None
-        self._done = False
+        # Apart from the events: a token must not wake the many threads that wait for results.
+        self._finished = threading.Event()
 
     @property
     def done(self) -> bool:
         """Whether the terminal event is out."""
-        return self._done
+        return self._finished.is_set()
 
     @property
     def seed(self) -> int:
@@ -102,8 +102,8 @@ class Generation:
 
     def cancel(self) -> None:
         """Asks the engine to stop; it does within one step. No effect on one that is done."""
-        self.cancel_requested = True
-        self._request_cancel(self)
+        if not self.done:
+            self._request_cancel(self)
 
     def result(self, timeout: float | None = None) -> GenerationResult:
         """The result, once there is one.
@@ -112,9 +112,8 @@ class Generation:
             TimeoutError: nothing after ``timeout`` seconds; the generation goes on.
             LlorchError: the generation failed; ``Cancelled`` when it was cancelled.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._done, timeout):
-                raise TimeoutError(f"generation {self.id} has no result after {timeout} s")
+        if not self._finished.wait(timeout):
+            raise TimeoutError(f"generation {self.id} has no result after {timeout} s")
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -195,8 +194,9 @@ class Generation:
                 self.cancel()
         with self._changed:
             self._events.append(event)
-            self._done = isinstance(event, TERMINAL_EVENTS)
             self._changed.notify_all()
+        if isinstance(event, TERMINAL_EVENTS):
+            self._finished.set()
 
     def _timings(self, now_s: float) -> Timings:
         started = now_s if self._started_s is None else self._started_s

@@ -10,7 +10,7 @@ from llorch_worker.engine.sequence import Sequence
 
 
 class Penalties:
-    """Counts of seen tokens and the penalties on them, one row for each penalised sequence.
+    """What each token of each penalised row pays, kept up to date token by token.
 
     Repetition divides positive and multiplies negative logits of tokens seen in prompt or output
     (Keskar et al. 2019, as in Hugging Face transformers). Presence and frequency are subtracted
@@ -22,19 +22,30 @@ class Penalties:
     ) -> None:
         """``rows``: which of the batch's ``sequences`` are penalised."""
         chosen = [sequences[row].request for row in rows]
-        self._rows = torch.tensor(rows, device=device)
-        self._repetition = _column([r.repetition_penalty for r in chosen], device)
-        self._presence = _column([r.presence_penalty for r in chosen], device)
-        self._frequency = _column([r.frequency_penalty for r in chosen], device)
-        # [penalised, vocab]: how often each token was generated; whether the prompt has it.
-        self._counts = torch.zeros(len(rows), vocab_size, dtype=torch.float32, device=device)
-        self._in_prompt = torch.zeros(len(rows), vocab_size, dtype=torch.bool, device=device)
-        for index, row in enumerate(rows):
-            ids = torch.tensor(sequences[row].token_ids, device=device)
-            prompt, generated = ids.tensor_split([sequences[row].prompt_length])
-            self._in_prompt[index, prompt] = True
-            self._counts[index] = torch.bincount(generated, minlength=vocab_size)
+        everyone = len(rows) == len(sequences)
+        self._rows = None if everyone else torch.tensor(rows, device=device)
         self._indices = torch.arange(len(rows), device=device)
+        # [penalised] float32
+        self._repetition = _numbers([r.repetition_penalty for r in chosen], device)
+        self._presence = _numbers([r.presence_penalty for r in chosen], device)
+        self._frequency = _numbers([r.frequency_penalty for r in chosen], device)
+        # [penalised, vocab] float32: how often each token was generated; what its logit is
+        # divided or multiplied by; what is subtracted. The last two only where anyone asks.
+        shape = (len(rows), vocab_size)
+        self._counts = torch.zeros(shape, device=device)
+        self._factors: torch.Tensor | None = None
+        self._prices: torch.Tensor | None = None
+        for index, row in enumerate(rows):
+            generated = torch.tensor(sequences[row].generated_ids, dtype=torch.int64, device=device)
+            self._counts[index] = torch.bincount(generated, minlength=vocab_size)
+        if any(r.repetition_penalty != 1 for r in chosen):
+            self._factors = torch.ones(shape, device=device)
+            for index, row in enumerate(rows):
+                seen = torch.tensor(sequences[row].token_ids, device=device)
+                self._factors[index, seen] = self._repetition[index]
+        if any(r.presence_penalty != 0 or r.frequency_penalty != 0 for r in chosen):
+            presence = (self._counts > 0) * self._presence.unsqueeze(1)
+            self._prices = self._counts * self._frequency.unsqueeze(1) + presence
 
     @classmethod
     def of(
@@ -46,17 +57,25 @@ class Penalties:
 
     def apply(self, logits: torch.Tensor) -> None:
         """Changes ``logits`` [rows, vocab] float32 in place."""
-        values = logits[self._rows]
-        generated = self._counts > 0
-        scaled = torch.where(values > 0, values / self._repetition, values * self._repetition)
-        values = torch.where(generated | self._in_prompt, scaled, values)
-        values -= self._counts * self._frequency
-        values -= generated * self._presence
-        logits[self._rows] = values
+        values = logits if self._rows is None else logits[self._rows]
+        if self._factors is not None:
+            scaled = torch.where(values > 0, values / self._factors, values * self._factors)
+            values.copy_(scaled)
+        if self._prices is not None:
+            values -= self._prices
+        if self._rows is not None:
+            logits[self._rows] = values
 
     def count(self, token_ids: torch.Tensor) -> None:
         """Notes the tokens that the step chose, ``token_ids`` [rows] int64."""
-        self._counts[self._indices, token_ids[self._rows]] += 1
+        tokens = token_ids if self._rows is None else token_ids[self._rows]
+        cells = (self._indices, tokens)
+        counts = self._counts[cells] + 1  # [penalised]
+        self._counts[cells] = counts
+        if self._factors is not None:
+            self._factors[cells] = self._repetition
+        if self._prices is not None:
+            self._prices[cells] = counts * self._frequency + self._presence
 
 
 def _penalised(sequence: Sequence) -> bool:
@@ -68,5 +87,5 @@ def _penalised(sequence: Sequence) -> bool:
     )
 
 
-def _column(values: list[float], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+def _numbers(values: list[float], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)

@@ -44,6 +44,9 @@ class Sampled:
     damaged: frozenset[int]
 
 
+WIDENING = 16
+"""How many times more candidates are looked at where a nucleus was wider."""
+
 _SOUND: frozenset[int] = frozenset()
 
 
@@ -163,10 +166,12 @@ def _truncate(scaled: torch.Tensor, truncation: Truncation) -> None:
     """Cuts off what top_k and top_p exclude; scaled: [random, vocab] float32, in place."""
     rows = truncation.rows
     values = scaled if rows is None else scaled[rows]
-    floors, complete = _floors(values, truncation, truncation.width)
-    if not bool(complete.all()):
+    width = truncation.width
+    floors, complete = _floors(values, truncation, width)
+    while not bool(complete.all()):
         # Some nucleus is wider than the candidates. Rows that were complete get the same floor.
-        floors, _ = _floors(values, truncation, scaled.shape[-1])
+        width = min(width * WIDENING, scaled.shape[-1])
+        floors, complete = _floors(values, truncation, width)
     if rows is None:
         scaled.masked_fill_(scaled < floors, -torch.inf)
     else:

@@ -145,6 +145,28 @@ def test_a_deadline_that_passed_in_the_queue_ends_without_a_step(
     assert engine.stats().steps_total == 0
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_deadline_that_passes_after_the_end_changes_nothing(
+    make_engine: Callable[..., Engine], watched: Callable[..., Any], cancelled: bool
+) -> None:
+    early: list[Generation] = []
+    submitted = threading.Event()
+
+    def outlast_the_deadline(step: int, batch: object) -> None:
+        assert submitted.wait(60)
+        if early[0].done and early[0].deadline_s is not None:
+            threading.Event().wait(max(0.0, early[0].deadline_s - time.monotonic()))
+
+    engine = make_engine(model=watched(outlast_the_deadline))
+    early.append(engine.submit(request(max_tokens=3 if not cancelled else 99, deadline_s=0.7)))
+    neighbour = engine.submit(request(max_tokens=20))
+    if cancelled:
+        early[0].cancel()
+    submitted.set()
+    neighbour.result(timeout=60)
+    assert len([e for e in early[0]._events if isinstance(e, TERMINAL_EVENTS)]) == 1
+
+
 def test_a_callback_that_fails_cancels_its_own_job_alone(
     make_engine: Callable[..., Engine],
 ) -> None:
@@ -218,3 +240,13 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(
         engine.submit(request())
     with pytest.raises(InternalError, match="closed"):
         engine.logits([1])
+
+
+def test_finished_jobs_with_far_deadlines_do_not_pile_up(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine()
+    for _ in range(50):
+        engine.submit(request(max_tokens=1, deadline_s=86_400)).result(timeout=60)
+    engine.check_integrity()
+    assert len(engine._thread._core._deadlines) < 5

@@ -72,6 +72,20 @@ def test_no_step_exceeds_the_budget_even_when_it_is_smaller_than_max_sequences(
         assert s.running_count <= 3
 
 
+def test_a_prefill_that_has_begun_is_never_left_without_a_token(
+    make_sequence: MakeSequence,
+) -> None:
+    """Not even by as many decodes of higher priority as the budget has tokens."""
+    s = scheduler(step=3)
+    s.add(make_sequence(50, arrival=0, priority="low"))
+    run_step(s)
+    for arrival in range(1, 5):
+        s.add(make_sequence(1, arrival=arrival, priority="high"))
+    run_step(s)
+    for _ in range(20):
+        assert counts(run_step(s)) == [(1, 1), (2, 1), (0, 1)]
+
+
 def test_admission_goes_by_priority_and_then_by_arrival(make_sequence: MakeSequence) -> None:
     s = scheduler(sequences=1)
     priorities = ["low", "normal", "high", "low", "high", "normal"]
@@ -161,7 +175,8 @@ def test_after_relief_one_sequence_fewer_runs_until_another_has_finished(
 ) -> None:
     s = scheduler()
     short = make_sequence(4, arrival=0, max_tokens=3)
-    for sequence in (short, make_sequence(4, arrival=1), large := make_sequence(8, arrival=2)):
+    large = make_sequence(8, arrival=2)
+    for sequence in (short, make_sequence(4, arrival=1), large):
         s.add(sequence)
     run_step(s)
     s.relieve(large)
@@ -169,8 +184,10 @@ def test_after_relief_one_sequence_fewer_runs_until_another_has_finished(
     assert large.state is SequenceState.WAITING
     run_step(s)
     assert short.finish_reason == "length"
+    s.add(make_sequence(4, arrival=3))
     run_step(s)
     assert large.state is SequenceState.RUNNING
+    assert s.running_count == 3
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
