@@ -43,7 +43,7 @@ PROMPTS = (
 class DemoConfig:
     """Shape of the model; every row length is a multiple of 32, the block of Q8_0."""
 
-    vocab: int = 1024
+    vocab: int = 1536
     hidden: int = 128
     layers: int = 5
     heads: int = 4
@@ -223,30 +223,39 @@ def generate(
 
 
 def train(model: DemoLlama, data: Tensor, args: argparse.Namespace) -> float:
-    """Fits ``model`` to windows of ``data``; gives the mean loss of the last 50 steps."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    norms = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), fused=True)
-    offsets = torch.Generator().manual_seed(args.seed)
+    """Fits ``model`` to windows of ``data``; gives the mean loss of the last 50 steps.
+
+    Every window starts with a story, as every prompt will: its opening is always in sight, and
+    later names and pronouns can be learnt from it. The next story follows in the same window.
+    Muon for the matrices between the ends, AdamW for the rest: about half the steps of AdamW alone.
+    """
+    inner = [p for p in model.blk.parameters() if p.dim() == 2]
+    ends = [p for p in model.parameters() if not any(p is q for q in inner)]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(inner, lr=args.muon_lr, weight_decay=0.1),
+        torch.optim.AdamW(ends, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+    ]
+    peaks = [args.muon_lr, args.lr]
     window = torch.arange(args.sequence_tokens + 1)
+    starts = (data[: -len(window)] == BOS).nonzero()
+    order = torch.randperm(len(starts), generator=torch.Generator().manual_seed(args.seed))
     losses: list[float] = []
     start = time.perf_counter()
     for step in range(args.steps):
         progress = step / args.steps
-        scale = min(1.0, (step + 1) / 100) * (
-            0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress))
-        )
-        for group in optimizer.param_groups:
-            group["lr"] = args.lr * scale
-        at = torch.randint(len(data) - len(window), (args.batch, 1), generator=offsets)
+        scale = min(1.0, (step + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        for optimizer, peak in zip(optimizers, peaks, strict=True):
+            optimizer.param_groups[0]["lr"] = peak * scale
+        picks = torch.arange(step * args.batch, (step + 1) * args.batch) % len(order)
+        at = starts[order[picks]]  # [batch, 1]
         rows = data[at + window]
         logits = model(rows[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
         if (step + 1) % 50 == 0 or step + 1 == args.steps:
             spent_s = time.perf_counter() - start
@@ -325,11 +334,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("llorch_worker/assets/demo.gguf"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=2300)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=12, help="windows a step")
+    parser.add_argument("--batch", type=int, default=8, help="windows a step")
     parser.add_argument("--sequence-tokens", type=int, default=256)
-    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--lr", type=float, default=4e-3, help="of embeddings, output, norms")
+    parser.add_argument("--muon-lr", type=float, default=0.02, help="of the blocks' matrices")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
