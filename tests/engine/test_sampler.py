@@ -231,6 +231,18 @@ def test_frequencies_follow_the_distribution(
     assert statistic < 43.8
 
 
+@pytest.mark.parametrize(("draw", "token"), [(0.0, 2), (1 - 2.0**-52, 5)])
+def test_the_ends_of_the_unit_interval_fall_on_tokens_that_were_not_cut_off(
+    make_sequence: MakeSequence, monkeypatch: pytest.MonkeyPatch, draw: float, token: int
+) -> None:
+    monkeypatch.setattr(
+        "llorch_worker.engine.sampler.uniforms",
+        lambda seeds, positions: torch.full((len(seeds),), draw, dtype=torch.float64),
+    )
+    logits = torch.tensor([[-9.0, -9.0, 1.0, 5.0, -9.0, 2.0, -9.0, -9.0]])
+    assert sample(logits, make_sequence(1, top_k=3)) == [token]
+
+
 def test_a_seed_draws_anew_at_each_position(make_sequence: MakeSequence) -> None:
     flat = torch.zeros(1, VOCAB)
     sequence = make_sequence(1, seed=9)
