@@ -31,6 +31,10 @@ class GenerateTask(Task):  # type: ignore[misc]
 
     Request = "llorch_worker.worker.request:JobRequest"
 
+    def __call__(self, /, *args: Any, **fields: Any) -> Any:
+        # Celery's own would take a field named "self" for an argument of its own.
+        return self.run(*args, **fields)
+
     def apply_async(
         self,
         args: Sequence[Any] | None = None,

@@ -121,7 +121,7 @@ class GenerationRequest(BaseModel):
     idempotency_key: str | None = Field(None, min_length=1, max_length=200)
     metadata: dict[str, Any] | None = None
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, /, **fields: Any) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:

@@ -300,7 +300,8 @@ def _reportable(error: BaseException) -> Exception:
 
 def _info_of(error: Exception) -> ExceptionInfo:
     try:
-        raise error
+        # Without what it stands for, whose message may quote the prompt.
+        raise error from None
     except type(error):
         return ExceptionInfo(sys.exc_info())
 

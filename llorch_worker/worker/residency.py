@@ -225,7 +225,7 @@ class Residency:
             raise
         except MemoryError:
             raise OutOfMemory("the worker had no memory for this job") from None
-        except Exception as error:  # noqa: BLE001 - any defect must end its job
+        except BaseException as error:  # noqa: BLE001 - any defect must end its job
             # Its message may quote the prompt, so only type and place are shown.
             place = "".join(traceback.format_tb(error.__traceback__))
             logger.error("job %s met a defect: %s\n%s", job.id, type(error).__name__, place)

@@ -1,0 +1,244 @@
+"""What is no job, or no valid one, is answered where it can be, and the worker serves on."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.result import AsyncResult
+
+from llorch_worker.broker import keys
+from llorch_worker.client import Client
+from llorch_worker.contract import (
+    TASK_NAME,
+    ContextLengthExceeded,
+    Failed,
+    InternalError,
+    InvalidRequest,
+    LlorchError,
+    ModelNotServed,
+    OutOfMemory,
+)
+from tests.services import RedisServer, WorkerProcess, unacked, wait_until
+
+QUEUE = "llorch.toy"
+GET_S = 30
+
+
+@pytest.fixture(scope="module")
+def stock(redis_server: RedisServer) -> Iterator[Celery]:
+    """A Celery app that knows nothing of us."""
+    app = Celery("stock", broker=redis_server.url, backend=redis_server.url, set_as_current=False)
+    yield app
+    app.close()
+
+
+@pytest.fixture(autouse=True)
+def _serves_on(toy_worker: WorkerProcess, client: Client) -> Iterator[None]:
+    yield
+    assert client.submit(prompt="still there?", max_tokens=3).result(GET_S).text == "w0 w1 w2 "
+    wait_until(lambda: unacked(client.redis) == 0, what="every message to be acknowledged")
+    assert toy_worker.process.poll() is None
+
+
+def failure(result: AsyncResult) -> LlorchError:
+    with pytest.raises(LlorchError) as caught:
+        result.get(timeout=GET_S)
+    return caught.value
+
+
+def envelope(body: Any, /, *, headers: Any = None, **changes: Any) -> dict[str, Any]:
+    """A message as kombu puts it on the list."""
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return {
+        "body": base64.b64encode(text).decode(),
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {"task": TASK_NAME, "id": "raw", "lang": "py"} if headers is None else headers,
+        "properties": {
+            "correlation_id": "raw",
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": QUEUE},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": "raw-tag",
+        },
+    } | changes
+
+
+GOOD_BODY = [[], {"prompt": "x", "max_tokens": 1}, {}]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b"",
+        b"no json",
+        b"\xff\xfe\x00",
+        b"[]",
+        b"17",
+        b"null",
+        b"{}",
+        b'{"properties": {}}',
+        b'{"properties": {"delivery_tag": 7, "delivery_info": {}}}',
+        b"[" * 100_000,
+        json.dumps(envelope(GOOD_BODY, properties={"delivery_tag": "x"})).encode(),
+        json.dumps(envelope(GOOD_BODY, body="not base64!")).encode(),
+    ],
+    ids=lambda entry: repr(entry[:24]),
+)
+def test_an_entry_that_is_no_message_is_dropped(client: Client, entry: bytes) -> None:
+    client.redis.lpush(QUEUE, entry)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        envelope(GOOD_BODY, headers={}),
+        envelope(GOOD_BODY, headers=[]),
+        envelope(GOOD_BODY, headers="x"),
+        envelope(GOOD_BODY, headers={"task": TASK_NAME}),
+        envelope(GOOD_BODY, headers={"task": TASK_NAME, "id": 5}),
+        envelope(GOOD_BODY, headers={"task": TASK_NAME, "id": "x" * 1000}),
+        envelope(GOOD_BODY, headers={"task": ["x"], "id": "x"}),
+        envelope({"task": TASK_NAME}, headers={}),
+        envelope({"task": TASK_NAME, "id": "x", "kwargs": 3}, headers={}),
+    ],
+    ids=lambda message: str(message["headers"])[:40],
+)
+def test_a_message_without_a_usable_id_is_discarded(client: Client, message: Any) -> None:
+    client.redis.lpush(QUEUE, json.dumps(message))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"body": base64.b64encode(b"{not json").decode()},
+        {"body": base64.b64encode(b"\xff\xff").decode()},
+        {"body": base64.b64encode(b"17").decode()},
+        {"body": base64.b64encode(b"[[], 3, {}]").decode()},
+        {"body": base64.b64encode(b"[[], {}]").decode()},
+        {"body": base64.b64encode(b"[" * 50_000).decode()},
+        {"content-type": "application/x-python-serialize"},
+        {"content-type": "application/x-unheard-of"},
+        {"content-type": None},
+    ],
+    ids=lambda changes: str(changes)[:50],
+)
+def test_a_body_that_cannot_be_read_fails_its_job(
+    client: Client, changes: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    job_id = f"unreadable-{request.node.callspec.indices['changes']}"
+    message = envelope(GOOD_BODY, headers={"task": TASK_NAME, "id": job_id}, **changes)
+    client.redis.lpush(QUEUE, json.dumps(message))
+    job = client.job(job_id)
+    with pytest.raises(InvalidRequest) as caught:
+        job.result(GET_S)
+    assert caught.value.faults[0].field == "message"
+    (entry,) = job.stream(timeout=GET_S)
+    assert isinstance(entry.event, Failed)
+
+
+def test_a_compressed_body_that_is_damaged_fails_its_job(client: Client) -> None:
+    headers = {"task": TASK_NAME, "id": "squeezed", "compression": "application/x-gzip"}
+    client.redis.lpush(QUEUE, json.dumps(envelope(b"no gzip", headers=headers)))
+    with pytest.raises(InvalidRequest):
+        client.job("squeezed").result(GET_S)
+
+
+def test_an_unknown_task_fails_as_such(stock: Celery) -> None:
+    result = stock.send_task("llorch.nonsense", kwargs={"prompt": "x"}, queue=QUEUE)
+    with pytest.raises(Exception, match=r"llorch\.nonsense"):
+        result.get(timeout=GET_S)
+
+
+def test_protocol_1_still_works(client: Client) -> None:
+    body = {"task": TASK_NAME, "id": "old", "args": [], "kwargs": {"prompt": "x", "max_tokens": 2}}
+    client.redis.lpush(QUEUE, json.dumps(envelope(body, headers={})))
+    assert client.job("old").result(GET_S).text == "w0 w1 "
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "field"),
+    [
+        ({"prompt": "x", "tempreature": 1}, "tempreature"),
+        ({"prompt": "x", "self": 1}, "self"),
+        ({"prompt": "x", "task": 1}, "task"),
+        ({"prompt": "x", "messages": [{"role": "user", "content": "y"}]}, "prompt |"),
+        ({"prompt": ""}, "prompt"),
+        ({}, "prompt |"),
+        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "x", "temperature": float("nan")}, "temperature"),
+        ({"prompt": "x", "priority": 5}, "priority"),
+    ],
+    ids=str,
+)
+def test_a_request_that_breaks_a_rule_is_refused_by_name(
+    stock: Celery, kwargs: dict[str, Any], field: str
+) -> None:
+    error = failure(stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE))
+    assert isinstance(error, InvalidRequest)
+    assert any(fault.field.startswith(field) for fault in error.faults)
+
+
+def test_positional_arguments_are_refused_by_name(stock: Celery) -> None:
+    error = failure(stock.send_task(TASK_NAME, args=["Once upon a time"], queue=QUEUE))
+    assert isinstance(error, InvalidRequest)
+    assert error.faults[0].field == "args"
+
+
+def test_a_refused_job_ends_its_stream_with_the_reason(stock: Celery, client: Client) -> None:
+    sent = stock.send_task(TASK_NAME, kwargs={"prompt": "x", "wrong": 1}, queue=QUEUE)
+    (entry,) = client.job(sent.id).stream(timeout=GET_S)
+    assert isinstance(entry.event, Failed)
+    assert entry.event.error.code == "INVALID_REQUEST"
+    wait_until(lambda: client.job(sent.id).status().state == "failed")
+
+
+def test_a_prompt_of_50_mb_is_refused_with_its_size(stock: Celery) -> None:
+    error = failure(stock.send_task(TASK_NAME, kwargs={"prompt": "x" * 50_000_000}, queue=QUEUE))
+    assert isinstance(error, InvalidRequest)
+    assert "50000000" in error.faults[0].got
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [
+        ("raise ValueError secret", InternalError),
+        ("raise MemoryError secret", OutOfMemory),
+        ("raise RuntimeError secret", InternalError),
+        ("raise SystemExit secret", InternalError),
+        ("raise KeyboardInterrupt secret", InternalError),
+    ],
+)
+def test_a_defect_of_the_engine_ends_that_job_alone(
+    client: Client, toy_worker: WorkerProcess, prompt: str, error: type[LlorchError]
+) -> None:
+    with pytest.raises(error) as caught:
+        client.submit(prompt=prompt).result(GET_S)
+    assert "secret" not in str(caught.value)
+    assert "secret" not in toy_worker.text()
+
+
+def test_token_ids_beyond_the_context_are_refused_before_they_are_sent(client: Client) -> None:
+    with pytest.raises(ContextLengthExceeded, match="4096"):
+        client.submit(prompt_token_ids=[1] * 4000, max_tokens=97)
+
+
+def test_a_model_that_was_never_served_is_refused_with_the_known_ones(client: Client) -> None:
+    with pytest.raises(ModelNotServed, match="toy"):
+        client.submit(prompt="x", model="gpt-17")
+
+
+def test_a_reused_idempotency_key_of_a_stock_producer_is_refused(
+    stock: Celery, client: Client
+) -> None:
+    first = client.submit(prompt="x", max_tokens=1, idempotency_key="order 66")
+    kwargs = {"prompt": "x", "idempotency_key": "order 66"}
+    error = failure(stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE))
+    assert first.id in error.faults[0].rule
+    assert client.redis.get(keys.idempotency("toy", "order 66")) == first.id
