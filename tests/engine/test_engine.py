@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llorch_worker.contract import (
+    Cancelled,
     Event,
     Finished,
     GenerationRequest,
@@ -244,3 +245,28 @@ def test_stats_count_what_was_done(make_engine: Callable[..., Engine]) -> None:
     assert stats.bytes.keys() == {"weights", "kv", "rope", "masks"}
     assert all(size > 0 for size in stats.bytes.values())
     assert (stats.device, stats.dtype, stats.running) == ("cpu", "float32", 0)
+
+
+def test_an_idle_engine_sleeps_until_somebody_calls(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread makes one turn for each call, and none of its own accord."""
+    engine = make_engine()
+    generation = engine.submit(GenerationRequest(prompt=PROMPT, max_tokens=100))
+    generation.cancel()
+    with pytest.raises(Cancelled):
+        generation.result(timeout=60)
+    turns = []
+    take_inbox = engine._thread._take_inbox
+
+    def counted() -> bool:
+        turns.append(1)
+        return take_inbox()
+
+    monkeypatch.setattr(engine._thread, "_take_inbox", counted)
+    engine.check_integrity()  # ends the turn that was under way uncounted
+    engine.check_integrity()
+    before = len(turns)
+    for _ in range(50):
+        engine.check_integrity()
+    assert len(turns) == before + 50
