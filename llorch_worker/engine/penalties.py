@@ -59,8 +59,9 @@ class Penalties:
         """Changes ``logits`` [rows, vocab] float32 in place."""
         values = logits if self._rows is None else logits[self._rows]
         if self._factors is not None:
-            scaled = torch.where(values > 0, values / self._factors, values * self._factors)
-            values.copy_(scaled)
+            divided = values / self._factors
+            positive = values > 0
+            torch.where(positive, divided, values.mul_(self._factors), out=values)
         if self._prices is not None:
             values -= self._prices
         if self._rows is not None:
