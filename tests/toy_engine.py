@@ -1,9 +1,9 @@
 """A deterministic engine without a model, for tests of what lies around the engine.
 
-Each step gives every running generation one token; token ``i`` has the id ``i`` and the text
-``w<i> ``. ``TOY_STEP_MS`` is the length of a step. Some prompts ask for faults: ``raise <name>``
-raises that builtin exception in ``submit``, with the whole prompt as its message; ``die`` kills the
-process; ``break`` breaks the engine.
+Each step gives every running generation one token; token ``i`` has the id ``token_id(seed, i)``,
+which is ``i`` without a seed, and the text ``w<i> ``. ``TOY_STEP_MS`` is the length of a step.
+Some prompts ask for faults: ``raise <name>`` raises that builtin exception in ``submit``, with the
+whole prompt as its message; ``die`` kills the process; ``break`` breaks the engine.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ from llorch_worker.contract import (
 )
 
 STEP_MS_VARIABLE = "TOY_STEP_MS"
+
+
+def token_id(seed: int | None, position: int) -> int:
+    """The id that a request with ``seed`` gets at ``position``: no two seeds share one."""
+    return ((seed or 0) << 16) + position
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,13 @@ class ToyGeneration:
                     queue_ms=self.queue_ms,
                 )
             )
-        self.emit(Tokens(index=self.tokens, ids=(self.tokens,), text=f"w{self.tokens} "))
+        self.emit(
+            Tokens(
+                index=self.tokens,
+                ids=(token_id(self.request.seed, self.tokens),),
+                text=f"w{self.tokens} ",
+            )
+        )
         self.tokens += 1
         if self.tokens < self.request.max_tokens:
             return True
@@ -118,7 +129,7 @@ class ToyGeneration:
         choice = Choice(
             index=0,
             text="".join(f"w{i} " for i in range(self.tokens)),
-            token_ids=tuple(range(self.tokens)),
+            token_ids=tuple(token_id(self.request.seed, i) for i in range(self.tokens)),
             finish_reason="length",
         )
         result = GenerationResult(

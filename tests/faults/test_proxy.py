@@ -16,7 +16,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, TimeoutError
 from redis.retry import Retry
 
-from tests.faults.proxy import Direction, FaultProxy, contains
+from tests.faults.connection import Direction
+from tests.faults.proxy import FaultProxy, contains
 from tests.faults.resp import Framer, NotRedis, command_name
 from tests.services import RedisServer, own_redis, wait_until
 

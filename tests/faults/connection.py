@@ -1,0 +1,271 @@
+"""One proxied connection, and what can befall it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum, Flag, auto
+from typing import Any
+
+from tests.faults.resp import ASIDES, Framer, NotRedis, command_name
+
+CHUNK_BYTES = 1 << 16
+HELD_CHUNKS = 256
+"""A held direction takes this many chunks; then the sender meets a full window, as in life."""
+SUBSCRIBING = (b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE", b"MONITOR")
+"""After one of these the replies of a connection cannot be counted against its requests."""
+
+Predicate = Callable[[bytes], bool]
+LookAt = Callable[[bytes], "Trap | None"]
+
+
+class Direction(Flag):
+    """Which way bytes go, seen from the client."""
+
+    REQUESTS = auto()
+    REPLIES = auto()
+    BOTH = REQUESTS | REPLIES
+
+
+class Mode(Enum):
+    PASS = auto()
+    HOLD = auto()
+    BLACKHOLE = auto()
+
+
+class Trap:
+    """Waits for one message and loses it, together with its connection."""
+
+    def __init__(self, matches: Predicate, losing: Direction, freeze: bool) -> None:
+        self.matches = matches
+        self.losing = losing
+        self.freeze = freeze
+        self._sprung = threading.Event()
+
+    @property
+    def sprung(self) -> bool:
+        return self._sprung.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has lost its message, waiting for that at most ``timeout_s``."""
+        return self._sprung.wait(timeout_s)
+
+    def spring(self) -> None:
+        self._sprung.set()
+
+
+@dataclass
+class Link:
+    """The state of one direction, shared by all connections."""
+
+    mode: Mode = Mode.PASS
+    delay_s: float = 0.0
+    flowing: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def set(self, mode: Mode, delay_s: float = 0.0) -> None:
+        self.mode, self.delay_s = mode, delay_s
+        self.flowing.clear() if mode is Mode.HOLD else self.flowing.set()
+
+
+class Connection:
+    """One client's connection and ours to Redis beside it."""
+
+    def __init__(
+        self,
+        links: dict[Direction, Link],
+        traps: list[Trap],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._links = links
+        self._traps = traps
+        self._client = reader, writer
+        self._writers = [writer]
+        self._lost_bytes = False
+        self._caught: Trap | None = None
+        self._over = asyncio.Event()
+        # Counting requests against replies, for the traps.
+        self._requests_total = 0
+        self._replies_total = 0
+        self._countable = True
+        self._doomed: dict[int, Trap] = {}
+
+    async def run(self, host: str, port: int) -> None:
+        """Forwards both ways until both ends have closed, or :meth:`reset`."""
+        try:
+            reader, writer = await asyncio.open_connection(host, port)
+        except OSError:
+            abort(self._client[1])
+            return
+        self._writers.append(writer)
+        pumps = [
+            self._pump(Direction.REQUESTS, self._client[0], writer, self._look_at_request),
+            self._pump(Direction.REPLIES, reader, self._client[1], self._look_at_reply),
+        ]
+        both = asyncio.ensure_future(asyncio.gather(*pumps, return_exceptions=True))
+        over = asyncio.ensure_future(self._over.wait())
+        waiting: list[asyncio.Future[Any]] = [both, over]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for future in waiting:
+                future.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            for each in self._writers:
+                abort(each)
+            # The loop closes an aborted socket in its next turn.
+            await asyncio.sleep(0)
+            if self._caught is not None:
+                self._caught.spring()
+
+    def reset(self) -> None:
+        for writer in self._writers:
+            abort(writer)
+        self._over.set()
+
+    def on_change(self) -> None:
+        swallowing = any(link.mode is Mode.BLACKHOLE for link in self._links.values())
+        if self._lost_bytes and not swallowing:
+            self.reset()
+
+    async def _pump(
+        self,
+        direction: Direction,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        look_at: LookAt,
+    ) -> None:
+        """Reads as fast as bytes come, so that delays add up to latency and not to slowness."""
+        link = self._links[direction]
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(HELD_CHUNKS)
+        sender = asyncio.create_task(self._send(link, waiting, writer))
+        sender.add_done_callback(lambda _: self._fail_if_broken(sender))
+        framer: Framer | None = Framer()
+        try:
+            while True:
+                try:
+                    data = await reader.read(CHUNK_BYTES)
+                except OSError:
+                    data = b""
+                forward, framer, trap = _screen(data, framer, look_at)
+                if forward:
+                    await waiting.put((self._now_s() + link.delay_s, forward))
+                if trap is not None:
+                    await waiting.join()
+                    await self._fall_into(trap)
+                    return
+                if not data:
+                    break
+            await waiting.put((self._now_s() + link.delay_s, b""))
+            await sender
+        finally:
+            sender.cancel()
+
+    async def _send(
+        self,
+        link: Link,
+        waiting: asyncio.Queue[tuple[float, bytes]],
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        while True:
+            due_s, data = await waiting.get()
+            wait_s = due_s - self._now_s()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            await link.flowing.wait()
+            if link.mode is Mode.BLACKHOLE:
+                # An end of stream is swallowed like any byte: the other side hears nothing.
+                self._lost_bytes = True
+            elif data:
+                writer.write(data)
+                await writer.drain()
+            elif writer.can_write_eof():
+                writer.write_eof()
+            waiting.task_done()
+            if not data:
+                if self._lost_bytes:
+                    await self._over.wait()
+                return
+
+    async def _fall_into(self, trap: Trap) -> None:
+        self._lost_bytes = True
+        if trap.freeze:
+            trap.spring()
+            await self._over.wait()
+        else:
+            # It springs once the connection is closed.
+            self._caught = trap
+            self.reset()
+
+    def _fail_if_broken(self, sender: asyncio.Task[None]) -> None:
+        if not sender.cancelled() and isinstance(sender.exception(), OSError):
+            self.reset()
+
+    def _look_at_request(self, message: bytes) -> Trap | None:
+        """The trap in which this request is lost."""
+        number = self._requests_total
+        self._requests_total += 1
+        if command_name(message) in SUBSCRIBING:
+            self._countable = False
+        for trap in self._traps:
+            if not trap.matches(message):
+                continue
+            if trap.losing is Direction.REQUESTS:
+                self._traps.remove(trap)
+                return trap
+            if self._countable:
+                self._doomed[number] = trap
+        return None
+
+    def _look_at_reply(self, message: bytes) -> Trap | None:
+        """The trap in which this reply is lost."""
+        if message[0] in ASIDES or not self._countable:
+            return None
+        trap = self._doomed.pop(self._replies_total, None)
+        self._replies_total += 1
+        # A trap springs once, though several connections may have matched it.
+        if trap is None or trap not in self._traps or message[:1] == b"-":
+            return None
+        self._traps.remove(trap)
+        return trap
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _screen(
+    data: bytes, framer: Framer | None, look_at: LookAt
+) -> tuple[bytes, Framer | None, Trap | None]:
+    """What of ``data`` to forward, the framer from now on, and the trap that took a message.
+
+    Only whole messages are forwarded, so that a lost one leaves no half behind. What is no Redis
+    protocol (TLS, say) passes as it is.
+    """
+    if framer is None:
+        return data, None, None
+    if not data:
+        return framer.rest(), framer, None
+    try:
+        messages = framer.feed(data)
+    except NotRedis:
+        return framer.rest(), None, None
+    for place, message in enumerate(messages):
+        trap = look_at(message)
+        if trap is not None:
+            return b"".join(messages[:place]), framer, trap
+    return b"".join(messages), framer, None
+
+
+def abort(writer: asyncio.StreamWriter) -> None:
+    """Closes with RST: no lingering, nothing flushed."""
+    connection = writer.transport.get_extra_info("socket")
+    if connection is not None and not writer.transport.is_closing():
+        with suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
