@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from llorch_worker.client import Client
     from tests.services import RedisServer, WorkerProcess
 
@@ -168,3 +170,17 @@ def client(redis_server: RedisServer) -> Iterator[Client]:
 
     with Client(redis_server.url) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def stock(redis_server: RedisServer) -> Iterator[Celery]:
+    """A Celery app on ``redis_server`` that knows nothing of us."""
+    import gc
+
+    from celery import Celery
+
+    app = Celery("stock", broker=redis_server.url, backend=redis_server.url, set_as_current=False)
+    yield app
+    # A forgotten AsyncResult unsubscribes when it is collected; Redis must still be there then.
+    gc.collect()
+    app.close()

@@ -23,18 +23,10 @@ from llorch_worker.contract import (
     ModelNotServed,
     OutOfMemory,
 )
-from tests.services import RedisServer, WorkerProcess, unacked, wait_until
+from tests.services import WorkerProcess, unacked, wait_until
 
 QUEUE = "llorch.toy"
 GET_S = 30
-
-
-@pytest.fixture(scope="module")
-def stock(redis_server: RedisServer) -> Iterator[Celery]:
-    """A Celery app that knows nothing of us."""
-    app = Celery("stock", broker=redis_server.url, backend=redis_server.url, set_as_current=False)
-    yield app
-    app.close()
 
 
 @pytest.fixture(autouse=True)

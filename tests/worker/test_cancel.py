@@ -1,0 +1,137 @@
+"""A running job obeys: whoever asks, within one step, and its neighbour goes on."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.results import REVOKED, decode_state
+from llorch_worker.client import Client, Job
+from llorch_worker.contract import Cancelled, CancelledEvent, Started, Tokens
+from tests.services import WorkerProcess, unacked, wait_until
+
+GET_S = 30
+LONG = 4000
+
+
+def start(client: Client, max_tokens: int = LONG) -> Job:
+    """A job that has begun to generate."""
+    job = client.submit(prompt="x", max_tokens=max_tokens)
+    for entry in job.stream(timeout=GET_S):
+        if isinstance(entry.event, Tokens):
+            break
+    return job
+
+
+def assert_cancelled(client: Client, job: Job) -> None:
+    with pytest.raises(Cancelled):
+        job.result(GET_S)
+    assert decode_state(client.redis.get(keys.result(job.id))).status == REVOKED
+    events = [entry.event for entry in job.stream(timeout=GET_S)]
+    assert isinstance(events[-1], CancelledEvent)
+    assert sum(isinstance(event, CancelledEvent) for event in events) == 1
+    assert job.status().state == "cancelled"
+    wait_until(lambda: unacked(client.redis) == 0, what="the message to be acknowledged")
+
+
+def test_a_client_cancels_a_running_job(toy_worker: WorkerProcess, client: Client) -> None:
+    job = start(client)
+    assert job.cancel()
+    assert_cancelled(client, job)
+    assert not job.cancel(), "it has ended"
+
+
+def test_terminate_from_celery_or_flower_stops_one_job_and_not_its_neighbour(
+    toy_worker: WorkerProcess, client: Client, stock: Celery
+) -> None:
+    neighbour = start(client, max_tokens=60)
+    job = start(client)
+    stock.control.revoke(job.id, terminate=True)
+    with pytest.raises(Cancelled):
+        job.result(GET_S)
+    assert len(neighbour.result(GET_S).choices[0].token_ids) == 60
+    assert_cancelled(client, job)
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL", "SIGUSR1"])
+def test_whatever_the_signal_it_is_a_cancel(
+    toy_worker: WorkerProcess, client: Client, stock: Celery, signal: str
+) -> None:
+    job = start(client)
+    stock.control.terminate(job.id, signal=signal)
+    assert_cancelled(client, job)
+    assert toy_worker.process.poll() is None
+
+
+def test_a_queued_job_that_was_cancelled_never_runs(
+    toy_worker: WorkerProcess, client: Client
+) -> None:
+    busy = [start(client) for _ in range(4)]
+    queued = client.submit(prompt="x", max_tokens=LONG)
+    assert queued.status().state == "queued"
+    assert queued.cancel()
+    assert queued.status().state == "cancelling"
+    busy[0].cancel()
+    assert_no_start(client, queued)
+    for job in busy[1:]:
+        job.cancel()
+    for job in (*busy, queued):
+        assert_cancelled(client, job)
+
+
+def test_a_queued_job_that_was_revoked_never_runs(
+    toy_worker: WorkerProcess, client: Client, stock: Celery
+) -> None:
+    busy = [start(client) for _ in range(4)]
+    queued = client.submit(prompt="x", max_tokens=LONG)
+    stock.control.revoke(queued.id)
+    with pytest.raises(Cancelled):
+        queued.result(GET_S)
+    busy[0].cancel()
+    assert_no_start(client, queued)
+    for job in busy[1:]:
+        job.cancel()
+    for job in (*busy, queued):
+        assert_cancelled(client, job)
+
+
+def assert_no_start(client: Client, job: Job) -> None:
+    with pytest.raises(Cancelled):
+        job.result(GET_S)
+    events = [entry.event for entry in job.stream(timeout=GET_S)]
+    assert not any(isinstance(event, Started) for event in events)
+
+
+def test_a_job_that_had_finished_stays_finished(
+    toy_worker: WorkerProcess, client: Client, stock: Celery
+) -> None:
+    job = client.submit(prompt="x", max_tokens=3)
+    job.result(GET_S)
+    assert not job.cancel()
+    stock.control.revoke(job.id, terminate=True, reply=True, timeout=2)
+    assert job.result(GET_S).text == "w0 w1 w2 "
+    assert job.status().state == "succeeded"
+
+
+def test_many_cancels_at_the_moment_of_finishing_leave_one_end_each(
+    toy_worker: WorkerProcess, client: Client
+) -> None:
+    jobs = [client.submit(prompt="x", max_tokens=4) for _ in range(40)]
+    for job in jobs:
+        job.cancel()
+    ends = []
+    for job in jobs:
+        try:
+            job.result(GET_S)
+            ends.append("succeeded")
+        except Cancelled:
+            ends.append("cancelled")
+        terminal = [
+            entry.event
+            for entry in job.stream(timeout=GET_S)
+            if entry.event.type in ("finished", "failed", "cancelled")
+        ]
+        assert len(terminal) == 1
+        assert {"finished": "succeeded"}.get(terminal[0].type, terminal[0].type) == ends[-1]
+        assert job.status().state == ends[-1]

@@ -1,0 +1,179 @@
+"""What users write, and what is written for them, is in no log, no event and no inspection."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from llorch_worker.client import Client
+from llorch_worker.contract import TASK_NAME, Cancelled, LlorchError
+from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+
+QUEUE = "llorch.toy"
+SECRET = "zqxPROMPTxqz"
+GENERATED = "w0 w1 w2 w3 w4 w5 w6"
+GET_S = 30
+
+
+def disguises(text: str) -> set[str]:
+    """``text`` as it may show: plain, and in base64 at each of the three alignments."""
+    found = {text}
+    for padding in range(3):
+        encoded = base64.b64encode(b"\0" * padding + text.encode()).decode()
+        found.add(encoded[4:-4])
+    return found
+
+
+class Monitor(threading.Thread):
+    """Receives every event, as Flower does."""
+
+    def __init__(self, app: Celery) -> None:
+        super().__init__(daemon=True)
+        self.events: list[dict[str, Any]] = []
+        self._connection = app.connection_for_read()
+        self._receiver = app.events.Receiver(self._connection, handlers={"*": self.events.append})
+        self.listening = threading.Event()
+        self._stop_asked = threading.Event()
+
+    def run(self) -> None:
+        with self._receiver.consumer_context() as (connection, _, _):
+            self.listening.set()
+            while not self._stop_asked.is_set():
+                try:
+                    connection.drain_events(timeout=0.2)
+                except TimeoutError:
+                    continue
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        self.join()
+        self._connection.release()
+
+    def saw(self, kind: str, job_id: str) -> bool:
+        return any(e["type"] == kind and e.get("uuid") == job_id for e in list(self.events))
+
+
+@pytest.fixture(scope="module")
+def worker(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A worker that logs all it can."""
+    folder: Path = tmp_path_factory.mktemp("debug")
+    options: dict[str, Any] = {"model_name": "toy", "max_sequences": 2, "TOY_STEP_MS": 5}
+    with running_worker(redis_server.url, folder, loglevel="DEBUG", **options) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def monitor(stock: Celery, worker: WorkerProcess) -> Iterator[Monitor]:
+    monitor = Monitor(stock)
+    monitor.start()
+    monitor.listening.wait()
+    yield monitor
+    monitor.stop()
+
+
+def assert_nothing_shows(worker: WorkerProcess, monitor: Monitor) -> None:
+    shown = worker.text() + json.dumps(monitor.events, default=repr)
+    for secret in (SECRET, GENERATED):
+        for disguise in disguises(secret):
+            assert disguise not in shown
+
+
+def test_a_job_that_succeeds_shows_nothing(
+    stock: Celery, worker: WorkerProcess, monitor: Monitor
+) -> None:
+    kwargs = {
+        "prompt": f"{SECRET} in a prompt",
+        "max_tokens": 20,
+        "stop": [SECRET],
+        "metadata": {"note": SECRET},
+    }
+    sent = stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE)
+    assert sent.get(timeout=GET_S)["text"].startswith(GENERATED)
+    for kind in ("task-received", "task-started", "task-succeeded"):
+        wait_until(lambda kind=kind: monitor.saw(kind, sent.id))
+    received = next(e for e in monitor.events if e["type"] == "task-received")
+    assert "a string of 24 characters" in received["kwargs"]
+    assert_nothing_shows(worker, monitor)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"args": [SECRET]},
+        {"kwargs": {"prompt": SECRET, "unknown": SECRET}},
+        {"kwargs": {"prompt": SECRET, "max_tokens": SECRET}},
+        {"kwargs": {"prompt": f"raise ValueError {SECRET}"}},
+        {"kwargs": {"prompt": f"raise MemoryError {SECRET}"}},
+        {"kwargs": {"prompt": f"raise SystemExit {SECRET}"}},
+        {"kwargs": {"messages": [{"role": SECRET, "content": SECRET}]}},
+    ],
+    ids=str,
+)
+def test_a_job_that_fails_shows_nothing(
+    stock: Celery, worker: WorkerProcess, monitor: Monitor, message: dict[str, Any]
+) -> None:
+    sent = stock.send_task(TASK_NAME, queue=QUEUE, **message)
+    with pytest.raises(LlorchError):
+        sent.get(timeout=GET_S)
+    wait_until(lambda: monitor.saw("task-failed", sent.id))
+    assert_nothing_shows(worker, monitor)
+
+
+def test_what_is_no_job_shows_nothing(
+    stock: Celery, client: Client, worker: WorkerProcess, monitor: Monitor
+) -> None:
+    lost = stock.send_task("llorch.other", args=[SECRET], kwargs={"p": SECRET}, queue=QUEUE)
+    with pytest.raises(Exception, match=r"llorch\.other"):
+        lost.get(timeout=GET_S)
+    for entry in (SECRET, json.dumps({"prompt": SECRET}), json.dumps([SECRET])):
+        client.redis.lpush(QUEUE, entry)
+    for body in (f"{{not json {SECRET}", json.dumps([[SECRET], SECRET]), json.dumps(SECRET)):
+        for headers in ({}, {"task": TASK_NAME}, {"task": TASK_NAME, "id": "torn"}):
+            message = {
+                "body": base64.b64encode(body.encode()).decode(),
+                "content-type": "application/json",
+                "content-encoding": "utf-8",
+                "headers": headers | {"kwargsrepr": SECRET, "argsrepr": SECRET},
+                "properties": {
+                    "delivery_tag": f"torn-{len(headers)}",
+                    "delivery_info": {"exchange": "", "routing_key": QUEUE},
+                    "body_encoding": "base64",
+                },
+            }
+            client.redis.lpush(QUEUE, json.dumps(message))
+    assert client.submit(prompt="after all this", max_tokens=1).result(GET_S)
+    assert_nothing_shows(worker, monitor)
+
+
+def test_inspection_of_running_reserved_and_scheduled_jobs_shows_nothing(
+    stock: Celery, client: Client, worker: WorkerProcess, monitor: Monitor
+) -> None:
+    running = client.submit(prompt=SECRET, max_tokens=4000)
+    later = stock.send_task(TASK_NAME, kwargs={"prompt": SECRET}, queue=QUEUE, countdown=600)
+    next(iter(running.stream(timeout=GET_S)))
+    wait_until(lambda: f"{later.id}] received" in worker.text())
+    inspect = stock.control.inspect(timeout=2, destination=[worker.hostname])
+    shown = [
+        inspect.active(),
+        inspect.active(safe=True),
+        inspect.reserved(),
+        inspect.scheduled(),
+        inspect.query_task(running.id, later.id),
+    ]
+    text = json.dumps(shown)
+    assert running.id in text
+    assert later.id in text
+    assert f"a string of {len(SECRET)} characters" in text
+    assert SECRET not in text
+    stock.control.revoke([running.id, later.id], terminate=True)
+    with pytest.raises(Cancelled):
+        running.result(GET_S)
+    wait_until(lambda: monitor.saw("task-revoked", running.id))
+    assert_nothing_shows(worker, monitor)
