@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,7 +34,8 @@ def demo(
     """Start Redis, a worker and Flower; send 32 jobs, stream one, measure all; stop everything."""
     extras.require("worker")
     from llorch_worker.cli.demo_screen import DemoScreen
-    from llorch_worker.cli.stack import Plan, Stack, terminable
+    from llorch_worker.cli.interrupts import terminable
+    from llorch_worker.cli.stack import Plan, Stack
 
     screen = Screen(as_json=as_json)
     # The demo is about the shipped model, whatever LLORCH_MODEL says.
@@ -90,6 +90,8 @@ def _start(view: DemoScreen, stack: Stack, plan: Plan) -> None:
 
 
 def _run(view: DemoScreen, stack: Stack) -> tuple[list[Measured], Figures]:
+    import asyncio
+
     from llorch_worker.cli.demo_jobs import demo_jobs
     from llorch_worker.cli.load import figures, run_jobs
 

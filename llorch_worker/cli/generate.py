@@ -42,16 +42,14 @@ def generate(
     extras.require("worker")
     from llorch_worker.engine import Engine
 
-    with screen.bar(f"loading {settings.served_name}", "bytes") as progress:
-        engine = Engine.load(
-            settings.model,
-            settings.device,
-            settings.dtype,
-            max_sequences=request.n,
-            max_context=settings.max_context,
-            progress=progress,
-        )
-    with engine:
+    with Engine.load(
+        settings.model,
+        settings.device,
+        settings.dtype,
+        max_sequences=request.n,
+        max_context=settings.max_context,
+        progress=screen.loading_bar(f"loading {settings.served_name}"),
+    ) as engine:
         generation = engine.submit(request)
         printer = StoryPrinter(screen, choices=request.n, opening=request.prompt)
         try:

@@ -101,3 +101,10 @@ def environment_of(settings: Settings) -> dict[str, str]:
 def worker_hostname(settings: Settings, pid: int) -> str:
     """The Celery node name of the worker in process ``pid`` of this machine."""
     return f"{settings.served_name}-{pid}@{socket.gethostname()}"
+
+
+def queue_of(settings: Settings) -> str:
+    """The queue that jobs for the model of ``settings`` go to."""
+    from llorch_worker.broker.queues import normal_queue
+
+    return normal_queue(settings.served_name)

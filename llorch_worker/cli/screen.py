@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llorch_worker.contract import ErrorDocument
@@ -87,6 +87,20 @@ class Screen:
         task = progress.add_task(label, total=None)
         with progress:
             yield lambda done, total: progress.update(task, completed=done, total=total)
+
+    def loading_bar(self, label: str) -> Callable[[int, int], None]:
+        """A progress callback in bytes whose bar ends by itself when all is loaded."""
+        bars = ExitStack()
+        advance: list[Callable[[int, int], None]] = []
+
+        def progress(done_bytes: int, total_bytes: int) -> None:
+            if not advance:
+                advance.append(bars.enter_context(self.bar(label, "bytes")))
+            advance[0](done_bytes, total_bytes)
+            if done_bytes >= total_bytes:
+                bars.close()
+
+        return progress
 
     def progress(self, unit: str) -> Progress:
         """A rich progress display on stderr that vanishes when done."""

@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from llorch_worker.broker.embedded import find_redis_server
 from llorch_worker.broker.registry import WorkerCard
-from llorch_worker.cli import ports
-from llorch_worker.cli.children import (
-    HEALTHY_AFTER_S,
-    Child,
-    Program,
-    backoff_s,
-    describe_exit,
-    python,
-)
+from llorch_worker.cli import ports, programs
+from llorch_worker.cli.children import HEALTHY_AFTER_S, Child, Program, backoff_s, describe_exit
 from llorch_worker.cli.cluster import Cluster
 from llorch_worker.cli.errors import CommandError, MissingExtra
-from llorch_worker.cli.options import environment_of, worker_hostname
+from llorch_worker.cli.interrupts import deaf
+from llorch_worker.cli.options import worker_hostname
+from llorch_worker.cli.programs import FLOWER, REDIS
 from llorch_worker.settings import Settings
 
-REDIS = "redis"
-FLOWER = "flower"
 POLL_S = 0.2
 REDIS_START_S = 15.0
 STOP_S = 10.0
 PORT_RACES = 3
-_ROOT_IS_FINE = "ignore:You're running the worker with superuser"
-"""Celery warns at length; whoever runs `up` as root, in a container say, knows."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +65,7 @@ class Stack:
         trace: TracebackType | None,
     ) -> None:
         # From here on nothing may interrupt us: this ends within seconds in any case.
-        with _deaf():
+        with deaf():
             self._stop_all()
 
     def start(self) -> None:
@@ -90,10 +79,12 @@ class Stack:
         else:
             with Cluster(self.redis_url) as cluster:
                 cluster.ping()
+        settings = self._plan.settings.model_copy(update={"redis_url": self.redis_url})
+        own_redis = self._plan.redis_url is None
         for name, device in self._plan.workers:
-            self._start(self._worker(name, device))
+            self._start(programs.worker(name, device, settings, own_redis=own_redis))
         if self._plan.flower_port is not None:
-            self._start(self._flower(self._plan.flower_port))
+            self._start(programs.flower(self._plan.flower_port, settings))
 
     def wait_ready(self, timeout_s: float | None = None) -> list[WorkerCard]:
         """Return once every worker takes jobs, with what they say of themselves.
@@ -104,8 +95,8 @@ class Stack:
         """
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         with Cluster(self.redis_url) as cluster:
-            names = {name for name, _ in self._plan.workers}
-            waiting = names
+            names = [name for name, _ in self._plan.workers]
+            waiting = set(names)
             while waiting:
                 for child in self._ended(POLL_S):
                     raise _did_not_start(child)
@@ -231,7 +222,7 @@ class Stack:
             # A port that was free a moment ago may be taken now: then try another.
             port = ports.any_free_port()
             self.redis_url = f"redis://{ports.LOCALHOST}:{port}/0"
-            child = self._start(_redis(str(server), port, self._redis_folder))
+            child = self._start(programs.redis(server, port, self._redis_folder))
             if self._redis_answers(child):
                 return
         raise _did_not_start(child)
@@ -247,77 +238,10 @@ class Stack:
         child.kill()
         return False
 
-    def _environment(self, **changes: str) -> dict[str, str]:
-        settings = self._plan.settings.model_copy(update={"redis_url": self.redis_url, **changes})
-        return environment_of(settings)
-
     def _hostname(self, name: str) -> str:
         return worker_hostname(self._plan.settings, self._children[name].pid)
-
-    @property
-    def _death_signal(self) -> signal.Signals:
-        # With our own Redis gone there is nothing to drain to; with another's there is.
-        return signal.SIGKILL if self._plan.redis_url is None else signal.SIGTERM
-
-    def _worker(self, name: str, device: str) -> Program:
-        return Program(
-            name,
-            python("-m", "llorch_worker.cli", "worker"),
-            self._environment(device=device) | {"PYTHONWARNINGS": _ROOT_IS_FINE},
-            self._death_signal,
-        )
-
-    def _flower(self, port: int) -> Program:
-        arguments = ("--address=" + ports.LOCALHOST, f"--port={port}", "--logging=error")
-        return Program(
-            FLOWER,
-            python("-m", "celery", "-A", "tasks", "flower", *arguments),
-            self._environment(),
-            signal.SIGKILL,
-        )
-
-
-def _redis(server: str, port: int, folder: Path) -> Program:
-    options = {
-        "bind": ports.LOCALHOST,
-        "port": str(port),
-        "dir": str(folder),
-        "save": "",
-        "appendonly": "no",
-        "maxmemory-policy": "noeviction",
-        "loglevel": "warning",
-    }
-    command = [server, *(part for key, value in options.items() for part in (f"--{key}", value))]
-    return Program(REDIS, tuple(command), death_signal=signal.SIGKILL)
 
 
 def _did_not_start(child: Child) -> CommandError:
     words = child.last_words() or describe_exit(child.exit_code)
     return CommandError("DID_NOT_START", f"{child.name} could not start: {words}")
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP interrupt the block as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

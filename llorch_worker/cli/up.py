@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from llorch_worker.cli.devices import worker_devices
 from llorch_worker.cli.errors import usage_error
 from llorch_worker.cli.options import (
     DtypeOption,
+    JsonOption,
     KvCacheBytesOption,
     MaxContextOption,
     MaxSequencesOption,
@@ -20,6 +21,7 @@ from llorch_worker.cli.options import (
     ModelFileOption,
     ModelNameOption,
     RedisOption,
+    queue_of,
     settings_from,
 )
 from llorch_worker.cli.screen import Screen, harmless
@@ -55,11 +57,13 @@ def up(
     max_context: MaxContextOption = None,
     max_step_tokens: MaxStepTokensOption = None,
     kv_cache_bytes: KvCacheBytesOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Start all that is needed: Redis if none is given, a worker a device, Flower.
 
     Ctrl-C drains: running jobs are finished, then everything ends. A second Ctrl-C ends it at
-    once. A worker that dies is started again.
+    once. A worker that dies is started again. With --json, the addresses are printed as one
+    document once all is ready; the log goes to stderr in any case.
     """
     settings = settings_from(
         model=model,
@@ -74,9 +78,10 @@ def up(
     if workers is not None and workers < 1:
         raise usage_error(f"--workers must be at least 1 (got {workers})")
     extras.require("worker")
-    from llorch_worker.cli.stack import Plan, Stack, terminable
+    from llorch_worker.cli.interrupts import terminable
+    from llorch_worker.cli.stack import Plan, Stack
 
-    screen = Screen()
+    screen = Screen(as_json=as_json)
     plan = Plan(
         settings=settings,
         workers=worker_devices(settings.device, devices, workers),
@@ -86,7 +91,10 @@ def up(
     with terminable(), Stack(plan, _Prefixer(screen, plan)) as stack:
         stack.start()
         cards = stack.wait_ready()
-        _banner(screen, settings, plan, stack.redis_url, cards)
+        if as_json:
+            screen.document(_document(settings, plan, stack.redis_url, cards))
+        else:
+            _banner(screen, settings, plan, stack.redis_url, cards)
         try:
             stack.keep_up(lambda text: screen.note(text, "yellow"))
         except KeyboardInterrupt:
@@ -132,6 +140,18 @@ def _short(line: str) -> str:
         return line
     level = "" if match["level"] == "INFO" else f"{match['level']} "
     return f"{match['time']} {level}{line[match.end() :]}"
+
+
+def _document(
+    settings: Settings, plan: Plan, redis_url: str, cards: list[WorkerCard]
+) -> dict[str, Any]:
+    return {
+        "model": settings.served_name,
+        "queue": queue_of(settings),
+        "redis_url": redis_url,
+        "flower": f"http://localhost:{plan.flower_port}" if plan.flower_port else None,
+        "workers": [{"hostname": card.hostname, "device": card.device} for card in cards],
+    }
 
 
 def _banner(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from llorch_worker.cli import extras
 from llorch_worker.cli.options import (
     DeviceOption,
     DtypeOption,
+    JsonOption,
     KvCacheBytesOption,
     MaxContextOption,
     MaxSequencesOption,
@@ -15,6 +17,7 @@ from llorch_worker.cli.options import (
     ModelFileOption,
     ModelNameOption,
     RedisOption,
+    queue_of,
     settings_from,
     worker_hostname,
 )
@@ -31,10 +34,12 @@ def worker(
     max_step_tokens: MaxStepTokensOption = None,
     kv_cache_bytes: KvCacheBytesOption = None,
     redis: RedisOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Run one worker here: one process, one device, one resident model.
 
-    SIGTERM or Ctrl-C drains: what runs is finished, nothing new is taken.
+    SIGTERM or Ctrl-C drains: what runs is finished, nothing new is taken. With --json, its name
+    and queue are printed once it takes jobs; the log goes to stderr in any case.
     """
     settings = settings_from(
         model=model,
@@ -49,15 +54,30 @@ def worker(
     )
     extras.require("worker")
     from llorch_worker.cli.cluster import Cluster
+
+    # A running worker waits for a Redis that went away; one that was never there is a typo.
+    with Cluster(settings.redis_url) as cluster:
+        cluster.ping()
+
+    from celery.signals import worker_ready
+
     from llorch_worker.cli.model_report import report
     from llorch_worker.worker.main import run_worker
 
-    # A running worker waits for a Redis that went away; one that was never there is a typo. And a
-    # model that cannot load is told in one sentence, before Celery begins to log.
-    with Cluster(settings.redis_url) as cluster:
-        cluster.ping()
+    # A model that cannot load is told in one sentence, before Celery begins to log.
     report(settings)
-    with Screen().bar(f"loading {settings.served_name}", "bytes") as progress:
-        run_worker(
-            settings, hostname=worker_hostname(settings, os.getpid()), on_load_progress=progress
+    screen = Screen(as_json=as_json)
+    hostname = worker_hostname(settings, os.getpid())
+
+    def announce(**_: Any) -> None:
+        screen.document(
+            {"hostname": hostname, "model": settings.served_name, "queue": queue_of(settings)}
         )
+
+    if as_json:
+        worker_ready.connect(announce)
+    run_worker(
+        settings,
+        hostname=hostname,
+        on_load_progress=screen.loading_bar(f"loading {settings.served_name}"),
+    )

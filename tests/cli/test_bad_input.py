@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 import sysconfig
-import time
 from pathlib import Path
 
 import pytest
 
-from .conftest import Ran, run
+from tests.cli.command import Ran, run
 
 NOBODY = "redis://127.0.0.1:1/0"
 WORKER_MODULES = ("torch", "transformers", "tokenizers", "gguf", "safetensors", "numpy", "psutil")
@@ -67,11 +66,9 @@ def test_an_error_is_a_json_document_where_json_was_asked_for() -> None:
     [["status"], ["submit", "x"], ["watch", "an-id"], ["cancel", "an-id"], ["worker"], ["up"]],
 )
 def test_no_redis_is_said_within_seconds(command: list[str]) -> None:
-    began_s = time.monotonic()
-    said = sentence(run(*command, "--redis", NOBODY), 1)
+    said = sentence(run(*command, "--redis", NOBODY, timeout_s=30), 1)
     assert "redis://127.0.0.1:1/0" in said
     assert "start one or set LLORCH_REDIS_URL" in said
-    assert time.monotonic() - began_s < 30
 
 
 def test_a_url_that_is_none() -> None:

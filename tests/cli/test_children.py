@@ -12,8 +12,8 @@ from queue import SimpleQueue
 import pytest
 
 from llorch_worker.cli.children import Child, Program, backoff_s, describe_exit, python
-
-from .conftest import environment, wait_until
+from tests.cli.command import alive, environment
+from tests.services import wait_until
 
 SLEEPER = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 PARENT = f"""
@@ -29,13 +29,6 @@ def start(code: str) -> tuple[Child, SimpleQueue[str], SimpleQueue[Child]]:
     exits: SimpleQueue[Child] = SimpleQueue()
     program = Program("program", python("-c", code))
     return Child(program, lambda _name, line: lines.put(line), exits.put), lines, exits
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_lines_arrive_one_by_one_and_the_end_is_told() -> None:

@@ -1,0 +1,136 @@
+"""The real command as a subprocess: one that ends, or one that goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from llorch_worker.cli.children import Child, Program, python
+from tests.services import wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+COMMAND_TIMEOUT_S = 90
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that is being served: where, and under which name."""
+
+    redis_url: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The environment of a command: ours, one thread for torch, and these."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "80",
+        **variables,
+    }
+
+
+def run(
+    *arguments: str | Path,
+    stdin: str = "",
+    python_options: tuple[str, ...] = (),
+    site: Path | None = None,
+    timeout_s: float = COMMAND_TIMEOUT_S,
+    **variables: str,
+) -> Ran:
+    """``llorch <arguments>`` in a process of its own, ended by force after ``timeout_s``.
+
+    ``site`` is one more folder on the module path.
+    """
+    env = environment(**variables)
+    if site is not None:
+        env["PYTHONPATH"] += f"{os.pathsep}{site}"
+    done = subprocess.run(
+        [sys.executable, *python_options, "-m", "llorch_worker.cli", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=tempfile.gettempdir(),
+        env=env,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+class Started:
+    """A command that goes on: its lines as they come, and a wait for any of them."""
+
+    def __init__(self, *arguments: str | Path, **variables: str) -> None:
+        self.lines: list[str] = []
+        program = Program(
+            "llorch",
+            python("-m", "llorch_worker.cli", *map(str, arguments)),
+            environment(**variables),
+        )
+        self.child = Child(
+            program, lambda _name, line: self.lines.append(line), lambda _child: None
+        )
+
+    def _take(self, _name: str, line: str) -> None:
+        self.lines.append(line)
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    def wait_for(self, text: str, count: int = 1) -> str:
+        """The ``count``-th line with ``text``."""
+
+        def found() -> str | None:
+            lines = [line for line in list(self.lines) if text in line]
+            if len(lines) >= count:
+                return lines[count - 1]
+            assert self.child.exit_code is None, "\n".join(self.lines)
+            return None
+
+        return str(wait_until(found, timeout_s=COMMAND_TIMEOUT_S, what=text))
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def ended(self) -> int:
+        """The exit code, once it has ended by itself."""
+        assert self.child.wait(COMMAND_TIMEOUT_S), "\n".join(self.lines)
+        code = self.child.exit_code
+        assert code is not None
+        return code
+
+    def family(self) -> set[int]:
+        """The processes that it started, and theirs."""
+        return {process.pid for process in psutil.Process(self.pid).children(recursive=True)}
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (one that has ended and waits to be noticed does not)."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,59 @@
+"""``llorch demo`` does what it says and leaves nothing behind."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+
+from tests.cli.command import Started, alive, run
+
+
+def test_all_jobs_are_done_and_measured_and_nothing_is_left(demo_model: Path) -> None:
+    before = children()
+    ran = run("demo", "--json")
+    assert ran.code == 0, ran
+    figures = ran.json
+    assert (figures["jobs"], figures["failed"], figures["errors"]) == (32, 0, [])
+    assert figures["tokens"] > 32
+    assert 0 < figures["first_token_p50_ms"] <= figures["first_token_p95_ms"]
+    assert figures["flower"].startswith("http://localhost:")
+    assert children() == before
+
+
+def test_it_streams_a_story_and_stays_up_when_asked_to(demo_model: Path) -> None:
+    command = Started("demo", "--keep")
+    try:
+        command.wait_for("Once upon a time")
+        command.wait_for("first token p95")
+        command.wait_for("All stays up until Ctrl-C")
+        family = command.family()
+        assert len(family) == 3, "Redis, worker, Flower"
+        assert all(map(alive, family))
+        command.signal(signal.SIGINT)
+        assert command.ended() == 0
+    finally:
+        command.child.kill()
+    assert not {pid for pid in family if alive(pid)}
+
+
+def test_ctrl_c_in_the_middle_ends_everything(demo_model: Path) -> None:
+    command = Started("demo")
+    try:
+        command.wait_for("worker  demo")
+        family = command.family()
+        command.signal(signal.SIGINT)
+        assert command.ended() == 130
+    finally:
+        command.child.kill()
+    assert not {pid for pid in family if alive(pid)}
+
+
+def children() -> set[int]:
+    """Our children; one that lost its parent would be ours or init's, and its name tells."""
+    return {
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if "llorch-redis-" in " ".join(process.info["cmdline"] or [])
+    }

@@ -1,0 +1,54 @@
+"""``llorch doctor``: a verdict and a remedy for each thing that a job needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llorch_worker.broker.connection import connect
+from tests.cli.command import Ran, Served, run
+from tests.services import own_redis
+
+
+def by_subject(ran: Ran) -> dict[str, Any]:
+    return {check["subject"]: check for check in ran.json["checks"]}
+
+
+@pytest.fixture
+def careless_redis() -> Iterator[str]:
+    """A Redis that throws keys away when it is full."""
+    with own_redis() as server, connect(server.url) as client:
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        yield server.url
+
+
+def test_a_healthy_place_passes(served: Served, demo_model: Path) -> None:
+    ran = run("doctor", "--redis", served.redis_url, "--model", demo_model, "--json")
+    assert (ran.code, ran.json["ok"]) == (0, True), ran
+    found = by_subject(ran)
+    for subject in ("python", "redis", "memory", "torch", "device", "model", "fit", "workers"):
+        assert found[subject]["verdict"] == "ok", found[subject]
+    assert found["storage"]["verdict"] == "warn", "this Redis keeps nothing"
+    assert "appendonly yes" in found["storage"]["remedy"]
+
+
+def test_what_is_wrong_fails_with_a_remedy(careless_redis: str) -> None:
+    arguments = ("--model", "/nowhere.gguf", "--device", "cuda:77", "--json")
+    ran = run("doctor", "--redis", careless_redis, *arguments)
+    assert (ran.code, ran.json["ok"]) == (1, False), ran
+    found = by_subject(ran)
+    for subject in ("memory", "model", "device"):
+        assert found[subject]["verdict"] == "fail"
+        assert found[subject]["remedy"]
+    assert found["workers"]["verdict"] == "warn"
+
+
+def test_a_redis_that_was_asked_for_and_is_not_there_fails() -> None:
+    ran = run("doctor", "--redis", "redis://127.0.0.1:1/0", "--model", "demo")
+    assert ran.code == 1, ran
+    assert "No Redis at redis://127.0.0.1:1/0" in ran.out.replace("\n            ", " ")
+    assert "1 failed" in ran.out

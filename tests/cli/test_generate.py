@@ -1,0 +1,29 @@
+"""``llorch generate``: text without a queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.command import run
+
+
+def test_into_a_pipe_goes_the_text_alone_and_the_same_for_the_same_seed(demo_model: Path) -> None:
+    options = ("generate", "--max-tokens", "30", "--seed", "7", "--model", "demo")
+    argument, standard_input = run(*options, "Lily"), run(*options, "-", stdin="Lily")
+    assert argument.code == 0, argument
+    assert argument.out == standard_input.out != ""
+    assert argument.out[:4] != "Lily"
+    assert "demo: 30 tokens" in argument.err
+
+
+def test_json_is_the_result_with_every_choice(demo_model: Path) -> None:
+    ran = run("generate", "The king", "-n", "2", "--max-tokens", "6", "--stop", "zzz", "--json")
+    assert (ran.code, ran.err) == (0, ""), ran
+    assert [choice["index"] for choice in ran.json["choices"]] == [0, 1]
+    assert ran.json["usage"]["completion"] <= 12
+
+
+def test_a_chat_goes_through_the_models_format(demo_model: Path) -> None:
+    ran = run("generate", "Tell me a story", "--system", "Be brief", "--max-tokens", "4", "--json")
+    assert ran.code == 0, ran
+    assert ran.json["usage"]["prompt"] > 10

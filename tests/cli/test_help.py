@@ -1,0 +1,53 @@
+"""Help is quick and complete."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.command import environment, run
+
+COMMANDS = (
+    "demo", "doctor", "up", "worker", "generate", "submit", "watch", "cancel", "status", "inspect",
+)  # fmt: skip
+HEAVY = (
+    "torch",
+    "transformers",
+    "celery",
+    "kombu",
+    "redis",
+    "numpy",
+    "llorch_worker.engine",
+)
+
+
+def test_the_command_line_loads_nothing_heavy_before_a_command_needs_it() -> None:
+    code = (
+        "import sys, llorch_worker.cli.app; "
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_command_is_listed_in_80_columns() -> None:
+    ran = run("--help")
+    assert ran.code == 0
+    assert all(f" {command} " in ran.out for command in COMMANDS)
+    assert max(map(len, ran.out.splitlines())) <= 80
+    assert "Exit codes" in ran.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    ran = run(command, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert f"llorch {command}" in ran.out
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").out.startswith("llorch ")

@@ -1,0 +1,43 @@
+"""``llorch inspect`` tells what a file is, with the figures that the worker will use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.command import run
+
+
+def test_the_figures_are_the_engines_own(stories260k: Path) -> None:
+    from llorch_worker.engine import Engine
+
+    path = stories260k / "q8_0.gguf"
+    ran = run("inspect", path, "--max-sequences", "3", "--max-context", "200", "--json")
+    assert ran.code == 0, ran
+    memory = ran.json["memory"]
+    with Engine.load(path, max_sequences=3, max_context=200) as engine:
+        held = engine.stats().bytes
+    assert {part: memory[f"{part}_bytes"] for part in held} == held
+    assert memory["total_bytes"] == sum(held.values())
+    assert memory["fits"] is True
+
+
+def test_a_gguf_file_and_its_folder_are_the_same_model(stories260k: Path) -> None:
+    file, folder = (
+        run("inspect", stories260k / name, "--json").json for name in ("f32.gguf", "hf")
+    )
+    for key in ("parameters", "layers", "heads", "kv_heads", "context_tokens", "vocab_size"):
+        assert file[key] == folder[key], key
+    assert (file["layout"], folder["layout"]) == ("gguf", "hugging_face")
+
+
+def test_what_does_not_fit_is_said_with_a_remedy(stories260k: Path) -> None:
+    ran = run("inspect", stories260k / "q8_0.gguf", "--kv-cache-bytes", "1000")
+    assert ran.code == 1, ran
+    assert "does not fit" in ran.out
+    assert "--max-context" in ran.out
+
+
+def test_a_person_reads_it_in_80_columns(demo_model: Path) -> None:
+    shown = run("inspect", "demo").out
+    assert "Memory on cpu, 16 sequences" in shown
+    assert max(map(len, shown.splitlines()[1:])) <= 80

@@ -1,0 +1,126 @@
+"""Jobs through the queue from the command line, against a real worker."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.broker import keys
+from llorch_worker.client import Client
+from tests.cli.command import Served, Started, run
+from tests.services import wait_until
+
+LONG = ("--max-tokens", "450", "--ignore-eos")
+
+
+@pytest.fixture(autouse=True)
+def _redis(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLORCH_REDIS_URL", served.redis_url)
+
+
+def test_submit_prints_the_id_and_watch_the_tokens_from_the_first_on() -> None:
+    submitted = run("submit", "Once upon a time", "--max-tokens", "20", "-t", "0")
+    assert submitted.code == 0, submitted
+    job = submitted.out.strip()
+    watched = run("watch", job)
+    assert watched.code == 0, watched
+    result = run("watch", job, "--json").json
+    assert result["id"] == job
+    assert watched.out == result["text"] + "\n"
+    assert "20 tokens" in watched.err
+
+
+def test_wait_and_stream_print_the_same_text() -> None:
+    options = ("Lily", "--max-tokens", "24", "--seed", "5")
+    waited, streamed = run("submit", *options, "--wait"), run("submit", *options, "--stream")
+    assert waited.code == streamed.code == 0, (waited, streamed)
+    assert waited.out == streamed.out != ""
+
+
+def test_every_choice_is_printed() -> None:
+    ran = run("submit", "The king", "-n", "3", "--max-tokens", "5", "--stream")
+    assert [line for line in ran.out.splitlines() if "of 3" in line] == [
+        "── 1 of 3 ──",
+        "── 2 of 3 ──",
+        "── 3 of 3 ──",
+    ]
+
+
+def test_json_is_one_document_with_the_result() -> None:
+    ran = run("submit", "--json", "--wait", "--max-tokens", "3", "--", "-t is a prompt here")
+    assert ran.code == 0, ran
+    assert ran.json["usage"]["completion"] == 3
+    assert set(run("submit", "x", "--max-tokens", "1", "--json").json) == {"id"}
+
+
+def test_a_cancelled_job_ends_as_cancelled_and_its_watcher_is_told(served: Served) -> None:
+    # Behind what keeps the worker busy for minutes: it cannot have ended before the cancel comes.
+    lines = '{"prompt": "hold", "n": 16}\n' * 20
+    held = run("submit", "--file", "-", *LONG, stdin=lines).out.split()
+    job = run("submit", "Every night", *LONG).out.strip()
+    assert run("status", job, "--json").json["state"] == "queued"
+    cancelled = run("cancel", job, "--json")
+    assert (cancelled.code, cancelled.json["cancelling"]) == (0, True), cancelled
+    with Client(served.redis_url) as client:
+        for other in held:
+            client.job(other).cancel()
+    watched = run("watch", job)
+    assert watched.code == 1, watched
+    assert watched.err.splitlines()[-1] == "error: the job was cancelled"
+    assert run("status", job, "--json").json["state"] == "cancelled"
+    assert "had ended already" in run("cancel", job).out
+
+
+def test_ctrl_c_while_waiting_cancels_the_job(served: Served) -> None:
+    with Client(served.redis_url) as client:
+        before = _known_jobs(client)
+        command = Started("submit", "One day", *LONG, "-n", "16", "--stream")
+        command.wait_for("── 1 of 16")
+        command.signal(signal.SIGINT)
+        assert command.ended() == 130
+        (job,) = _known_jobs(client) - before
+        wait_until(lambda: client.job(job).status().ended)
+        assert client.job(job).status().state == "cancelled"
+
+
+def _known_jobs(client: Client) -> set[str]:
+    return {key.split(":")[2] for key in client.redis.keys(keys.sent("*"))}
+
+
+def test_a_file_of_jobs_is_run_and_reported_line_by_line(tmp_path: Path) -> None:
+    requests = [{"prompt": f"Story {n}", "max_tokens": n} for n in range(1, 6)]
+    requests.append({"prompt": "too long", "max_tokens": 100_000})
+    path, output = tmp_path / "jobs.jsonl", tmp_path / "results.jsonl"
+    path.write_text("\n".join(map(json.dumps, requests)))
+    ran = run("submit", "--file", path, "--wait", "--output", output, "--ignore-eos")
+    assert ran.code == 1, ran
+    assert "6 jobs: 5 done, 1 failed, 15 tokens" in ran.err
+    results = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [result["job"] for result in results] == [1, 2, 3, 4, 5, 6]
+    assert [r["result"]["usage"]["completion"] for r in results[:5]] == [1, 2, 3, 4, 5]
+    assert results[5]["error"]["code"] == "CONTEXT_LENGTH_EXCEEDED"
+
+
+def test_a_file_of_jobs_without_waiting_gives_an_id_a_line() -> None:
+    ran = run("submit", "--file", "-", stdin='{"prompt": "a", "max_tokens": 1}\n' * 3)
+    assert ran.code == 0, ran
+    assert len(set(ran.out.split())) == 3
+
+
+def test_status_shows_workers_models_and_queues(served: Served) -> None:
+    document = run("status", "--json").json
+    (worker,), (model,) = document["workers"], document["models"]
+    assert worker["model"] == model["name"] == served.model
+    assert worker["engine"]["kv_blocks_total"] > 0
+    shown = run("status").out
+    assert f"llorch.{served.model}" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_job_that_the_worker_refuses_is_an_error() -> None:
+    ran = run("submit", "x", "--max-tokens", "100000", "--wait", "--json")
+    assert ran.code == 2, ran
+    assert ran.json["error"]["code"] == "CONTEXT_LENGTH_EXCEEDED"

@@ -1,0 +1,119 @@
+"""``llorch up`` starts everything, keeps it up, drains it and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llorch_worker.broker.connection import BrokerUnavailable, connect
+from llorch_worker.client import Client
+from tests.cli.command import Started, alive, run
+from tests.services import wait_until
+
+
+@pytest.fixture
+def up(demo_model: Path) -> Iterator[Started]:
+    """``llorch up`` with a Redis of its own and without Flower, ready."""
+    command = Started("up", "--no-flower", "--model", demo_model)
+    try:
+        command.wait_for("Ctrl-C drains and ends")
+        yield command
+    finally:
+        command.child.kill()
+
+
+def redis_url(command: Started) -> str:
+    return command.wait_for("Redis  ").split()[1]
+
+
+def worker_pid(client: Client) -> int:
+    return client.workers()[0].pid
+
+
+def test_jobs_run_a_killed_worker_comes_back_and_sigterm_drains(up: Started) -> None:
+    family = up.family()
+    with Client(redis_url(up)) as client:
+        assert client.submit(prompt="Lily", max_tokens=4).result(60).usage.completion == 4
+
+        first = worker_pid(client)
+        os.kill(first, signal.SIGKILL)
+        up.wait_for("worker ended (killed by SIGKILL); starting it again in 1 s")
+        up.wait_for("ready.", count=2)
+        family |= up.family()
+        job = client.submit(prompt="Lily", max_tokens=450, ignore_eos=True)
+        next(job.stream())  # it runs
+
+        up.signal(signal.SIGTERM)
+        up.wait_for("Draining")
+        assert job.result(60).usage.completion == 450
+        assert up.ended() == 0
+    assert up.lines[-1] == "Drained."
+    assert not {pid for pid in family if alive(pid)}
+
+
+def test_a_second_ctrl_c_ends_it_at_once(up: Started) -> None:
+    family = up.family()
+    with Client(redis_url(up)) as client:
+        job = client.submit(prompt="Lily", max_tokens=450, ignore_eos=True, n=16)
+        next(job.stream())
+        up.signal(signal.SIGINT)
+        up.wait_for("Draining")
+        up.signal(signal.SIGINT)
+        assert up.ended() == 130
+    assert not {pid for pid in family if alive(pid)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's prctl")
+def test_nothing_survives_when_it_is_killed(up: Started) -> None:
+    family = up.family()
+    assert len(family) == 2, "Redis and the worker"
+    psutil.Process(up.pid).kill()
+    wait_until(lambda: not {pid for pid in family if alive(pid)})
+    with pytest.raises(BrokerUnavailable), connect_to(redis_url(up)):
+        pass
+
+
+def connect_to(url: str) -> Client:
+    client = Client(url)
+    client.workers()
+    return client
+
+
+def test_two_workers_share_a_redis_that_was_given_and_flower_shows_them(
+    redis_url: str, demo_model: Path
+) -> None:
+    command = Started(
+        "up", "--redis", redis_url, "--workers", "2", "--model", demo_model, "--name", "twins"
+    )
+    try:
+        command.wait_for("Ctrl-C drains and ends")
+        flower = HTTPConnection(*command.wait_for("Flower  ").split("//")[1].split(":"), timeout=10)
+        flower.request("GET", "/workers?json=1")
+        shown = flower.getresponse().read().decode()
+        with Client(redis_url) as client:
+            names = [card.hostname for card in client.workers() if card.model == "twins"]
+        assert len(names) == 2
+        wait_until(lambda: all(name in shown for name in names))
+        command.signal(signal.SIGINT)
+        assert command.ended() == 0
+    finally:
+        command.child.kill()
+    with connect(redis_url) as client:
+        assert client.ping(), "a Redis that is not ours stays up"
+
+
+def test_a_worker_that_cannot_start_ends_it_with_the_reason(redis_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes.gguf"
+    path.write_text("no model")
+    ran = run("up", "--no-flower", "--redis", redis_url, "--model", path)
+    assert ran.code == 1, ran
+    last = ran.err.splitlines()[-1]
+    assert last.startswith("error: worker could not start: ")
+    assert "notes.gguf" in last
