@@ -1,0 +1,64 @@
+"""One slot, five ways to wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+
+from llorch_worker.client import Client
+from llorch_worker.contract import TASK_NAME
+from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+
+GET_S = 30
+
+
+@pytest.fixture(scope="module")
+def one_slot(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WorkerProcess]:
+    folder = tmp_path_factory.mktemp("one")
+    with running_worker(
+        redis_server.url, folder, model_name="toy", max_sequences=1, TOY_STEP_MS=5
+    ) as worker:
+        yield worker
+
+
+def test_high_goes_before_normal_and_normal_before_low_with_stock_producers_between(
+    one_slot: WorkerProcess, client: Client, stock: Celery
+) -> None:
+    def stock_job(queue: str = "llorch.toy", **options: int) -> str:
+        kwargs = {"prompt": "x", "max_tokens": 1}
+        return str(stock.send_task(TASK_NAME, kwargs=kwargs, queue=queue, **options).id)
+
+    def ours(priority: str) -> str:
+        return client.submit(prompt="x", max_tokens=1, priority=priority).id
+
+    blocker = client.submit(prompt="x", max_tokens=4000)
+    wait_until(lambda: blocker.status().state == "running")
+    expected = {
+        "low": ours("low"),
+        "stock 9": stock_job(priority=9),
+        "stock 3": stock_job(priority=3),
+        "normal": ours("normal"),
+        "stock without": stock_job(),
+        "stock 0": stock_job(priority=0),
+        "high": ours("high"),
+        "stock high": stock_job(queue="llorch.toy:high"),
+    }
+    blocker.cancel()
+    for job_id in expected.values():
+        client.job(job_id).result(GET_S)
+    log = one_slot.text()
+    order = sorted(expected, key=lambda name: log.index(f"{expected[name]}] received"))
+    assert order == [
+        "high",
+        "stock high",
+        "normal",
+        "stock without",
+        "stock 0",
+        "stock 3",
+        "low",
+        "stock 9",
+    ]

@@ -1,0 +1,211 @@
+"""How a worker ends: what runs is finished, what waits stays, and the exit code tells."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from llorch_worker.broker.connection import connect
+from llorch_worker.client import Client, Job
+from llorch_worker.contract import InternalError, Tokens
+from tests.services import (
+    REAL_APP,
+    RedisServer,
+    WorkerProcess,
+    own_redis,
+    running_worker,
+    unacked,
+    wait_until,
+)
+
+QUEUE = "llorch.toy"
+GET_S = 30
+TOKENS = 100
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with own_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def worker(server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
+    options: dict[str, Any] = {"model_name": "toy", "max_sequences": 2, "TOY_STEP_MS": 5}
+    with running_worker(server.url, tmp_path, **options) as worker:
+        yield worker
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[Client]:
+    with Client(server.url) as client:
+        yield client
+
+
+def begun(job: Job) -> Job:
+    for entry in job.stream(timeout=GET_S):
+        if isinstance(entry.event, Tokens):
+            break
+    return job
+
+
+def held_ids(client: redis.Redis) -> set[str]:
+    """The ids of the messages that workers hold."""
+    return {json.loads(text)[0]["headers"]["id"] for text in client.hvals("unacked")}
+
+
+def busy_worker(client: Client) -> tuple[list[Job], list[Job]]:
+    """Two jobs that run, eight that wait in Redis."""
+    jobs = [client.submit(prompt="x", max_tokens=TOKENS) for _ in range(10)]
+    for job in jobs[:2]:
+        begun(job)
+    return jobs[:2], jobs[2:]
+
+
+def test_jobs_for_a_busy_worker_wait_in_redis_and_not_in_its_memory(
+    worker: WorkerProcess, client: Client
+) -> None:
+    running, waiting = busy_worker(client)
+    seen = set()
+    while not all(job.status().ended for job in running):
+        seen.add((unacked(client.redis), client.redis.llen(QUEUE)))
+    assert max(held for held, _ in seen) == 2
+    assert (2, 8) in seen
+    for job in waiting:
+        job.result(GET_S)
+
+
+def stop_by(how: str, worker: WorkerProcess) -> None:
+    match how:
+        case "SIGTERM":
+            worker.process.send_signal(signal.SIGTERM)
+        case "SIGINT":
+            worker.process.send_signal(signal.SIGINT)
+        case "control shutdown":
+            with Celery("stock", broker=worker.redis_url, set_as_current=False) as app:
+                app.control.shutdown(destination=[worker.hostname])
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "control shutdown"])
+def test_a_worker_that_is_asked_to_stop_finishes_what_runs_and_exits_0(
+    worker: WorkerProcess, client: Client, how: str
+) -> None:
+    running, waiting = busy_worker(client)
+    stop_by(how, worker)
+    assert worker.wait_exit() == 0
+    for job in running:
+        result = job.result(timeout=1)
+        assert len(result.choices[0].token_ids) == TOKENS
+        assert [entry.event for entry in job.stream(timeout=1)][-1].type == "finished"
+    assert client.redis.llen(QUEUE) == len(waiting), "none was taken along, none was lost"
+    assert unacked(client.redis) == 0
+    assert [job.status().state for job in waiting] == ["queued"] * 8
+    assert client.workers() == [], "its card is gone"
+
+
+def test_finished_jobs_are_acknowledged_while_others_still_drain(
+    worker: WorkerProcess, client: Client
+) -> None:
+    long = begun(client.submit(prompt="x", max_tokens=400))
+    short = begun(client.submit(prompt="x", max_tokens=100))
+    worker.process.send_signal(signal.SIGTERM)
+    short.result(GET_S)
+    wait_until(lambda: short.id not in held_ids(client.redis))
+    assert long.status().state == "running"
+    assert held_ids(client.redis) == {long.id}
+    long.result(GET_S)
+    assert worker.wait_exit() == 0
+
+
+def test_a_draining_worker_still_obeys_a_cancel(worker: WorkerProcess, client: Client) -> None:
+    job = begun(client.submit(prompt="x", max_tokens=4000))
+    worker.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "Warm shutdown" in worker.text())
+    job.cancel()
+    assert worker.wait_exit() == 0
+    assert job.status().state == "cancelled"
+
+
+def test_a_cold_shutdown_hands_running_jobs_back_for_another_worker(
+    worker: WorkerProcess, client: Client, tmp_path: Path, server: RedisServer
+) -> None:
+    jobs = [begun(client.submit(prompt="x", max_tokens=300)) for _ in range(2)]
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.wait_exit()
+    assert unacked(client.redis) == 0
+    assert client.redis.llen(QUEUE) == 2
+    assert not any(job.status().ended for job in jobs)
+    with running_worker(server.url, tmp_path, name="w2", model_name="toy"):
+        for job in jobs:
+            assert job.result(GET_S).attempts == 2
+
+
+def test_a_worker_whose_engine_broke_ends_with_an_error_and_takes_nothing_along(
+    worker: WorkerProcess, client: Client
+) -> None:
+    with pytest.raises(InternalError):
+        client.submit(prompt="break").result(GET_S)
+    assert worker.wait_exit() == 1
+    job = client.submit(prompt="x")
+    assert job.status().state == "queued"
+    assert "the engine is broken" in worker.text()
+
+
+def cut(path: Path, tmp_path: Path) -> Path:
+    shorter = tmp_path / "cut.gguf"
+    shorter.write_bytes(path.read_bytes()[:100_000])
+    return shorter
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda _demo, folder: folder / "missing.gguf", "missing.gguf"),
+        (cut, "cut.gguf"),
+        (lambda _demo, folder: folder, ""),
+    ],
+    ids=["missing", "truncated", "no model in it"],
+)
+def test_a_model_that_cannot_be_loaded_is_one_sentence_and_exit_code_1(
+    server: RedisServer,
+    tmp_path: Path,
+    demo_model: Path,
+    model: Callable[[Path, Path], Path],
+    words: str,
+) -> None:
+    path = model(demo_model, tmp_path)
+    log = tmp_path / "worker.log"
+    worker = WorkerProcess(server.url, log, app=REAL_APP, model=path, loglevel="WARNING")
+    assert worker.wait_exit(timeout_s=60) == 1
+    (line,) = [line for line in worker.text().splitlines() if "CRITICAL" in line]
+    assert "cannot start" in line
+    assert words in line
+    assert "Traceback" not in worker.text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(("-P", "threads"), "--pool"), (("--autoscale", "4,1"), "--autoscale")],
+)
+def test_options_that_cannot_work_are_refused(
+    server: RedisServer, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    worker = WorkerProcess(server.url, tmp_path / "w.log", options=options, model_name="toy")
+    assert worker.wait_exit() == 1
+    assert words in worker.text()
+
+
+def test_nothing_of_a_stopped_worker_stays_connected(
+    worker: WorkerProcess, client: Client, server: RedisServer
+) -> None:
+    client.submit(prompt="x", max_tokens=2).result(GET_S)
+    worker.stop()
+    with connect(server.url) as look:
+        wait_until(lambda: "brpop" not in {entry["cmd"] for entry in look.client_list()})
