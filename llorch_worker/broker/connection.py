@@ -17,6 +17,8 @@ from redis.retry import Retry
 
 CONNECT_TIMEOUT_S = 3.0
 REPLY_TIMEOUT_S = 15.0
+MAX_CONNECTIONS = 10_000
+"""Every waiting reader holds one. redis-py's own limit of 100 would fail the hundred and first."""
 RETRIES = 2
 """A connection that Redis closed while it was idle is opened again; an absent Redis is not
 waited for."""
@@ -46,6 +48,7 @@ def _options() -> dict[str, Any]:
         "socket_timeout": REPLY_TIMEOUT_S,
         "socket_keepalive": True,
         "health_check_interval": 15,
+        "max_connections": MAX_CONNECTIONS,
     }
 
 
