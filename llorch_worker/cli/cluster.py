@@ -68,6 +68,26 @@ class Cluster:
             app.close()
         return {hostname for reply in replies for hostname in reply}
 
+    def figures(self, workers: list[WorkerCard]) -> list[WorkerCard]:
+        """``workers`` with figures of this moment where they answer; cards are seconds old."""
+        if not workers:
+            return []
+        app = producer_app(self._url)
+        try:
+            with broker_errors(self._url):
+                replies = app.control.inspect(
+                    destination=[worker.hostname for worker in workers],
+                    timeout=PING_TIMEOUT_S,
+                    limit=len(workers),
+                ).stats()
+        finally:
+            app.close()
+        engines = {host: reply.get("engine") for host, reply in (replies or {}).items()}
+        return [
+            worker.model_copy(update={"engine": engines.get(worker.hostname) or worker.engine})
+            for worker in workers
+        ]
+
     def models(self) -> list[ModelCard]:
         """Every model that was ever served at this Redis, by name."""
         with broker_errors(self._url):

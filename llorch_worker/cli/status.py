@@ -30,7 +30,7 @@ def status(
     from llorch_worker.cli.cluster import Cluster
 
     with Cluster(url) as cluster:
-        workers = cluster.workers()
+        workers = cluster.figures(cluster.workers())
         models = cluster.models()
         queued = {model.name: cluster.queued_jobs(model.name) for model in models}
     if as_json:
