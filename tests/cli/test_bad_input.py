@@ -48,14 +48,11 @@ def test_a_vocabulary_without_weights_is_no_llama(llama2_vocab: Path) -> None:
     assert "vocab-only.gguf" in sentence(run("inspect", llama2_vocab / "vocab-only.gguf"), 1)
 
 
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    assert str(tmp_path) in sentence(run("inspect", tmp_path), 1)
-
-
 def test_an_error_is_a_json_document_where_json_was_asked_for() -> None:
-    ran = run("inspect", "/nowhere/model.gguf", "--json")
-    assert (ran.code, ran.err) == (1, "")
-    assert ran.json["error"]["code"] == "MODEL_LOAD_FAILED"
+    ran = run("submit", "x", "--json", "--top-p", "7", "-n", "0")
+    assert (ran.code, ran.err) == (2, "")
+    assert ran.json["error"]["code"] == "INVALID_REQUEST"
+    assert {fault["field"] for fault in ran.json["error"]["faults"]} == {"top_p", "n"}
     ran = run("inspect", "--no-such-option", "--json")
     assert (ran.code, ran.err) == (2, "")
     assert ran.json["error"]["code"] == "USAGE"
