@@ -69,6 +69,9 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "worker_concurrency": settings.max_sequences,
         # What this worker cannot batch stays in Redis for another.
         "worker_prefetch_multiplier": 1,
+        # Counts the jobs in hand, not the messages of this connection: those that run on through
+        # a reconnect count too.
+        "worker_disable_prefetch": True,
         "worker_send_task_events": True,
         # A redelivered job whose result is there is acknowledged, not run again.
         "worker_deduplicate_successful_tasks": True,

@@ -1,8 +1,14 @@
-"""kombu's Redis transport for workers, unharmed by what is no message.
+"""kombu's Redis transport for workers, unharmed by what is no message and by a lost connection.
 
 kombu decodes whatever it pops inside the worker's event loop: a list entry that is not one of its
 envelopes ends the whole worker, or sends it round and round through reconnects. Here it is taken
-off the list, noted by its size and left behind. Producers keep the stock transport.
+off the list, noted by its size and left behind.
+
+kombu also lets a closed channel return what it delivered, and cannot acknowledge through it any
+more; with Redis gone the attempt ends the worker. Here the jobs that run when the connection is
+lost run on, and are acknowledged when they end, over a connection of their own.
+
+Producers keep the stock transport.
 """
 
 from __future__ import annotations
@@ -26,7 +32,17 @@ _NO_ENVELOPE = (
 
 
 class JobChannel(kombu_redis.Channel):
-    """Delivers what is a message and drops what is none."""
+    """Delivers what is a message and drops what is none; acknowledges after it was closed, too."""
+
+    _kept_parameters: dict[str, Any]
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        if self.connection is None or self.connection.client is None:
+            return dict(self._kept_parameters)
+        parameters: dict[str, Any] = super()._connparams(asynchronous)  # type: ignore[no-untyped-call]
+        if not asynchronous:
+            self._kept_parameters = parameters
+        return parameters
 
     def _brpop_read(self, **options: Any) -> bool:
         connection = self.client.connection
@@ -70,6 +86,12 @@ class Transport(kombu_redis.Transport):
     """Redis with :class:`JobChannel`."""
 
     Channel = JobChannel
+
+
+def keep_unacknowledged(connection: Any) -> None:
+    """Before a lost connection is cleaned up: what it delivered stays with this worker."""
+    for channel in connection.transport.channels:
+        channel.do_restore = False
 
 
 def install() -> None:

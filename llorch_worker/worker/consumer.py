@@ -8,9 +8,11 @@ from typing import Any
 from celery.exceptions import NotRegistered
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
+from celery.worker.state import scheduled_requests
 from kombu.exceptions import ContentDisallowed, DecodeError
 from vine import promise
 
+from llorch_worker.broker.transport import keep_unacknowledged
 from llorch_worker.contract import Failed, Fault, InvalidRequest, LlorchError
 
 logger = get_logger(__name__)
@@ -23,6 +25,24 @@ _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError
 class JobConsumer(Consumer):  # type: ignore[misc]
     """Answers what cannot become a task: a log line with its size, and, where it carries an id,
     FAILURE with the reason as its result and the end of its stream."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # Delivery tags of jobs with an ETA, whose timers are dropped with the connection.
+        self._forgotten_tags: list[str] = []
+        super().__init__(*args, **options)
+
+    def on_connection_error_after_connected(self, error: Exception) -> None:
+        """Jobs that run go on; those that only wait for their time return to the queue."""
+        keep_unacknowledged(self.connection)
+        self._forgotten_tags = [r.message.delivery_tag for r in tuple(scheduled_requests)]
+        super().on_connection_error_after_connected(error)
+
+    def connect(self) -> Any:
+        connection = super().connect()
+        while self._forgotten_tags:
+            connection.default_channel.qos.restore_by_tag(self._forgotten_tags[-1])
+            self._forgotten_tags.pop()
+        return connection
 
     def create_task_handler(self, promise: Any = promise) -> Callable[[Any], Any]:
         handle = super().create_task_handler(promise)

@@ -135,13 +135,15 @@ class EnginePool(BasePool):  # type: ignore[misc]
         """
         # In a cold shutdown this runs inside a signal handler, perhaps in the midst of a turn.
         turning = self._hub is not None and not state.should_terminate
+        if turning:
+            # A loop that ended with an error has forgotten its readers.
+            self.register_with_event_loop(self._hub)
         while self._running:
             if turning:
                 turning = self._turn_hub()
             else:
                 self._has_returned.wait(DRAIN_TURN_S)
-                self._deliver()
-        self._deliver()
+            self._deliver()
 
     def _turn_hub(self) -> bool:
         try:

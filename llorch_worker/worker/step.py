@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +46,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, worker: Any) -> None:
         """Exits with code 1 and one sentence where the model cannot be made resident."""
+        # Celery's own handler shows the local variables of every frame, prompts among them.
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
         try:
             _check_options(worker)
             engine = self._load(worker)

@@ -7,10 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 
-from llorch_worker.client import Client
-from llorch_worker.contract import Cancelled, Tokens
-from tests.services import RedisServer, WorkerProcess, own_redis, running_worker, wait_until
+from llorch_worker.client import Client, Job
+from llorch_worker.contract import TASK_NAME, Cancelled, Tokens
+from tests.services import (
+    RedisServer,
+    WorkerProcess,
+    own_redis,
+    running_worker,
+    unacked,
+    wait_until,
+)
 
 GET_S = 60
 
@@ -34,6 +42,17 @@ def client(server: RedisServer) -> Iterator[Client]:
         yield client
 
 
+def begun(job: Job) -> Job:
+    for entry in job.stream(timeout=GET_S):
+        if isinstance(entry.event, Tokens):
+            break
+    return job
+
+
+def reconnects(worker: WorkerProcess) -> int:
+    return worker.text().count("Connected to redis")
+
+
 def test_an_idle_worker_serves_on_after_redis_was_restarted(
     server: RedisServer, worker: WorkerProcess, client: Client
 ) -> None:
@@ -43,10 +62,7 @@ def test_an_idle_worker_serves_on_after_redis_was_restarted(
     jobs = [client.submit(prompt="x", max_tokens=2) for _ in range(6)]
     for job in jobs:
         assert job.result(GET_S).text == "w0 w1 "
-    running = client.submit(prompt="x", max_tokens=4000)
-    for entry in running.stream(timeout=GET_S):
-        if isinstance(entry.event, Tokens):
-            break
+    running = begun(client.submit(prompt="x", max_tokens=4000))
     running.cancel()
     with pytest.raises(Cancelled):
         running.result(GET_S)
@@ -56,10 +72,7 @@ def test_an_idle_worker_serves_on_after_redis_was_restarted(
 def test_a_job_that_runs_while_redis_restarts_is_delivered_once_and_whole(
     server: RedisServer, worker: WorkerProcess, client: Client
 ) -> None:
-    job = client.submit(prompt="x", max_tokens=300)
-    for entry in job.stream(timeout=GET_S):
-        if isinstance(entry.event, Tokens):
-            break
+    job = begun(client.submit(prompt="x", max_tokens=300))
     server.halt()
     server.start()
     assert job.result(GET_S).attempts == 1
@@ -67,3 +80,35 @@ def test_a_job_that_runs_while_redis_restarts_is_delivered_once_and_whole(
     ids = [i for event in events if isinstance(event, Tokens) for i in event.ids]
     assert ids == list(range(300))
     assert [event.type for event in events].count("finished") == 1
+    assert [event.type for event in events].count("started") == 1
+    wait_until(lambda: unacked(client.redis) == 0, what="the acknowledgement")
+
+
+def test_jobs_that_run_through_a_reconnect_still_fill_their_slots(
+    server: RedisServer, worker: WorkerProcess, client: Client
+) -> None:
+    running = [begun(client.submit(prompt="x", max_tokens=4000)) for _ in range(2)]
+    server.halt()
+    server.start()
+    wait_until(lambda: reconnects(worker) == 2)
+    queued = client.submit(prompt="x", max_tokens=2)
+    running[0].cancel()
+    assert queued.result(GET_S).text == "w0 w1 "
+    order = [worker.text().index(f"{job.id}] ") for job in (*running, queued)]
+    ignored = worker.text().index(f"{running[0].id}] ignored")
+    assert order == sorted(order)
+    assert worker.text().index(f"{queued.id}] received") > ignored
+    running[1].cancel()
+    wait_until(lambda: unacked(client.redis) == 0)
+
+
+def test_a_job_that_waits_for_its_time_survives_a_reconnect(
+    server: RedisServer, worker: WorkerProcess, client: Client
+) -> None:
+    with Celery("stock", broker=server.url, set_as_current=False) as stock:
+        kwargs = {"prompt": "x", "max_tokens": 2}
+        sent = stock.send_task(TASK_NAME, kwargs=kwargs, queue="llorch.toy", countdown=3)
+    wait_until(lambda: f"{sent.id}] received" in worker.text())
+    server.halt()
+    server.start()
+    assert client.job(sent.id).result(GET_S).text == "w0 w1 "
