@@ -15,7 +15,6 @@ from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.client import RESULT_POLL_S, Client
 from llorch_worker.client.status import JobStatus
 from llorch_worker.client.stream import (
-    BLOCK_MS,
     FROM_THE_START,
     READ_COUNT,
     WATCH_RENEW_S,
@@ -94,12 +93,14 @@ class AsyncJob:
         cursor = StreamCursor(self.id, from_id)
         watched_at_s = float("-inf")
         heard_at_s = time.monotonic()
+        block_ms = None
         while not cursor.ended:
             with broker_errors(self._url):
                 if time.monotonic() - watched_at_s > WATCH_RENEW_S:
                     await self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
                     watched_at_s = time.monotonic()
-                reply = await self._read(cursor, BLOCK_MS)
+                reply = await self._read(cursor, block_ms)
+                block_ms = cursor.block_ms(timeout, time.monotonic() - heard_at_s)
                 ended = None if reply else await self._state()
                 if ended is not None and ended.end is not None:
                     # The last events may have come between the two commands.

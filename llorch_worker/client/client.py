@@ -17,7 +17,6 @@ from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.admission import Admission
 from llorch_worker.client.status import JobStatus, job_status
 from llorch_worker.client.stream import (
-    BLOCK_MS,
     FROM_THE_START,
     READ_COUNT,
     WATCH_RENEW_S,
@@ -160,12 +159,14 @@ class Job:
         cursor = StreamCursor(self.id, from_id)
         watched_at_s = float("-inf")
         heard_at_s = time.monotonic()
+        block_ms = None
         while not cursor.ended:
             with broker_errors(self._url):
                 if time.monotonic() - watched_at_s > WATCH_RENEW_S:
                     self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
                     watched_at_s = time.monotonic()
-                reply = self._read(cursor, BLOCK_MS)
+                reply = self._read(cursor, block_ms)
+                block_ms = cursor.block_ms(timeout, time.monotonic() - heard_at_s)
                 ended = None if reply else self._state()
                 if ended is not None and ended.end is not None:
                     # The last events may have come between the two commands.

@@ -33,6 +33,13 @@ class StreamCursor:
         self.last_id = from_id
         self.ended = False
 
+    def block_ms(self, timeout: float | None, silent_s: float) -> int:
+        """How long the next read may block for a reader that heard nothing for ``silent_s``."""
+        if timeout is None:
+            return BLOCK_MS
+        # 0 would mean for ever.
+        return max(1, min(BLOCK_MS, int((timeout - silent_s) * 1e3)))
+
     def accept(self, reply: Any) -> Iterator[StreamEntry]:
         """The entries of an XREAD reply; sets ``ended`` at the terminal event."""
         for _, entries in _streams(reply):
