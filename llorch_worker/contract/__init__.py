@@ -28,6 +28,7 @@ from llorch_worker.contract.events import (
     decode_event,
     encode_event,
 )
+from llorch_worker.contract.journal import Journal, JournalledChoice, read_journal
 from llorch_worker.contract.request import (
     GenerationRequest,
     Message,
@@ -67,6 +68,8 @@ __all__ = [
     "GenerationResult",
     "InternalError",
     "InvalidRequest",
+    "Journal",
+    "JournalledChoice",
     "LlorchError",
     "Message",
     "ModelLoadFailed",
@@ -84,5 +87,6 @@ __all__ = [
     "describe",
     "encode_event",
     "error_from_document",
+    "read_journal",
     "summarise",
 ]

@@ -1,0 +1,93 @@
+"""What a job's event stream already holds when the job is delivered again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from llorch_worker.contract.errors import InternalError
+from llorch_worker.contract.events import (
+    TERMINAL_EVENTS,
+    CancelledEvent,
+    Event,
+    Failed,
+    Finished,
+    Tokens,
+)
+from llorch_worker.contract.result import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class JournalledChoice:
+    """One choice so far: its ids in order, the text that readers have, and its logprobs.
+
+    ``logprobs``: one entry an id, or None where the events have none.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    def __repr__(self) -> str:
+        # Journals end up in logs by accident; what was written for a user must not.
+        return f"<JournalledChoice of {len(self.token_ids)} tokens>"
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """The choices that have events, by number, and the first terminal event if there is one.
+
+    False when there is nothing to go on from: no token, no text, no terminal event.
+    """
+
+    choices: Mapping[int, JournalledChoice] = field(default_factory=dict)
+    terminal: Finished | Failed | CancelledEvent | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.choices) or self.terminal is not None
+
+
+def read_journal(events: Iterable[Event]) -> Journal:
+    """Folds the events of all attempts so far into one journal.
+
+    Raises:
+        InternalError: a choice's tokens have a gap or an overlap, or logprobs for some only.
+    """
+    drafts: dict[int, _Draft] = {}
+    terminal = None
+    for event in events:
+        if isinstance(event, Tokens):
+            drafts.setdefault(event.choice, _Draft(event.choice)).take(event)
+        elif isinstance(event, TERMINAL_EVENTS) and terminal is None:
+            terminal = event
+    return Journal({number: draft.finish() for number, draft in drafts.items()}, terminal)
+
+
+@dataclass(slots=True)
+class _Draft:
+    number: int
+    ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def take(self, event: Tokens) -> None:
+        if event.index != len(self.ids):
+            what = "a gap" if event.index > len(self.ids) else "an overlap"
+            raise InternalError(
+                f"the journal of choice {self.number} has {what}: "
+                f"tokens from {event.index} on follow {len(self.ids)} tokens"
+            )
+        self.ids += event.ids
+        self.texts.append(event.text)
+        self.logprobs += event.logprobs or ()
+        # An event may have text and no ids, and then no logprobs either.
+        if len(self.logprobs) not in (0, len(self.ids)):
+            raise InternalError(
+                f"the journal of choice {self.number} has {len(self.ids)} tokens "
+                f"and the log probabilities of {len(self.logprobs)}"
+            )
+
+    def finish(self) -> JournalledChoice:
+        return JournalledChoice(
+            tuple(self.ids), "".join(self.texts), tuple(self.logprobs) if self.logprobs else None
+        )

@@ -1,0 +1,105 @@
+"""The events of all attempts fold into what each choice has so far."""
+
+from __future__ import annotations
+
+import pytest
+
+from llorch_worker.contract import (
+    CancelledEvent,
+    Event,
+    Finished,
+    InternalError,
+    JournalledChoice,
+    Started,
+    Timings,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+    decode_event,
+    encode_event,
+    read_journal,
+)
+
+STARTED = Started(worker="w", model="m", prompt_tokens=3, queue_ms=1.5)
+FINISHED = Finished(
+    finish_reason="stop",
+    usage=Usage(prompt=3, completion=2),
+    timings=Timings(queue_ms=1, prefill_ms=2, first_token_ms=3, decode_ms=4),
+)
+
+
+def logprob(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(id=token_id, text="t", logprob=-0.1 * token_id)
+
+
+def test_no_events_give_an_empty_journal_which_is_false() -> None:
+    assert not read_journal([])
+    assert not read_journal([STARTED, STARTED.model_copy(update={"attempt": 2})])
+
+
+def test_tokens_of_all_attempts_are_put_together_choice_by_choice() -> None:
+    events: list[Event] = [
+        STARTED,
+        Tokens(choice=0, index=0, ids=(5, 6), text="ab"),
+        Tokens(choice=2, index=0, ids=(9,), text=""),
+        STARTED.model_copy(update={"attempt": 2, "worker": "other"}),
+        Tokens(choice=0, index=2, ids=(7,), text="c"),
+        Tokens(choice=2, index=1, ids=(9,), text="\N{SNOWMAN}"),
+        Tokens(choice=0, index=3, ids=(), text="d"),
+    ]
+    journal = read_journal(events)
+    assert journal
+    assert journal.choices == {
+        0: JournalledChoice((5, 6, 7), "abcd"),
+        2: JournalledChoice((9, 9), "\N{SNOWMAN}"),
+    }
+    assert journal.terminal is None
+    assert read_journal(map(decode_event, map(encode_event, events))) == journal
+
+
+def test_logprobs_are_kept_where_the_events_have_them() -> None:
+    events = [
+        Tokens(index=0, ids=(5,), text="a", logprobs=(logprob(5),)),
+        Tokens(index=1, ids=(6, 7), text="bc", logprobs=(logprob(6), logprob(7))),
+        # What a deadline releases: text without tokens.
+        Tokens(index=3, ids=(), text="d"),
+    ]
+    assert read_journal(events).choices[0] == JournalledChoice(
+        (5, 6, 7), "abcd", (logprob(5), logprob(6), logprob(7))
+    )
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_logprobs_of_some_tokens_only_are_refused(first: bool) -> None:
+    entry = (logprob(5),)
+    events = [
+        Tokens(index=0, ids=(5,), text="", logprobs=entry if first else None),
+        Tokens(index=1, ids=(5,), text="", logprobs=None if first else entry),
+    ]
+    with pytest.raises(InternalError, match="2 tokens and the log probabilities of 1"):
+        read_journal(events)
+
+
+@pytest.mark.parametrize(("index", "what"), [(3, "a gap"), (1, "an overlap"), (0, "an overlap")])
+def test_a_gap_and_an_overlap_are_named(index: int, what: str) -> None:
+    events = [
+        Tokens(choice=1, index=0, ids=(5, 6), text="secret"),
+        Tokens(choice=1, index=index, ids=(7,), text="secret"),
+    ]
+    with pytest.raises(InternalError, match=f"choice 1 has {what}.* {index} .* 2 tokens") as error:
+        read_journal(events)
+    assert "secret" not in str(error.value)
+
+
+def test_the_first_terminal_event_is_kept() -> None:
+    journal = read_journal([STARTED, FINISHED, CancelledEvent()])
+    assert journal
+    assert journal.terminal == FINISHED
+
+
+def test_a_journal_shows_no_text_when_it_is_printed() -> None:
+    entry = TokenLogprobs(id=5, text="secret", logprob=-1)
+    journal = read_journal([Tokens(index=0, ids=(77,), text="secret", logprobs=(entry,))])
+    assert "secret" not in repr(journal)
+    assert "77" not in repr(journal)
+    assert "1 tokens" in repr(journal)
