@@ -14,6 +14,7 @@ import torch
 from llorch_worker.contract import InternalError
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class EngineThread:
 
     def __init__(self, core: EngineCore, name: str) -> None:
         self._core = core
+        self.heartbeat = Heartbeat()
         self._wake = threading.Condition()
         self._arrivals: list[Generation] = []
         self._cancels: list[Generation] = []
@@ -104,6 +106,7 @@ class EngineThread:
                     if self._core.has_work:
                         self._step()
             self._core.cancel_all("the engine was closed")
+            self.heartbeat.rest()
         except BaseException:
             logger.exception("the engine thread died; every job of it fails")
             self._break_down()
@@ -128,15 +131,10 @@ class EngineThread:
     def _take_inbox(self) -> bool:
         """Waits for work, then takes over what came in; False when the engine is to end."""
         with self._wake:
-            self._wake.wait_for(
-                lambda: (
-                    self._arrivals
-                    or self._cancels
-                    or self._calls
-                    or self._closing
-                    or self._core.has_work
-                )
-            )
+            if not self._wanted():
+                self.heartbeat.rest()
+                self._wake.wait_for(self._wanted)
+            self.heartbeat.beat()
             self._adding, self._arrivals = self._arrivals, []
             cancels, self._cancels = self._cancels, []
             closing = self._closing
@@ -147,3 +145,8 @@ class EngineThread:
         while self._calls:
             self._calls.pop(0).answer()
         return not closing
+
+    def _wanted(self) -> bool:
+        return bool(
+            self._arrivals or self._cancels or self._calls or self._closing or self._core.has_work
+        )
