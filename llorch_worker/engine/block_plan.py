@@ -1,4 +1,4 @@
-"""How many KV blocks an engine keeps."""
+"""How many KV blocks an engine keeps, and the cache of that size."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import torch
 
+from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model import LlamaConfig
 
@@ -81,6 +82,28 @@ def plan_blocks(
         f"({parts}), and there is {_mib(max(0, available_bytes))} beside the weights; "
         "lower max_context or free memory"
     )
+
+
+def allocate_cache(
+    config: LlamaConfig,
+    max_context: int,
+    *,
+    max_sequences: int,
+    kv_cache_bytes: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> UnifiedCache:
+    """The cache that :func:`plan_blocks` plans for what is free on ``device`` now."""
+    shape = cache_shape(config, max_context, dtype=dtype, device=device)
+    num_blocks = plan_blocks(
+        lambda blocks: UnifiedCache.required_bytes(num_blocks=blocks, **shape),
+        block_size=shape["block_size"],
+        max_context=max_context,
+        max_sequences=max_sequences,
+        available_bytes=available_bytes(device),
+        kv_cache_bytes=kv_cache_bytes,
+    )
+    return UnifiedCache.allocate(num_blocks=num_blocks, **shape)
 
 
 def available_bytes(device: torch.device) -> int:

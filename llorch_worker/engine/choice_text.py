@@ -49,11 +49,25 @@ class ChoiceText:
 
     def take(self) -> str:
         """The text that became final since the last call."""
-        fresh = "".join(self._fresh)
+        fresh = self.ready
         self._fresh.clear()
         if fresh:
             self._parts.append(fresh)
         return fresh
+
+    @property
+    def ready(self) -> str:
+        """The text that became final and was not taken yet."""
+        return "".join(self._fresh)
+
+    def skip(self, shown: str) -> bool:
+        """Takes ``shown``, which readers have already; False where no such text is ready."""
+        ready = self.ready
+        if not ready.startswith(shown):
+            return False
+        self._parts.append(shown)
+        self._fresh[:] = [ready[len(shown) :]]
+        return True
 
     @property
     def released(self) -> str:

@@ -49,10 +49,17 @@ class EngineCore:
         return self.scheduler.has_work
 
     def add(self, generation: Generation) -> None:
-        """Takes a generation that was checked to fit."""
+        """Takes a generation that was checked to fit; one that is complete ends here."""
         for sequence in generation.sequences:
             self._generations[sequence] = generation
-            self.scheduler.add(sequence)
+        if all(sequence.finish_reason is not None for sequence in generation.sequences):
+            now_s = time.monotonic()
+            generation.start(now_s)
+            self._finish_if_complete(generation, now_s)
+            return
+        for sequence in generation.sequences:
+            if sequence.finish_reason is None:
+                self.scheduler.add(sequence)
         if generation.deadline_s is not None:
             if len(self._deadlines) > 2 * len(self._generations):
                 # Jobs that ended long before a far deadline would pile up.
@@ -157,7 +164,6 @@ class EngineCore:
                 if sequence.finish_reason is None:
                     self.scheduler.finish(sequence)
                     sequence.close("deadline")
-                    generation.take_tokens(sequence, (), None, now_s)
             self._finish_if_complete(generation, now_s)
 
     def _finish_if_complete(self, generation: Generation, now_s: float) -> None:

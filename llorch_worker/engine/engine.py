@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import secrets
 import uuid
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
@@ -19,23 +18,24 @@ from llorch_worker.contract import (
     Fault,
     GenerationRequest,
     InvalidRequest,
+    Journal,
     ModelLoadFailed,
 )
-from llorch_worker.contract.request import MAX_SEED
-from llorch_worker.engine.block_plan import available_bytes, cache_shape, plan_blocks
+from llorch_worker.engine.block_plan import allocate_cache
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.placement import resolve_device, resolve_dtype
 from llorch_worker.engine.probe import uncached_logits
 from llorch_worker.engine.request_checks import check_model, check_sizes, tokenise
+from llorch_worker.engine.resume import resume
 from llorch_worker.engine.runner import ForwardModel, Runner
 from llorch_worker.engine.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
-from llorch_worker.engine.uniforms import choice_seed
+from llorch_worker.engine.uniforms import choice_seed, job_seed
 from llorch_worker.model import Llama, LlamaConfig, resolve_config
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
@@ -134,7 +134,7 @@ class Engine:
             )
         tokenizer = load_tokenizer(checkpoint)
         model = Llama.load(checkpoint, config, dtype=compute_dtype, device=place, progress=progress)
-        cache = _allocate_cache(
+        cache = allocate_cache(
             config,
             max_context or config.max_context,
             max_sequences=max_sequences,
@@ -161,17 +161,25 @@ class Engine:
         worker: str = "local",
         attempt: int = 1,
         queued_at: float | None = None,
+        journal: Journal | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> Generation:
         """Checks the request in the caller's thread and queues it.
 
         ``token_ids`` of the result hold every generated id, the end-of-sequence or stop token that
-        ended the choice included; its ``text`` does not. A seed that is absent is drawn, and
-        returned with the result.
+        ended the choice included; its ``text`` does not. A seed that is absent follows from the
+        job's id, and is returned with the result.
+
+        With a ``journal`` the generation goes on where the job's earlier attempts ended: tokens,
+        text, logprobs and usage are those of an uninterrupted run, and events tell only what the
+        journal does not. Choices that it shows complete are not run again. ``timings`` are this
+        attempt's, from its own first step and first token; ``queue_ms`` and ``first_token_ms``
+        still count from ``queued_at``, the earlier attempts included.
 
         Args:
             queued_at: unix time in s at which the job was enqueued; ``deadline_s`` and
                 ``queue_ms`` count from it, or from now.
+            journal: what the job's event stream holds of earlier attempts.
             on_event: called on the engine's thread with every event; must not block. Where it
                 raises, this generation is cancelled.
 
@@ -179,7 +187,7 @@ class Engine:
             ModelNotServed: the request names another model.
             ContextLengthExceeded: prompt and ``max_tokens`` do not fit.
             InvalidRequest: an id beyond the vocabulary, or a prompt without a token.
-            InternalError: the engine is closed or broken.
+            InternalError: the engine is closed or broken, or the journal is not of this request.
         """
         check_model(request, self.model_name)
         prompt_ids = tokenise(request, self.tokenizer)
@@ -190,23 +198,27 @@ class Engine:
             max_context=self.max_context,
             pool_tokens=self.cache.blocks.total * self.cache.block_size,
         )
-        seed = secrets.randbelow(MAX_SEED + 1) if request.seed is None else request.seed
+        job_id = job_id or str(uuid.uuid4())
+        seed = job_seed(job_id) if request.seed is None else request.seed
         arrival = next(self._arrivals)
+        sequences = tuple(
+            Sequence(
+                prompt_ids,
+                request,
+                seed=choice_seed(seed, choice),
+                text=ChoiceText(self.tokenizer, request.stop),
+                arrival=arrival,
+                choice=choice,
+                eos_ids=self.tokenizer.eos_token_ids,
+            )
+            for choice in range(request.n)
+        )
+        if journal:
+            resume(sequences, journal, vocab_size=self.config.vocab_size)
         generation = Generation(
-            job_id or str(uuid.uuid4()),
+            job_id,
             request,
-            tuple(
-                Sequence(
-                    prompt_ids,
-                    request,
-                    seed=choice_seed(seed, choice),
-                    text=ChoiceText(self.tokenizer, request.stop),
-                    arrival=arrival,
-                    choice=choice,
-                    eos_ids=self.tokenizer.eos_token_ids,
-                )
-                for choice in range(request.n)
-            ),
+            sequences,
             model_name=self.model_name,
             worker=worker,
             attempt=attempt,
@@ -263,6 +275,14 @@ class Engine:
         """Whether the engine's thread runs; False after :meth:`close` or a crash."""
         return self._thread.healthy
 
+    def stalled_for_s(self) -> float:
+        """Seconds without a sign of life while there is work; 0.0 while idle.
+
+        Grows while a step, an event callback or a call hangs, and for good after a crash. For a
+        watchdog: cheap, takes no lock.
+        """
+        return self._thread.heartbeat.stalled_for_s()
+
     def check_integrity(self) -> None:
         """Raises unless every KV block is free or held exactly once. Meant for tests."""
         self._thread.call(self._scheduler.check_integrity)
@@ -286,24 +306,3 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _allocate_cache(
-    config: LlamaConfig,
-    max_context: int,
-    *,
-    max_sequences: int,
-    kv_cache_bytes: int | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> UnifiedCache:
-    shape = cache_shape(config, max_context, dtype=dtype, device=device)
-    num_blocks = plan_blocks(
-        lambda blocks: UnifiedCache.required_bytes(num_blocks=blocks, **shape),
-        block_size=shape["block_size"],
-        max_context=max_context,
-        max_sequences=max_sequences,
-        available_bytes=available_bytes(device),
-        kv_cache_bytes=kv_cache_bytes,
-    )
-    return UnifiedCache.allocate(num_blocks=num_blocks, **shape)

@@ -80,7 +80,7 @@ class Generation:
 
     @property
     def seed(self) -> int:
-        """The seed of the first choice, given or drawn."""
+        """The seed of the first choice, given or the job's own."""
         return self.sequences[0].seed
 
     def events(self) -> Iterator[Event]:
@@ -155,6 +155,9 @@ class Generation:
 
     def finish(self, now_s: float) -> None:
         """Ends well: every sequence has its ``finish_reason``."""
+        for sequence in self.sequences:
+            # What a deadline has just released, or a replay beyond its journal.
+            self.take_tokens(sequence, (), None, now_s)
         choices = tuple(_choice(sequence) for sequence in self.sequences)
         usage = Usage(
             prompt=self.sequences[0].prompt_length,

@@ -24,7 +24,7 @@ class Sequence:
 
     ``computed`` tokens have keys and values in ``blocks``; the rest is pending. A preempted
     sequence keeps its ids and loses only ``computed`` and ``blocks``, so going on is a prefill of
-    prompt + generated ids. A sequence may equally be born with ``generated_ids``: a resumed job.
+    prompt + generated ids. So is a resumed job: its ids of earlier attempts are appended first.
     """
 
     __slots__ = (
@@ -54,7 +54,6 @@ class Sequence:
         arrival: int = 0,
         choice: int = 0,
         eos_ids: frozenset[int] = frozenset(),
-        generated_ids: Ids[int] = (),
     ) -> None:
         """``arrival`` counts submissions and decides among equals; ``seed`` is the choice's own."""
         self.request = request
@@ -66,7 +65,7 @@ class Sequence:
             frozenset() if request.ignore_eos else eos_ids
         )
         self.prompt_length = len(prompt_ids)
-        self.token_ids = [*prompt_ids, *generated_ids]
+        self.token_ids = list(prompt_ids)
         self.text = text
         self.logprobs: list[TokenLogprobs] | None = None if request.logprobs is None else []
         self.state = SequenceState.WAITING

@@ -8,6 +8,8 @@ OOPSLA 2014).
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import torch
 
 _MASK = (1 << 64) - 1
@@ -39,6 +41,13 @@ def choice_seed(seed: int, choice: int) -> int:
     if choice == 0:
         return seed
     return mix64((mix64((seed + _GAMMA) & _MASK) + choice * _FACTOR_1) & _MASK) >> 1
+
+
+def job_seed(job_id: str) -> int:
+    """The seed of a job that names none: 63 bits, the same in every attempt of the job."""
+    return (
+        int.from_bytes(blake2b(job_id.encode(errors="surrogatepass"), digest_size=8).digest()) >> 1
+    )
 
 
 def mix64(value: int) -> int:

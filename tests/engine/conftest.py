@@ -168,14 +168,15 @@ def make_sequence() -> Callable[..., Sequence]:
         **fields: Any,
     ) -> Sequence:
         prompt_ids = list(range(prompt)) if isinstance(prompt, int) else prompt
-        return Sequence(
+        sequence = Sequence(
             prompt_ids,
             GenerationRequest(prompt_token_ids=prompt_ids, **fields),
             seed=seed,
             text=NoText(),  # type: ignore[arg-type]
             arrival=arrival,
             eos_ids=eos_ids,
-            generated_ids=generated or (),
         )
+        sequence.token_ids += generated or ()
+        return sequence
 
     return make

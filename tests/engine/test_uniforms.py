@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_worker.engine.uniforms import choice_seed, mix64, uniforms
+from llorch_worker.engine.uniforms import choice_seed, job_seed, mix64, uniforms
 
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
@@ -62,6 +62,18 @@ def test_neighbouring_positions_are_not_correlated() -> None:
     numbers = drawn([7] * 20_001, list(range(20_001)))
     correlation = torch.corrcoef(torch.stack([numbers[:-1], numbers[1:]]))[0, 1]
     assert abs(float(correlation)) < 0.03
+
+
+@given(st.text(st.characters(), max_size=50))
+def test_a_job_without_a_seed_has_the_same_one_in_every_attempt(job_id: str) -> None:
+    assert job_seed(job_id) == job_seed(job_id)
+    assert 0 <= job_seed(job_id) < 2**63
+    assert job_seed(job_id) != job_seed(job_id + "x")
+
+
+def test_a_jobs_seed_is_the_same_in_every_release() -> None:
+    """A job may begin on a worker of one release and go on on one of another."""
+    assert job_seed("c0ffee") == 7646453235103708197
 
 
 @given(SEEDS)

@@ -1,0 +1,85 @@
+"""A watchdog can tell an engine that hangs from one that works and one that has nothing to do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from llorch_worker.contract import GenerationRequest, InternalError
+from llorch_worker.engine import Engine
+from llorch_worker.engine.heartbeat import Heartbeat
+
+REQUEST = GenerationRequest(prompt="Once upon a time", max_tokens=20, temperature=0)
+
+
+def wait_until_idle(engine: Engine) -> None:
+    end_s = time.monotonic() + 60
+    while engine.stalled_for_s() > 0:
+        assert time.monotonic() < end_s
+        threading.Event().wait(0.001)
+
+
+def test_a_heart_at_rest_is_not_stalled() -> None:
+    heartbeat = Heartbeat()
+    assert heartbeat.stalled_for_s() == 0
+    heartbeat.beat()
+    first = heartbeat.stalled_for_s()
+    assert 0 <= first <= heartbeat.stalled_for_s()
+    heartbeat.rest()
+    assert heartbeat.stalled_for_s() == 0
+
+
+def test_an_engine_without_work_is_not_stalled(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    wait_until_idle(engine)
+    engine.submit(REQUEST).result(timeout=60)
+    wait_until_idle(engine)
+    engine.close()
+    assert engine.stalled_for_s() == 0
+
+
+def test_within_a_step_that_hangs_the_stall_grows_from_the_last_step_that_ended(
+    make_engine: Callable[..., Engine], watched: Callable[..., Any], gate: Callable[..., Any]
+) -> None:
+    hold = gate(at=5)
+    begun_s: list[float] = []
+
+    def note(step: int, batch: Any) -> None:
+        begun_s.append(time.monotonic())
+        hold(step, batch)
+
+    engine = make_engine(model=watched(note))
+    generation = engine.submit(REQUEST)
+    hold.wait_until_reached()
+    last_beat_s = [time.monotonic() - engine.stalled_for_s() for _ in range(3)]
+    # Steps 1 to 4 moved it; step 5 does not, however often one looks.
+    assert begun_s[3] < min(last_beat_s)
+    assert max(last_beat_s) <= begun_s[4] + 1e-3
+    assert 0 < engine.stalled_for_s() < engine.stalled_for_s()
+    hold.open()
+    generation.result(timeout=60)
+    wait_until_idle(engine)
+
+
+def test_an_engine_whose_thread_died_stays_stalled(
+    make_engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+
+    def broken() -> None:
+        raise AssertionError("a broken invariant")
+
+    monkeypatch.setattr(engine._scheduler, "schedule", broken)
+    generation = engine.submit(REQUEST)
+    with pytest.raises(InternalError, match="broke down"):
+        generation.result(timeout=60)
+    engine._thread._thread.join(60)
+    assert 0 < engine.stalled_for_s() < engine.stalled_for_s()
+    monkeypatch.undo()
+    for sequence in engine._scheduler.waiting:
+        engine._scheduler.finish(sequence)
