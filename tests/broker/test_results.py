@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llorch_worker.broker.results import decode_state, terminal_event
+from llorch_worker.contract import (
+    Cancelled,
+    CancelledEvent,
+    Choice,
+    ContextLengthExceeded,
+    Failed,
+    Fault,
+    Finished,
+    GenerationResult,
+    InternalError,
+    Timings,
+    Usage,
+)
+
+RESULT = GenerationResult(
+    id="a",
+    model="m",
+    choices=(Choice(index=0, text="t", token_ids=(1,), finish_reason="stop"),),
+    usage=Usage(prompt=1, completion=1),
+    seed=0,
+    timings=Timings(queue_ms=0, prefill_ms=0, first_token_ms=0, decode_ms=0),
+    worker="w@h",
+)
+
+
+def meta(status: str, result: Any) -> str:
+    return json.dumps({"status": status, "result": result, "task_id": "a"})
+
+
+def error_meta(error: Exception) -> str:
+    stored = {"exc_type": type(error).__name__, "exc_message": error.args, "exc_module": "x"}
+    return meta("FAILURE", stored)
+
+
+def test_nothing_stored_is_pending() -> None:
+    assert decode_state(None).status == "PENDING"
+    assert decode_state(None).end is None
+
+
+def test_a_running_job_names_its_worker() -> None:
+    state = decode_state(meta("STARTED", {"pid": 1, "hostname": "w@h"}))
+    assert (state.end, state.worker) == (None, "w@h")
+
+
+def test_a_result_comes_back_as_it_was_stored() -> None:
+    state = decode_state(meta("SUCCESS", RESULT.__json__()))
+    assert state.end == RESULT
+    assert isinstance(terminal_event(RESULT), Finished)
+
+
+def test_an_error_comes_back_as_its_own_class_with_its_faults() -> None:
+    error = ContextLengthExceeded.from_faults([Fault(field="f", rule="r", got="g")])
+    end = decode_state(error_meta(error)).end
+    assert type(end) is ContextLengthExceeded
+    assert end.faults == error.faults
+    assert end.args == error.args
+    event = terminal_event(end)
+    assert isinstance(event, Failed)
+    assert event.error.code == "CONTEXT_LENGTH_EXCEEDED"
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError(), ValueError(1, "NO_CODE", 2, 3)])
+def test_an_error_that_is_none_of_ours_is_internal(error: Exception) -> None:
+    assert isinstance(decode_state(error_meta(error)).end, InternalError)
+
+
+def test_a_revoked_job_is_cancelled() -> None:
+    end = decode_state(meta("REVOKED", {"exc_type": "TaskRevokedError"})).end
+    assert isinstance(end, Cancelled)
+    assert isinstance(terminal_event(end), CancelledEvent)
