@@ -128,7 +128,7 @@ CASES: dict[str, dict[str, Any]] = {
         "presence_penalty": 0.4,
         "frequency_penalty": 0.3,
     },
-    "min_tokens": {"temperature": 1.0, "seed": 3, "ignore_eos": False, "min_tokens": 15},
+    "min_tokens": {"temperature": 1.0, "seed": 3, "min_tokens": 15, "stop": ["a"]},
     "logprobs": {"temperature": 0.7, "seed": 5, "logprobs": 3},
     "three choices": {"temperature": 1.2, "seed": 6, "n": 3, "logprobs": 0},
     "bias": {"temperature": 1.0, "seed": 7, "logit_bias": {10: 4.0, 20: -5.0}},
