@@ -1,9 +1,10 @@
 """A deterministic engine without a model, for tests of what lies around the engine.
 
-Each step gives every running generation one token; token ``i`` has the id ``token_id(seed, i)``,
-which is ``i`` without a seed, and the text ``w<i> ``. ``TOY_STEP_MS`` is the length of a step.
-Some prompts ask for faults: ``raise <name>`` raises that builtin exception in ``submit``, with the
-whole prompt as its message; ``die`` kills the process; ``break`` breaks the engine.
+Each step gives every running generation one token; token ``i`` has the id ``i`` and the text
+``w<i> ``. ``TOY_STEP_MS`` is the length of a step, ``TOY_LOAD_S`` that of the load. Some prompts ask
+for faults: ``raise <name>`` raises that builtin exception in ``submit``, with the whole prompt as
+its message; ``die`` kills the process; ``break`` breaks the engine under that job, ``break after``
+once the job has ended.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from llorch_worker.contract import (
 )
 
 STEP_MS_VARIABLE = "TOY_STEP_MS"
+LOAD_S_VARIABLE = "TOY_LOAD_S"
 
 
 def token_id(seed: int | None, position: int) -> int:
@@ -97,6 +99,8 @@ class ToyGeneration:
         self.emit(event)
         self._end = value
         self._done.set()
+        if self.request.prompt == "break after":
+            threading.Timer(0.1, self._engine.fall_ill).start()
 
     def step(self) -> bool:
         """One token; whether the generation goes on."""
@@ -174,8 +178,11 @@ class ToyEngine:
         progress: Callable[[int, int], None] | None = None,
         **_: Any,
     ) -> ToyEngine:
-        if progress is not None:
-            progress(1, 1)
+        steps = max(1, int(float(os.environ.get(LOAD_S_VARIABLE, "0")) * 100))
+        for step in range(steps):
+            time.sleep(0.01)
+            if progress is not None:
+                progress(step + 1, steps)
         return cls(model_name, max_sequences, max_context or 4096)
 
     def submit(
@@ -221,6 +228,9 @@ class ToyEngine:
             kv_blocks_free=1,
             steps_total=self.steps_total,
         )
+
+    def fall_ill(self) -> None:
+        self.healthy = False
 
     def wake(self) -> None:
         with self._changed:

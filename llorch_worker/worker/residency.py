@@ -208,6 +208,7 @@ class Residency:
 
         try:
             if not self.engine.healthy:
+                self._on_broken()
                 raise HandedBack
             request = _request(arguments, fields)
             self._check_idempotency(request, job.id)

@@ -11,7 +11,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.contract import CancelledEvent, Event, Tokens, decode_event
 from llorch_worker.worker.publisher import Publisher
-from tests.proxy import AnswerLosingProxy
+from tests.faults.proxy import LOCALHOST, FaultProxy, contains
 from tests.services import RedisServer, own_redis, wait_until
 
 FLUSH_S = 10.0
@@ -82,16 +82,14 @@ def test_a_redis_restart_loses_and_doubles_nothing(
 def test_a_write_whose_answer_was_lost_is_not_doubled(
     server: RedisServer, store: redis.Redis
 ) -> None:
-    with AnswerLosingProxy(server.port) as proxy, connect(proxy.url) as client:
+    with FaultProxy(LOCALHOST, server.port) as proxy, connect(proxy.url) as client:
         publisher = Publisher(client, flush_interval_ms=5, stream_ttl_s=60)
         publisher.start()
-        publisher.append("a", token(0))
-        assert publisher.flush("a", FLUSH_S)
-        for index in range(1, 9):
-            proxy.lose_next_answer()
+        for index in range(9):
+            trap = proxy.lose_reply(contains("XADD"))
             publisher.append("a", token(index))
             assert publisher.flush("a", FLUSH_S)
-        assert proxy.lost == 8
+            assert trap.sprung
         publisher.close(timeout_s=5)
     assert ids_of(read(store, "a")) == list(range(9))
 

@@ -158,6 +158,29 @@ def test_a_worker_whose_engine_broke_ends_with_an_error_and_takes_nothing_along(
     assert "the engine is broken" in worker.text()
 
 
+def test_an_engine_that_breaks_while_idle_costs_no_job(
+    worker: WorkerProcess, client: Client
+) -> None:
+    sent = [client.submit(prompt="break after", max_tokens=1)]
+
+    def gone() -> bool:
+        sent.append(client.submit(prompt="x", max_tokens=1))
+        return worker.process.poll() is not None
+
+    wait_until(gone)
+    assert worker.wait_exit() == 1
+    states = [job.status().state for job in sent]
+    assert set(states) == {"succeeded", "queued"}
+    assert client.redis.llen(QUEUE) == states.count("queued")
+
+
+def test_sigterm_ends_a_load(server: RedisServer, tmp_path: Path) -> None:
+    worker = WorkerProcess(server.url, tmp_path / "w.log", model_name="toy", TOY_LOAD_S=300)
+    wait_until(lambda: "loading" in worker.text())
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.wait_exit() == 0
+
+
 def cut(path: Path, tmp_path: Path) -> Path:
     shorter = tmp_path / "cut.gguf"
     shorter.write_bytes(path.read_bytes()[:100_000])
