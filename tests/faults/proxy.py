@@ -169,10 +169,11 @@ class FaultProxy:
             connection.on_change()
 
     async def _reset(self) -> None:
-        for connection in tuple(self._connections):
+        ended = set(self._connections)
+        for connection in ended:
             connection.reset()
-        # Each leaves the set in its own task; the change is in force when all have.
-        while self._connections:
+        # Each leaves the set in its own task, while its client may be back with a new one.
+        while self._connections & ended:
             await asyncio.sleep(0)
 
     async def _listen(self) -> None:

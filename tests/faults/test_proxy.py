@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import socket
 import threading
@@ -165,6 +166,25 @@ def test_a_reset_ends_every_connection_with_rst_and_takes_new_ones(proxy: FaultP
             raw.recv(100)
     with through(proxy) as client:
         assert client.ping()
+
+
+def test_a_reset_does_not_wait_for_clients_that_come_back(proxy: FaultProxy) -> None:
+    over = threading.Event()
+
+    def come_back() -> None:
+        while not over.is_set():
+            with socket.create_connection(("127.0.0.1", proxy.port), LONG_S) as raw:
+                raw.sendall(b"PING\r\n")
+                with contextlib.suppress(ConnectionResetError):
+                    raw.recv(100)
+
+    comers = [later(come_back) for _ in range(3)]
+    for _ in range(20):
+        proxy.reset()
+    over.set()
+    for comer in comers:
+        comer.join(LONG_S)
+    assert proxy.accepted_total > 0
 
 
 def test_a_reset_wakes_a_blocking_pop(proxy: FaultProxy, direct: redis.Redis) -> None:

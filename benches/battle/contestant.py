@@ -1,0 +1,42 @@
+"""Who fights: how each contestant's worker is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llorch_worker.broker.queues import normal_queue
+
+MODEL = "toy"
+QUEUE = normal_queue(MODEL)
+MANY_ATTEMPTS = 1000
+"""A job here may be struck more often than a job in life: none is to be given up for that."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A name, and what follows ``celery`` on the command line of its workers."""
+
+    name: str
+    app: str
+    options: tuple[str, ...] = ()
+    settings: dict[str, object] = field(default_factory=dict)
+
+
+def ours(max_sequences: int, step_ms: float) -> Contestant:
+    return Contestant(
+        "llorch",
+        "tests.toy_app",
+        settings={
+            "model_name": MODEL,
+            "max_sequences": max_sequences,
+            "max_attempts": MANY_ATTEMPTS,
+            "TOY_STEP_MS": step_ms,
+        },
+    )
+
+
+def stock(max_sequences: int, step_ms: float, pool: str) -> Contestant:
+    options = ("-P", pool, "-c", str(max_sequences), "-Q", QUEUE)
+    return Contestant(
+        f"stock {pool}", "benches.battle.stock_app", options, {"TOY_STEP_MS": step_ms}
+    )

@@ -1,0 +1,212 @@
+"""The workers: real processes, each behind a proxy of its own, each replaced when it goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from benches.battle.contestant import Contestant
+from benches.battle.ledger import Kill, Ledger
+from benches.battle.schedule import NETWORK, SIGKILL, Strike
+from benches.battle.watch import StreamReader
+from tests.faults.proxy import LOCALHOST, FaultProxy
+from tests.services import REPOSITORY, environment, tethered
+
+DRAIN_TIMEOUT_S = 20.0
+"""A worker that was asked to go and stays longer is killed, as an orchestrator would."""
+DELIVERY_TIMEOUT_S = 1.0
+READY = b" ready."
+SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGQUIT": signal.SIGQUIT, SIGKILL: signal.SIGKILL}
+
+
+class Worker:
+    """One worker process, its own process group, and the proxy that it reaches Redis through."""
+
+    def __init__(self, contestant: Contestant, name: str, redis_port: int, log: Path) -> None:
+        self.hostname = f"{name}@battle"
+        self.log = log
+        self.proxy = FaultProxy(LOCALHOST, redis_port).start()
+        self.started_s = time.monotonic()
+        self.ready = False
+        self.struck: Strike | None = None
+        self.struck_s = 0.0
+        self.heal_s: float | None = None
+        command = tethered(
+            sys.executable, "-m", "celery", "-A", contestant.app, "worker", "-n", self.hostname,
+            "-l", "INFO", "--without-gossip", "--without-mingle", *contestant.options,
+        )  # fmt: skip
+        with log.open("wb") as sink:
+            self.process = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env=environment(self.proxy.url, **contestant.settings),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def gone(self) -> bool:
+        return self.process.poll() is not None
+
+    def look_ready(self) -> bool:
+        if not self.ready and READY in self.log.read_bytes():
+            self.ready = True
+            return True
+        return False
+
+    def signal(self, number: signal.Signals) -> None:
+        """SIGKILL takes the whole group, as a dying machine would; the others ask the parent."""
+        with suppress(ProcessLookupError):
+            if number is signal.SIGKILL:
+                os.killpg(self.process.pid, number)
+            else:
+                self.process.send_signal(number)
+
+    def bury(self) -> None:
+        """After its death: nothing is left of it, and what it had sent has arrived."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        give_up_s = time.monotonic() + DELIVERY_TIMEOUT_S
+        while self.proxy.open_connections and time.monotonic() < give_up_s:
+            time.sleep(0.005)
+        self.proxy.stop()
+
+
+class Fleet:
+    """A fixed number of slots with a worker in each; who leaves is replaced at once.
+
+    Everything here is called on the main thread: processes are tethered to the thread that
+    started them.
+    """
+
+    def __init__(
+        self,
+        contestant: Contestant,
+        size: int,
+        *,
+        redis_port: int,
+        folder: Path,
+        ledger: Ledger,
+        reader: StreamReader,
+    ) -> None:
+        self._contestant = contestant
+        self._redis_port = redis_port
+        self._folder = folder
+        self._ledger = ledger
+        self._reader = reader
+        self._born_total = 0
+        self._slots: list[Worker] = [self._spawn(slot) for slot in range(size)]
+        self._leaving: list[Worker] = []
+        self.start_up_s: list[float] = []
+        self.escalated_total = 0
+        self.unexpected_exits: list[str] = []
+
+    def _spawn(self, slot: int) -> Worker:
+        self._born_total += 1
+        name = f"w{slot}-{self._born_total}"
+        log = self._folder / f"{name}.log"
+        return Worker(self._contestant, name, self._redis_port, log)
+
+    @property
+    def all_ready(self) -> bool:
+        return all(worker.ready for worker in self._slots)
+
+    def tick(self) -> None:
+        """Notices who is ready, who has gone and whose fault is over."""
+        now_s = time.monotonic()
+        for slot, worker in enumerate(self._slots):
+            if worker.look_ready():
+                self.start_up_s.append(now_s - worker.started_s)
+            if worker.heal_s is not None and now_s >= worker.heal_s:
+                worker.heal_s = None
+                worker.proxy.heal()
+            if worker.gone:
+                self.unexpected_exits.append(f"{worker.hostname}: {worker.process.returncode}")
+                self._slots[slot] = self._spawn(slot)
+                self._record(worker, "unexpected exit", now_s)
+                worker.bury()
+        for worker in tuple(self._leaving):
+            if not worker.gone and now_s - worker.struck_s > DRAIN_TIMEOUT_S:
+                self.escalated_total += 1
+                worker.signal(signal.SIGKILL)
+                worker.process.wait()
+            if worker.gone:
+                self._leaving.remove(worker)
+                self._mourn(worker)
+
+    def strike(self, strike: Strike) -> bool:
+        """Strikes one of the workers that are ready and whole; False while there is none."""
+        targets = [slot for slot, one in enumerate(self._slots) if one.ready and not one.heal_s]
+        if not targets:
+            return False
+        slot = targets[int(strike.aim * len(targets))]
+        worker = self._slots[slot]
+        if strike.kind == NETWORK:
+            self._cut_off(worker, strike)
+            return True
+        worker.struck, worker.struck_s = strike, time.monotonic()
+        worker.signal(SIGNALS[strike.kind])
+        if strike.kind == SIGKILL:
+            worker.process.wait()
+            self._slots[slot] = self._spawn(slot)
+            self._mourn(worker)
+        else:
+            self._leaving.append(worker)
+            self._slots[slot] = self._spawn(slot)
+        return True
+
+    def heal(self) -> None:
+        """Ends every network fault."""
+        for worker in self._slots:
+            if worker.heal_s is not None:
+                worker.heal_s = None
+                worker.proxy.heal()
+
+    def stop(self) -> None:
+        """Everybody goes; nobody is left, however this is reached."""
+        everyone = [*self._slots, *self._leaving]
+        for worker in everyone:
+            worker.proxy.heal()
+            worker.signal(signal.SIGTERM)
+        give_up_s = time.monotonic() + DRAIN_TIMEOUT_S
+        while not all(worker.gone for worker in everyone) and time.monotonic() < give_up_s:
+            time.sleep(0.05)
+        self.kill()
+
+    def kill(self) -> None:
+        """As :meth:`stop`, at once and by force."""
+        for worker in (*self._slots, *self._leaving):
+            worker.signal(signal.SIGKILL)
+            worker.bury()
+        self._slots, self._leaving = [], []
+
+    def _cut_off(self, worker: Worker, strike: Strike) -> None:
+        gone_s = time.monotonic()
+        {
+            "reset": worker.proxy.reset,
+            "blackhole": worker.proxy.blackhole,
+            "hold": worker.proxy.hold,
+            "isolate": worker.proxy.isolate,
+        }[strike.fault]()
+        if strike.duration_s:
+            worker.heal_s = gone_s + strike.duration_s
+        self._record(worker, strike.kind, gone_s, f"{strike.fault} {strike.duration_s:.1f} s")
+
+    def _mourn(self, worker: Worker) -> None:
+        assert worker.struck is not None
+        kind = worker.struck.kind
+        gone_s = worker.struck_s if kind == SIGKILL else time.monotonic()
+        worker.bury()
+        self._record(worker, kind, gone_s)
+
+    def _record(self, worker: Worker, kind: str, gone_s: float, detail: str = "") -> None:
+        held = self._reader.held_by(worker.hostname)
+        self._ledger.kill(Kill(kind, detail, worker.hostname, gone_s, held))

@@ -1,0 +1,129 @@
+"""The one table, and the same as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benches.battle.battle import Outcome, Terms
+from benches.battle.schedule import NETWORK
+
+DEATHS = ("SIGKILL", "SIGTERM", "SIGQUIT")
+PACKAGES = ("celery", "kombu", "redis", "llorch-worker")
+
+
+def machine(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What it ran on and with."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "redis_server": outcomes[0].redis_version,
+        **{name: _version(name) for name in PACKAGES},
+        "load_average_1m": round(os.getloadavg()[0], 2),
+    }
+
+
+def as_json(outcomes: Sequence[Outcome], terms: Terms) -> dict[str, Any]:
+    return {
+        "command": command(),
+        "terms": asdict(terms),
+        "machine": machine(outcomes),
+        "battles": [
+            asdict(outcome) | {"findings": outcome.findings.as_json()} for outcome in outcomes
+        ],
+    }
+
+
+def print_table(outcomes: Sequence[Outcome], terms: Terms) -> None:
+    console = Console()
+    table = Table(title=f"{terms.minutes:g} minutes of battle, seed {terms.seed}")
+    table.add_column("")
+    for outcome in outcomes:
+        table.add_column(outcome.contestant, justify="right")
+    for name, values in _rows(outcomes):
+        table.add_row(name, *values)
+    console.print(table)
+    host = machine(outcomes)
+    console.print(", ".join(f"{name} {value}" for name, value in host.items()), soft_wrap=True)
+    console.print(command(), soft_wrap=True)
+    for outcome in outcomes:
+        kept = "every promise kept" if outcome.findings.clean else "promises broken"
+        console.print(f"{outcome.contestant}: {kept}")
+
+
+def command() -> str:
+    return shlex.join(["python", "-m", "benches.battle", *sys.argv[1:]])
+
+
+def _rows(outcomes: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
+    def row(name: str, value: Any) -> tuple[str, list[str]]:
+        return name, [str(value(outcome)) for outcome in outcomes]
+
+    return [
+        row("jobs sent", lambda o: o.findings.jobs),
+        row("tokens promised", lambda o: o.findings.tokens),
+        row("kills", lambda o: sum(o.findings.kills.get(k, 0) for k in (*DEATHS, NETWORK))),
+        *(row(f"  {k}", lambda o, k=k: o.findings.kills.get(k, 0)) for k in (*DEATHS, NETWORK)),
+        row("jobs lost", lambda o: o.findings.lost),
+        row("  of them nowhere in Redis", lambda o: [*o.lost_and_found.values()].count("nowhere")),
+        row("jobs failed", lambda o: o.findings.failed),
+        row("results changed after they were visible", lambda o: o.findings.changed_results),
+        row("wrong results", lambda o: o.findings.wrong_results),
+        row("doubled stream tokens", lambda o: o.findings.doubled_tokens),
+        row("missing stream tokens", lambda o: o.findings.missing_tokens),
+        row(
+            "wrong or disordered stream tokens",
+            lambda o: o.findings.wrong_tokens + o.findings.disordered_tokens,
+        ),
+        row("streams with any fault", lambda o: o.findings.broken_streams),
+        row("jobs taken over by another worker", lambda o: o.findings.taken_over),
+        row("jobs run again from zero", lambda o: o.findings.run_again),
+        row("wasted tokens", lambda o: o.findings.wasted_tokens),
+        row("recovery from SIGKILL, p50 / max", lambda o: _recovery(o, "SIGKILL")),
+        row("recovery from SIGTERM, p50 / max", lambda o: _recovery(o, "SIGTERM")),
+        row("recovery from SIGQUIT, p50 / max", lambda o: _recovery(o, "SIGQUIT")),
+        row("recovery from network faults, p50 / max", lambda o: _recovery(o, NETWORK)),
+        row("job latency p50 / max", lambda o: _spread(o.findings.latency_s)),
+        row("worker start-up p50 / max", lambda o: _spread(o.start_up_s)),
+        row("workers killed for not stopping in time", lambda o: o.escalated),
+        row("workers that died unasked", lambda o: len(o.unexpected_exits)),
+        row("wall time", lambda o: f"{o.wall_s:.0f} s"),
+    ]
+
+
+def _recovery(outcome: Outcome, kind: str) -> str:
+    return _spread(outcome.findings.recovery_s.get(kind, {"count": 0}))
+
+
+def _spread(times: dict[str, float]) -> str:
+    if not times.get("count"):
+        return "-"
+    return f"{times['p50']:.2f} / {times['max']:.2f} s"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "checkout"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,80 @@
+"""What is sent and who is struck, as a function of the seed alone."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benches.battle.ledger import Job
+
+SIGKILL, SIGTERM, SIGQUIT, NETWORK = "SIGKILL", "SIGTERM", "SIGQUIT", "network"
+KINDS_OF_TEN = (SIGKILL,) * 4 + (SIGTERM,) * 2 + (SIGQUIT,) * 2 + (NETWORK,) * 2
+NETWORK_FAULTS = ("reset", "blackhole", "hold", "isolate")
+SHORTEST_FAULT_S, LONGEST_FAULT_S = 2.0, 8.0
+
+LONG_SHARE = 0.35
+SHORT_TOKENS = 5, 60
+LONG_TOKENS = 150, 500
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One blow: when (seconds from the start), of what kind, and at whom (0 to 1)."""
+
+    at_s: float
+    kind: str
+    aim: float
+    fault: str = ""
+    duration_s: float = 0.0
+
+
+def strikes(seed: int, count: int, total_s: float) -> list[Strike]:
+    """``count`` strikes over ``total_s``: of each ten, four SIGKILL and two of each other kind."""
+    dice = random.Random(f"strikes {seed}")
+    kinds: list[str] = []
+    while len(kinds) < count:
+        kinds += dice.sample(KINDS_OF_TEN, len(KINDS_OF_TEN))
+    found = []
+    for number, kind in enumerate(kinds[:count]):
+        at_s = (number + dice.random()) * total_s / count
+        fault = dice.choice(NETWORK_FAULTS) if kind == NETWORK else ""
+        lasts = fault not in ("", "reset")
+        duration_s = dice.uniform(SHORTEST_FAULT_S, LONGEST_FAULT_S) if lasts else 0.0
+        found.append(Strike(at_s, kind, dice.random(), fault, duration_s))
+    return found
+
+
+@dataclass(frozen=True)
+class Order:
+    """One job to send, ``gap_s`` after the one before."""
+
+    job: Job
+    gap_s: float
+    watched: bool
+    """Whether somebody follows its stream, so that it is flushed often."""
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return {
+            "prompt": f"battle {self.job.seed}",
+            "max_tokens": self.job.tokens,
+            "seed": self.job.seed,
+        }
+
+
+def orders(seed: int, rate_per_s: float) -> Iterator[Order]:
+    """Short and long jobs without end, at random intervals of ``1 / rate_per_s`` on average."""
+    dice = random.Random(f"orders {seed}")
+    number = 0
+    while True:
+        number += 1
+        job_id = str(uuid.UUID(int=dice.getrandbits(128), version=4))
+        bounds = LONG_TOKENS if dice.random() < LONG_SHARE else SHORT_TOKENS
+        yield Order(
+            Job(job_id, seed=number, tokens=dice.randint(*bounds)),
+            gap_s=dice.expovariate(rate_per_s),
+            watched=dice.random() < 0.25,
+        )

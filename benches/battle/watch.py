@@ -1,0 +1,169 @@
+"""Two readers that nobody strikes: they see every stream and every result, and tell the ledger."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import redis
+
+from benches.battle.audit import TERMINAL_EVENTS
+from benches.battle.ledger import Entry, Ledger, Result
+from llorch_worker.broker import keys
+
+POLL_INTERVAL_S = 0.04
+RESULT_PATTERN = keys.result("*")
+SET_PATTERN = "__keyspace@*__:" + RESULT_PATTERN
+STOP_TIMEOUT_S = 10.0
+
+
+class StreamReader:
+    """Follows the streams of all jobs as a client would, on a thread of its own."""
+
+    def __init__(self, url: str, ledger: Ledger) -> None:
+        self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
+        self._ledger = ledger
+        self._lock = threading.RLock()
+        self._last: dict[str, str] = {}
+        self._worker: dict[str, str] = {}
+        self._ended: set[str] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="battle-streams", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def follow(self, job_id: str) -> None:
+        """From now on this job's stream is read."""
+        with self._lock:
+            self._last[job_id] = "0"
+
+    def held_by(self, worker: str) -> dict[str, int]:
+        """The jobs that ``worker`` began and nobody ended or began since, as of now, each with
+        the number of its entries."""
+        with self._lock:
+            self.poll()
+            return {
+                job_id: self._ledger.entry_count(job_id)
+                for job_id, holder in self._worker.items()
+                if holder == worker and job_id not in self._ended
+            }
+
+    def poll(self) -> None:
+        """Reads what is new."""
+        with self._lock:
+            if not self._last:
+                return
+            now_s = time.monotonic()
+            for stream, entries in self._redis.xread(dict(self._by_key())) or ():
+                job_id = stream.split(":")[2]
+                for entry_id, fields in entries:
+                    self._take(job_id, Entry(entry_id, now_s, fields.get("event", "")))
+
+    def compare(self) -> None:
+        """Reads every stream anew from its beginning and notes what was added or taken away."""
+        with self._lock:
+            self.poll()
+            now_s = time.monotonic()
+            for job in self._ledger.jobs():
+                known = {entry.id: entry.document for entry in self._ledger.entries(job.id)}
+                there = dict(self._redis.xrange(keys.events(job.id)))
+                for entry_id, fields in there.items():
+                    document = fields.get("event", "")
+                    if known.get(entry_id) != document:
+                        self._take(job.id, Entry(entry_id, now_s, document))
+                for entry_id in known.keys() - there.keys():
+                    self._ledger.withdrawn(job.id, entry_id)
+
+    def _by_key(self) -> dict[str, str]:
+        return {keys.events(job_id): last for job_id, last in self._last.items()}
+
+    def _take(self, job_id: str, entry: Entry) -> None:
+        self._last[job_id] = entry.id
+        self._ledger.entry(job_id, entry)
+        event = _object(entry.document)
+        if event.get("type") == "started":
+            self._worker[job_id] = str(event.get("worker"))
+        elif event.get("type") in TERMINAL_EVENTS:
+            self._ended.add(job_id)
+
+    def _run(self) -> None:
+        while not self._stop.wait(POLL_INTERVAL_S):
+            self.poll()
+
+
+class ResultWatcher:
+    """Sees every document that is stored as a result, in order.
+
+    Celery's backend and ours publish each with the same step that stores it. Keyspace
+    notifications count the stores, so that one without a publication does not go unnoticed.
+    """
+
+    def __init__(self, url: str, ledger: Ledger) -> None:
+        self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
+        self._ledger = ledger
+        self._stores: Counter[str] = Counter()
+        self._published: Counter[str] = Counter()
+        self._documents: dict[str, str] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="battle-results", daemon=True)
+        self._pubsub = self._redis.pubsub(ignore_subscribe_messages=True)
+
+    def start(self) -> None:
+        self._redis.config_set("notify-keyspace-events", "K$")
+        self._pubsub.psubscribe(RESULT_PATTERN, SET_PATTERN)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(STOP_TIMEOUT_S)
+        self._pubsub.close()
+
+    @property
+    def ended_count(self) -> int:
+        """Jobs whose latest document is terminal."""
+        return sum('"status": "' in one and not _running(one) for one in self._documents.values())
+
+    def compare(self) -> list[str]:
+        """Reads every result once more; the jobs whose result changed without a publication."""
+        silent = [job for job, count in self._stores.items() if count > self._published[job]]
+        for job in self._ledger.jobs():
+            document = self._redis.get(keys.result(job.id))
+            if document is not None and document != self._documents.get(job.id):
+                silent.append(job.id)
+                self._ledger.result(job.id, Result(time.monotonic(), str(document)))
+        return sorted(set(silent))
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            message = self._pubsub.get_message(timeout=0.2)
+            if message is not None:
+                self._take(message)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        job_id = str(message["channel"]).partition(keys.result(""))[2]
+        if message["pattern"] == SET_PATTERN:
+            self._stores[job_id] += message["data"] == "set"
+            return
+        self._published[job_id] += 1
+        self._documents[job_id] = str(message["data"])
+        self._ledger.result(job_id, Result(time.monotonic(), str(message["data"])))
+
+
+def _running(document: str) -> bool:
+    return _object(document).get("status") in ("PENDING", "STARTED", "RETRY", "RECEIVED")
+
+
+def _object(document: str) -> dict[str, Any]:
+    try:
+        value = json.loads(document)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
