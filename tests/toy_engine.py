@@ -1,10 +1,11 @@
 """A deterministic engine without a model, for tests of what lies around the engine.
 
 Each step gives every running generation one token; token ``i`` has the id ``i`` and the text
-``w<i> ``. ``TOY_STEP_MS`` is the length of a step, ``TOY_LOAD_S`` that of the load. Some prompts
-ask for faults: ``raise <name>`` raises that builtin exception in ``submit``, with the whole prompt as
-its message; ``die`` kills the process; ``break`` breaks the engine under that job, ``break after``
-once the job has ended.
+``w<i> ``. ``TOY_STEP_MS`` is the length of a step, ``TOY_LOAD_S`` that of the load.
+
+Some prompts ask for faults: ``raise <name>`` raises that builtin exception in ``submit``, with the
+whole prompt as its message; ``die`` kills the process; ``break`` breaks the engine under that job,
+``break after`` once the job has ended.
 """
 
 from __future__ import annotations
