@@ -11,4 +11,8 @@ def main() -> None:
     """Run the command line and exit with its code (see :mod:`llorch_worker.cli.errors`)."""
     from llorch_worker.cli.app import run
 
-    raise SystemExit(run())
+    code = run()
+    # An interrupt that went through an eval or exec of CPython's own, as imports have them, leaves
+    # a mark with which the interpreter ends by SIGINT whatever the exit code; this takes it off.
+    eval("0")
+    raise SystemExit(code)

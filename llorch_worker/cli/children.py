@@ -86,6 +86,16 @@ class Child:
         """The exit code (negative: killed by that signal), ``None`` while it runs."""
         return self._process.poll()
 
+    def listens_on(self, port: int) -> bool:
+        """Whether the program itself accepts connections on TCP ``port``."""
+        import psutil
+
+        try:
+            connections = psutil.Process(self.pid).net_connections("tcp")
+        except psutil.Error:
+            return False
+        return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections)
+
     def terminate(self) -> None:
         """Ask the program to finish (SIGTERM)."""
         if self.exit_code is None:

@@ -18,7 +18,7 @@ from llorch_worker.settings import DEMO_MODEL
 if TYPE_CHECKING:
     from llorch_worker.cli.demo_screen import DemoScreen
     from llorch_worker.cli.load import Figures, Measured
-    from llorch_worker.cli.stack import Plan, Stack
+    from llorch_worker.cli.stack import Stack
 
 DEFAULT_FLOWER_PORT = 5555
 READY_TIMEOUT_S = 120.0
@@ -48,17 +48,18 @@ def demo(
         flower_port=ports.choose(flower_port, DEFAULT_FLOWER_PORT, "--flower-port")
         if flower
         else None,
+        flower_port_asked=flower_port is not None,
     )
     view = DemoScreen(screen)
     with terminable(), Stack(plan, lambda _name, _line: None) as stack:
-        _start(view, stack, plan)
+        _start(view, stack)
         measured, found = _run(view, stack)
         if as_json:
-            screen.document(_document(plan, found, measured))
+            screen.document(_document(stack.flower_url, found, measured))
         else:
-            view.report(found, measured, None if keep else flower_url(plan))
+            view.report(found, measured, None if keep else stack.flower_url)
         if keep:
-            view.keeping(stack.redis_url, flower_url(plan))
+            view.keeping(stack.redis_url, stack.flower_url)
             try:
                 stack.keep_up(lambda text: screen.note(text, "yellow"))
             except KeyboardInterrupt:
@@ -67,12 +68,7 @@ def demo(
         raise CommandError("DEMO_FAILED", f"{found.failed} of {found.jobs} jobs failed")
 
 
-def flower_url(plan: Plan) -> str | None:
-    """Where Flower is, if it is."""
-    return f"http://localhost:{plan.flower_port}" if plan.flower_port else None
-
-
-def _start(view: DemoScreen, stack: Stack, plan: Plan) -> None:
+def _start(view: DemoScreen, stack: Stack) -> None:
     with view.step("Redis") as done:
         stack.start()
         done(stack.redis_url)
@@ -81,12 +77,12 @@ def _start(view: DemoScreen, stack: Stack, plan: Plan) -> None:
         (worker,) = stack.wait_ready(READY_TIMEOUT_S)
         seconds = time.monotonic() - began_s
         done(f"{worker.model} on {worker.device}, ready after {seconds:.1f} s")
-    if plan.flower_port is None:
+    if stack.flower_port is None:
         view.without_flower()
         return
     with view.step("Flower") as done:
         stack.wait_for_flower(READY_TIMEOUT_S)
-        done(flower_url(plan) or "")
+        done(stack.flower_url or "")
 
 
 def _run(view: DemoScreen, stack: Stack) -> tuple[list[Measured], Figures]:
@@ -103,12 +99,12 @@ def _run(view: DemoScreen, stack: Stack) -> tuple[list[Measured], Figures]:
     return measured, figures(measured, wall_s)
 
 
-def _document(plan: Plan, found: Figures, measured: list[Measured]) -> dict[str, Any]:
+def _document(flower: str | None, found: Figures, measured: list[Measured]) -> dict[str, Any]:
     return {
         **asdict(found),
         "jobs_per_s": found.jobs_per_s,
         "tokens_per_s": found.tokens_per_s,
-        "flower": flower_url(plan),
+        "flower": flower,
         "errors": [
             job.end.document().model_dump(mode="json")
             for job in measured

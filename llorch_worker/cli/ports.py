@@ -35,20 +35,25 @@ def any_free_port(host: str = LOCALHOST) -> int:
         return int(candidate.getsockname()[1])
 
 
-def choose(wanted: int | None, default: int, option: str) -> int:
-    """``wanted`` if it is free, else an error; where none is wanted, ``default`` or the next."""
-    if wanted is not None:
-        if not is_free(wanted):
-            raise CommandError(
-                "PORT_BUSY",
-                f"port {wanted} is taken by another program: stop that one, give {option} another "
-                "number, or leave it out to get the next free one",
-            )
-        return wanted
-    for port in range(default, default + _TRIED_PORTS):
+def next_free(first: int) -> int:
+    """``first`` or the next port above it that is free."""
+    for port in range(first, min(first + _TRIED_PORTS, 65536)):
         if is_free(port):
             return port
     return any_free_port()
+
+
+def choose(wanted: int | None, default: int, option: str) -> int:
+    """``wanted`` if it is free, else an error; where none is wanted, ``default`` or the next."""
+    if wanted is None:
+        return next_free(default)
+    if not is_free(wanted):
+        raise CommandError(
+            "PORT_BUSY",
+            f"port {wanted} is taken by another program: stop that one, give {option} another "
+            "number, or leave it out to get the next free one",
+        )
+    return wanted
 
 
 def flower_answers(port: int) -> bool:

@@ -27,17 +27,23 @@ POLL_S = 0.2
 REDIS_START_S = 15.0
 STOP_S = 10.0
 PORT_RACES = 3
+_TAKEN = "Address already in use"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start. ``redis_url`` None: a Redis of our own; ``flower_port`` None: no Flower."""
+    """What to start.
+
+    ``redis_url`` None: a Redis of our own. ``flower_port`` None: no Flower; ``flower_port_asked``:
+    it is to be that port or none.
+    """
 
     settings: Settings
     workers: tuple[tuple[str, str], ...]
     """(name, device) of each worker."""
     redis_url: str | None
     flower_port: int | None
+    flower_port_asked: bool = False
 
 
 class Stack:
@@ -54,6 +60,7 @@ class Stack:
         self._exits: SimpleQueue[Child] = SimpleQueue()
         self._redis_folder: Path | None = None
         self.redis_url = plan.redis_url or ""
+        self.flower_port = plan.flower_port
 
     def __enter__(self) -> Self:
         return self
@@ -79,12 +86,12 @@ class Stack:
         else:
             with Cluster(self.redis_url) as cluster:
                 cluster.ping()
-        settings = self._plan.settings.model_copy(update={"redis_url": self.redis_url})
+        settings = self._settings()
         own_redis = self._plan.redis_url is None
         for name, device in self._plan.workers:
             self._start(programs.worker(name, device, settings, own_redis=own_redis))
-        if self._plan.flower_port is not None:
-            self._start(programs.flower(self._plan.flower_port, settings))
+        if self.flower_port is not None:
+            self._start(programs.flower(self.flower_port, settings))
 
     def wait_ready(self, timeout_s: float | None = None) -> list[WorkerCard]:
         """Return once every worker takes jobs, with what they say of themselves.
@@ -98,8 +105,7 @@ class Stack:
             names = [name for name, _ in self._plan.workers]
             waiting = set(names)
             while waiting:
-                for child in self._ended(POLL_S):
-                    raise _did_not_start(child)
+                self._fail_if_ended()
                 alive = {worker.hostname: worker for worker in cluster.workers()}
                 hostnames = {name: self._hostname(name) for name in names}
                 waiting = {name for name in names if hostnames[name] not in alive}
@@ -115,20 +121,26 @@ class Stack:
         self._starting = False
         return [alive[hostname] for hostname in hostnames.values()]
 
+    @property
+    def flower_url(self) -> str | None:
+        """Where Flower is, if it is."""
+        return None if self.flower_port is None else f"http://localhost:{self.flower_port}"
+
     def wait_for_flower(self, timeout_s: float) -> None:
-        """Return once Flower answers.
+        """Return once Flower, where there is one, listens.
 
         Raises:
             CommandError: Flower ends, or ``timeout_s`` passes.
         """
-        assert self._plan.flower_port is not None
         give_up_s = time.monotonic() + timeout_s
-        while not ports.flower_answers(self._plan.flower_port):
-            for child in self._ended(POLL_S):
-                raise _did_not_start(child)
+        # Asked of the process and not of the port: a neighbour's Flower may answer there.
+        while self.flower_port is not None and not self._children[FLOWER].listens_on(
+            self.flower_port
+        ):
+            self._fail_if_ended()
             if time.monotonic() > give_up_s:
                 raise CommandError(
-                    "NOT_READY", f"Flower does not answer after {timeout_s:.0f} s; see --no-flower"
+                    "NOT_READY", f"Flower does not listen after {timeout_s:.0f} s; try --no-flower"
                 )
 
     def keep_up(self, say: Callable[[str], None]) -> None:
@@ -167,6 +179,23 @@ class Stack:
             # In slices, so that a second Ctrl-C gets through at once.
             while not child.wait(POLL_S):
                 pass
+
+    def _settings(self) -> Settings:
+        return self._plan.settings.model_copy(update={"redis_url": self.redis_url})
+
+    def _fail_if_ended(self) -> None:
+        for child in self._ended(POLL_S):
+            if child.name != FLOWER or not self._move_flower(child):
+                raise _did_not_start(child)
+
+    def _move_flower(self, child: Child) -> bool:
+        """Start Flower on another port where a neighbour was quicker to take the first."""
+        taken = any(_TAKEN in line for line in child.tail)
+        if self.flower_port is None or self._plan.flower_port_asked or not taken:
+            return False
+        self.flower_port = ports.next_free(self.flower_port + 1)
+        self._start(programs.flower(self.flower_port, self._settings()))
+        return True
 
     def _workers(self) -> list[Child]:
         names = {name for name, _ in self._plan.workers}

@@ -29,9 +29,10 @@ from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
     from llorch_worker.broker.registry import WorkerCard
-    from llorch_worker.cli.stack import Plan
+    from llorch_worker.cli.stack import Plan, Stack
 
 DEFAULT_FLOWER_PORT = 5555
+FLOWER_TIMEOUT_S = 60.0
 _CELERY_LINE = re.compile(r"\[\S+ (?P<time>[\d:]+),\d+: (?P<level>[A-Z]+)/\S+\] ")
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 
@@ -87,14 +88,16 @@ def up(
         workers=worker_devices(settings.device, devices, workers),
         redis_url=settings.redis_url if "redis_url" in settings.model_fields_set else None,
         flower_port=_flower_port(screen, wanted=flower, port=flower_port),
+        flower_port_asked=flower_port is not None,
     )
     with terminable(), Stack(plan, _Prefixer(screen, plan)) as stack:
         stack.start()
         cards = stack.wait_ready()
+        stack.wait_for_flower(FLOWER_TIMEOUT_S)
         if as_json:
-            screen.document(_document(settings, plan, stack.redis_url, cards))
+            screen.document(_document(settings, stack, cards))
         else:
-            _banner(screen, settings, plan, stack.redis_url, cards)
+            _banner(screen, settings, plan, stack, cards)
         try:
             stack.keep_up(lambda text: screen.note(text, "yellow"))
         except KeyboardInterrupt:
@@ -142,20 +145,18 @@ def _short(line: str) -> str:
     return f"{match['time']} {level}{line[match.end() :]}"
 
 
-def _document(
-    settings: Settings, plan: Plan, redis_url: str, cards: list[WorkerCard]
-) -> dict[str, Any]:
+def _document(settings: Settings, stack: Stack, cards: list[WorkerCard]) -> dict[str, Any]:
     return {
         "model": settings.served_name,
         "queue": queue_of(settings),
-        "redis_url": redis_url,
-        "flower": f"http://localhost:{plan.flower_port}" if plan.flower_port else None,
+        "redis_url": stack.redis_url,
+        "flower": stack.flower_url,
         "workers": [{"hostname": card.hostname, "device": card.device} for card in cards],
     }
 
 
 def _banner(
-    screen: Screen, settings: Settings, plan: Plan, redis_url: str, cards: list[WorkerCard]
+    screen: Screen, settings: Settings, plan: Plan, stack: Stack, cards: list[WorkerCard]
 ) -> None:
     from rich.markup import escape
 
@@ -163,11 +164,11 @@ def _banner(
 
     name = settings.served_name
     own = " (ours: in memory, gone when this ends)" if plan.redis_url is None else ""
-    flower = f"http://localhost:{plan.flower_port}" if plan.flower_port else "off"
+    flower = stack.flower_url or "off"
     workers = ", ".join(
         f"{worker} on {card.device}" for (worker, _), card in zip(plan.workers, cards, strict=True)
     )
-    url = safe_url(redis_url)
+    url = safe_url(stack.redis_url)
     screen.err.print(
         f"""
 [bold green]Ready.[/]

@@ -80,6 +80,14 @@ def run(
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
+# A shell lets what it runs in the background ignore SIGINT, and tests may run there.
+_OBEYING_CTRL_C = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, "-P", "-m", "llorch_worker.cli", *sys.argv[1:]])
+"""
+
+
 class Started:
     """A command that goes on: its lines as they come, and a wait for any of them."""
 
@@ -87,7 +95,7 @@ class Started:
         self.lines: list[str] = []
         program = Program(
             "llorch",
-            python("-m", "llorch_worker.cli", *map(str, arguments)),
+            python("-c", _OBEYING_CTRL_C, *map(str, arguments)),
             environment(**variables),
         )
         self.child = Child(
