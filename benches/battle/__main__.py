@@ -16,10 +16,12 @@ from benches.battle.battle import QUIET_S, Outcome, Terms, fight
 from benches.battle.contestant import Contestant, ours, stock
 
 MODEST_RATE_PER_S = 4.0
+ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130
 
 
 def main() -> int:
-    """Exit code 1 where ours broke a promise."""
+    """Exit code 1 where ours broke a promise, 130 after Ctrl-C."""
     options = _options()
     terms = Terms(
         minutes=options.minutes,
@@ -31,8 +33,8 @@ def main() -> int:
         seed=options.seed,
         quiet_s=options.quiet,
     )
-    # So that SIGTERM cleans up as Ctrl-C does.
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in ASKED_TO_STOP:
+        signal.signal(number, _interrupt)
     folder = options.keep or Path(tempfile.mkdtemp(prefix="llorch-battle-"))
     outcomes: list[Outcome] = []
     worth_keeping = options.keep is not None
@@ -44,6 +46,9 @@ def main() -> int:
             outcomes.append(fight(contestant, terms, place))
         ours_broke = any(o.contestant == "llorch" and not o.findings.clean for o in outcomes)
         worth_keeping = worth_keeping or ours_broke
+    except KeyboardInterrupt:
+        print("interrupted; nothing is left running", file=sys.stderr)
+        return INTERRUPTED
     except RuntimeError:
         worth_keeping = True
         raise
@@ -89,6 +94,9 @@ def _options() -> argparse.Namespace:
 
 
 def _interrupt(*_: object) -> NoReturn:
+    # Once: a second Ctrl-C must not cut the cleaning up short.
+    for number in ASKED_TO_STOP:
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
