@@ -36,6 +36,17 @@ class Settings(BaseSettings):
     kv_cache_bytes: int | None = Field(None, ge=1)
     """Bytes for KV blocks; by default enough for ``max_sequences`` full contexts, if they fit."""
 
+    lease_s: float = Field(10.0, ge=1)
+    """How long a job stays with a worker that gives no sign of life."""
+    sweep_s: float = Field(5.0, gt=0)
+    """How often workers look for the jobs of dead ones: a job is resumed within lease + sweep."""
+    watchdog_s: float = Field(60.0, ge=1)
+    """An engine that has not finished a step for so long hangs; its process exits."""
+    max_attempts: int = Field(3, ge=1)
+    """A job that lost so many workers ends as ATTEMPTS_EXHAUSTED and becomes a dead letter."""
+    drain_s: float = Field(300.0, ge=0)
+    """How long a worker that was told to stop finishes jobs; the rest goes back to the queue."""
+
     flush_interval_ms: int = Field(20, ge=1, le=50)
     """How often the publisher writes new tokens to the jobs' streams."""
     stream_ttl_s: int = Field(24 * 3600, ge=1)

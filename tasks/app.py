@@ -8,6 +8,7 @@ from celery import signals
 
 from llorch_worker.broker import transport
 from llorch_worker.broker.celery_app import LlorchApp, worker_config
+from llorch_worker.broker.claims import ClaimTerms
 from llorch_worker.settings import Settings
 from tasks.generate import register
 
@@ -24,9 +25,16 @@ def build_app(settings: Settings) -> LlorchApp:
 
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
-def _prepare_worker(**_: Any) -> None:
+def _prepare_worker(sender: str, instance: Any, **_: Any) -> None:
     # Before the worker's first connection.
-    transport.install()
+    settings: Settings = instance.app.settings
+    terms = ClaimTerms(
+        lease_ms=round(settings.lease_s * 1e3),
+        max_attempts=settings.max_attempts,
+        result_ttl_s=settings.result_ttl_s,
+        stream_ttl_s=settings.stream_ttl_s,
+    )
+    transport.install(terms, worker=sender)
 
 
 app = build_app(Settings())

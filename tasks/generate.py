@@ -67,14 +67,12 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
     residency: Residency | None = task.app.residency
     if residency is None:
         raise InternalError("no model is resident in this process; start one with `llorch worker`")
-    redelivered = (request.delivery_info or {}).get("redelivered", False)
     try:
         return residency.generate(
             request.id,
             args,
             fields,
-            attempt=2 if redelivered else 1,
-            queued_at=_queued_at(request.get(ENQUEUED_AT)),
+            enqueued_at=_past(request.get(ENQUEUED_AT)),
         )
     except Cancelled:
         task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
@@ -106,8 +104,8 @@ def _route(fields: Mapping[str, Any], default_model: str) -> Route:
     )
 
 
-def _queued_at(header: object) -> float | None:
-    # A header from outside: only a time that has passed can be one at which the job was sent.
+def _past(header: object) -> float | None:
+    # A header from outside.
     if isinstance(header, int | float) and not isinstance(header, bool) and header > 0:
-        return min(float(header), time.time())
+        return float(header)
     return None

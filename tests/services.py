@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import pytest
 import redis
 
-from llorch_worker.broker import registry
+from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.embedded import find_redis_server
 from llorch_worker.cli import tether
@@ -229,9 +229,9 @@ def run_python(source: str, redis_url: str, **settings: object) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def unacked(client: redis.Redis) -> int:
-    """Messages that workers hold."""
-    return int(client.hlen("unacked"))
+def held_ids(client: redis.Redis) -> set[str]:
+    """The ids of the jobs that workers hold."""
+    return set(client.zrange(keys.LEASES, 0, -1))
 
 
 def secret_free(text: str, *secrets: str) -> bool:

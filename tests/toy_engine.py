@@ -29,6 +29,7 @@ from llorch_worker.contract import (
     GenerationRequest,
     GenerationResult,
     InternalError,
+    Journal,
     LlorchError,
     Started,
     Timings,
@@ -71,13 +72,15 @@ class ToyGeneration:
         worker: str,
         attempt: int,
         queued_at: float | None,
+        known: int,
     ) -> None:
         self.id = id
         self.request = request
         self.worker = worker
         self.attempt = attempt
         self.emit = emit
-        self.tokens = 0
+        self.tokens = known
+        self.started = False
         self.cancelled = False
         self.queue_ms = max(0.0, time.time() - queued_at) * 1e3 if queued_at else 0.0
         self._engine = engine
@@ -108,7 +111,8 @@ class ToyGeneration:
         if self.cancelled:
             self.end(Cancelled("cancelled"), CancelledEvent())
             return False
-        if self.tokens == 0:
+        if not self.started:
+            self.started = True
             prompt = self.request.prompt or ""
             self.emit(
                 Started(
@@ -119,14 +123,15 @@ class ToyGeneration:
                     queue_ms=self.queue_ms,
                 )
             )
-        self.emit(
-            Tokens(
-                index=self.tokens,
-                ids=(token_id(self.request.seed, self.tokens),),
-                text=f"w{self.tokens} ",
+        if self.tokens < self.request.max_tokens:
+            self.emit(
+                Tokens(
+                    index=self.tokens,
+                    ids=(token_id(self.request.seed, self.tokens),),
+                    text=f"w{self.tokens} ",
+                )
             )
-        )
-        self.tokens += 1
+            self.tokens += 1
         if self.tokens < self.request.max_tokens:
             return True
         timings = Timings(queue_ms=self.queue_ms, prefill_ms=0, first_token_ms=0, decode_ms=0)
@@ -165,6 +170,7 @@ class ToyEngine:
         self._running: list[ToyGeneration] = []
         self._changed = threading.Condition()
         self._closing = False
+        self._step_began_s: float | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -194,6 +200,7 @@ class ToyEngine:
         worker: str = "local",
         attempt: int = 1,
         queued_at: float | None = None,
+        journal: Journal | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> ToyGeneration:
         match (request.prompt or "").split():
@@ -203,7 +210,8 @@ class ToyEngine:
                 os._exit(9)
         emit = on_event or (lambda _: None)
         id = job_id or "local"
-        generation = ToyGeneration(self, id, request, emit, worker, attempt, queued_at)
+        known = len(journal.choices[0].token_ids) if journal else 0
+        generation = ToyGeneration(self, id, request, emit, worker, attempt, queued_at, known)
         with self._changed:
             if (request.prompt or "") == "break":
                 self.healthy = False
@@ -213,6 +221,9 @@ class ToyEngine:
             self._running.append(generation)
             self._changed.notify()
         return generation
+
+    def stalled_for_s(self) -> float:
+        return 0.0 if self._step_began_s is None else time.monotonic() - self._step_began_s
 
     def stats(self) -> ToyStats:
         return ToyStats(
@@ -250,8 +261,10 @@ class ToyEngine:
                 if self._closing:
                     return
                 batch = list(self._running)
+            self._step_began_s = time.monotonic()
             time.sleep(self._step_s)
             self.steps_total += 1
             done = [generation for generation in batch if not generation.step()]
+            self._step_began_s = None
             with self._changed:
                 self._running = [g for g in self._running if g not in done]

@@ -11,10 +11,6 @@ from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
 from llorch_worker.broker.queues import normal_queue, queues
 from llorch_worker.settings import Settings
 
-VISIBILITY_TIMEOUT_S = 6 * 3600
-"""After this, kombu takes an unacknowledged job for abandoned and delivers it again: longer than
-any generation, because a job that is still running would then run twice."""
-
 REPLY_TIMEOUT_S = 30.0
 RESULT_RETRIES = 200
 RESULT_RETRY_MAX_SLEEP_MS = 2_000
@@ -44,14 +40,8 @@ def producer_app(redis_url: str) -> Celery:
 def worker_config(settings: Settings) -> dict[str, Any]:
     """The whole configuration of the app in :mod:`tasks`; producers may use it too."""
     model = settings.served_name
-    shared = _shared(settings.redis_url)
-    shared["broker_transport_options"] |= {
-        "visibility_timeout": VISIBILITY_TIMEOUT_S,
-        # The order of the queues is the order of the blocking pop; see broker/queues.py.
-        "queue_order_strategy": "priority",
-    }
-    return shared | {
-        "result_backend": settings.redis_url,
+    return _shared(settings.redis_url) | {
+        "result_backend": _result_backend(settings.redis_url),
         "result_expires": settings.result_ttl_s,
         "result_extended": False,  # it would store the prompt beside the result
         "result_backend_always_retry": True,
@@ -69,17 +59,17 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "worker_concurrency": settings.max_sequences,
         # What this worker cannot batch stays in Redis for another.
         "worker_prefetch_multiplier": 1,
-        # Counts the jobs in hand, not the messages of this connection: those that run on through
-        # a reconnect count too.
-        "worker_disable_prefetch": True,
         "worker_send_task_events": True,
-        # A redelivered job whose result is there is acknowledged, not run again.
-        "worker_deduplicate_successful_tasks": True,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_redirect_stdouts": False,
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # wait for Redis as long as it takes
     }
+
+
+def _result_backend(redis_url: str) -> str:
+    kind = "SentinelResultBackend" if redis_url.startswith("sentinel") else "ResultBackend"
+    return f"llorch_worker.broker.backend:{kind}+{redis_url}"
 
 
 def _queue(name: str) -> Any:

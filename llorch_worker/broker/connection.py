@@ -52,11 +52,13 @@ def _options() -> dict[str, Any]:
     }
 
 
-def connect(url: str) -> redis.Redis:
+def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis.Redis:
     """A client of the Redis at ``url``; connects on first use. Replies are str."""
     with broker_errors(url):
         return redis.Redis.from_url(
-            url, retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES), **_options()
+            url,
+            retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES),
+            **(_options() | {"socket_timeout": reply_timeout_s}),
         )
 
 

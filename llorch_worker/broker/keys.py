@@ -14,6 +14,20 @@ CANCEL_CHANNEL = f"{PREFIX}cancel"
 """Pub/sub channel; each message is the id of a job to cancel now."""
 
 
+LEASES = f"{PREFIX}leases"
+"""Sorted set: job id -> when its lease ends, in ms of Redis' own clock."""
+
+DEAD = f"{PREFIX}dead"
+"""List of dead letters, newest first; see :mod:`llorch_worker.broker.dead_letters`."""
+
+
+def job(job_id: str) -> str:
+    """Hash, the record of a job that was ever claimed: ``state`` (claimed, queued, ended),
+    ``fence``, ``attempts``, ``progress`` (1 once this attempt's tokens are journalled), ``worker``,
+    ``history``, ``first_claim_ms``, and, while it has not ended, ``message`` and ``list``."""
+    return f"{PREFIX}job:{job_id}"
+
+
 def worker(hostname: str) -> str:
     """JSON of :class:`llorch_worker.broker.registry.WorkerCard`, with a TTL of a few seconds."""
     return f"{PREFIX}workers:{hostname}"

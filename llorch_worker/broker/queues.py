@@ -11,20 +11,25 @@ must mean normal, so normal *is* step 0, and what goes before it needs a list of
     ``llorch.<model>\\x06\\x169``        "low", and a stock producer's ``priority=9``
     =================================  ====================================================
 
-A worker consumes both queues with kombu's ``priority`` order, which makes one blocking pop over
-all these lists in the order above. A stock producer reaches the high list by naming its queue.
-The colon cannot be part of a model name, so no model's queue is another's high queue.
+A worker claims from all these lists in the order above. A stock producer reaches the high list by
+naming its queue. The colon cannot be part of a model name, so no model's queue is another's high
+queue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llorch_worker.contract import Priority
 
 QUEUE_PREFIX = "llorch."
 HIGH_SUFFIX = ":high"
+SUSPECTS_SUFFIX = ":suspects"
 LOW_STEP = 9
+PRIORITY_STEPS = (0, 3, 6, 9)
+"""kombu's own; a stock producer's message goes into the list of the step below its priority."""
+STEP_SEPARATOR = "\x06\x16"
 
 
 @dataclass(frozen=True)
@@ -57,3 +62,33 @@ def route(model: str, priority: Priority) -> Route:
             return Route(normal_queue(model), None)
         case "low":
             return Route(normal_queue(model), LOW_STEP)
+
+
+def is_job_queue(queue: str) -> bool:
+    return queue.startswith(QUEUE_PREFIX)
+
+
+def lists(consumed: Iterable[str]) -> list[str]:
+    """The Redis lists of the ``consumed`` queues, the most urgent first."""
+    consumed = tuple(consumed)
+    return [
+        f"{queue}{STEP_SEPARATOR}{step}" if step else queue
+        for step in PRIORITY_STEPS
+        for queue in consumed
+    ]
+
+
+def suspects(model: str) -> str:
+    """Jobs that may have killed their last worker; see ``lua/claim.lua``. Claimed before all."""
+    return f"{QUEUE_PREFIX}{model}{SUSPECTS_SUFFIX}"
+
+
+def model_of(queue_or_list: str) -> str:
+    """The model that jobs in this queue, or list of a queue, are for."""
+    queue = queue_or_list.partition(STEP_SEPARATOR)[0].partition(":")[0]
+    return queue.removeprefix(QUEUE_PREFIX)
+
+
+def queue_of(list_key: str) -> str:
+    """The queue that a list belongs to."""
+    return list_key.partition(STEP_SEPARATOR)[0]

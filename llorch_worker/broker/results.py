@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from llorch_worker.contract import (
@@ -68,3 +69,21 @@ def _error(stored: Any) -> LlorchError:
         message, code, retriable, faults = arguments
         return ERROR_CLASSES[code](message, code, retriable, faults)
     return InternalError(f"the worker could not run the job: {name}")
+
+
+def failure_document(job_id: str, error: LlorchError) -> str:
+    """What Celery's Redis backend stores for a task that raised ``error``."""
+    return json.dumps(
+        {
+            "status": FAILURE,
+            "result": {
+                "exc_type": type(error).__name__,
+                "exc_message": error.args,
+                "exc_module": type(error).__module__,
+            },
+            "traceback": None,
+            "children": [],
+            "date_done": datetime.now(UTC).isoformat(),
+            "task_id": job_id,
+        }
+    )

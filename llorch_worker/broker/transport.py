@@ -1,105 +1,288 @@
-"""kombu's Redis transport for workers, unharmed by what is no message and by a lost connection.
+"""A kombu transport whose consumers claim jobs instead of popping them.
 
-kombu decodes whatever it pops inside the worker's event loop: a list entry that is not one of its
-envelopes ends the whole worker, or sends it round and round through reconnects. Here it is taken
-off the list, noted by its size and left behind.
+Producers stay stock: they push to the same lists. kombu's own Redis transport pops a message with
+BRPOP and registers it afterwards, and loses it when the worker dies in between; this one takes it
+with one script that pops, counts the attempt and registers the lease (``lua/claim.lua``).
 
-kombu also lets a closed channel return what it delivered, and cannot acknowledge through it any
-more; with Redis gone the attempt ends the worker. Here the jobs that run when the connection is
-lost run on, and are acknowledged when they end, over a connection of their own.
+A script cannot block, so a worker with room waits for news instead: Redis' key tracking
+(``CLIENT TRACKING ... BCAST``) tells it when one of its lists changed, within a millisecond and for
+every priority at once, and costs nothing while the queue is idle. A slow timer covers the news
+that a failing connection swallows.
 
-Producers keep the stock transport.
+A job outlives its connection: it runs on through a reconnect and is settled when it ends, over a
+connection of its own.
 """
 
 from __future__ import annotations
 
 import binascii
-from queue import Empty
 from typing import Any
 
 from kombu import transport as kombu_transports
 from kombu.log import get_logger
 from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
+from llorch_worker.broker import claims, dead_letters, queues
+from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.held import HELD
+
 logger = get_logger(__name__)
 
-_SCHEMES = ("redis", "rediss")
+LOOK_AGAIN_S = 1.0
+"""How long a job may lie unseen when the news of it was lost, or a suspect when its turn comes."""
+MOST_JOBS_A_CLAIM = 64
+TRACKING_CHANNEL = "__redis__:invalidate"
+
 _NO_ENVELOPE = (
     binascii.Error, LookupError, TypeError, ValueError, AttributeError, RecursionError
 )  # fmt: skip
 
 
-class JobChannel(kombu_redis.Channel):
-    """Delivers what is a message and drops what is none; acknowledges after it was closed, too."""
+class ClaimQoS(kombu_redis.QoS):
+    """Settles claims where kombu keeps a register of unacknowledged messages.
 
-    _kept_parameters: dict[str, Any]
+    Messages of other queues (replies to ``inspect``) are kombu's as ever.
+    """
 
-    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        if self.connection is None or self.connection.client is None:
-            return dict(self._kept_parameters)
-        parameters: dict[str, Any] = super()._connparams(asynchronous)  # type: ignore[no-untyped-call]
-        if not asynchronous:
-            self._kept_parameters = parameters
-        return parameters
+    channel: ClaimChannel
 
-    def _brpop_read(self, **options: Any) -> bool:
-        connection = self.client.connection
+    def can_consume(self) -> bool:
+        """Room for another job: what runs on through a reconnect counts too."""
+        if self.channel.consumes_jobs:
+            return not self.prefetch_count or len(HELD) < self.prefetch_count
+        return bool(super().can_consume())
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        if delivery_tag in self.channel.delivered:
+            virtual.QoS.append(self, message, delivery_tag)
+        else:
+            super().append(message, delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        if not self._settle(delivery_tag, requeue=False):
+            super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if not self._settle(delivery_tag, requeue=requeue):
+            super().reject(delivery_tag, requeue=requeue)
+
+    def restore_unacked(self, client: Any = None) -> None:  # noqa: ARG002 - kombu's signature
+        self._flush()
+        # The latest first: each goes to the head, so the earliest ends up in front.
+        for delivery_tag in reversed(tuple(self._delivered)):
+            self.reject(delivery_tag, requeue=True)
+        self._delivered.clear()
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """Leases and their sweep take the place of kombu's visibility timeout."""
+
+    def _settle(self, delivery_tag: str, *, requeue: bool) -> bool:
+        """Ends the claim; ``False`` if this message was not claimed."""
+        claim = self.channel.delivered.pop(delivery_tag, None)
+        if claim is None:
+            return False
         try:
-            reply = self.client.parse_response(connection, "BRPOP", **options)
+            with self.channel.conn_or_acquire() as client:
+                if requeue:
+                    claims.hand_back(client, claim)
+                else:
+                    claims.end(client, claim, self.channel.terms)
+        finally:
+            # Where Redis is away the lease lapses: an ended job's is swept, another's job comes
+            # back. In neither case may the slot stay taken.
+            HELD.discard(claim)
+            virtual.QoS.ack(self, delivery_tag)
+        return True
+
+
+class ClaimChannel(kombu_redis.Channel):
+    """Claims jobs from ``llorch.*`` queues; other queues work as ever."""
+
+    QoS = ClaimQoS
+
+    terms: ClaimTerms
+    worker: str
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.delivered: dict[str, Claim] = {}
+        self._tracked_socket: Any = None
+        self._kept_parameters: dict[str, Any] = {}
+        super().__init__(*args, **kwargs)
+
+    @property
+    def consumes_jobs(self) -> bool:
+        active = self.active_queues
+        return bool(active) and all(queues.is_job_queue(queue) for queue in active)
+
+    def look_again(self) -> None:
+        """Claims at the next turn of the loop, news or not."""
+        if self.consumes_jobs:
+            self._in_poll = None
+
+    def bury(self, delivery_tag: str, reason: str) -> None:
+        """Keeps the message, which cannot become a task, as a dead letter."""
+        claim = self.delivered.get(delivery_tag)
+        if claim is not None:
+            with self.conn_or_acquire() as client:
+                dead_letters.bury(client, claim, reason)
+
+    # What kombu calls BRPOP: start to wait, and read what came ------------------------------------
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        if not self.consumes_jobs:
+            super()._brpop_start(timeout)
+            return
+        # Listen first, then look: what is pushed in between is news.
+        self._track()
+        self._claim_and_deliver()
+        if self.qos.can_consume():
+            self._in_poll = self.client.connection
+
+    def _brpop_read(self, **options: Any) -> Any:
+        if not self.consumes_jobs:
+            return super()._brpop_read(**options)
+        connection = self.client.connection
+        # Not waiting any more: the next turn claims.
+        self._in_poll = None
+        try:
+            connection.read_response()
+            while connection.can_read(timeout=0):
+                connection.read_response()
         except self.connection_errors:
             # Closed, it is opened and registered anew at the next turn of the loop.
             connection.disconnect()
             raise
-        finally:
-            self._in_poll: Any = None
-        self._flush_brpop_reauth()  # type: ignore[no-untyped-call]
-        if not reply:
-            raise Empty
-        key, raw = reply
-        queue = bytes_to_str(key).rsplit(self.sep, 1)[0]
-        self._queue_cycle.rotate(queue)
-        envelope = self._envelope(queue, raw)
-        if envelope is not None:
-            self.connection._deliver(envelope, queue)
         return True
 
-    def _envelope(self, queue: str, raw: bytes) -> dict[str, Any] | None:
+    def _track(self) -> None:
+        connection = self.client.connection
+        if self._tracked_socket is connection._sock:
+            return
+        # One prefix holds all lists of a model; Redis refuses overlapping ones.
+        prefix = queues.normal_queue(queues.model_of(self.active_queues[0]))
+        client_id = _call(connection, "CLIENT", "ID")
+        _call(
+            connection,
+            *("CLIENT", "TRACKING", "ON", "REDIRECT", client_id, "BCAST", "PREFIX", prefix),
+        )
+        _call(connection, "SUBSCRIBE", TRACKING_CHANNEL)
+        self._tracked_socket = connection._sock
+
+    def _claim_and_deliver(self) -> None:
+        room = MOST_JOBS_A_CLAIM
+        if self.qos.prefetch_count:
+            room = min(room, self.qos.prefetch_count - len(HELD))
+        with self.conn_or_acquire() as client:
+            taken = claims.claim(
+                client,
+                lists=queues.lists(self.active_queues),
+                suspects=queues.suspects(queues.model_of(self.active_queues[0])),
+                held=HELD.all(),
+                limit=room,
+                worker=self.worker,
+                terms=self.terms,
+            )
+        # Held before any is delivered: whatever a delivery does, the leases are renewed.
+        for claim in taken:
+            HELD.add(claim)
+        for claim in taken:
+            self._deliver_claim(claim)
+
+    def _deliver_claim(self, claim: Claim) -> None:
+        envelope = self._envelope(claim.message)
+        if envelope is None:
+            logger.error("buried an entry of %d bytes: it is no message", len(claim.message))
+            with self.conn_or_acquire() as client:
+                dead_letters.bury(client, claim, "malformed")
+                claims.end(client, claim, self.terms)
+            HELD.discard(claim)
+            return
+        self.delivered[envelope["properties"]["delivery_tag"]] = claim
+        self.connection._deliver(envelope, queues.queue_of(claim.list_key))
+
+    def _envelope(self, raw: bytes) -> dict[str, Any] | None:
         try:
             envelope = loads(bytes_to_str(raw))
             # What delivery and acknowledgement will read, read once where failing is harmless.
-            message = self.Message(envelope, channel=self)  # type: ignore[no-untyped-call]
-            where = message.delivery_info["exchange"], message.delivery_info["routing_key"]
-            valid = isinstance(message.delivery_tag, str) and all(
-                isinstance(name, str) for name in where
-            )
+            message = self.Message(envelope, channel=self)
+            info = message.delivery_info
+            names = (message.delivery_tag, info["exchange"], info["routing_key"])
         except _NO_ENVELOPE:
-            valid = False
-        if valid:
-            return dict(envelope)
-        logger.error("dropped an entry of %d bytes from %s: it is no message", len(raw), queue)
-        return None
+            return None
+        return dict(envelope) if all(isinstance(name, str) for name in names) else None
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        if self.connection is None or self.connection.client is None:
+            return dict(self._kept_parameters)
+        # News comes as a pub/sub message in RESP2 and as a push in RESP3; we read the former.
+        parameters: dict[str, Any] = super()._connparams(asynchronous) | {"protocol": 2}
+        if not asynchronous:
+            self._kept_parameters = parameters
+        return parameters
+
+    def close(self) -> None:
+        if self.consumes_jobs or not self.active_queues:
+            # kombu would wait for the reply to a pending BRPOP; there is none.
+            self._in_poll = None
+        super().close()
 
 
-class Transport(kombu_redis.Transport):
-    """Redis with :class:`JobChannel`."""
+class ClaimTransport(kombu_redis.Transport):
+    """kombu's Redis transport with channels that claim."""
 
-    Channel = JobChannel
+    Channel = ClaimChannel
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        super().register_with_event_loop(connection, loop)
+        # Celery cancels what a connection registered before it connects again.
+        loop.call_repeatedly(LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        for channel in tuple(self.cycle._channels):
+            channel.look_again()
 
 
-def keep_unacknowledged(connection: Any) -> None:
+class SentinelClaimChannel(ClaimChannel, kombu_redis.SentinelChannel):
+    """Claims from the master that Sentinel names."""
+
+
+class SentinelClaimTransport(ClaimTransport):
+    """As :class:`ClaimTransport`, through Sentinel."""
+
+    default_port = kombu_redis.SentinelTransport.default_port
+    Channel = SentinelClaimChannel
+
+
+_TRANSPORTS = {
+    "redis": ClaimTransport,
+    "rediss": ClaimTransport,
+    "sentinel": SentinelClaimTransport,
+}
+
+
+def keep_claims(connection: Any) -> None:
     """Before a lost connection is cleaned up: what it delivered stays with this worker."""
     for channel in connection.transport.channels:
         channel.do_restore = False
 
 
-def install() -> None:
-    """Makes ``redis://`` and ``rediss://`` mean this transport, in this process from now on.
+def install(terms: ClaimTerms, worker: str) -> None:
+    """Makes the Redis schemes mean these transports, in this process from now on.
+
+    ``terms`` and ``worker``, the name to claim under, go to every channel.
 
     An alias rather than the ``broker_transport`` setting, because kombu shows the setting's value
     as the scheme of the URL in banners, logs and ``inspect``.
     """
-    for scheme in _SCHEMES:
-        kombu_transports.TRANSPORT_ALIASES[scheme] = f"{__name__}:Transport"
+    ClaimChannel.terms, ClaimChannel.worker = terms, worker
+    for scheme, transport in _TRANSPORTS.items():
+        kombu_transports.TRANSPORT_ALIASES[scheme] = f"{__name__}:{transport.__name__}"
         kombu_transports._transport_cache.pop(scheme, None)
+
+
+def _call(connection: Any, *command: Any) -> Any:
+    connection.send_command(*command)
+    return connection.read_response()

@@ -12,8 +12,10 @@ from celery.worker.state import scheduled_requests
 from kombu.exceptions import ContentDisallowed, DecodeError
 from vine import promise
 
-from llorch_worker.broker.transport import keep_unacknowledged
-from llorch_worker.contract import Failed, Fault, InvalidRequest, LlorchError
+from llorch_worker.broker.claims import Claim, hand_back
+from llorch_worker.broker.held import HELD
+from llorch_worker.broker.transport import keep_claims
+from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
 
@@ -23,25 +25,27 @@ _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError
 
 
 class JobConsumer(Consumer):  # type: ignore[misc]
-    """Answers what cannot become a task: a log line with its size, and, where it carries an id,
-    FAILURE with the reason as its result and the end of its stream."""
+    """Answers what cannot become a task: a log line with its size, a dead letter, and, where it
+    carries an id, FAILURE with the reason as its result and the end of its stream."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # Delivery tags of jobs with an ETA, whose timers are dropped with the connection.
-        self._forgotten_tags: list[str] = []
+        # Jobs with an ETA, whose timers are dropped with the connection.
+        self._forgotten: list[Claim] = []
         super().__init__(*args, **options)
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
         """Jobs that run go on; those that only wait for their time return to the queue."""
-        keep_unacknowledged(self.connection)
-        self._forgotten_tags = [r.message.delivery_tag for r in tuple(scheduled_requests)]
+        keep_claims(self.connection)
+        claims_of_scheduled = (HELD.get(request.id) for request in tuple(scheduled_requests))
+        self._forgotten += [claim for claim in claims_of_scheduled if claim is not None]
         super().on_connection_error_after_connected(error)
 
     def connect(self) -> Any:
         connection = super().connect()
-        while self._forgotten_tags:
-            connection.default_channel.qos.restore_by_tag(self._forgotten_tags[-1])
-            self._forgotten_tags.pop()
+        with connection.default_channel.conn_or_acquire() as client:
+            while self._forgotten:
+                hand_back(client, self._forgotten[-1])
+                HELD.discard(self._forgotten.pop())
         return connection
 
     def create_task_handler(self, promise: Any = promise) -> Callable[[Any], Any]:
@@ -82,11 +86,10 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         job_id = _id_of(message)
         if job_id is not None:
             self.app.backend.mark_as_failure(job_id, error)
-            if isinstance(error, LlorchError) and self.app.residency is not None:
-                self.app.residency.publisher.append(job_id, Failed(error=error.document()))
             if self.event_dispatcher:
                 self.event_dispatcher.send("task-failed", uuid=job_id, exception=repr(error))
         if not message.acknowledged:
+            message.channel.bury(message.delivery_tag, reason)
             message.reject_log_error(logger, self.connection_errors)
 
 

@@ -123,12 +123,18 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def on_terminate(self) -> None:
         """Cold shutdown: what runs goes back to its queue."""
-        for work in tuple(self._running.values()):
-            self.hand_back(work.task_id)
+        self._hand_back_all()
         self.on_stop()
 
-    def drain(self) -> None:
+    def _hand_back_all(self) -> None:
+        # The latest first: each goes to the head of the queue, so the earliest ends up in front.
+        for work in reversed(tuple(self._running.values())):
+            self.hand_back(work.task_id)
+
+    def drain(self, grace_s: float | None = None) -> None:
         """Waits for what runs while its callbacks are delivered, though nobody runs the loop.
+
+        After ``grace_s`` what still runs is handed back to its queue.
 
         Turning the loop here also lets a job that was popped at the last moment be seen and given
         back, and heartbeats go out.
@@ -138,7 +144,11 @@ class EnginePool(BasePool):  # type: ignore[misc]
         if turning:
             # A loop that ended with an error has forgotten its readers.
             self.register_with_event_loop(self._hub)
+        give_up_s = None if grace_s is None else time.monotonic() + grace_s
         while self._running:
+            if give_up_s is not None and time.monotonic() > give_up_s:
+                give_up_s = None
+                self._hand_back_all()
             if turning:
                 turning = self._turn_hub()
             else:

@@ -10,7 +10,7 @@ from celery import signals
 from celery.exceptions import Ignore
 from celery.worker.request import Request
 
-from llorch_worker.contract import CancelledEvent, describe, summarise
+from llorch_worker.contract import describe, summarise
 
 
 class JobCancelled(Ignore):  # type: ignore[misc]
@@ -66,12 +66,3 @@ class JobRequest(Request):  # type: ignore[misc]
             signals.task_revoked.send(
                 self.task, request=self._context, terminated=True, signum=None, expired=False
             )
-
-    def _announce_revoked(
-        self, reason: str, terminated: bool, signum: int | None, expired: bool
-    ) -> None:
-        """A job that was revoked, or expired, before it ran: its stream must end too."""
-        super()._announce_revoked(reason, terminated, signum, expired)
-        residency = self.app.residency
-        if residency is not None:
-            residency.publisher.append(self.id, CancelledEvent())

@@ -12,20 +12,22 @@ from typing import Any, Protocol
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import journal, keys
+from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
+from llorch_worker.broker.held import HELD
+from llorch_worker.broker.journal import FIRST_PAGE
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
     Cancelled,
-    CancelledEvent,
     Event,
-    Failed,
     Fault,
     GenerationRequest,
     GenerationResult,
     InternalError,
     InvalidRequest,
+    Journal,
     LlorchError,
     OutOfMemory,
     describe,
@@ -33,14 +35,15 @@ from llorch_worker.contract import (
 from llorch_worker.settings import Settings
 from llorch_worker.worker.announcer import Announcer
 from llorch_worker.worker.cancellation import CancelListener
+from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.running import RunningJob, RunningJobs
 
 logger = get_logger(__name__)
 
-FLUSH_TIMEOUT_S = 5.0
-"""How long a job's end waits for its last events to be written before its result is stored. Past
-it (Redis is away) the result may come first."""
+HAND_BACK_FLUSH_S = 5.0
+"""How long a job that goes back to its queue waits for its tokens to be journalled. What is not,
+the next worker computes again."""
 CLOSE_TIMEOUT_S = 10.0
 
 
@@ -71,8 +74,10 @@ class ResidentEngine(Protocol):
         worker: str = "local",
         attempt: int = 1,
         queued_at: float | None = None,
+        journal: Journal | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> ResidentGeneration: ...
+    def stalled_for_s(self) -> float: ...
     def stats(self) -> Any: ...
     def close(self) -> None: ...
 
@@ -103,12 +108,26 @@ class Residency:
             self._redis,
             flush_interval_ms=settings.flush_interval_ms,
             stream_ttl_s=settings.stream_ttl_s,
+            on_lost=self.hand_back,
+        )
+        self._leases_redis = connect(
+            settings.redis_url, reply_timeout_s=settings.lease_s / RENEWALS_A_LEASE
+        )
+        self._leases = LeaseKeeper(
+            self._leases_redis,
+            HELD,
+            lease_s=settings.lease_s,
+            sweep_s=settings.sweep_s,
+            watchdog_s=settings.watchdog_s,
+            stalled_for_s=engine.stalled_for_s,
+            on_lost=self.hand_back,
         )
         self._listener = CancelListener(self._redis, self.running)
         self._announcer = Announcer(self._redis, hostname, self._card)
 
     def start(self) -> None:
         self.publisher.start()
+        self._leases.start()
         self._listener.start()
         self._announcer.start()
 
@@ -118,6 +137,8 @@ class Residency:
         self._listener.close()
         self.engine.close()
         self.publisher.close(CLOSE_TIMEOUT_S)
+        self._leases.close()
+        self._leases_redis.close()
         self._redis.close()
 
     def cancel(self, job_id: str) -> None:
@@ -138,22 +159,23 @@ class Residency:
         arguments: Sequence[Any],
         fields: Mapping[str, Any],
         *,
-        attempt: int = 1,
-        queued_at: float | None = None,
+        enqueued_at: float | None = None,
     ) -> GenerationResult:
-        """Runs one job and waits for its end. The terminal event is written before this returns,
-        so a reader who sees it finds the result, or will in a moment.
+        """Runs one claimed job and waits for its end. All its tokens are in its stream before this
+        returns or raises; its last event goes there with the result.
+
+        ``enqueued_at``: unix time in s at which the producer sent the job, where that is known.
 
         Raises:
             LlorchError: refused or failed; Cancelled where it was cancelled.
-            HandedBack: it is to run again.
+            HandedBack: it is to run again, or another worker has it already.
         """
         job, new = self.running.enter(job_id)
         if not new:
-            # The same message twice: one run, and both deliveries end with it.
+            # The same job twice: one run, and both deliveries end with it.
             return job.outcome.result()
         try:
-            result = self._run(job, arguments, fields, attempt, queued_at)
+            result = self._run(job, arguments, fields, enqueued_at)
         except BaseException as error:
             job.outcome.set_exception(error)
             raise
@@ -168,42 +190,59 @@ class Residency:
         job: RunningJob,
         arguments: Sequence[Any],
         fields: Mapping[str, Any],
-        attempt: int,
-        queued_at: float | None,
+        enqueued_at: float | None,
     ) -> GenerationResult:
+        claim = HELD.get(job.id)
+        if claim is None:
+            raise InternalError("the job reached this worker without a claim")
         try:
-            generation = self._submit(job, arguments, fields, attempt, queued_at)
-        except Cancelled:
-            self._end(job, CancelledEvent())
-            raise
-        except LlorchError as error:
-            self._end(job, Failed(error=error.document()))
-            raise
-        job.attach(generation)
+            page = journal.read(self._redis, job.id) if claim.fence > 1 else FIRST_PAGE
+        except RedisError as error:
+            logger.warning("cannot read the journal of job %s: %s", job.id, error)
+            raise HandedBack from None
+        self.publisher.open(claim, page.next_entry)
         try:
-            return generation.result()
-        except Cancelled:
-            if job.handed_back:
-                self.publisher.forget(job.id)
-                raise HandedBack from None
-            raise
+            generation = self._submit(job, claim, arguments, fields, enqueued_at, page.journal)
+            job.attach(generation)
+            try:
+                return generation.result()
+            except Cancelled:
+                if job.handed_back:
+                    raise HandedBack from None
+                raise
+            finally:
+                self._flush(job)
         finally:
-            self.publisher.flush(job.id, FLUSH_TIMEOUT_S)
+            self.publisher.close_job(job.id)
             if not self.engine.healthy:
                 # Every job would fail here; the process ends and another takes over.
                 self._on_broken()
 
+    def _flush(self, job: RunningJob) -> None:
+        """Waits for Redis as long as it takes, so that a result never precedes its tokens."""
+        give_up_s: float | None = None
+
+        def give_up() -> bool:
+            nonlocal give_up_s
+            if job.handed_back and give_up_s is None:
+                give_up_s = time.monotonic() + HAND_BACK_FLUSH_S
+            return give_up_s is not None and time.monotonic() > give_up_s
+
+        if not self.publisher.flush(job.id, give_up):
+            raise HandedBack
+
     def _submit(
         self,
         job: RunningJob,
+        claim: Claim,
         arguments: Sequence[Any],
         fields: Mapping[str, Any],
-        attempt: int,
-        queued_at: float | None,
+        enqueued_at: float | None,
+        known: Journal,
     ) -> ResidentGeneration:
         def on_event(event: Event) -> None:
-            # A job that is handed back has not ended; its cancelled event is our own doing.
-            if not (job.handed_back and isinstance(event, TERMINAL_EVENTS)):
+            # The last event is written with the result, in one step.
+            if not isinstance(event, TERMINAL_EVENTS):
                 self.publisher.append(job.id, event)
 
         try:
@@ -218,8 +257,9 @@ class Residency:
                 request,
                 job_id=job.id,
                 worker=self._hostname,
-                attempt=attempt,
-                queued_at=queued_at,
+                attempt=claim.attempt,
+                queued_at=_queued_at(claim, enqueued_at),
+                journal=known,
                 on_event=on_event,
             )
         except (LlorchError, HandedBack):
@@ -249,10 +289,6 @@ class Residency:
             )
             raise InvalidRequest.from_faults([fault])
 
-    def _end(self, job: RunningJob, event: Event) -> None:
-        self.publisher.append(job.id, event)
-        self.publisher.flush(job.id, FLUSH_TIMEOUT_S)
-
     def _card(self) -> WorkerCard:
         stats = self.stats()
         return WorkerCard(
@@ -275,3 +311,14 @@ def _request(arguments: Sequence[Any], fields: Mapping[str, Any]) -> GenerationR
         )
         raise InvalidRequest.from_faults([fault])
     return GenerationRequest(**fields)
+
+
+def _queued_at(claim: Claim, enqueued_at: float | None) -> float:
+    """When the job was enqueued, as unix time in s of this machine's clock.
+
+    The wait is measured on Redis' clock, so that a worker whose own is off neither cuts deadlines
+    short nor stretches them. Where a producer did not say when, the first claim counts.
+    """
+    claimed_s = claim.claimed_ms / 1e3
+    since_s = claim.first_claimed_ms / 1e3 if enqueued_at is None else enqueued_at
+    return time.time() - max(0.0, claimed_s - since_s)

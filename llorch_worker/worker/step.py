@@ -65,7 +65,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         logger.info("%s is resident, warm and ready", engine.model_name)
 
     def stop(self, worker: Any) -> None:
-        worker.pool.drain()
+        worker.pool.drain(worker.app.settings.drain_s)
         self._close()
         if self._interrupted:
             # Celery calls a worker that was asked to end by Ctrl-C a failure. It drained.

@@ -65,7 +65,8 @@ def test_what_delay_was_given_wrongly_comes_back_by_name(
 def test_an_app_is_what_its_settings_say(tmp_path: Path) -> None:
     settings = Settings(redis_url="redis://h:1/2", model=tmp_path / "m.gguf", max_sequences=3)
     conf = build_app(settings).conf
-    assert conf.broker_url == conf.result_backend == "redis://h:1/2"
+    assert conf.broker_url == "redis://h:1/2"
+    assert conf.result_backend == "llorch_worker.broker.backend:ResultBackend+redis://h:1/2"
     assert conf.worker_concurrency == 3
     assert conf.task_default_queue == "llorch.m"
     assert [queue.name for queue in conf.task_queues] == ["llorch.m:high", "llorch.m"]

@@ -23,7 +23,7 @@ from llorch_worker.contract import (
     ModelNotServed,
     OutOfMemory,
 )
-from tests.services import WorkerProcess, unacked, wait_until
+from tests.services import WorkerProcess, held_ids, wait_until
 
 QUEUE = "llorch.toy"
 GET_S = 30
@@ -33,7 +33,7 @@ GET_S = 30
 def _serves_on(toy_worker: WorkerProcess, client: Client) -> Iterator[None]:
     yield
     assert client.submit(prompt="still there?", max_tokens=3).result(GET_S).text == "w0 w1 w2 "
-    wait_until(lambda: unacked(client.redis) == 0, what="every message to be acknowledged")
+    wait_until(lambda: not held_ids(client.redis), what="every message to be acknowledged")
     assert toy_worker.process.poll() is None
 
 
@@ -150,7 +150,9 @@ def test_an_unknown_task_fails_as_such(stock: Celery) -> None:
 
 def test_protocol_1_still_works(client: Client) -> None:
     body = {"task": TASK_NAME, "id": "old", "args": [], "kwargs": {"prompt": "x", "max_tokens": 2}}
-    client.redis.lpush(QUEUE, json.dumps(envelope(body, headers={})))
+    message = envelope(body, headers={})
+    message["properties"]["correlation_id"] = "old"
+    client.redis.lpush(QUEUE, json.dumps(message))
     assert client.job("old").result(GET_S).text == "w0 w1 "
 
 

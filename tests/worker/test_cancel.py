@@ -9,7 +9,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.results import REVOKED, decode_state
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, Started, Tokens
-from tests.services import WorkerProcess, unacked, wait_until
+from tests.services import WorkerProcess, held_ids, wait_until
 
 GET_S = 30
 LONG = 4000
@@ -32,7 +32,7 @@ def assert_cancelled(client: Client, job: Job) -> None:
     assert isinstance(events[-1], CancelledEvent)
     assert sum(isinstance(event, CancelledEvent) for event in events) == 1
     assert job.status().state == "cancelled"
-    wait_until(lambda: unacked(client.redis) == 0, what="the message to be acknowledged")
+    wait_until(lambda: not held_ids(client.redis), what="the message to be acknowledged")
 
 
 def test_a_client_cancels_a_running_job(toy_worker: WorkerProcess, client: Client) -> None:

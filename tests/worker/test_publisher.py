@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import journal, keys, scripts
+from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
-from llorch_worker.contract import CancelledEvent, Event, Tokens, decode_event
+from llorch_worker.contract import Event, Tokens, decode_event
 from llorch_worker.worker.publisher import Publisher
 from tests.faults.proxy import LOCALHOST, FaultProxy, contains
 from tests.services import RedisServer, own_redis, wait_until
@@ -31,10 +33,38 @@ def store(server: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def publisher(store: redis.Redis) -> Iterator[Publisher]:
-    publisher = Publisher(store, flush_interval_ms=5, stream_ttl_s=60)
-    publisher.start()
+    publisher = started(store)
     yield publisher
     publisher.close(timeout_s=2)
+
+
+def started(client: redis.Redis, lost: list[str] | None = None) -> Publisher:
+    on_lost = ([] if lost is None else lost).append
+    publisher = Publisher(client, flush_interval_ms=5, stream_ttl_s=60, on_lost=on_lost)
+    publisher.start()
+    return publisher
+
+
+def claimed(store: redis.Redis, job_id: str) -> Claim:
+    """A claim as claim.lua leaves it, without a queue."""
+    fence = int(store.hincrby(keys.job(job_id), "fence", 1))
+    store.hset(keys.job(job_id), mapping={"state": "claimed", "progress": 0})
+    return Claim(
+        job_id=job_id,
+        message=b"",
+        attempt=1,
+        fence=fence,
+        list_key="",
+        suspect=False,
+        first_claimed_ms=0,
+        claimed_ms=0,
+    )
+
+
+def patience(timeout_s: float) -> Callable[[], bool]:
+    """Gives up after ``timeout_s``."""
+    until_s = time.monotonic() + timeout_s
+    return lambda: time.monotonic() > until_s
 
 
 def token(index: int) -> Tokens:
@@ -52,70 +82,113 @@ def ids_of(events: list[Event]) -> list[int]:
 def test_events_arrive_once_in_order_and_the_stream_expires(
     publisher: Publisher, store: redis.Redis
 ) -> None:
+    publisher.open(claimed(store, "a"), 1)
     for index in range(200):
         publisher.append("a", token(index))
-    publisher.append("a", CancelledEvent())
-    assert publisher.flush("a", FLUSH_S)
+    assert publisher.flush("a", patience(FLUSH_S))
     events = read(store, "a")
     assert ids_of(events) == list(range(200))
-    assert isinstance(events[-1], CancelledEvent)
     assert len(events) < 100, "tokens are written in batches"
     assert 0 < store.ttl(keys.events("a")) <= 60
+
+
+def test_journalled_tokens_are_progress(publisher: Publisher, store: redis.Redis) -> None:
+    publisher.open(claimed(store, "a"), 1)
+    publisher.append("a", token(0))
+    assert publisher.flush("a", patience(FLUSH_S))
+    assert store.hget(keys.job("a"), "progress") == "1"
 
 
 def test_a_redis_restart_loses_and_doubles_nothing(
     publisher: Publisher, store: redis.Redis, server: RedisServer
 ) -> None:
+    publisher.open(claimed(store, "a"), 1)
     for index in range(50):
         publisher.append("a", token(index))
     wait_until(lambda: read(store, "a"))
     server.halt()
     for index in range(50, 500):
         publisher.append("a", token(index))
-    assert not publisher.flush("a", 0.05)
+    assert not publisher.flush("a", patience(0.05))
     server.start()
-    publisher.append("a", CancelledEvent())
-    assert publisher.flush("a", FLUSH_S)
+    assert publisher.flush("a", patience(FLUSH_S))
     assert ids_of(read(store, "a")) == list(range(500))
+
+
+def test_a_server_that_forgot_its_scripts_is_taught_again(
+    publisher: Publisher, store: redis.Redis
+) -> None:
+    publisher.open(claimed(store, "a"), 1)
+    for index in range(3):
+        store.script_flush()
+        publisher.append("a", token(index))
+        assert publisher.flush("a", patience(FLUSH_S))
+    assert ids_of(read(store, "a")) == [0, 1, 2]
 
 
 def test_a_write_whose_answer_was_lost_is_not_doubled(
     server: RedisServer, store: redis.Redis
 ) -> None:
+    scripts.load(store, "append")
     with FaultProxy(LOCALHOST, server.port) as proxy, connect(proxy.url) as client:
-        publisher = Publisher(client, flush_interval_ms=5, stream_ttl_s=60)
-        publisher.start()
+        publisher = started(client)
+        publisher.open(claimed(store, "a"), 1)
         for index in range(9):
-            trap = proxy.lose_reply(contains("XADD"))
+            trap = proxy.lose_reply(contains(scripts.digest("append")))
             publisher.append("a", token(index))
-            assert publisher.flush("a", FLUSH_S)
+            assert publisher.flush("a", patience(FLUSH_S))
             assert trap.sprung
         publisher.close(timeout_s=5)
     assert ids_of(read(store, "a")) == list(range(9))
 
 
-def test_a_redelivered_job_goes_on_where_its_stream_ends(
+def test_a_worker_that_lost_its_claim_writes_nothing_more(
+    store: redis.Redis,
+) -> None:
+    lost: list[str] = []
+    publisher = started(store, lost)
+    publisher.open(claimed(store, "a"), 1)
+    publisher.append("a", token(0))
+    assert publisher.flush("a", patience(FLUSH_S))
+    claimed(store, "a")
+    publisher.append("a", token(1))
+    assert not publisher.flush("a", patience(FLUSH_S))
+    assert lost == ["a"]
+    publisher.append("a", token(2))
+    publisher.close(timeout_s=5)
+    assert ids_of(read(store, "a")) == [0]
+
+
+def test_the_next_attempt_goes_on_where_the_stream_ends(
     publisher: Publisher, store: redis.Redis
 ) -> None:
-    store.xadd(keys.events("a"), {"event": token(0).model_dump_json()}, id="7-0")
-    publisher.append("a", CancelledEvent())
-    assert publisher.flush("a", FLUSH_S)
-    assert [entry_id for entry_id, _ in store.xrange(keys.events("a"))] == ["7-0", "8-0"]
+    publisher.open(claimed(store, "a"), 1)
+    publisher.append("a", token(0))
+    assert publisher.flush("a", patience(FLUSH_S))
+    publisher.close_job("a")
+    page = journal.read(store, "a")
+    assert page.journal.choices[0].token_ids == (0,)
+    publisher.open(claimed(store, "a"), page.next_entry)
+    publisher.append("a", token(1))
+    assert publisher.flush("a", patience(FLUSH_S))
+    assert [entry_id for entry_id, _ in store.xrange(keys.events("a"))] == ["1-0", "2-0"]
 
 
 def test_a_stream_key_of_another_type_harms_no_other_job(
     publisher: Publisher, store: redis.Redis
 ) -> None:
     store.set(keys.events("bad"), "something else")
+    publisher.open(claimed(store, "bad"), 1)
+    publisher.open(claimed(store, "good"), 1)
     publisher.append("bad", token(0))
-    publisher.append("good", CancelledEvent())
-    assert publisher.flush("good", FLUSH_S)
-    assert publisher.flush("bad", FLUSH_S)
+    publisher.append("good", token(0))
+    assert publisher.flush("good", patience(FLUSH_S))
+    assert publisher.flush("bad", patience(FLUSH_S))
 
 
 def test_closing_writes_what_is_left(store: redis.Redis) -> None:
-    publisher = Publisher(store, flush_interval_ms=50, stream_ttl_s=60)
-    publisher.start()
+    publisher = started(store)
+    publisher.open(claimed(store, "a"), 1)
     for index in range(10):
         publisher.append("a", token(index))
     publisher.close(timeout_s=5)

@@ -14,9 +14,9 @@ from llorch_worker.contract import TASK_NAME, Cancelled, Tokens
 from tests.services import (
     RedisServer,
     WorkerProcess,
+    held_ids,
     own_redis,
     running_worker,
-    unacked,
     wait_until,
 )
 
@@ -81,7 +81,7 @@ def test_a_job_that_runs_while_redis_restarts_is_delivered_once_and_whole(
     assert ids == list(range(300))
     assert [event.type for event in events].count("finished") == 1
     assert [event.type for event in events].count("started") == 1
-    wait_until(lambda: unacked(client.redis) == 0, what="the acknowledgement")
+    wait_until(lambda: not held_ids(client.redis), what="the acknowledgement")
 
 
 def test_jobs_that_run_through_a_reconnect_still_fill_their_slots(
@@ -99,7 +99,7 @@ def test_jobs_that_run_through_a_reconnect_still_fill_their_slots(
     assert order == sorted(order)
     assert worker.text().index(f"{queued.id}] received") > ignored
     running[1].cancel()
-    wait_until(lambda: unacked(client.redis) == 0)
+    wait_until(lambda: not held_ids(client.redis))
 
 
 def test_a_job_that_waits_for_its_time_survives_a_reconnect(

@@ -1,0 +1,63 @@
+"""Celery's Redis result backend, with one end for each job.
+
+Keys and documents are Celery's own, so ``AsyncResult`` of any app reads them. What differs is the
+write: one script (``lua/finish.lua``) stores the state only while the claim it is made under holds
+and the job has not ended, and puts the stream's last event beside the result in the same step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import states
+from celery.backends.redis import RedisBackend, SentinelBackend
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.held import HELD
+from llorch_worker.broker.results import decode_state, terminal_event
+from llorch_worker.broker.scripts import run_script
+from llorch_worker.contract import encode_event
+
+
+class _OneEnd:
+    """Mixed into Celery's backends; see the module."""
+
+    def _store_result(
+        self: Any,
+        task_id: str,
+        result: Any,
+        state: str,
+        traceback: str | None = None,
+        request: Any = None,
+        **_: Any,
+    ) -> Any:
+        meta = self._get_result_meta(
+            result=result, state=state, traceback=traceback, request=request
+        )
+        document = self.encode(meta | {"task_id": task_id})
+        event = ""
+        if state in states.READY_STATES:
+            end = decode_state(document).end
+            event = encode_event(terminal_event(end)) if end is not None else ""
+        claim = HELD.get(task_id)
+        run_script(
+            self.client,
+            "finish",
+            [keys.result(task_id), keys.job(task_id), keys.events(task_id)],
+            [
+                "" if claim is None else claim.fence,
+                document,
+                self.app.settings.result_ttl_s,
+                event,
+                self.app.settings.stream_ttl_s,
+            ],
+        )
+        return result
+
+
+class ResultBackend(_OneEnd, RedisBackend):  # type: ignore[misc]
+    """For ``redis://`` and ``rediss://``."""
+
+
+class SentinelResultBackend(_OneEnd, SentinelBackend):  # type: ignore[misc]
+    """For ``sentinel://``."""

@@ -1,0 +1,143 @@
+"""Claims: which worker holds which job, for how long, and how a claim ends.
+
+A claim is a job's record with state ``claimed``, a lease and a fence. The fence grows whenever the
+claim changes hands, and every write for a job names the fence it is made under, so a worker that
+lost its claim cannot write another token or result. All times are Redis' own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from redis import Redis
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.results import failure_document
+from llorch_worker.broker.scripts import run_script
+from llorch_worker.contract import AttemptsExhausted, Failed, encode_event
+
+SWEEP_LIMIT_JOBS = 100
+
+
+@dataclass(frozen=True)
+class ClaimTerms:
+    """The terms on which a worker claims."""
+
+    lease_ms: int
+    max_attempts: int
+    result_ttl_s: int
+    """Also how long the record of an ended job guards against a second copy of its message."""
+    stream_ttl_s: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One job in a worker's hands."""
+
+    job_id: str
+    message: bytes
+    """The list element as the producer pushed it."""
+    attempt: int
+    """Counted: 1 for the first claim; a drain's attempt does not count."""
+    fence: int
+    list_key: str
+    suspect: bool
+    """Its last worker died before the job made any progress."""
+    first_claimed_ms: int
+    """Unix time of the first claim, by Redis' clock."""
+    claimed_ms: int
+    """Unix time of this claim, by Redis' clock."""
+
+    @property
+    def redelivered(self) -> bool:
+        return self.attempt > 1
+
+
+def claim(
+    client: Redis,
+    *,
+    lists: Sequence[str],
+    suspects: str,
+    held: Iterable[Claim],
+    limit: int,
+    worker: str,
+    terms: ClaimTerms,
+) -> list[Claim]:
+    """Take up to ``limit`` jobs: a suspect if that endangers nobody, then from ``lists`` in order.
+
+    ``held`` are the claims that the caller has already.
+    """
+    held = tuple(held)
+    suspect_held = next((claim.job_id for claim in held if claim.suspect), "")
+    error = AttemptsExhausted(
+        f"each of {terms.max_attempts} attempts ended with the death of its worker"
+    )
+    rows = run_script(
+        client,
+        "claim",
+        [keys.LEASES, keys.DEAD, suspects, *lists],
+        [
+            terms.lease_ms,
+            terms.max_attempts,
+            limit,
+            worker,
+            terms.result_ttl_s,
+            int(any(claim.redelivered for claim in held)),
+            suspect_held,
+            failure_document("@ID@", error),
+            encode_event(Failed(error=error.document())),
+            terms.stream_ttl_s,
+        ],
+    )
+    return [
+        Claim(
+            job_id=_text(job_id),
+            message=message.encode() if isinstance(message, str) else message,
+            attempt=int(attempt),
+            fence=int(fence),
+            list_key=_text(list_key),
+            suspect=bool(int(suspect)),
+            first_claimed_ms=int(first_ms),
+            claimed_ms=int(now_ms),
+        )
+        for job_id, message, attempt, fence, list_key, suspect, first_ms, now_ms in rows
+    ]
+
+
+def renew(client: Redis, claims: Iterable[Claim], *, lease_ms: int) -> list[str]:
+    """Renew the leases of ``claims``; returns the ids of those that are lost."""
+    pairs = [part for claim in claims for part in (claim.job_id, claim.fence)]
+    lost = run_script(client, "renew", [keys.LEASES], [lease_ms, *pairs])
+    return [_text(job_id) for job_id in lost]
+
+
+def end(client: Redis, claim: Claim, terms: ClaimTerms) -> bool:
+    """End a claim whose job is over; False if the claim was no longer ours."""
+    return _release(client, claim, "ended", terms.result_ttl_s)
+
+
+def hand_back(client: Redis, claim: Claim) -> bool:
+    """Put a job back to the head of its queue, without a counted attempt."""
+    return _release(client, claim, "queued", 0)
+
+
+def _release(client: Redis, claim: Claim, state: str, ttl_s: int) -> bool:
+    return bool(
+        run_script(
+            client,
+            "release",
+            [keys.LEASES, keys.job(claim.job_id)],
+            [claim.job_id, claim.fence, state, ttl_s],
+        )
+    )
+
+
+def sweep(client: Redis) -> list[str]:
+    """Put the jobs whose leases lapsed back to the head of their queues; returns their ids."""
+    back = run_script(client, "sweep", [keys.LEASES], [SWEEP_LIMIT_JOBS])
+    return [_text(job_id) for job_id in back]
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

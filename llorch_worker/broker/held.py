@@ -1,0 +1,43 @@
+"""The claims that this process holds."""
+
+from __future__ import annotations
+
+import threading
+
+from llorch_worker.broker.claims import Claim
+
+
+class HeldClaims:
+    """Written by the channel that claims and settles; read by whoever writes for a job, and by the
+    thread that renews the leases. A claim stays here until its job is settled, even when it was
+    lost meanwhile: the old fence is what makes a late write fail.
+    """
+
+    def __init__(self) -> None:
+        self._claims: dict[str, Claim] = {}
+        self._lock = threading.Lock()
+
+    def add(self, claim: Claim) -> None:
+        with self._lock:
+            self._claims[claim.job_id] = claim
+
+    def discard(self, claim: Claim) -> None:
+        with self._lock:
+            if self._claims.get(claim.job_id) is claim:
+                del self._claims[claim.job_id]
+
+    def get(self, job_id: str) -> Claim | None:
+        with self._lock:
+            return self._claims.get(job_id)
+
+    def all(self) -> tuple[Claim, ...]:
+        with self._lock:
+            return tuple(self._claims.values())
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+
+HELD = HeldClaims()
+"""kombu makes channels, and Celery result backends, by themselves and without a context; claims
+outlive both. So the process has one such list."""

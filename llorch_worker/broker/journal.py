@@ -1,0 +1,54 @@
+"""The event stream of a job as its journal: written under a claim, read by the next attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.scripts import digest
+from llorch_worker.contract import Event, Journal, Tokens, decode_event, encode_event, read_journal
+
+
+@dataclass(frozen=True)
+class JournalPage:
+    """What is there, and the number of the entry to write next."""
+
+    journal: Journal
+    next_entry: int
+
+
+FIRST_PAGE = JournalPage(Journal(), 1)
+"""The journal of a job that nobody claimed before."""
+
+
+def read(client: Redis, job_id: str) -> JournalPage:
+    """The journal of all attempts so far. Readers' replies are str."""
+    entries: list[Any] = client.xrange(keys.events(job_id)) or []
+    events = [decode_event(fields["event"]) for _, fields in entries]
+    last = int(entries[-1][0].partition("-")[0]) if entries else 0
+    return JournalPage(read_journal(events), last + 1)
+
+
+def queue_append(
+    pipe: Any, claim: Claim, first_entry: int, events: Sequence[Event], *, ttl_s: int
+) -> None:
+    """Puts the write of ``events`` as entries ``first_entry``, ... into a pipeline.
+
+    The reply is 1, or 0 where the claim was lost. Sent twice, it writes once.
+    """
+    pipe.evalsha(
+        digest("append"),
+        2,
+        keys.job(claim.job_id),
+        keys.events(claim.job_id),
+        claim.fence,
+        first_entry,
+        ttl_s,
+        int(any(isinstance(event, Tokens) and event.ids for event in events)),
+        *(encode_event(event) for event in events),
+    )

@@ -1,0 +1,142 @@
+-- Take jobs from the queue: pop, count the attempt and register the lease in one step.
+--
+-- A worker that dies after this script leaves a lease that lapses; one that dies before it leaves
+-- the message in its list. There is no state between.
+--
+-- A suspect is a job whose last worker died before the job made any progress: it may be what
+-- killed it. It waits in a list of its own, and runs where no job is that already lost a worker.
+--
+-- KEYS[1]    llorch:leases      zset  job id -> when its lease ends, ms of Redis' own clock
+-- KEYS[2]    llorch:dead        list  dead letters, newest first
+-- KEYS[3]    llorch.<model>:suspects  list
+-- KEYS[4..]  the queue's lists, the most urgent first (kombu pushes left, so the head is right)
+-- ARGV[1]    lease, ms
+-- ARGV[2]    the most attempts of a job
+-- ARGV[3]    the most jobs to take
+-- ARGV[4]    who claims
+-- ARGV[5]    seconds that the record of an ended job is kept
+-- ARGV[6]    1 if the caller holds a job that already lost a worker, else 0
+-- ARGV[7]    id of the suspect that the caller holds, or ''
+-- ARGV[8]    result of a job without attempts left, a template with @ID@
+-- ARGV[9]    its last event
+-- ARGV[10]   seconds that an event stream is kept
+-- Touches    llorch:job:<id>    hash  state, message, list, attempts, fence, worker, history, ...
+--            llorch:job:<id>:events, celery-task-meta-<id> of jobs without attempts left
+--
+-- The pop comes first: a server at maxmemory refuses scripts that begin with a write that grows,
+-- and jobs must go on there, because their ends are what makes room.
+--
+-- Returns for each job taken 
+-- {id, message, attempts, fence, list, 1 if it is a suspect, ms of its first claim, ms of this}.
+
+local leases, dead, suspects = KEYS[1], KEYS[2], KEYS[3]
+local lease_ms, max_attempts, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local worker, keep_s, stream_s = ARGV[4], ARGV[5], ARGV[10]
+
+local clock = redis.call('TIME')
+local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local taken = {}
+
+local function job_id(message)
+  local ok, decoded = pcall(cjson.decode, message)
+  if not ok or type(decoded) ~= 'table' or type(decoded.headers) ~= 'table' then
+    return nil
+  end
+  local id = decoded.headers.id
+  if id == nil and type(decoded.properties) == 'table' then
+    -- Celery's first message protocol
+    id = decoded.properties.correlation_id
+  end
+  if type(id) ~= 'string' or #id == 0 or #id > 255 then
+    return nil
+  end
+  return id
+end
+
+local function bury(id, reason, message, list, attempts, history)
+  redis.call('LPUSH', dead, cjson.encode({
+    id = id, reason = reason, message = message, list = list,
+    attempts = attempts, history = history, at_ms = now_ms,
+  }))
+end
+
+local function exhaust(id, message, list, attempts, history)
+  bury(id, 'attempts exhausted', message, list, attempts, history)
+  redis.call('HSET', 'llorch:job:' .. id, 'state', 'ended')
+  redis.call('EXPIRE', 'llorch:job:' .. id, keep_s)
+  local id_json = cjson.encode(id):sub(2, -2):gsub('%%', '%%%%')
+  local document = ARGV[8]:gsub('@ID@', id_json)
+  local result, events = 'celery-task-meta-' .. id, 'llorch:job:' .. id .. ':events'
+  redis.call('SET', result, document, 'EX', keep_s)
+  redis.call('PUBLISH', result, document)
+  local last = redis.call('XREVRANGE', events, '+', '-', 'COUNT', 1)[1]
+  local number = (last and tonumber(last[1]:match('^%d+')) or 0) + 1
+  redis.call('XADD', events, string.format('%d-0', number), 'event', ARGV[9])
+  redis.call('EXPIRE', events, stream_s)
+end
+
+-- Returns false where the job must stay in its list for now.
+local function take(message, list, from_suspects, may_be_redelivered)
+  local id = job_id(message)
+  if not id then
+    bury('', 'malformed', message, list, 0, '')
+    return true
+  end
+  local job = 'llorch:job:' .. id
+  local record = redis.call('HMGET', job, 'state', 'attempts', 'history', 'list')
+  local state, attempts, history = record[1], tonumber(record[2] or '0'), record[3] or ''
+  if state == 'claimed' or state == 'ended' then
+    -- The same job delivered twice: whoever came first goes on, this copy yields.
+    redis.call('HINCRBY', job, 'duplicates', 1)
+    return true
+  end
+  list = from_suspects and record[4] or list
+  if attempts >= max_attempts then
+    exhaust(id, message, list, attempts, history)
+    return true
+  end
+  if attempts > 0 and not may_be_redelivered then
+    return false
+  end
+  attempts = attempts + 1
+  local fence = redis.call('HINCRBY', job, 'fence', 1)
+  redis.call('HSET', job, 'state', 'claimed', 'message', message, 'list', list,
+    'attempts', attempts, 'worker', worker, 'progress', 0,
+    'history', history .. worker .. ' ' .. now_ms .. '\n')
+  redis.call('HSETNX', job, 'first_claim_ms', now_ms)
+  local first_claim_ms = redis.call('HGET', job, 'first_claim_ms')
+  redis.call('PERSIST', job)
+  redis.call('ZADD', leases, now_ms + lease_ms, id)
+  taken[#taken + 1] = {id, message, attempts, fence, list, from_suspects and 1 or 0,
+    first_claim_ms, now_ms}
+  return true
+end
+
+local holds_suspect = ARGV[7] ~= ''
+  and redis.call('HGET', 'llorch:job:' .. ARGV[7], 'progress') == '0'
+
+if ARGV[6] == '0' and not holds_suspect then
+  -- The first that is really run; copies and exhausted ones do not count.
+  while #taken == 0 do
+    local message = redis.call('RPOP', suspects)
+    if not message then
+      break
+    end
+    take(message, suspects, true, true)
+  end
+  holds_suspect = #taken > 0
+end
+
+for i = 4, #KEYS do
+  while #taken < limit do
+    local message = redis.call('RPOP', KEYS[i])
+    if not message then
+      break
+    end
+    if not take(message, KEYS[i], false, not holds_suspect) then
+      redis.call('RPUSH', KEYS[i], message)
+      break
+    end
+  end
+end
+return taken

@@ -1,0 +1,97 @@
+"""A thread that renews this worker's leases and brings back the jobs of dead workers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import redis
+from celery.utils.log import get_logger
+from redis.exceptions import RedisError
+
+from llorch_worker.broker import claims
+from llorch_worker.broker.held import HeldClaims
+
+logger = get_logger(__name__)
+
+RENEWALS_A_LEASE = 4
+SECOND_LOOK_S = 0.5
+EX_SOFTWARE = 70
+
+
+class LeaseKeeper:
+    """Renews while the engine lives, on a connection of its own: also while the worker drains or
+    its broker connection is away.
+
+    An engine that has not finished a step for ``watchdog_s`` hangs: its leases are left to lapse
+    and the process exits, because nothing in it could end the jobs.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        held: HeldClaims,
+        *,
+        lease_s: float,
+        sweep_s: float,
+        watchdog_s: float,
+        stalled_for_s: Callable[[], float],
+        on_lost: Callable[[str], None],
+        on_hang: Callable[[], None] | None = None,
+    ) -> None:
+        self._redis = client
+        self._held = held
+        self._lease_s = lease_s
+        self._sweep_s = sweep_s
+        self._watchdog_s = watchdog_s
+        self._stalled_for_s = stalled_for_s
+        self._on_lost = on_lost
+        self._on_hang = on_hang or _exit
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="llorch-leases", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        period_s = min(self._lease_s / RENEWALS_A_LEASE, self._sweep_s)
+        sweep_at_s = time.monotonic() + self._sweep_s
+        while not self._stop.wait(period_s):
+            if self._hangs():
+                self._on_hang()
+                return
+            try:
+                self._renew()
+                if time.monotonic() >= sweep_at_s:
+                    sweep_at_s = time.monotonic() + self._sweep_s
+                    self._sweep()
+            except RedisError as error:
+                logger.warning("cannot renew leases, will retry: %s", error)
+
+    def _hangs(self) -> bool:
+        if self._stalled_for_s() < self._watchdog_s:
+            return False
+        # A process that was stopped and woken looks stalled until the engine's next beat.
+        self._stop.wait(SECOND_LOOK_S)
+        return self._stalled_for_s() >= self._watchdog_s
+
+    def _renew(self) -> None:
+        held = self._held.all()
+        if held:
+            for job_id in claims.renew(self._redis, held, lease_ms=round(self._lease_s * 1e3)):
+                self._on_lost(job_id)
+
+    def _sweep(self) -> None:
+        for job_id in claims.sweep(self._redis):
+            logger.warning("the worker of job %s is gone; the job goes back", job_id)
+
+
+def _exit() -> None:
+    logger.critical("the engine hangs: the worker exits, its jobs resume elsewhere")
+    os._exit(EX_SOFTWARE)
