@@ -27,7 +27,7 @@ from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.placement import resolve_device, resolve_dtype
 from llorch_worker.engine.probe import uncached_logits
-from llorch_worker.engine.request_checks import check_model, check_sizes, tokenise
+from llorch_worker.engine.request_checks import check_model, checked_prompt
 from llorch_worker.engine.resume import resume
 from llorch_worker.engine.runner import ForwardModel, Runner
 from llorch_worker.engine.sampler import Sampler
@@ -77,6 +77,10 @@ class Engine:
         self.max_sequences = max_sequences
         self._model = model
         self._weight_bytes = weight_bytes
+        # A file may name ids that the model has no logits for; those can end nothing.
+        self._eos_ids = frozenset(
+            token_id for token_id in tokenizer.eos_token_ids if 0 <= token_id < config.vocab_size
+        )
         self._arrivals = itertools.count()
         self._counters = Counters()
         device = cache.kv.keys.device
@@ -190,10 +194,9 @@ class Engine:
             InternalError: the engine is closed or broken, or the journal is not of this request.
         """
         check_model(request, self.model_name)
-        prompt_ids = tokenise(request, self.tokenizer)
-        check_sizes(
+        prompt_ids = checked_prompt(
             request,
-            prompt_ids,
+            self.tokenizer,
             vocab_size=self.config.vocab_size,
             max_context=self.max_context,
             pool_tokens=self.cache.blocks.total * self.cache.block_size,
@@ -209,7 +212,7 @@ class Engine:
                 text=ChoiceText(self.tokenizer, request.stop),
                 arrival=arrival,
                 choice=choice,
-                eos_ids=self.tokenizer.eos_token_ids,
+                eos_ids=self._eos_ids,
             )
             for choice in range(request.n)
         )

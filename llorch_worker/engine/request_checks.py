@@ -21,54 +21,62 @@ def check_model(request: GenerationRequest, served: str) -> None:
         raise ModelNotServed(f"this engine serves {served}, not {request.model}")
 
 
-def tokenise(request: GenerationRequest, tokenizer: Tokenizer) -> list[int]:
-    """The prompt's ids, of whichever prompt field the request has."""
+def checked_prompt(
+    request: GenerationRequest,
+    tokenizer: Tokenizer,
+    *,
+    vocab_size: int,
+    max_context: int,
+    pool_tokens: int,
+) -> list[int]:
+    """The prompt's ids, of whichever prompt field the request has.
+
+    Raises ``InvalidRequest`` with every fault of the request against this model;
+    ``ContextLengthExceeded`` where size is the only one. ``pool_tokens``: what all KV blocks
+    together hold.
+    """
+    prompt_field = next(name for name in PROMPT_FIELDS if getattr(request, name) is not None)
+    limit, what = max_context, "the context"
+    if pool_tokens < limit:
+        limit, what = pool_tokens, "the KV cache"
+    prompt_ids: list[int] = []
+    fewest = tokenizer.fewest_tokens(request.prompt) if request.prompt is not None else 0
+    hopeless = fewest + request.max_tokens > limit
+    if not hopeless:
+        prompt_ids = _tokenise(request, tokenizer)
+    faults = [
+        # Of a text too: a vocabulary may have more tokens than the model has embeddings.
+        *_unknown_ids(prompt_field, prompt_ids, vocab_size),
+        *_unknown_ids("logit_bias", request.logit_bias or (), vocab_size),
+        *_unknown_ids("stop_token_ids", request.stop_token_ids, vocab_size),
+    ]
+    if not prompt_ids and not hopeless:
+        faults.append(
+            Fault(field=prompt_field, rule="must have at least one token", got="0 tokens")
+        )
+    too_long = hopeless or len(prompt_ids) + request.max_tokens > limit
+    if too_long:
+        size = f"at least {fewest}" if hopeless else str(len(prompt_ids))
+        faults.append(
+            Fault(
+                field=f"{prompt_field} + max_tokens",
+                rule=f"must be at most {limit} tokens, {what} of this model",
+                got=f"{size} + {request.max_tokens} tokens",
+            )
+        )
+    if faults:
+        error = ContextLengthExceeded if too_long and len(faults) == 1 else InvalidRequest
+        raise error.from_faults(faults)
+    return prompt_ids
+
+
+def _tokenise(request: GenerationRequest, tokenizer: Tokenizer) -> list[int]:
     if request.prompt_token_ids is not None:
         return list(request.prompt_token_ids)
     if request.messages is not None:
         return tokenizer.encode_chat(request.messages)
     assert request.prompt is not None
     return tokenizer.encode(request.prompt)
-
-
-def check_sizes(
-    request: GenerationRequest,
-    prompt_ids: list[int],
-    *,
-    vocab_size: int,
-    max_context: int,
-    pool_tokens: int,
-) -> None:
-    """Raises ``InvalidRequest`` with every fault of the request against this model.
-
-    ``ContextLengthExceeded`` where size is the only fault. ``pool_tokens``: what all KV blocks
-    together hold.
-    """
-    prompt_field = next(name for name in PROMPT_FIELDS if getattr(request, name) is not None)
-    faults = [
-        *_unknown_ids("prompt_token_ids", request.prompt_token_ids or (), vocab_size),
-        *_unknown_ids("logit_bias", request.logit_bias or (), vocab_size),
-        *_unknown_ids("stop_token_ids", request.stop_token_ids, vocab_size),
-    ]
-    if not prompt_ids:
-        faults.append(
-            Fault(field=prompt_field, rule="must have at least one token", got="0 tokens")
-        )
-    limit, what = max_context, "the context"
-    if pool_tokens < limit:
-        limit, what = pool_tokens, "the KV cache"
-    too_long = len(prompt_ids) + request.max_tokens > limit
-    if too_long:
-        faults.append(
-            Fault(
-                field=f"{prompt_field} + max_tokens",
-                rule=f"must be at most {limit} tokens, {what} of this model",
-                got=f"{len(prompt_ids)} + {request.max_tokens} tokens",
-            )
-        )
-    if faults:
-        error = ContextLengthExceeded if too_long and len(faults) == 1 else InvalidRequest
-        raise error.from_faults(faults)
 
 
 def _unknown_ids(field: str, ids: Iterable[int], vocab_size: int) -> list[Fault]:

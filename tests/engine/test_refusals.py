@@ -93,6 +93,38 @@ def test_more_than_the_whole_pool_holds_is_refused(make_engine: Callable[..., En
     assert engine.submit(request).result(timeout=60).usage.completion == 14
 
 
+def test_a_text_with_a_token_that_the_model_lacks_is_refused(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A vocabulary that was added to has ids beyond the embedding.
+    beyond = engine.config.vocab_size
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text: [1, beyond])
+    error = refusal(engine, prompt="Once [PAD] upon")
+    assert type(error) is InvalidRequest
+    (fault,) = error.faults
+    assert (fault.field, fault.got) == ("prompt", str(beyond))
+
+
+def test_an_end_token_that_the_model_lacks_troubles_nobody(
+    make_engine: Callable[..., Engine], loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = GenerationRequest(prompt="Once", min_tokens=3, max_tokens=6, temperature=0)
+    expected = make_engine().submit(request).result(timeout=60).choices[0].token_ids
+    known = loaded.tokenizer.eos_token_ids
+    monkeypatch.setattr(loaded.tokenizer, "eos_token_ids", known | {-1, 10**9})
+    assert make_engine().submit(request).result(timeout=60).choices[0].token_ids == expected
+
+
+def test_a_hopelessly_long_text_is_refused_without_encoding_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text: pytest.fail("it was encoded"))
+    error = refusal(engine, prompt="x" * 900_000, logit_bias={10**9: 1.0})
+    assert [fault.field for fault in error.faults] == ["logit_bias", "prompt + max_tokens"]
+    assert error.faults[1].got.startswith("at least ")
+    assert isinstance(refusal(engine, prompt="x" * 900_000), ContextLengthExceeded)
+
+
 def test_a_prompt_without_a_token_is_refused(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
