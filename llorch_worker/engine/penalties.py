@@ -8,6 +8,9 @@ import torch
 
 from llorch_worker.engine.sequence import Sequence
 
+LOWEST_REPETITION_PENALTY = 1e-6
+"""Below it float32 would divide to infinity, and two infinities have no likelier one."""
+
 
 class Penalties:
     """What each token of each penalised row pays, kept up to date token by token.
@@ -26,7 +29,9 @@ class Penalties:
         self._rows = None if everyone else torch.tensor(rows, device=device)
         self._indices = torch.arange(len(rows), device=device)
         # [penalised] float32
-        self._repetition = _numbers([r.repetition_penalty for r in chosen], device)
+        self._repetition = _numbers(
+            [max(r.repetition_penalty, LOWEST_REPETITION_PENALTY) for r in chosen], device
+        )
         self._presence = _numbers([r.presence_penalty for r in chosen], device)
         self._frequency = _numbers([r.frequency_penalty for r in chosen], device)
         # [penalised, vocab] float32: how often each token was generated; what its logit is

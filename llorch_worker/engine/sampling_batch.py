@@ -63,9 +63,11 @@ class Suppressions:
     longest: int
 
 
-# The nucleus of a language model is nearly always within this many tokens; where it is not, the
-# row is sorted in full. On a vocabulary of 32,000 the short way costs a twentieth.
 NUCLEUS_WIDTH = 256
+"""Candidates looked at first: nearly every nucleus is within them. More only where it is not."""
+
+LOWEST_TEMPERATURE = 1e-6
+"""Below it the likeliest token is as good as certain, and float32 would divide to infinity."""
 
 
 class SamplingBatch:
@@ -79,7 +81,6 @@ class SamplingBatch:
         self._vocab_size = vocab_size
         requests = [sequence.request for sequence in sequences]
         random = [row for row, request in enumerate(requests) if request.temperature > 0]
-        self.greedy_everywhere = not random
         self.random = self._random_rows(sequences, random) if random else None
         self.penalties = Penalties.of(sequences, vocab_size, device)
         self.biases = self._biases(sequences)
@@ -96,7 +97,9 @@ class SamplingBatch:
             min_p = self._column([request.min_p for request in requests], torch.float32).log()
         return RandomRows(
             rows=None if everyone else self._row(random),
-            temperatures=self._column([r.temperature for r in requests], torch.float32),
+            temperatures=self._column(
+                [max(r.temperature, LOWEST_TEMPERATURE) for r in requests], torch.float32
+            ),
             seeds=self._row([sequences[row].seed for row in random]),
             log_min_p=min_p,
             truncation=self._truncation(sequences, random),

@@ -348,3 +348,22 @@ def test_nobody_pays_for_what_nobody_asked(make_sequence: MakeSequence) -> None:
     random = operations(make_sequence(), make_sequence(temperature=0.5))
     assert "_softmax" in random
     assert not random & {"argmax", "sort", "topk", "where", "index_put_", "_log_softmax"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "token"),
+    [
+        ({"temperature": 1e-40}, 7),
+        ({"temperature": 5e-324}, 7),
+        ({"repetition_penalty": 1e-40}, 3),
+        ({"repetition_penalty": 5e-324}, 3),
+    ],
+    ids=str,
+)
+def test_numbers_too_small_for_float32_act_as_the_smallest_do(
+    fields: dict[str, Any], token: int, make_sequence: MakeSequence
+) -> None:
+    logits = torch.linspace(0, 1, VOCAB).unsqueeze(0)
+    logits[0, 7] = 9
+    sequence = make_sequence([1, 3], seed=5, **fields)
+    assert Sampler(VOCAB, CPU).sample(logits, [sequence]).token_ids == [token]
