@@ -6,6 +6,7 @@ Names, ranges and defaults follow vLLM's ``SamplingParams``.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -31,12 +32,17 @@ MAX_STOP_CHARS = 256
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_METADATA_BYTES = 4_096
+MAX_METADATA_DEPTH = 32
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+"""Of tokens and token ids: far above any model's, and short enough to be printed."""
+
+_ID = re.compile("[0-9]{1,20}")
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 
 Priority = Literal["high", "normal", "low"]
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 class Message(BaseModel):
@@ -62,9 +68,18 @@ def _integer_keys(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     return {
-        int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key: bias
+        int(key) if isinstance(key, str) and _ID.fullmatch(key) else key: bias
         for key, bias in value.items()
     }
+
+
+def _nests_deeper(value: object, levels: int) -> bool:
+    """Whether ``value`` holds objects and lists more than ``levels`` levels deep."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if not isinstance(value, list | tuple):
+        return False
+    return levels == 0 or any(_nests_deeper(item, levels - 1) for item in value)
 
 
 class GenerationRequest(BaseModel):
@@ -89,11 +104,11 @@ class GenerationRequest(BaseModel):
     ] = None
 
     model: str | None = Field(None, min_length=1, max_length=200)
-    max_tokens: int = Field(256, ge=1)
+    max_tokens: int = Field(256, ge=1, le=MAX_COUNT)
     min_tokens: int = Field(0, ge=0)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, le=MAX_COUNT)
     min_p: float = Field(0.0, ge=0, le=1)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
@@ -132,6 +147,13 @@ class GenerationRequest(BaseModel):
     def _metadata_is_small_json(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is None:
             return None
+        if _nests_deeper(value, MAX_METADATA_DEPTH):
+            # It could be read, and then not be written into the result.
+            raise PydanticCustomError(
+                "metadata",
+                "must nest at most {limit} levels deep",
+                {"limit": MAX_METADATA_DEPTH},
+            )
         try:
             size = len(json.dumps(value, allow_nan=False).encode())
         except (TypeError, ValueError) as error:
@@ -219,10 +241,21 @@ def describe(value: object) -> str:
 
 
 def _fault(error: ErrorDetails) -> Fault:
-    field = ".".join(str(part) for part in error["loc"] if part != "[key]") or "request"
-    rule = error["msg"]
-    if error["type"] == "extra_forbidden":
+    unknown = error["type"] == "extra_forbidden"
+    *path, last = [part for part in error["loc"] if part != "[key]"] or ["request"]
+    parts = [str(part) for index, part in enumerate(path) if index == 0 or _is_ours(part)]
+    if unknown:
         # The name came from outside and may be anything; keep the sentence short.
-        field = field if len(field) <= 80 else field[:77] + "..."
-        rule = "unknown field"
-    return Fault(field=field, rule=rule, got=describe(error["input"]))
+        name = str(last)
+        parts.append(name if len(name) <= 80 else name[:77] + "...")
+    elif not path or _is_ours(last):
+        parts.append(str(last))
+    rule = "unknown field" if unknown else error["msg"]
+    return Fault(field=".".join(parts), rule=rule, got=describe(error["input"]))
+
+
+def _is_ours(part: int | str) -> bool:
+    """Whether a part of a path is an index, a token id or a field, and no key that a user wrote."""
+    if isinstance(part, int):
+        return part.bit_length() <= 64
+    return part in Message.model_fields or _ID.fullmatch(part) is not None

@@ -62,7 +62,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         ({"prompt": "a", "n": 0}, "n"),
         ({"prompt": "a", "n": 17}, "n"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
-        ({"prompt": "a", "logit_bias": {"x": 1.0}}, "logit_bias.x"),
+        ({"prompt": "a", "logit_bias": {"x": 1.0}}, "logit_bias"),
         ({"prompt": "a", "logit_bias": {"3": 101}}, "logit_bias.3"),
         ({"prompt": "a", "priority": 3}, "priority"),
         ({"prompt": "a", "deadline_s": 0}, "deadline_s"),
@@ -103,6 +103,34 @@ def test_a_refusal_names_rule_and_size_but_never_the_prompt() -> None:
     assert "the-secret" not in text
     assert f"a string of {len(secret)} characters" in text
     assert f"at most {MAX_PROMPT_CHARS} characters" in text
+
+
+def test_a_refusal_names_no_key_that_the_user_wrote() -> None:
+    secret = "the-secret-key " * 60_000
+    with pytest.raises(InvalidRequest) as caught:
+        GenerationRequest(prompt="a", logit_bias={secret: 1.0})
+    assert "the-secret" not in str(caught.value) + repr(caught.value.args)
+    assert [fault.field for fault in caught.value.faults] == ["logit_bias"]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return {"k": value}
+
+
+@pytest.mark.parametrize("depth", [600, 1_000, 3_000, 100_000])
+def test_metadata_nested_beyond_all_depth_is_refused_as_too_large_or_no_json(depth: int) -> None:
+    assert list(faults_of(prompt="a", metadata=nested(depth), top_p=7)) == ["top_p", "metadata"]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "top_k"])
+def test_a_number_of_thousands_of_digits_is_refused_by_its_size(field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        GenerationRequest(prompt="a", **{field: 10**5000})
+    (fault,) = caught.value.faults
+    assert (fault.field, fault.got) == (field, "an integer of 16610 bits")
 
 
 def test_a_request_never_prints_what_the_user_wrote() -> None:
