@@ -1,0 +1,295 @@
+"""Writes a Llama with random weights as GGUF: any size and block type, for speed and for tests.
+
+    python tools/make_model.py --shape tinyllama-1.1b --type q4_0 --out tinyllama-q4_0.gguf
+
+The same seed gives the same weights in every type that ``gguf`` can quantise to, so files of
+different types are one model. The K and IQ types are made of random blocks instead (see
+random_blocks.py). Norms are float32; all matrices are of one type unless --output-type says
+otherwise. Weights are drawn and written tensor by tensor: no more than one is in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import made_up_vocabulary
+import numpy as np
+import numpy.typing as npt
+import random_blocks
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as BlockType
+
+LOGIT_SPREAD = 3.0
+"""Standard deviation of the logits: some tokens are likely, none is certain."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama's sizes; the head's is ``hidden / heads``."""
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    context_tokens: int
+    rope_theta: float = 10000.0
+    rms_eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+SHAPES = {
+    "tiny": Shape(512, 256, 512, 2, 4, 2, 512),
+    "tinyllama-1.1b": Shape(32000, 2048, 5632, 22, 32, 4, 2048),
+    "llama-2-7b": Shape(32000, 4096, 11008, 32, 32, 32, 4096),
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor to write: ``shape`` row-major, ``spread`` the standard deviation (0: all ones)."""
+
+    name: str
+    shape: tuple[int, ...]
+    spread: float
+    kind: BlockType
+
+    @property
+    def stored_bytes(self) -> int:
+        block_elements, block_bytes = GGML_QUANT_SIZES[self.kind]
+        return math.prod(self.shape) // block_elements * block_bytes
+
+
+class CannotWrite(Exception):
+    """The type does not go with the shape, or cannot be written at all; says why."""
+
+
+def block_type(name: str) -> BlockType:
+    """``q4_0`` and the like; raises CannotWrite with the reason for one that cannot be written."""
+    kind = BlockType.__members__.get(name.upper())
+    if kind is None:
+        raise CannotWrite(f"there is no block type {name}; types are {', '.join(writable_types())}")
+    if not _writable(kind):
+        raise CannotWrite(
+            f"{name} cannot be written: gguf does not quantise to it, and random bytes are no "
+            f"valid blocks of it; types are {', '.join(writable_types())}"
+        )
+    return kind
+
+
+def writable_types() -> list[str]:
+    """Names of all types that can be written."""
+    return [kind.name.lower() for kind in BlockType if _writable(kind)]
+
+
+def _writable(kind: BlockType) -> bool:
+    return kind in random_blocks.BLOCK_TYPES or _quantises(kind)
+
+
+def _quantises(kind: BlockType) -> bool:
+    try:
+        gguf.quantize(np.zeros((1, GGML_QUANT_SIZES[kind][0]), np.float32), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def tensors(shape: Shape, kind: BlockType, output_kind: BlockType | None = None) -> list[Tensor]:
+    """All tensors of the model in the file's order.
+
+    Raises CannotWrite where a row of some matrix is no whole number of blocks.
+    """
+
+    def matrix(name: str, rows: int, columns: int, gain: float, of: BlockType = kind) -> Tensor:
+        block_elements = GGML_QUANT_SIZES[of][0]
+        if columns % block_elements:
+            raise CannotWrite(
+                f"{of.name.lower()} has blocks of {block_elements} values, and the rows of {name} "
+                f"have {columns}; choose another type or shape"
+            )
+        return Tensor(name, (rows, columns), gain / math.sqrt(columns), of)
+
+    def norm(name: str) -> Tensor:
+        return Tensor(name, (shape.hidden,), 0.0, BlockType.F32)
+
+    kv_rows = shape.kv_heads * shape.head_dim
+    # What is added to the stream shrinks with depth, or its sum would grow with the layers.
+    into_stream = 1 / math.sqrt(2 * shape.layers)
+    table = [matrix("token_embd.weight", shape.vocab, shape.hidden, math.sqrt(shape.hidden))]
+    for layer in range(shape.layers):
+        at = f"blk.{layer}."
+        table += [
+            norm(at + "attn_norm.weight"),
+            matrix(at + "attn_q.weight", shape.hidden, shape.hidden, 1),
+            matrix(at + "attn_k.weight", kv_rows, shape.hidden, 1),
+            matrix(at + "attn_v.weight", kv_rows, shape.hidden, 1),
+            matrix(at + "attn_output.weight", shape.hidden, shape.hidden, into_stream),
+            norm(at + "ffn_norm.weight"),
+            matrix(at + "ffn_gate.weight", shape.intermediate, shape.hidden, 1),
+            matrix(at + "ffn_up.weight", shape.intermediate, shape.hidden, 1),
+            matrix(at + "ffn_down.weight", shape.hidden, shape.intermediate, into_stream),
+        ]
+    table += [
+        norm("output_norm.weight"),
+        matrix("output.weight", shape.vocab, shape.hidden, LOGIT_SPREAD, output_kind or kind),
+    ]
+    return table
+
+
+def write_model(
+    path: Path,
+    shape: Shape,
+    table: list[Tensor],
+    *,
+    seed: int,
+    vocabulary: Path | None = None,
+) -> Iterator[Tensor]:
+    """Writes the model; yields each tensor once it is in the file.
+
+    Args:
+        vocabulary: a GGUF file whose tokenizer is copied; without it one is made up.
+
+    Raises:
+        CannotWrite: the vocabulary cannot be read, or has not ``shape.vocab`` tokens.
+    """
+    # Under another name until it is whole: half a model must not be taken for one.
+    partial = path.with_name(path.name + ".partial")
+    writer = gguf.GGUFWriter(partial, "llama")
+    _add_shape(writer, shape)
+    if vocabulary is None:
+        _add_made_up_vocabulary(writer, shape.vocab, seed)
+    else:
+        _copy_vocabulary(writer, vocabulary, shape.vocab)
+    for tensor in table:
+        writer.add_tensor_info(
+            tensor.name, tensor.shape, np.dtype(np.float32), tensor.stored_bytes, tensor.kind
+        )
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for number, tensor in enumerate(table):
+            writer.write_tensor_data(_data(tensor, np.random.default_rng([seed, number])))
+            yield tensor
+        writer.close()
+        partial.rename(path)
+    finally:
+        writer.close()
+        partial.unlink(missing_ok=True)
+
+
+def _data(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[Any]:
+    if len(tensor.shape) == 1:
+        return np.ones(tensor.shape, np.float32)
+    rows, columns = tensor.shape
+    if tensor.kind in random_blocks.BLOCK_TYPES:
+        return random_blocks.random_blocks(tensor.kind).rows(random, (rows, columns), tensor.spread)
+    values = random.standard_normal((rows, columns), dtype=np.float32)
+    values *= tensor.spread
+    return gguf.quantize(values, tensor.kind)
+
+
+def _add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    writer.add_name("random weights")
+    writer.add_context_length(shape.context_tokens)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(shape.rope_theta)
+    writer.add_layer_norm_rms_eps(shape.rms_eps)
+    writer.add_vocab_size(shape.vocab)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def _add_made_up_vocabulary(writer: gguf.GGUFWriter, size: int, seed: int) -> None:
+    made_up = made_up_vocabulary.made_up_vocabulary(size, seed)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([piece.encode() for piece in made_up.pieces])
+    writer.add_token_scores(made_up.scores)
+    writer.add_token_types(made_up.types)
+    writer.add_unk_token_id(made_up_vocabulary.UNK_ID)
+    writer.add_bos_token_id(made_up_vocabulary.BOS_ID)
+    writer.add_eos_token_id(made_up_vocabulary.EOS_ID)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    writer.add_add_space_prefix(True)
+
+
+def _copy_vocabulary(writer: gguf.GGUFWriter, source: Path, size: int) -> None:
+    try:
+        fields = gguf.GGUFReader(source).fields
+    except (OSError, ValueError) as error:
+        raise CannotWrite(f"{source} cannot be read as GGUF: {error}") from error
+    tokens = fields.get("tokenizer.ggml.tokens")
+    if tokens is None or len(tokens.data) != size:
+        found = "no" if tokens is None else f"{len(tokens.data):,}"
+        raise CannotWrite(f"{source} has {found} tokens where the shape has {size:,}")
+    for key, field in fields.items():
+        if key.startswith("tokenizer."):
+            item = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], item)
+
+
+def main() -> int:
+    options = _options()
+    began_s = time.perf_counter()
+    shape = SHAPES[options.shape]
+    try:
+        output_kind = block_type(options.output_type) if options.output_type else None
+        table = tensors(shape, block_type(options.type), output_kind)
+        total_bytes = sum(tensor.stored_bytes for tensor in table)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        written_bytes = 0
+        for tensor in write_model(
+            options.out, shape, table, seed=options.seed, vocabulary=options.vocabulary
+        ):
+            written_bytes += tensor.stored_bytes
+            if sys.stderr.isatty():
+                share = written_bytes / total_bytes
+                print(f"\r{share:4.0%}  {tensor.name:<32}", end="", file=sys.stderr, flush=True)
+    except (CannotWrite, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if sys.stderr.isatty():
+        print("\r" + " " * 40, end="\r", file=sys.stderr)
+    parameters = sum(math.prod(tensor.shape) for tensor in table)
+    size_bytes = options.out.stat().st_size
+    print(
+        f"{options.out}: {parameters:,} parameters in {options.type}, {size_bytes:,} bytes, "
+        f"{time.perf_counter() - began_s:.1f} s"
+    )
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog=f"types: {', '.join(writable_types())}"
+    )
+    add = parser.add_argument
+    add("--shape", choices=SHAPES, default="tinyllama-1.1b")
+    add("--type", default="q4_0", help="block type of the matrices (q4_0)")
+    add("--output-type", help="block type of the output matrix, q6_k in many a published q4 file")
+    add("--out", type=Path, required=True)
+    add("--seed", type=int, default=0)
+    add("--vocabulary", type=Path, help="a GGUF file whose tokenizer to copy (else made up)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
