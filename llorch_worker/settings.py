@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     """An engine that has not finished a step for so long hangs; its process exits."""
     max_attempts: int = Field(3, ge=1)
     """A job that lost so many workers ends as ATTEMPTS_EXHAUSTED and becomes a dead letter."""
+    queue_limit: int = Field(10_000, ge=0)
+    """The most jobs that may wait for this model before clients are told QUEUE_FULL; 0: any."""
     drain_s: float = Field(300.0, ge=0)
     """How long a worker that was told to stop finishes jobs; the rest goes back to the queue."""
 

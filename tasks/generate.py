@@ -9,6 +9,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Reject
 
+from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.queues import Route, route
 from llorch_worker.contract import (
     TASK_NAME,
@@ -21,9 +22,6 @@ from llorch_worker.contract import (
 )
 from llorch_worker.worker.request import JobCancelled
 from llorch_worker.worker.residency import HandedBack, Residency
-
-ENQUEUED_AT = "llorch_enqueued_at"
-"""Message header: unix time in s at which the producer sent the job."""
 
 
 class GenerateTask(Task):  # type: ignore[misc]

@@ -103,6 +103,17 @@ def broker_errors(url: str) -> Iterator[None]:
         ) from error
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Redis refused a write because it is at its ``maxmemory``. Scripts answer it within
+    an error of their own."""
+    return isinstance(error, RedisError) and "OOM command not allowed" in str(error)
+
+
 def _sentence(url: str, error: BaseException) -> str:
+    if is_out_of_memory(error):
+        return (
+            f"Redis at {safe_url(url)} is at its maxmemory and takes no more data; "
+            "try again when jobs have ended, or raise maxmemory"
+        )
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return f"No Redis at {safe_url(url)}: {reason}; start one or set LLORCH_REDIS_URL"

@@ -49,7 +49,8 @@ def watchers(job_id: str) -> str:
 
 
 def sent(job_id: str) -> str:
-    """Unix time at which our client enqueued the job; tells a queued job from an unknown one."""
+    """Unix time, by Redis' clock, at which our client enqueued the job; tells a queued job from an
+    unknown one."""
     return f"{PREFIX}job:{job_id}:sent"
 
 

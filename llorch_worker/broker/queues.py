@@ -89,6 +89,11 @@ def model_of(queue_or_list: str) -> str:
     return queue.removeprefix(QUEUE_PREFIX)
 
 
+def list_of(to: Route) -> str:
+    """The Redis list that a message with this route is pushed to."""
+    return f"{to.queue}{STEP_SEPARATOR}{to.priority}" if to.priority else to.queue
+
+
 def queue_of(list_key: str) -> str:
     """The queue that a list belongs to."""
     return list_key.partition(STEP_SEPARATOR)[0]

@@ -25,6 +25,8 @@ class ModelCard(_Card):
 
     name: str
     max_context: int
+    queue_limit: int = 0
+    """The most jobs that may wait for it; 0 is no limit. The latest worker's word holds."""
     last_seen: float
     """Unix time of the worker that wrote it."""
 
@@ -37,6 +39,7 @@ class WorkerCard(_Card):
     model: str
     max_context: int
     max_sequences: int
+    queue_limit: int = 0
     device: str
     started_at: float
     last_seen: float
@@ -45,7 +48,12 @@ class WorkerCard(_Card):
 
 def announce(client: redis.Redis, card: WorkerCard) -> None:
     """Writes the worker's and its model's card."""
-    model = ModelCard(name=card.model, max_context=card.max_context, last_seen=time.time())
+    model = ModelCard(
+        name=card.model,
+        max_context=card.max_context,
+        queue_limit=card.queue_limit,
+        last_seen=time.time(),
+    )
     with client.pipeline(transaction=False) as pipe:
         pipe.hset(keys.MODELS, model.name, model.model_dump_json())
         pipe.sadd(keys.WORKERS, card.hostname)

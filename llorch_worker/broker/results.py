@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from celery.exceptions import TaskRevokedError
+
 from llorch_worker.contract import (
     ERROR_CLASSES,
     Cancelled,
@@ -73,9 +75,18 @@ def _error(stored: Any) -> LlorchError:
 
 def failure_document(job_id: str, error: LlorchError) -> str:
     """What Celery's Redis backend stores for a task that raised ``error``."""
+    return _document(job_id, FAILURE, error)
+
+
+def revoked_document(job_id: str) -> str:
+    """What Celery's Redis backend stores for a task that was revoked."""
+    return _document(job_id, REVOKED, TaskRevokedError("cancelled"))
+
+
+def _document(job_id: str, status: str, error: Exception) -> str:
     return json.dumps(
         {
-            "status": FAILURE,
+            "status": status,
             "result": {
                 "exc_type": type(error).__name__,
                 "exc_message": error.args,

@@ -30,7 +30,7 @@ def watch(job: JobArgument, redis: RedisOption = None, as_json: JsonOption = Fal
 
 
 def cancel(job: JobArgument, redis: RedisOption = None, as_json: JsonOption = False) -> None:
-    """Cancel a job: a running one ends within a step, a waiting one never runs."""
+    """Cancel a job: a waiting one ends at once and never runs, a running one within a step."""
     screen = Screen(as_json=as_json)
     from llorch_worker.client import Client
 
@@ -42,6 +42,8 @@ def cancel(job: JobArgument, redis: RedisOption = None, as_json: JsonOption = Fa
         asked = found.cancel()
     if as_json:
         screen.document({"id": job, "cancelling": asked, "state": state})
+    elif asked and state == "queued":
+        screen.out.print(f"{job} is cancelled: it never runs.", markup=False)
     elif asked:
         screen.out.print(f"{job} will be cancelled (it was {state}).", markup=False)
     else:

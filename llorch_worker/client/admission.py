@@ -28,8 +28,8 @@ class Admission:
         self._models: dict[str, ModelCard] = {}
         self._read_at_s = float("-inf")
 
-    def admit(self, request: GenerationRequest, default_model: str | None) -> str:
-        """The model's name.
+    def admit(self, request: GenerationRequest, default_model: str | None) -> ModelCard:
+        """The model's card.
 
         Raises:
             ModelNotServed: nobody ever served that model here. A model whose workers are away
@@ -50,7 +50,7 @@ class Admission:
                     )
                 ]
             )
-        return name
+        return card
 
     def _card(self, name: str) -> ModelCard:
         fresh = time.monotonic() - self._read_at_s < MODELS_FRESH_S

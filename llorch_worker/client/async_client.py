@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
+from redis.exceptions import RedisError
+
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import broker_errors, connect_async
+from llorch_worker.broker.connection import broker_errors, connect_async, is_out_of_memory
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.client import RESULT_POLL_S, Client
@@ -97,7 +99,7 @@ class AsyncJob:
         while not cursor.ended:
             with broker_errors(self._url):
                 if time.monotonic() - watched_at_s > WATCH_RENEW_S:
-                    await self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
+                    await self._say_that_somebody_reads()
                     watched_at_s = time.monotonic()
                 reply = await self._read(cursor, block_ms)
                 block_ms = cursor.block_ms(timeout, time.monotonic() - heard_at_s)
@@ -133,6 +135,14 @@ class AsyncJob:
     async def status(self) -> JobStatus:
         """As :meth:`Job.status`."""
         return await asyncio.to_thread(self._sync.status)
+
+    async def _say_that_somebody_reads(self) -> None:
+        try:
+            await self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
+        except RedisError as error:
+            # Reading needs no memory; it only gets slower.
+            if not is_out_of_memory(error):
+                raise
 
     async def _read(self, cursor: StreamCursor, block_ms: int | None) -> Any:
         return await self._redis.xread(

@@ -8,11 +8,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from celery.utils import uuid
+from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys, registry
+from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.celery_app import producer_app
-from llorch_worker.broker.connection import broker_errors, connect, subscribe
-from llorch_worker.broker.queues import route
+from llorch_worker.broker.connection import broker_errors, connect, is_out_of_memory, subscribe
+from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.admission import Admission
 from llorch_worker.client.status import JobStatus, job_status
@@ -24,7 +26,7 @@ from llorch_worker.client.stream import (
     StreamCursor,
     StreamEntry,
 )
-from llorch_worker.contract import TASK_NAME, GenerationRequest, GenerationResult, LlorchError
+from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
 from llorch_worker.settings import Settings
 
 RESULT_POLL_S = 2.0
@@ -59,6 +61,8 @@ class Client:
 
         Raises:
             InvalidRequest, ContextLengthExceeded, ModelNotServed: nothing was enqueued.
+            QueueFull: nothing was enqueued; so many jobs of this model wait already, or Redis has
+                no memory for one more. Try again later.
         """
         if request is None:
             request = GenerationRequest(**fields)
@@ -66,12 +70,14 @@ class Client:
             raise TypeError("submit() takes a request or its fields, not both")
         with broker_errors(self.settings.redis_url):
             model = self._admission.admit(request, self.model)
-            job_id = uuid()
-            if request.idempotency_key is not None:
-                first = self._first_job(keys.idempotency(model, request.idempotency_key), job_id)
-                if first != job_id:
-                    return Job(self, first)
-            self._send(request, model, job_id)
+            job_id = enqueue(
+                self.redis,
+                self._app,
+                request,
+                model=model,
+                job_id=uuid(),
+                ttl_s=self.settings.result_ttl_s,
+            )
         return Job(self, job_id)
 
     def job(self, job_id: str) -> Job:
@@ -102,34 +108,6 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _first_job(self, key: str, job_id: str) -> str:
-        ttl_s = self.settings.result_ttl_s
-        if self.redis.set(key, job_id, nx=True, ex=ttl_s):
-            return job_id
-        # The key can expire between the two commands; then this job is the first.
-        return str(self.redis.get(key) or job_id)
-
-    def _send(self, request: GenerationRequest, model: str, job_id: str) -> None:
-        to = route(model, request.priority)
-        now = time.time()
-        self.redis.set(keys.sent(job_id), now, ex=self.settings.result_ttl_s)
-        try:
-            self._app.send_task(
-                TASK_NAME,
-                kwargs=request.wire() | {"model": model},
-                task_id=job_id,
-                queue=to.queue,
-                priority=to.priority,
-                headers={"llorch_enqueued_at": now},
-                # Celery would put the prompt into the headers for logs and monitors.
-                argsrepr="()",
-                kwargsrepr=request.summary(),
-            )
-        except BaseException:
-            if request.idempotency_key is not None:
-                self.redis.delete(keys.idempotency(model, request.idempotency_key))
-            raise
 
 
 class Job:
@@ -163,7 +141,7 @@ class Job:
         while not cursor.ended:
             with broker_errors(self._url):
                 if time.monotonic() - watched_at_s > WATCH_RENEW_S:
-                    self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
+                    self._say_that_somebody_reads()
                     watched_at_s = time.monotonic()
                 reply = self._read(cursor, block_ms)
                 block_ms = cursor.block_ms(timeout, time.monotonic() - heard_at_s)
@@ -195,28 +173,41 @@ class Job:
         return end
 
     def cancel(self) -> bool:
-        """Asks for a cancel; ``False`` if the job has ended already.
+        """Cancels the job; ``False`` if it has ended already.
 
-        A running job ends within one engine step, a queued one when its turn comes: it never runs.
+        A queued job ends at once and never runs, a running one ends within one engine step.
         """
+        settings = self._client.settings
         with broker_errors(self._url):
-            if self._state().end is not None:
-                return False
-            with self._redis.pipeline() as pipe:
-                pipe.set(keys.cancel(self.id), 1, ex=self._client.settings.result_ttl_s)
-                pipe.publish(keys.CANCEL_CHANNEL, self.id)
-                pipe.execute()
-            return True
+            outcome = cancel(
+                self._redis,
+                self.id,
+                result_ttl_s=settings.result_ttl_s,
+                stream_ttl_s=settings.stream_ttl_s,
+            )
+        return outcome != "ended"
 
     def status(self) -> JobStatus:
         """Where the job stands now."""
-        with broker_errors(self._url):
-            meta, sent, cancelling = self._redis.mget(
-                keys.result(self.id), keys.sent(self.id), keys.cancel(self.id)
-            )
+        with broker_errors(self._url), self._redis.pipeline(transaction=False) as pipe:
+            pipe.mget(keys.result(self.id), keys.sent(self.id), keys.cancel(self.id))
+            pipe.hget(keys.job(self.id), "state")
+            (meta, sent, cancelling), record = pipe.execute()
         return job_status(
-            self.id, decode_state(meta), sent=sent is not None, cancelling=cancelling is not None
+            self.id,
+            decode_state(meta),
+            sent=sent is not None,
+            queued_again=record == "queued",
+            cancelling=cancelling is not None,
         )
+
+    def _say_that_somebody_reads(self) -> None:
+        try:
+            self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
+        except RedisError as error:
+            # Reading needs no memory; it only gets slower.
+            if not is_out_of_memory(error):
+                raise
 
     def _read(self, cursor: StreamCursor, block_ms: int | None) -> Any:
         return self._redis.xread({cursor.key: cursor.last_id}, count=READ_COUNT, block=block_ms)

@@ -27,8 +27,13 @@ class JobStatus:
         return self.state in ("succeeded", "failed", "cancelled")
 
 
-def job_status(job_id: str, stored: StoredState, *, sent: bool, cancelling: bool) -> JobStatus:
-    """The status that the stored state and our own marks amount to."""
+def job_status(
+    job_id: str, stored: StoredState, *, sent: bool, queued_again: bool, cancelling: bool
+) -> JobStatus:
+    """The status that the stored state and our own marks amount to.
+
+    ``queued_again``: it was claimed before, and now waits for another worker.
+    """
     match stored.end:
         case GenerationResult():
             return JobStatus(job_id, "succeeded", worker=stored.worker)
@@ -40,6 +45,8 @@ def job_status(job_id: str, stored: StoredState, *, sent: bool, cancelling: bool
             return JobStatus(job_id, "failed", error=error.document())
     if cancelling:
         return JobStatus(job_id, "cancelling", worker=stored.worker)
+    if queued_again:
+        return JobStatus(job_id, "queued")
     if stored.status != "PENDING":
         return JobStatus(job_id, "running", worker=stored.worker)
     return JobStatus(job_id, "queued" if sent else "unknown")

@@ -297,6 +297,7 @@ class Residency:
             model=self.engine.model_name,
             max_context=self.engine.max_context,
             max_sequences=self.engine.max_sequences,
+            queue_limit=self._settings.queue_limit,
             device=stats["device"],
             started_at=self._started_at,
             last_seen=time.time(),

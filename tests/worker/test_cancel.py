@@ -71,7 +71,9 @@ def test_a_queued_job_that_was_cancelled_never_runs(
     queued = client.submit(prompt="x", max_tokens=LONG)
     assert queued.status().state == "queued"
     assert queued.cancel()
-    assert queued.status().state == "cancelling"
+    assert queued.status().state == "cancelled"
+    assert_no_start(client, queued)
+    assert not queued.cancel(), "it has ended"
     busy[0].cancel()
     assert_no_start(client, queued)
     for job in busy[1:]:

@@ -1,0 +1,66 @@
+"""Putting a job into its queue: limit, idempotency key, time and message in one step."""
+
+from __future__ import annotations
+
+from celery import Celery
+from redis import Redis
+from redis.exceptions import RedisError
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import is_out_of_memory
+from llorch_worker.broker.message import job_message
+from llorch_worker.broker.queues import list_of, route
+from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.waiting import lists_of
+from llorch_worker.contract import GenerationRequest, QueueFull
+
+
+def enqueue(
+    client: Redis,
+    app: Celery,
+    request: GenerationRequest,
+    *,
+    model: ModelCard,
+    job_id: str,
+    ttl_s: int,
+) -> str:
+    """The id of the job in the queue: ``job_id``, or that of the first job with the request's
+    idempotency key.
+
+    ``ttl_s``: how long that key is remembered.
+
+    Raises:
+        QueueFull: as many jobs of this model wait as may, or Redis has no memory for another.
+            Nothing is left behind.
+    """
+    to = route(model.name, request.priority)
+    before, after = job_message(app, request, model=model.name, job_id=job_id, to=to)
+    key = request.idempotency_key
+    try:
+        outcome, value = run_script(
+            client,
+            "enqueue",
+            [keys.sent(job_id), list_of(to), *lists_of(model.name)],
+            [
+                job_id,
+                before,
+                after,
+                model.queue_limit,
+                ttl_s,
+                "" if key is None else keys.idempotency(model.name, key),
+            ],
+        )
+    except RedisError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise QueueFull(
+            "Redis is at its maxmemory and takes no more jobs; "
+            "submit again when jobs have ended, or raise maxmemory"
+        ) from error
+    if outcome == "full":
+        raise QueueFull(
+            f"{value} jobs for {model.name!r} wait, and no more than {model.queue_limit} may; "
+            "submit again later, start more workers, or raise their LLORCH_QUEUE_LIMIT"
+        )
+    return str(value)
