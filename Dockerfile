@@ -1,6 +1,8 @@
-# A worker (and, with another entry point, Flower). torch from PyPI brings its own CUDA libraries,
-# so a slim Python is all that has to lie under it; the host brings the driver.
+# A worker (and, with another entry point, Flower). torch brings its own CUDA libraries, so a slim
+# Python is all that has to lie under it; the host brings the driver.
 FROM python:3.12-slim AS build
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 WORKDIR /source
 COPY pyproject.toml README.md ./
 COPY llorch_worker llorch_worker
@@ -8,11 +10,13 @@ COPY tasks tasks
 RUN pip wheel --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
-# Another index for a CPU-only image: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ARG TORCH_INDEX=https://pypi.org/simple
+# pip's own variables, for an index of yours or a torch without CUDA: --build-arg PIP_INDEX_URL=...
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 ENV PYTHONUNBUFFERED=1
+# A layer of its own: torch is most of the image, and changes least.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install --index-url "$TORCH_INDEX" "torch>=2.11,<2.14"
+    pip install "torch>=2.11,<2.14"
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip \
     wheel=$(ls /wheels/*.whl) && pip install "${wheel}[worker,flower]"
