@@ -79,7 +79,7 @@ def request_fields(prompt: str | None, fields: dict[str, Any]) -> dict[str, Any]
     fields = dict(fields)
     chat, system = fields.pop("chat", False), fields.pop("system", None)
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = _read("-")
     if prompt is None:
         return fields
     if not (chat or system):
@@ -92,12 +92,14 @@ def read_requests(path: str, defaults: dict[str, Any]) -> list[GenerationRequest
     """The requests of a JSON-lines file (``-`` is stdin), each line over ``defaults``.
 
     Raises:
-        CommandError: naming the line and every fault of the first lines that are wrong; nothing
-            has been enqueued then.
+        CommandError: naming the line and every fault of the first lines that are wrong, or that
+            it is no UTF-8; nothing has been enqueued then.
     """
-    lines = (sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")).splitlines()
+    if not defaults.keys().isdisjoint(("chat", "system")):
+        raise usage_error("--chat and --system shape one prompt; in a file, give messages")
     requests, faults = [], []
-    for number, line in enumerate(lines, start=1):
+    # Not splitlines: U+2028 and the like may stand in a JSON string as they are.
+    for number, line in enumerate(_read(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -112,10 +114,22 @@ def read_requests(path: str, defaults: dict[str, Any]) -> list[GenerationRequest
     return requests
 
 
+def _read(path: str) -> str:
+    """What the file ``path`` (``-`` is stdin) holds."""
+    content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        where = "stdin" if path == "-" else path
+        raise usage_error(
+            f"{where} is no UTF-8 text (byte {error.start + 1}): convert it, with iconv say"
+        ) from None
+
+
 def _request_of_line(line: str, defaults: dict[str, Any]) -> GenerationRequest:
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         fault = Fault(field="line", rule=f"must be JSON ({error})", got=describe(line))
         raise InvalidRequest.from_faults([fault]) from None
     if not isinstance(fields, dict):

@@ -151,6 +151,40 @@ def test_every_wrong_line_of_a_file_is_named_and_nothing_is_enqueued(tmp_path: P
     assert said.endswith("nothing was enqueued")
 
 
+def test_a_line_ends_where_json_lines_end_and_nowhere_else(tmp_path: Path) -> None:
+    # These end a line for Python, but may stand in a JSON string as they are.
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"prompt": "a\u2028b\u0085c\u2029"}\r\n{"promt": "x"}\r\n', encoding="utf-8")
+    said = sentence(run("submit", "--file", path, "--redis", NOBODY), 2)
+    assert "line 2: " in said
+    assert "line 1" not in said
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe", b'{"prompt": "\xe9"}'], ids=["utf16", "latin1"])
+def test_a_file_that_is_no_utf_8(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_bytes(line)
+    said = sentence(run("submit", "--file", path, "--redis", NOBODY), 2)
+    assert said.startswith(f"{path} is no UTF-8 text")
+
+
+def test_a_line_nested_beyond_all_depth(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"metadata": ' + "[" * 100_000)
+    said = sentence(run("submit", "--file", path, "--redis", NOBODY), 2)
+    assert "line 1: line: must be JSON" in said
+
+
+@pytest.mark.parametrize("option", [["--chat"], ["--system", "Be kind."]])
+def test_options_that_shape_a_prompt_do_not_go_with_a_file(
+    option: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"prompt": "a"}')
+    said = sentence(run("submit", "--file", path, *option, "--redis", NOBODY), 2)
+    assert said.startswith("--chat and --system")
+
+
 def test_a_file_of_jobs_that_is_not_there() -> None:
     assert "No such file" in sentence(run("submit", "--file", "/nowhere/jobs.jsonl"), 1)
 
