@@ -15,9 +15,11 @@ from redis import Redis
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import failure_document
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.contract import AttemptsExhausted, Failed, encode_event
+from llorch_worker.contract import AttemptsExhausted, Failed, LlorchError, encode_event
 
 SWEEP_LIMIT_JOBS = 100
+MOST_DEAD_LETTERS = 10_000
+"""The oldest beyond these are forgotten."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def claim(
             failure_document("@ID@", error),
             encode_event(Failed(error=error.document())),
             terms.stream_ttl_s,
+            MOST_DEAD_LETTERS,
         ],
     )
     return [
@@ -115,6 +118,24 @@ def renew(client: Redis, claims: Iterable[Claim], *, lease_ms: int) -> list[str]
 def end(client: Redis, claim: Claim, terms: ClaimTerms) -> bool:
     """End a claim whose job is over; False if the claim was no longer ours."""
     return _release(client, claim, "ended", terms.result_ttl_s)
+
+
+def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> bool:
+    """Store ``error`` as the job's result and end its stream; False if the claim was lost."""
+    return bool(
+        run_script(
+            client,
+            "finish",
+            [keys.result(claim.job_id), keys.job(claim.job_id), keys.events(claim.job_id)],
+            [
+                claim.fence,
+                failure_document(claim.job_id, error),
+                terms.result_ttl_s,
+                encode_event(Failed(error=error.document())),
+                terms.stream_ttl_s,
+            ],
+        )
+    )
 
 
 def hand_back(client: Redis, claim: Claim) -> bool:

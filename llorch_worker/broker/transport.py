@@ -28,6 +28,7 @@ from kombu.utils.json import loads
 from llorch_worker.broker import claims, dead_letters, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.held import HELD
+from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
 
@@ -194,14 +195,26 @@ class ClaimChannel(kombu_redis.Channel):
     def _deliver_claim(self, claim: Claim) -> None:
         envelope = self._envelope(claim.message)
         if envelope is None:
-            logger.error("buried an entry of %d bytes: it is no message", len(claim.message))
+            self._bury_unreadable(claim)
+            return
+        # A tag of our own: what a producer wrote may be another message's too.
+        tag = f"{claim.job_id}/{claim.fence}"
+        envelope["properties"] = envelope["properties"] | {"delivery_tag": tag}
+        self.delivered[tag] = claim
+        self.connection._deliver(envelope, queues.queue_of(claim.list_key))
+
+    def _bury_unreadable(self, claim: Claim) -> None:
+        size = len(claim.message)
+        logger.error("refused an entry of %d bytes: it is no message", size)
+        fault = Fault(field="message", rule="must be a Celery message", got=f"{size} bytes")
+        try:
             with self.conn_or_acquire() as client:
                 dead_letters.bury(client, claim, "malformed")
+                claims.fail(client, claim, InvalidRequest.from_faults([fault]), self.terms)
                 claims.end(client, claim, self.terms)
+        finally:
+            # Where Redis is away the lease lapses, and the entry is judged again.
             HELD.discard(claim)
-            return
-        self.delivered[envelope["properties"]["delivery_tag"]] = claim
-        self.connection._deliver(envelope, queues.queue_of(claim.list_key))
 
     def _envelope(self, raw: bytes) -> dict[str, Any] | None:
         try:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import journal, keys
+from llorch_worker.broker import dead_letters, journal, keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held import HELD
@@ -152,6 +152,13 @@ class Residency:
     def stats(self) -> dict[str, Any]:
         """The engine's figures as plain JSON."""
         return dataclasses.asdict(self.engine.stats())
+
+    def dead_letters(self) -> int | None:
+        """How many wait at this Redis for an operator; None where Redis does not say."""
+        try:
+            return dead_letters.count(self._redis)
+        except RedisError:
+            return None
 
     def generate(
         self,

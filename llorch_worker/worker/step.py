@@ -77,7 +77,9 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def info(self, _worker: Any) -> dict[str, Any]:
         """What ``inspect stats`` adds."""
-        return {} if self._residency is None else {"engine": self._residency.stats()}
+        if self._residency is None:
+            return {}
+        return {"engine": self._residency.stats(), "dead_letters": self._residency.dead_letters()}
 
     def _close(self) -> None:
         if self._residency is not None:

@@ -23,9 +23,9 @@ from llorch_worker.contract import (
     ModelNotServed,
     OutOfMemory,
 )
+from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.services import WorkerProcess, held_ids, wait_until
 
-QUEUE = "llorch.toy"
 GET_S = 30
 
 
@@ -41,28 +41,6 @@ def failure(result: AsyncResult) -> LlorchError:
     with pytest.raises(LlorchError) as caught:
         result.get(timeout=GET_S)
     return caught.value
-
-
-def envelope(body: Any, /, *, headers: Any = None, **changes: Any) -> dict[str, Any]:
-    """A message as kombu puts it on the list."""
-    text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return {
-        "body": base64.b64encode(text).decode(),
-        "content-encoding": "utf-8",
-        "content-type": "application/json",
-        "headers": {"task": TASK_NAME, "id": "raw", "lang": "py"} if headers is None else headers,
-        "properties": {
-            "correlation_id": "raw",
-            "delivery_mode": 2,
-            "delivery_info": {"exchange": "", "routing_key": QUEUE},
-            "priority": 0,
-            "body_encoding": "base64",
-            "delivery_tag": "raw-tag",
-        },
-    } | changes
-
-
-GOOD_BODY = [[], {"prompt": "x", "max_tokens": 1}, {}]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@
 -- ARGV[8]    result of a job without attempts left, a template with @ID@
 -- ARGV[9]    its last event
 -- ARGV[10]   seconds that an event stream is kept
+-- ARGV[11]   the most dead letters to keep
 -- Touches    llorch:job:<id>    hash  state, message, list, attempts, fence, worker, history, ...
 --            llorch:job:<id>:events, celery-task-meta-<id> of jobs without attempts left
 --
@@ -37,6 +38,23 @@ local clock = redis.call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local taken = {}
 
+-- UTF-8 as Python decodes it: no surrogates, nothing overlong. What is not would stop every reader.
+local SEQUENCES = {
+  '[\194-\223][\128-\191]',
+  '\224[\160-\191][\128-\191]', '[\225-\236\238\239][\128-\191][\128-\191]', '\237[\128-\159][\128-\191]',
+  '\240[\144-\191][\128-\191][\128-\191]', '[\241-\243][\128-\191][\128-\191][\128-\191]',
+  '\244[\128-\143][\128-\191][\128-\191]',
+}
+local function is_text(bytes)
+  if not bytes:find('[\128-\255]') then
+    return true
+  end
+  for _, sequence in ipairs(SEQUENCES) do
+    bytes = bytes:gsub(sequence, ' ')
+  end
+  return not bytes:find('[\128-\255]')
+end
+
 local function job_id(message)
   local ok, decoded = pcall(cjson.decode, message)
   if not ok or type(decoded) ~= 'table' or type(decoded.headers) ~= 'table' then
@@ -47,17 +65,21 @@ local function job_id(message)
     -- Celery's first message protocol
     id = decoded.properties.correlation_id
   end
-  if type(id) ~= 'string' or #id == 0 or #id > 255 then
+  if type(id) ~= 'string' or #id == 0 or #id > 255 or not is_text(id) then
     return nil
   end
   return id
 end
 
 local function bury(id, reason, message, list, attempts, history)
+  if not is_text(message) then
+    message = message:gsub('[\128-\255]', '?')
+  end
   redis.call('LPUSH', dead, cjson.encode({
     id = id, reason = reason, message = message, list = list,
     attempts = attempts, history = history, at_ms = now_ms,
   }))
+  redis.call('LTRIM', dead, 0, ARGV[11] - 1)
 end
 
 local function exhaust(id, message, list, attempts, history)
@@ -69,10 +91,13 @@ local function exhaust(id, message, list, attempts, history)
   local result, events = 'celery-task-meta-' .. id, 'llorch:job:' .. id .. ':events'
   redis.call('SET', result, document, 'EX', keep_s)
   redis.call('PUBLISH', result, document)
-  local last = redis.call('XREVRANGE', events, '+', '-', 'COUNT', 1)[1]
-  local number = (last and tonumber(last[1]:match('^%d+')) or 0) + 1
-  redis.call('XADD', events, string.format('%d-0', number), 'event', ARGV[9])
-  redis.call('EXPIRE', events, stream_s)
+  -- Protected, as below: an error here would lose all that this script popped.
+  local entries = redis.pcall('XREVRANGE', events, '+', '-', 'COUNT', 1)
+  if not entries.err then
+    local number = (entries[1] and tonumber(entries[1][1]:match('^%d+')) or 0) + 1
+    redis.pcall('XADD', events, string.format('%d-0', number), 'event', ARGV[9])
+    redis.call('EXPIRE', events, stream_s)
+  end
 end
 
 -- Returns false where the job must stay in its list for now.
@@ -83,7 +108,12 @@ local function take(message, list, from_suspects, may_be_redelivered)
     return true
   end
   local job = 'llorch:job:' .. id
-  local record = redis.call('HMGET', job, 'state', 'attempts', 'history', 'list')
+  local record = redis.pcall('HMGET', job, 'state', 'attempts', 'history', 'list')
+  if record.err then
+    -- An id made so that its record would be another of our keys.
+    bury('', 'malformed', message, list, 0, '')
+    return true
+  end
   local state, attempts, history = record[1], tonumber(record[2] or '0'), record[3] or ''
   if state == 'claimed' or state == 'ended' then
     -- The same job delivered twice: whoever came first goes on, this copy yields.
