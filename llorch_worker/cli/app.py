@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect as introspection
 import os
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -28,16 +30,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command("demo", rich_help_panel=_FIRST)(demo.demo)
-app.command("doctor", rich_help_panel=_FIRST)(doctor.doctor)
-app.command("up", rich_help_panel=_SERVE)(up.up)
-app.command("worker", rich_help_panel=_SERVE)(worker.worker)
-app.command("generate", rich_help_panel=_JOBS)(generate.generate)
-app.command("submit", rich_help_panel=_JOBS)(submit.submit)
-app.command("watch", rich_help_panel=_JOBS)(jobs.watch)
-app.command("cancel", rich_help_panel=_JOBS)(jobs.cancel)
-app.command("status", rich_help_panel=_LOOK)(status.status)
-app.command("inspect", rich_help_panel=_LOOK)(inspect.inspect)
+
+def _add(name: str, command: Callable[..., Any], panel: str) -> None:
+    # typer keeps the line ends of a docstring's later paragraphs; the terminal has its own width.
+    paragraphs = introspection.cleandoc(command.__doc__ or "").split("\n\n")
+    flowing = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    app.command(name, help=flowing, rich_help_panel=panel)(command)
+
+
+_add("demo", demo.demo, _FIRST)
+_add("doctor", doctor.doctor, _FIRST)
+_add("up", up.up, _SERVE)
+_add("worker", worker.worker, _SERVE)
+_add("generate", generate.generate, _JOBS)
+_add("submit", submit.submit, _JOBS)
+_add("watch", jobs.watch, _JOBS)
+_add("cancel", jobs.cancel, _JOBS)
+_add("status", status.status, _LOOK)
+_add("inspect", inspect.inspect, _LOOK)
 
 
 def _print_version(wanted: bool) -> None:

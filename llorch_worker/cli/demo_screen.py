@@ -43,7 +43,11 @@ class DemoScreen:
         """A spinner while the block runs; the block says with what it ended."""
         outcome: list[str] = []
         if self._live:
-            with self._screen.out.status(f"starting {label}"):
+            from rich.live import Live
+            from rich.spinner import Spinner
+
+            spinner = Padding(Spinner("dots", f"starting {label}"), (0, 2))
+            with Live(spinner, console=self._screen.out, transient=True):
                 yield outcome.append
         else:
             yield outcome.append
@@ -102,7 +106,7 @@ class DemoScreen:
         done = found.jobs - found.failed
         table.add_row("  done", f"{done}/{found.jobs}", f"in {found.wall_s:.1f} s")
         table.add_row("  jobs/s", f"{found.jobs_per_s:.1f}", "")
-        table.add_row("  tokens/s", f"{found.tokens_per_s:.0f}", f"{found.tokens:,} tokens")
+        table.add_row("  tokens/s", f"{found.tokens_per_s:,.0f}", f"{found.tokens:,} tokens")
         note = "from enqueue to the first token at the client"
         table.add_row("  first token p50", f"{found.first_token_p50_ms:.0f} ms", note)
         table.add_row("  first token p95", f"{found.first_token_p95_ms:.0f} ms", "")

@@ -32,6 +32,10 @@ EXTRA_OF_MODULE: Final = {
 }
 
 
+# Settings whose option is not called as they are.
+_OPTIONS: Final = {"model_name": "--name", "redis_url": "--redis"}
+
+
 class CommandError(Exception):
     """A fault of the command itself: one sentence with the remedy, a code and an exit code."""
 
@@ -94,7 +98,7 @@ def _settings_document(error: ValidationError) -> ErrorDocument:
     faults = []
     for item in error.errors():
         field = ".".join(str(part) for part in item["loc"])
-        option = f"--{field.replace('_', '-')}"
+        option = _OPTIONS.get(field, f"--{field.replace('_', '-')}")
         got = item["input"]
         faults.append(
             Fault(

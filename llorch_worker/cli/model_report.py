@@ -81,14 +81,16 @@ def report(settings: Settings) -> ModelReport:
     """Look at the model of ``settings``; reads headers and loads no weights.
 
     Raises:
-        ModelLoadFailed: for what is missing, damaged or no Llama, and for a device or dtype that
-            is not there.
+        ModelLoadFailed: for what is missing, damaged or no Llama, for a tokenizer that a worker
+            could not use, and for a device or dtype that is not there.
     """
     from llorch_worker.model import resolve_config
+    from llorch_worker.text.loading import load_tokenizer
     from llorch_worker.weights import open_checkpoint
 
     checkpoint = open_checkpoint(settings.model)
     config = resolve_config(checkpoint)
+    load_tokenizer(checkpoint)
     tensors = checkpoint.tensors.values()
     counts = Counter(tensor.dtype_name for tensor in tensors)
     stored = {

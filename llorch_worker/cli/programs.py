@@ -45,7 +45,7 @@ def worker(name: str, device: str, settings: Settings, *, own_redis: bool) -> Pr
 
 
 def flower(port: int, settings: Settings) -> Program:
-    """Flower, for this machine alone: it has no login here."""
+    """Flower, for this machine alone, and without a login unless ``FLOWER_BASIC_AUTH`` sets one."""
     arguments = (f"--address={ports.LOCALHOST}", f"--port={port}", "--logging=error")
     return Program(
         FLOWER,

@@ -180,6 +180,13 @@ class Stack:
             while not child.wait(POLL_S):
                 pass
 
+    def jobs_lost_with_redis(self) -> int:
+        """How many jobs wait in a Redis of our own, and so end with it; ask after the drain."""
+        if self._plan.redis_url is not None:
+            return 0
+        with Cluster(self.redis_url) as cluster:
+            return cluster.queued_jobs(self._plan.settings.served_name)
+
     def _settings(self) -> Settings:
         return self._plan.settings.model_copy(update={"redis_url": self.redis_url})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FLOWER_PORT = 5555
 FLOWER_TIMEOUT_S = 60.0
+_FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH", "FLOWER_UNAUTHENTICATED_API")
+"""Without one of these, Flower shows everything and refuses to end or change anything."""
 _CELERY_LINE = re.compile(r"\[\S+ (?P<time>[\d:]+),\d+: (?P<level>[A-Z]+)/\S+\] ")
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 
@@ -103,6 +106,12 @@ def up(
         except KeyboardInterrupt:
             screen.note("\nDraining: running jobs are finished. Ctrl-C again ends them.", "bold")
             stack.drain()
+            if lost := stack.jobs_lost_with_redis():
+                screen.note(
+                    f"{lost} waiting job{'s are' if lost > 1 else ' is'} gone with our own Redis; "
+                    "one that you run, given with --redis, keeps them.",
+                    "yellow",
+                )
             screen.note("Drained.", "bold")
 
 
@@ -165,6 +174,8 @@ def _banner(
     name = settings.served_name
     own = " (ours: in memory, gone when this ends)" if plan.redis_url is None else ""
     flower = stack.flower_url or "off"
+    if stack.flower_url and not any(os.environ.get(name) for name in _FLOWER_LOGINS):
+        flower += "\n           (to look; its buttons need FLOWER_BASIC_AUTH=user:password)"
     workers = ", ".join(
         f"{worker} on {card.device}" for (worker, _), card in zip(plan.workers, cards, strict=True)
     )

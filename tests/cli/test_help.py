@@ -49,5 +49,12 @@ def test_every_command_explains_itself(command: str) -> None:
     assert f"llorch {command}" in ran.out
 
 
+@pytest.mark.parametrize("command", ["up", "submit", "worker"])
+def test_prose_flows_to_the_width_of_the_terminal(command: str) -> None:
+    prose = run(command, "--help").out.partition("\n\n")[2].partition("╭")[0].splitlines()
+    paragraph = [line.strip() for line in prose if line.strip()][1:]
+    assert all(len(line) > 60 for line in paragraph[:-1]), "\n".join(paragraph)
+
+
 def test_the_version_is_told() -> None:
     assert run("--version").out.startswith("llorch ")
