@@ -106,14 +106,29 @@ def allocate_cache(
     return UnifiedCache.allocate(num_blocks=num_blocks, **shape)
 
 
+def require_room(weight_bytes: int, device: torch.device) -> None:
+    """Raises ``ModelLoadFailed`` unless weights of this size fit on ``device`` now."""
+    free = free_bytes(device)
+    if weight_bytes > free:
+        raise ModelLoadFailed(
+            f"the weights need {_mib(weight_bytes)} on {device}, and there is {_mib(free)} free; "
+            "take a smaller dtype or model, or free memory"
+        )
+
+
 def available_bytes(device: torch.device) -> int:
     """Memory on ``device`` that the cache may take now."""
+    return int(free_bytes(device) * (CUDA_SHARE if device.type == "cuda" else CPU_SHARE))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory on ``device`` that nobody has now, within this container's limit."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
-    free = psutil.virtual_memory().available
+        return int(free)
+    free = int(psutil.virtual_memory().available)
     group = _cgroup_free_bytes()
-    return int(CPU_SHARE * (free if group is None else min(free, group)))
+    return free if group is None else min(free, group)
 
 
 def _cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -123,7 +138,17 @@ def _cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
         used = int((root / "memory.current").read_text())
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else max(0, int(limit) - used)
+    return None if limit == "max" else max(0, int(limit) - used + _cached_file_bytes(root))
+
+
+def _cached_file_bytes(root: Path) -> int:
+    """Cached pages of files, which count as used but give way."""
+    try:
+        lines = (root / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    sizes = dict(line.split(" ", 1) for line in lines)
+    return int(sizes.get("inactive_file", 0)) + int(sizes.get("active_file", 0))
 
 
 def _mib(size: int) -> str:

@@ -21,7 +21,7 @@ from llorch_worker.contract import (
     Journal,
     ModelLoadFailed,
 )
-from llorch_worker.engine.block_plan import allocate_cache
+from llorch_worker.engine.block_plan import allocate_cache, require_room
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.generation import Generation
@@ -36,7 +36,7 @@ from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uniforms import choice_seed, job_seed
-from llorch_worker.model import Llama, LlamaConfig, resolve_config
+from llorch_worker.model import Llama, LlamaConfig, model_bytes, resolve_config
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint
@@ -125,6 +125,9 @@ class Engine:
             ModelLoadFailed: no such file or device, no Llama, or not enough memory.
         """
         path = Path(path)
+        for name, value in (("max_sequences", max_sequences), ("max_step_tokens", max_step_tokens)):
+            if value < 1:
+                raise ModelLoadFailed(f"{name} must be at least 1 (got {value})")
         place = resolve_device(device)
         compute_dtype = resolve_dtype(dtype, place)
         if num_threads is not None:
@@ -137,6 +140,7 @@ class Engine:
                 f"the context of {path.name}; leave it out for the model's own"
             )
         tokenizer = load_tokenizer(checkpoint)
+        require_room(model_bytes(config, compute_dtype), place)
         model = Llama.load(checkpoint, config, dtype=compute_dtype, device=place, progress=progress)
         cache = allocate_cache(
             config,

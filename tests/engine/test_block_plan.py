@@ -56,6 +56,9 @@ def test_a_containers_limit_counts_as_the_machines(
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("2000\n")
     assert block_plan._cgroup_free_bytes(tmp_path) == 3_000
+    # Cached files, the model's own among them, make room for whoever asks.
+    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 900\nactive_file 100\n")
+    assert block_plan._cgroup_free_bytes(tmp_path) == 4_000
     (tmp_path / "memory.max").write_text("max\n")
     assert block_plan._cgroup_free_bytes(tmp_path) is None
     assert block_plan._cgroup_free_bytes(tmp_path / "none") is None

@@ -16,7 +16,8 @@ from llorch_worker.contract import (
     ModelLoadFailed,
     ModelNotServed,
 )
-from llorch_worker.engine import Engine
+from llorch_worker.engine import Engine, block_plan
+from llorch_worker.model import Llama
 
 
 def refusal(engine: Engine, **fields: Any) -> LlorchError:
@@ -178,3 +179,20 @@ def test_loading_reports_progress_and_takes_the_files_name(loaded: Any) -> None:
         assert engine.max_context == 128
         assert engine.stats().kv_blocks_total == 3 * 128 // 16
     assert told[-1][0] == told[-1][1] > 0
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_plan, "free_bytes", lambda device: 100_000)
+    monkeypatch.setattr(Llama, "load", lambda *args, **kwargs: pytest.fail("they were read"))
+    with pytest.raises(ModelLoadFailed) as caught:
+        Engine.load(loaded.path, device="cpu")
+    for part in ("weights need", "0.1 MiB free", "smaller"):
+        assert part in caught.value.message
+
+
+@pytest.mark.parametrize("setting", ["max_sequences", "max_step_tokens"])
+def test_an_engine_that_could_run_nothing_is_not_loaded(loaded: Any, setting: str) -> None:
+    with pytest.raises(ModelLoadFailed, match=f"{setting} must be at least 1"):
+        Engine.load(loaded.path, device="cpu", **{setting: 0})
