@@ -20,6 +20,8 @@ _PANEL = "Request"
 
 def _option(kind: Any, *names: str, help: str) -> Any:
     # Ranges stay out of this table: the contract checks them, and reports every fault at once.
+    # Defaults stand in brackets, which rich would read as markup.
+    help = help.replace("[", r"\[")
     return Annotated[kind, typer.Option(*names, help=help, rich_help_panel=_PANEL)]
 
 

@@ -24,7 +24,7 @@ def submit(
         str | None, typer.Option("--model", help="The name under which it is served.")
     ] = None,
     priority: Annotated[
-        str | None, typer.Option("--priority", help="high, normal or low [normal].")
+        str | None, typer.Option("--priority", help=r"high, normal or low \[normal].")
     ] = None,
     file: Annotated[
         str | None,
