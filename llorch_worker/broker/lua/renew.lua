@@ -9,6 +9,9 @@
 
 local clock = redis.call('TIME')
 local until_ms = clock[1] * 1000 + math.floor(clock[2] / 1000) + tonumber(ARGV[1])
+-- A write that cannot grow first: a server at maxmemory then lets the rest through. Without it every
+-- running job would lose its lease there.
+redis.call('PERSIST', KEYS[1])
 local lost = {}
 for i = 2, #ARGV, 2 do
   local record = redis.call('HMGET', 'llorch:job:' .. ARGV[i], 'state', 'fence')
