@@ -106,7 +106,7 @@ def broker_errors(url: str) -> Iterator[None]:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Redis refused a write because it is at its ``maxmemory``. Scripts answer it within
     an error of their own."""
-    return isinstance(error, RedisError) and "OOM command not allowed" in str(error)
+    return isinstance(error, RedisError) and "used memory > 'maxmemory'" in str(error)
 
 
 def _sentence(url: str, error: BaseException) -> str:

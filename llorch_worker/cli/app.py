@@ -10,7 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from llorch_worker.cli import demo, doctor, generate, inspect, jobs, status, submit, up, worker
+from llorch_worker.cli import (
+    dead,
+    demo,
+    doctor,
+    generate,
+    inspect,
+    jobs,
+    status,
+    submit,
+    up,
+    worker,
+)
 from llorch_worker.cli.errors import INTERRUPTED, USAGE, explain
 from llorch_worker.cli.screen import Screen
 from llorch_worker.contract import ErrorDocument
@@ -48,6 +59,7 @@ _add("watch", jobs.watch, _JOBS)
 _add("cancel", jobs.cancel, _JOBS)
 _add("status", status.status, _LOOK)
 _add("inspect", inspect.inspect, _LOOK)
+app.add_typer(dead.app, name="dead", rich_help_panel=_LOOK)
 
 
 def _print_version(wanted: bool) -> None:

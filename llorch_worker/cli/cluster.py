@@ -5,15 +5,12 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from llorch_worker.broker import registry
+from llorch_worker.broker import dead_letters, registry
 from llorch_worker.broker.celery_app import producer_app
 from llorch_worker.broker.connection import BrokerUnavailable, broker_errors, connect
-from llorch_worker.broker.queues import high_queue, normal_queue
 from llorch_worker.broker.registry import ModelCard, WorkerCard
+from llorch_worker.broker.waiting import Waiting, waiting
 
-# How kombu names the lists of a queue's priority steps; step 0 has the plain name.
-_PRIORITY_SEPARATOR = "\x06\x16"
-_PRIORITY_STEPS = (3, 6, 9)
 PING_TIMEOUT_S = 1.0
 
 
@@ -93,11 +90,16 @@ class Cluster:
         with broker_errors(self._url):
             return sorted(registry.models(self._redis).values(), key=lambda model: model.name)
 
-    def queued_jobs(self, model: str) -> int:
+    def waiting(self, model: str) -> Waiting:
         """How many jobs for ``model`` wait in Redis, at every priority."""
-        normal = normal_queue(model)
-        steps = [f"{normal}{_PRIORITY_SEPARATOR}{step}" for step in _PRIORITY_STEPS]
-        with broker_errors(self._url), self._redis.pipeline(transaction=False) as pipe:
-            for name in (high_queue(model), normal, *steps):
-                pipe.llen(name)
-            return sum(map(int, pipe.execute()))
+        with broker_errors(self._url):
+            return waiting(self._redis, model)
+
+    def queued_jobs(self, model: str) -> int:
+        """As :meth:`waiting`, their number alone."""
+        return self.waiting(model).jobs
+
+    def dead_letters(self) -> int:
+        """How many jobs wait for an operator's decision."""
+        with broker_errors(self._url):
+            return dead_letters.count(self._redis)

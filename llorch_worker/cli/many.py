@@ -12,7 +12,7 @@ import typer
 
 from llorch_worker.cli.errors import FAILED
 from llorch_worker.cli.screen import Screen, harmless
-from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
+from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError, QueueFull
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 AWAITED_AT_ONCE = 64
 """Each awaited result holds one connection to Redis."""
+ROOM_POLL_S = 1.0
 EXCERPT_CHARS = 30
 
 
@@ -82,31 +83,48 @@ async def _run(
     from llorch_worker.client import AsyncClient
 
     async with AsyncClient(settings) as client:
-        jobs = await _enqueue(screen, client, requests, show_ids=not wait)
-        if not wait:
-            return []
+        jobs: list[AsyncJob] = []
         try:
-            return await _await_all(screen, jobs)
+            await _enqueue(screen, client, requests, jobs, show_ids=not wait)
+            return await _await_all(screen, jobs) if wait else []
         except asyncio.CancelledError:
-            screen.note("cancelling what has not ended")
-            await asyncio.gather(*(job.cancel() for job in jobs))
+            if wait:
+                screen.note("cancelling what has not ended")
+                await asyncio.gather(*(job.cancel() for job in jobs))
             raise
 
 
 async def _enqueue(
-    screen: Screen, client: AsyncClient, requests: list[GenerationRequest], *, show_ids: bool
-) -> list[AsyncJob]:
-    jobs = []
+    screen: Screen,
+    client: AsyncClient,
+    requests: list[GenerationRequest],
+    jobs: list[AsyncJob],
+    *,
+    show_ids: bool,
+) -> None:
+    """Appends to ``jobs`` as they are enqueued, so that an interrupt knows which are."""
     with screen.bar("enqueueing", "jobs") as advance:
         for request in requests:
-            jobs.append(await client.submit(request))
+            jobs.append(await _submit(screen, client, request))
             advance(len(jobs), len(requests))
     if show_ids:
         if screen.as_json:
             screen.document({"ids": [job.id for job in jobs]})
         else:
             screen.write_raw("".join(f"{job.id}\n" for job in jobs))
-    return jobs
+
+
+async def _submit(screen: Screen, client: AsyncClient, request: GenerationRequest) -> AsyncJob:
+    """Enqueues one job, when there is room for it: a file may be longer than a queue."""
+    told = False
+    while True:
+        try:
+            return await client.submit(request)
+        except QueueFull as error:
+            if not told:
+                screen.note(f"waiting for room: {error.message}", "yellow")
+                told = True
+        await asyncio.sleep(ROOM_POLL_S)
 
 
 async def _await_all(screen: Screen, jobs: list[AsyncJob]) -> list[Ended]:

@@ -138,6 +138,11 @@ def harmless(text: str) -> str:
     return text.translate(_VISIBLE_CONTROLS)
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 letter``, ``2 letters``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def human_bytes(count: float) -> str:
     """``count`` bytes in binary units: ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -9,10 +9,11 @@ import typer
 
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
-from llorch_worker.cli.screen import Screen
+from llorch_worker.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
     from llorch_worker.broker.registry import ModelCard, WorkerCard
+    from llorch_worker.broker.waiting import Waiting
     from llorch_worker.client import JobStatus
 
 
@@ -32,20 +33,29 @@ def status(
     with Cluster(url) as cluster:
         workers = cluster.figures(cluster.workers())
         models = cluster.models()
-        queued = {model.name: cluster.queued_jobs(model.name) for model in models}
+        waiting = {model.name: cluster.waiting(model.name) for model in models}
+        dead = cluster.dead_letters()
     if as_json:
         screen.document(
             {
                 "workers": [worker.model_dump(mode="json") for worker in workers],
                 "models": [
-                    model.model_dump(mode="json") | {"queued": queued[model.name]}
+                    model.model_dump(mode="json")
+                    | {
+                        "queued": waiting[model.name].jobs,
+                        "suspects": waiting[model.name].suspects,
+                    }
                     for model in models
                 ],
+                "dead_letters": dead,
             }
         )
         return
     _show_workers(screen, workers)
-    _show_models(screen, models, queued, workers)
+    _show_models(screen, models, waiting, workers)
+    if dead:
+        screen.out.print()
+        screen.out.print(f"[yellow]{counted(dead, 'dead letter')}[/]: see llorch dead list")
 
 
 def _show_workers(screen: Screen, workers: list[WorkerCard]) -> None:
@@ -73,7 +83,10 @@ def _show_workers(screen: Screen, workers: list[WorkerCard]) -> None:
 
 
 def _show_models(
-    screen: Screen, models: list[ModelCard], queued: dict[str, int], workers: list[WorkerCard]
+    screen: Screen,
+    models: list[ModelCard],
+    waiting: dict[str, Waiting],
+    workers: list[WorkerCard],
 ) -> None:
     from rich.table import Table
 
@@ -84,20 +97,28 @@ def _show_models(
         table.add_column(title, justify="right")
     for model in models:
         serving = sum(worker.model == model.name for worker in workers)
-        depth = queued[model.name]
+        depth = waiting[model.name].jobs
         table.add_row(
             model.name,
             f"llorch.{model.name}",
             f"{model.max_context:,}",
             str(serving),
             f"[yellow]{depth}[/]" if depth and not serving else str(depth),
-            "now" if serving else _ago(time.time() - model.last_seen),
+            "now" if serving else ago(time.time() - model.last_seen),
         )
     screen.out.print()
     screen.out.print(table)
+    for name, jobs in waiting.items():
+        if jobs.suspects:
+            screen.out.print(
+                f"[yellow]{counted(jobs.suspects, 'suspect')}[/] of {name} may have killed a "
+                "worker: each runs apart from others of its kind",
+                soft_wrap=True,
+            )
 
 
-def _ago(seconds: float) -> str:
+def ago(seconds: float) -> str:
+    """How long something is past: ``5 min ago``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit} ago"

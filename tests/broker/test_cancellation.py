@@ -1,0 +1,172 @@
+"""Redis decides, in one step, whether a cancel or a claim came first."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
+
+from llorch_worker.broker import claims, keys, queues
+from llorch_worker.broker.cancellation import TOMBSTONE_TTL_S, cancel
+from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker.waiting import waiting
+from llorch_worker.client import Client, Job
+from llorch_worker.contract import Cancelled, CancelledEvent
+from tests.services import RedisServer
+
+TERMS = ClaimTerms(lease_ms=60_000, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
+
+
+@pytest.fixture
+def producer(redis_server: RedisServer) -> Iterator[Client]:
+    with Client(redis_server.url, model="toy") as client:
+        client.redis.flushall()
+        card = ModelCard(name="toy", max_context=4096, last_seen=time.time())
+        client.redis.hset(keys.MODELS, "toy", card.model_dump_json())
+        yield client
+
+
+def take(client: Client, terms: ClaimTerms = TERMS, limit: int = 1) -> list[Claim]:
+    return claims.claim(
+        client.redis,
+        lists=queues.lists(queues.queues("toy")),
+        suspects=queues.suspects("toy"),
+        held=(),
+        limit=limit,
+        worker="w@h",
+        terms=terms,
+    )
+
+
+def outcome(client: Client, job: Job) -> str:
+    return cancel(client.redis, job.id, result_ttl_s=60, stream_ttl_s=60)
+
+
+def assert_cancelled(job: Job) -> None:
+    with pytest.raises(Cancelled):
+        job.result(timeout=0)
+    (entry,) = job.stream(timeout=0.1)
+    assert isinstance(entry.event, CancelledEvent)
+    assert job.status().state == "cancelled"
+
+
+def test_a_waiting_job_ends_at_once_and_is_never_claimed(producer: Client) -> None:
+    job, other = producer.submit(prompt="x"), producer.submit(prompt="x")
+    assert job.cancel()
+    assert_cancelled(job)
+    assert [claim.job_id for claim in take(producer, limit=9)] == [other.id]
+    assert not job.cancel(), "it has ended"
+
+
+def test_a_stock_app_reads_the_cancelled_job(producer: Client, stock: Celery) -> None:
+    job = producer.submit(prompt="x")
+    result = AsyncResult(job.id, app=stock)
+    job.cancel()
+    assert result.state == "REVOKED"
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=5)
+
+
+def test_who_waits_for_the_result_is_told_at_once(producer: Client, stock: Celery) -> None:
+    job = producer.submit(prompt="x")
+    ends: list[BaseException] = []
+
+    def wait(get: object) -> None:
+        try:
+            get()  # type: ignore[operator]
+        except (Cancelled, TaskRevokedError) as error:
+            ends.append(error)
+
+    result = AsyncResult(job.id, app=stock)
+    waiters = [
+        threading.Thread(target=wait, args=(get,))
+        for get in (lambda: job.result(20), lambda: result.get(timeout=20))
+    ]
+    for waiter in waiters:
+        waiter.start()
+    job.cancel()
+    for waiter in waiters:
+        waiter.join()
+    assert {type(end) for end in ends} == {Cancelled, TaskRevokedError}
+
+
+def test_a_claimed_job_is_left_to_its_worker(producer: Client) -> None:
+    job = producer.submit(prompt="x")
+    with producer.redis.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe(keys.CANCEL_CHANNEL)
+        pubsub.get_message(timeout=5)
+        take(producer)
+        assert outcome(producer, job) == "running"
+        message = pubsub.get_message(timeout=5)
+    assert message is not None
+    assert message["data"] == job.id
+    assert producer.redis.exists(keys.cancel(job.id))
+    assert job.status().state == "cancelling"
+
+
+def test_a_job_that_was_handed_back_is_cancelled_like_one_that_waits(producer: Client) -> None:
+    job = producer.submit(prompt="x")
+    (claim,) = take(producer)
+    claims.hand_back(producer.redis, claim)
+    assert job.status().state == "queued"
+    assert outcome(producer, job) == "queued"
+    assert_cancelled(job)
+    assert take(producer) == []
+    assert waiting(producer.redis, "toy").jobs == 0
+
+
+def test_a_job_of_a_dead_worker_is_cancelled_like_one_that_waits(producer: Client) -> None:
+    job = producer.submit(prompt="x")
+    take(producer, ClaimTerms(lease_ms=-1, max_attempts=3, result_ttl_s=60, stream_ttl_s=60))
+    assert claims.sweep(producer.redis) == [job.id]
+    assert waiting(producer.redis, "toy").suspects == 1
+    assert outcome(producer, job) == "queued"
+    assert_cancelled(job)
+    assert take(producer) == []
+
+
+def test_the_cancel_of_a_job_without_memory_in_redis(producer: Client) -> None:
+    waits, runs = producer.submit(prompt="x", priority="low"), producer.submit(prompt="x")
+    take(producer)
+    producer.redis.config_set("maxmemory", 1)
+    try:
+        assert outcome(producer, waits) == "queued"
+        assert outcome(producer, runs) == "running"
+    finally:
+        producer.redis.config_set("maxmemory", 0)
+    assert_cancelled(waits)
+
+
+def test_a_cancelled_job_is_remembered_longer_than_its_message_is_likely_to_wait(
+    producer: Client,
+) -> None:
+    job = producer.submit(prompt="x")
+    job.cancel()
+    assert producer.redis.ttl(keys.job(job.id)) > TOMBSTONE_TTL_S - 60
+
+
+def test_cancels_and_claims_at_once_leave_each_job_on_one_side(producer: Client) -> None:
+    jobs = [producer.submit(prompt="x") for _ in range(200)]
+    claimed: list[str] = []
+    go = threading.Barrier(2)
+
+    def claim_all() -> None:
+        go.wait()
+        while taken := take(producer, limit=3):
+            claimed.extend(claim.job_id for claim in taken)
+
+    thread = threading.Thread(target=claim_all)
+    thread.start()
+    go.wait()
+    # From the tail on: the two meet in the middle.
+    outcomes = {job.id: outcome(producer, job) for job in reversed(jobs)}
+    thread.join()
+    cancelled = {job_id for job_id, found in outcomes.items() if found == "queued"}
+    assert cancelled.isdisjoint(claimed)
+    assert cancelled | set(claimed) == set(outcomes)

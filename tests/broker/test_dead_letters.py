@@ -1,0 +1,224 @@
+"""Dead letters are kept, bounded, and come back with what their jobs had."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from llorch_worker.broker import claims, dead_letters, journal, keys, queues, scripts
+from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.dead_letters import DeadLetter
+from llorch_worker.broker.registry import ModelCard
+from llorch_worker.client import Client, Job
+from llorch_worker.contract import (
+    AttemptsExhausted,
+    Failed,
+    InternalError,
+    Started,
+    Tokens,
+)
+from tests.services import RedisServer
+
+LAPSED = ClaimTerms(lease_ms=-1, max_attempts=2, result_ttl_s=60, stream_ttl_s=60)
+"""Claims whose worker dies at once."""
+STARTED = Started(worker="w@h", model="toy", attempt=1, prompt_tokens=1, queue_ms=0)
+TTL_S = 60
+
+
+@pytest.fixture
+def producer(redis_server: RedisServer) -> Iterator[Client]:
+    with Client(redis_server.url, model="toy") as client:
+        client.redis.flushall()
+        card = ModelCard(name="toy", max_context=4096, last_seen=time.time())
+        client.redis.hset(keys.MODELS, "toy", card.model_dump_json())
+        yield client
+
+
+def take(client: Client, worker: str = "w@h") -> list[Claim]:
+    return claims.claim(
+        client.redis,
+        lists=queues.lists(queues.queues("toy")),
+        suspects=queues.suspects("toy"),
+        held=(),
+        limit=9,
+        worker=worker,
+        terms=LAPSED,
+    )
+
+
+def write(client: Client, claim: Claim, *events: Started | Tokens) -> None:
+    page = journal.read(client.redis, claim.job_id)
+    with client.redis.pipeline() as pipe:
+        scripts.load(client.redis, "append")
+        journal.queue_append(pipe, claim, page.next_entry, events, ttl_s=TTL_S)
+        assert pipe.execute() == [1]
+
+
+def die_of_attempts(client: Client, *, tokens: bool = True) -> Job:
+    """A job each of whose two workers died, after a token each."""
+    job = client.submit(prompt="secret")
+    for attempt in range(2):
+        (claim,) = take(client, f"w{attempt}@h")
+        if tokens:
+            token = Tokens(index=attempt, ids=(attempt,), text=f"w{attempt} ")
+            write(client, claim, STARTED, token)
+        assert claims.sweep(client.redis) == [job.id]
+    assert take(client) == []
+    return job
+
+
+def the_letter(client: Client) -> DeadLetter:
+    (letter,) = dead_letters.letters(client.redis)
+    return letter
+
+
+def retry(client: Client, letter: DeadLetter) -> str:
+    return dead_letters.retry(client.redis, letter, stream_ttl_s=TTL_S)
+
+
+def test_a_job_out_of_attempts_is_a_letter_with_its_history(producer: Client) -> None:
+    job = die_of_attempts(producer)
+    with pytest.raises(AttemptsExhausted):
+        job.result(timeout=0)
+    letter = the_letter(producer)
+    assert (letter.id, letter.model, letter.attempts) == (job.id, "toy", 2)
+    assert letter.reason == "attempts exhausted"
+    assert [worker for worker, _ in letter.history] == ["w0@h", "w1@h"]
+    assert letter.history[0][1] <= letter.history[1][1] <= letter.died_ms
+    assert letter.message_bytes == len(letter.message) > 100
+    assert "message" not in repr(letter)
+
+
+def test_a_retried_job_goes_on_from_its_journal_with_all_attempts(producer: Client) -> None:
+    job = die_of_attempts(producer)
+    seen = list(job.stream(timeout=1))
+    assert isinstance(seen[-1].event, Failed)
+    assert retry(producer, the_letter(producer)) == "retried"
+    assert dead_letters.count(producer.redis) == 0
+    assert job.status().state == "queued"
+
+    (claim,) = take(producer)
+    assert (claim.job_id, claim.attempt, claim.suspect) == (job.id, 1, False)
+    page = journal.read(producer.redis, job.id)
+    assert page.journal.choices[0].token_ids == (0, 1)
+    assert page.journal.terminal is None
+    write(producer, claim, STARTED, Tokens(index=2, ids=(2,), text="w2 "))
+    claims.fail(producer.redis, claim, InternalError("again"), LAPSED)
+    events = [entry.event for entry in job.stream(timeout=1)]
+    assert [i for e in events if isinstance(e, Tokens) for i in e.ids] == [0, 1, 2]
+    assert sum(isinstance(event, Failed) for event in events) == 1
+    # A reader that had read up to the old end misses no token either.
+    later = [entry.event for entry in job.stream(from_id=seen[-1].entry_id, timeout=1)]
+    assert [i for e in later if isinstance(e, Tokens) for i in e.ids] == [2]
+
+
+def test_a_retried_job_without_journal_starts_anew(producer: Client) -> None:
+    job = die_of_attempts(producer, tokens=False)
+    assert retry(producer, the_letter(producer)) == "retried"
+    (claim,) = take(producer)
+    claims.fail(producer.redis, claim, InternalError("again"), LAPSED)
+    with pytest.raises(InternalError, match="again"):
+        job.result(timeout=0)
+    (entry,) = job.stream(timeout=1)
+    assert isinstance(entry.event, Failed)
+
+
+def test_a_retried_job_that_dies_again_is_a_letter_with_the_whole_history(
+    producer: Client,
+) -> None:
+    job = die_of_attempts(producer)
+    retry(producer, the_letter(producer))
+    for attempt in range(2):
+        assert len(take(producer, f"later{attempt}@h")) == 1
+        claims.sweep(producer.redis)
+    assert take(producer) == []
+    letter = the_letter(producer)
+    assert letter.id == job.id
+    workers = [worker for worker, _ in letter.history]
+    assert workers == ["w0@h", "w1@h", "(retried)", "later0@h", "later1@h"]
+
+
+def test_a_letter_is_retried_once(producer: Client) -> None:
+    die_of_attempts(producer)
+    letter = the_letter(producer)
+    assert retry(producer, letter) == "retried"
+    assert retry(producer, letter) == "under way"
+    take(producer)
+    assert retry(producer, letter) == "under way"
+    assert producer.redis.llen("llorch.toy") == 0
+
+
+def test_a_dropped_letter_is_gone_and_its_job_stays_failed(producer: Client) -> None:
+    job = die_of_attempts(producer)
+    letter = the_letter(producer)
+    assert dead_letters.drop(producer.redis, letter)
+    assert not dead_letters.drop(producer.redis, letter)
+    assert retry(producer, letter) == "gone"
+    assert job.status().state == "failed"
+
+
+def test_a_letter_of_a_job_that_ended_otherwise_is_not_retried(producer: Client) -> None:
+    job = die_of_attempts(producer)
+    producer.redis.set(keys.result(job.id), '{"status": "SUCCESS"}')
+    assert retry(producer, the_letter(producer)) == "ended"
+    assert dead_letters.count(producer.redis) == 1
+
+
+def test_a_letter_is_retried_after_all_else_of_its_job_expired(producer: Client) -> None:
+    job = die_of_attempts(producer)
+    producer.redis.delete(
+        keys.job(job.id), keys.result(job.id), keys.events(job.id), keys.sent(job.id)
+    )
+    assert retry(producer, the_letter(producer)) == "retried"
+    assert job.status().state == "queued"
+    assert [claim.job_id for claim in take(producer)] == [job.id]
+
+
+def test_a_letter_is_retried_without_memory_in_redis(producer: Client) -> None:
+    die_of_attempts(producer)
+    producer.redis.config_set("maxmemory", 1)
+    try:
+        assert retry(producer, the_letter(producer)) == "retried"
+    finally:
+        producer.redis.config_set("maxmemory", 0)
+
+
+def test_what_names_no_job_has_an_id_of_its_own_and_cannot_be_retried(producer: Client) -> None:
+    producer.redis.lpush("llorch.toy", b"no json", b"\xff\xfe")
+    assert take(producer) == []
+    first, second = dead_letters.letters(producer.redis)
+    assert first.id != second.id
+    assert first.id.startswith("malformed-")
+    assert not first.retriable
+    assert dead_letters.find(producer.redis, second.id) == second
+    assert dead_letters.find(producer.redis, "malformed-") is None
+
+
+def test_the_oldest_letters_are_forgotten(
+    producer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "MOST_DEAD_LETTERS", 3)
+    monkeypatch.setattr(dead_letters, "MOST_DEAD_LETTERS", 3)
+    for number in range(5):
+        producer.redis.lpush("llorch.toy", f"no json {number}")
+        take(producer)
+    assert [it.message for it in dead_letters.letters(producer.redis)] == [
+        "no json 4", "no json 3", "no json 2",
+    ]  # fmt: skip
+    job = producer.submit(prompt="x")
+    (claim,) = take(producer)
+    assert dead_letters.bury(producer.redis, claim, "for a reason")
+    newest, *rest = dead_letters.letters(producer.redis)
+    assert (newest.id, newest.reason, newest.attempts) == (job.id, "for a reason", 1)
+    assert [worker for worker, _ in newest.history] == ["w@h"]
+    assert len(rest) == 2
+
+
+def test_a_claim_that_was_lost_buries_nothing(producer: Client) -> None:
+    producer.submit(prompt="x")
+    (claim,) = take(producer)
+    claims.sweep(producer.redis)
+    assert not dead_letters.bury(producer.redis, claim, "late")
+    assert dead_letters.count(producer.redis) == 0

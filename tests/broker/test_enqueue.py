@@ -1,0 +1,207 @@
+"""A job enters its queue whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from llorch_worker.broker import keys, queues
+from llorch_worker.broker.connection import broker_errors
+from llorch_worker.broker.enqueue import enqueue
+from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker.waiting import lists_of, waiting
+from llorch_worker.client import BrokerUnavailable, Client
+from llorch_worker.contract import TASK_NAME, GenerationRequest, QueueFull
+from tests.services import RedisServer
+
+QUEUE = "llorch.toy"
+
+
+def card(limit: int, name: str = "toy") -> ModelCard:
+    return ModelCard(name=name, max_context=4096, queue_limit=limit, last_seen=time.time())
+
+
+def announce(client: Client, limit: int) -> None:
+    """As if a worker with this limit had served the model before."""
+    client.redis.hset(keys.MODELS, "toy", card(limit).model_dump_json())
+
+
+@pytest.fixture
+def producer(redis_server: RedisServer) -> Iterator[Client]:
+    """A client of an empty Redis that knows the model ``toy``, which nobody serves now."""
+    with Client(redis_server.url, model="toy") as client:
+        client.redis.flushall()
+        announce(client, 0)
+        yield client
+        client.redis.config_set("maxmemory", 0)
+
+
+def stored(client: Client) -> dict[str, Any]:
+    """Everything in Redis."""
+    return {key: client.redis.dump(key) for key in client.redis.keys("*")}
+
+
+def test_the_message_is_the_one_that_a_stock_producer_sends(
+    producer: Client, stock: Celery
+) -> None:
+    fields = {"prompt": "x", "max_tokens": 2, "model": "toy"}
+    ours = producer.submit(**fields)
+    stock.send_task(
+        TASK_NAME, kwargs=fields, task_id=ours.id, queue=QUEUE, headers={"llorch_enqueued_at": 1.0}
+    )
+    theirs, mine = (json.loads(text) for text in producer.redis.lrange(QUEUE, 0, -1))
+    assert json.loads(base64.b64decode(mine["body"])) == json.loads(
+        base64.b64decode(theirs["body"])
+    )
+    assert mine.keys() == theirs.keys()
+    assert mine["properties"].keys() == theirs["properties"].keys()
+    different = ("llorch_enqueued_at", "argsrepr", "kwargsrepr", "origin", "ignore_result")
+    for headers in (mine["headers"], theirs["headers"]):
+        assert set(different) <= headers.keys()
+    assert {k: v for k, v in mine["headers"].items() if k not in different} == {
+        k: v for k, v in theirs["headers"].items() if k not in different
+    }
+
+
+@pytest.mark.parametrize("priority", ["high", "normal", "low"])
+def test_a_job_waits_in_the_list_of_its_priority(producer: Client, priority: Any) -> None:
+    producer.submit(prompt="x", priority=priority)
+    place = {"high": 0, "normal": 1, "low": 7}[priority]
+    name = queues.lists(queues.queues("toy"))[place]
+    assert producer.redis.llen(name) == 1
+
+
+def test_the_time_of_enqueueing_is_redis_own(
+    producer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_s = producer.redis.time()[0]
+    with monkeypatch.context() as wrong:
+        wrong.setattr(time, "time", lambda: 1.0)
+        job = producer.submit(prompt='"@ENQUEUED_AT@"', metadata={"@ENQUEUED_AT@": 1})
+    (text,) = producer.redis.lrange(QUEUE, 0, -1)
+    enqueued_s = json.loads(text)["headers"]["llorch_enqueued_at"]
+    assert before_s <= enqueued_s <= producer.redis.time()[0] + 1
+    assert producer.redis.get(keys.sent(job.id)) == f"{enqueued_s:.6f}"
+
+
+def test_a_full_queue_refuses_and_keeps_nothing(producer: Client) -> None:
+    announce(producer, 3)
+    for priority in ("high", "normal", "low"):
+        producer.submit(prompt="x", priority=priority)
+    before = stored(producer)
+    with pytest.raises(QueueFull, match="3 jobs for 'toy' wait") as caught:
+        producer.submit(prompt="x", idempotency_key="again")
+    assert caught.value.document().retriable
+    assert "LLORCH_QUEUE_LIMIT" in caught.value.message
+    assert stored(producer) == before
+    producer.redis.lpop(QUEUE)
+    producer.submit(prompt="x", idempotency_key="again")
+
+
+def test_every_list_that_jobs_wait_in_counts_to_the_limit(producer: Client) -> None:
+    announce(producer, 6)
+    for name in lists_of("toy"):
+        producer.redis.lpush(name, "somebody's")
+    assert waiting(producer.redis, "toy").jobs == len(lists_of("toy")) == 9
+    assert waiting(producer.redis, "toy").suspects == 1
+    with pytest.raises(QueueFull, match="9 jobs"):
+        producer.submit(prompt="x")
+    producer.redis.delete(QUEUE, *lists_of("toy")[-3:])
+    producer.submit(prompt="x")
+
+
+def test_another_models_queue_does_not_count(producer: Client) -> None:
+    announce(producer, 1)
+    producer.redis.hset(keys.MODELS, "other", card(1, "other").model_dump_json())
+    producer.submit(prompt="x", model="other")
+    producer.submit(prompt="x")
+
+
+def test_no_limit_is_no_limit(producer: Client) -> None:
+    for _ in range(50):
+        producer.submit(prompt="x")
+    assert waiting(producer.redis, "toy").jobs == 50
+
+
+def test_the_first_job_of_an_idempotency_key_is_found_in_a_full_queue_too(
+    producer: Client,
+) -> None:
+    announce(producer, 1)
+    first = producer.submit(prompt="x", idempotency_key="once")
+    assert producer.submit(prompt="x", idempotency_key="once").id == first.id
+    assert waiting(producer.redis, "toy").jobs == 1
+
+
+def test_the_limit_is_exact_under_many_producers(producer: Client) -> None:
+    announce(producer, 25)
+    ends: list[str] = []
+
+    def produce() -> None:
+        for _ in range(20):
+            try:
+                producer.submit(prompt="x")
+                ends.append("sent")
+            except QueueFull:
+                ends.append("full")
+
+    threads = [threading.Thread(target=produce) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (ends.count("sent"), ends.count("full")) == (25, 135)
+    assert waiting(producer.redis, "toy").jobs == 25
+
+
+@pytest.mark.parametrize("key", [None, "once"])
+def test_an_enqueue_whose_answer_was_lost_is_sent_again_and_counts_once(
+    producer: Client, key: str | None
+) -> None:
+    request = GenerationRequest(prompt="x", idempotency_key=key)
+    for _ in range(2):
+        job_id = enqueue(
+            producer.redis, producer._app, request, model=card(1), job_id="mine", ttl_s=60
+        )
+        assert job_id == "mine"
+    assert producer.redis.llen(QUEUE) == 1
+
+
+def test_redis_without_memory_refuses_clearly_and_keeps_nothing(producer: Client) -> None:
+    producer.submit(prompt="x")
+    producer.redis.config_set("maxmemory", 1)
+    before = stored(producer)
+    with pytest.raises(QueueFull, match="maxmemory") as caught:
+        producer.submit(prompt="x", idempotency_key="again")
+    assert caught.value.document().retriable
+    assert "\n" not in caught.value.message
+    assert stored(producer) == before
+    producer.redis.config_set("maxmemory", 0)
+    producer.submit(prompt="x", idempotency_key="again")
+    assert producer.redis.llen(QUEUE) == 2
+
+
+def test_jobs_are_cancelled_and_followed_without_memory(producer: Client) -> None:
+    job = producer.submit(prompt="x")
+    producer.redis.config_set("maxmemory", 1)
+    with pytest.raises(TimeoutError):
+        next(iter(job.stream(timeout=0.1)))
+    assert job.cancel()
+    (entry,) = job.stream(timeout=5)
+    assert entry.event.type == "cancelled"
+
+
+def test_a_write_that_redis_has_no_memory_for_is_one_sentence(producer: Client) -> None:
+    producer.redis.config_set("maxmemory", 1)
+    with (
+        pytest.raises(BrokerUnavailable, match=r"at its maxmemory.*raise maxmemory") as caught,
+        broker_errors(producer.settings.redis_url),
+    ):
+        producer.redis.set("a", "b")
+    assert "No Redis" not in str(caught.value)

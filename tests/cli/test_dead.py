@@ -1,0 +1,142 @@
+"""Dead letters from the command line: seen without prompts, retried to a whole result, dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.broker import dead_letters, keys, queues
+from llorch_worker.broker.registry import ModelCard
+from llorch_worker.client import Client, Job
+from llorch_worker.contract import AttemptsExhausted, Finished, Tokens
+from tests.cli.command import run
+from tests.services import (
+    RedisServer,
+    WorkerProcess,
+    own_redis,
+    running_worker,
+    secret_free,
+    wait_until,
+)
+
+GET_S = 30
+TOKENS = 400
+SECRET = "a secret of mine"
+
+
+@pytest.fixture(autouse=True)
+def _redis(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLORCH_REDIS_URL", redis_server.url)
+
+
+@pytest.fixture
+def second_worker(redis_server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
+    """Meets what the first left behind."""
+    with running_worker(
+        redis_server.url, tmp_path, name="second", model_name="toy", TOY_STEP_MS=5,
+        lease_s=1, sweep_s=0.2, max_attempts=1,
+    ) as worker:  # fmt: skip
+        yield worker
+
+
+@pytest.fixture
+def dead_job(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, client: Client
+) -> Job:
+    """A job that lost in mid-generation the one worker that it may lose."""
+    folder = tmp_path_factory.mktemp("first")
+    with running_worker(
+        redis_server.url, folder, model_name="toy", TOY_STEP_MS=5, lease_s=1, max_attempts=1
+    ) as worker:
+        job = client.submit(prompt=SECRET, max_tokens=TOKENS)
+        for entry in job.stream(timeout=GET_S):
+            if isinstance(entry.event, Tokens):
+                break
+        wait_until(lambda: client.redis.hget(keys.job(job.id), "progress") == "1")
+        worker.process.kill()
+        worker.wait_exit()
+    return job
+
+
+def exhausted(job: Job) -> Job:
+    with pytest.raises(AttemptsExhausted):
+        job.result(GET_S)
+    return job
+
+
+def test_a_dead_job_is_shown_and_its_retry_completes_it(
+    dead_job: Job, second_worker: WorkerProcess, client: Client
+) -> None:
+    exhausted(dead_job)
+    assert run("status", "--json").json["dead_letters"] == 1
+    assert "1 dead letter: see llorch dead list" in run("status").out
+
+    listed = run("dead", "list")
+    assert f"{dead_job.id}  toy  1 attempt  " in listed.out
+    assert "attempts exhausted" in listed.out
+    assert max(map(len, listed.out.splitlines())) <= 80
+    (letter,) = run("dead", "list", "--json").json["dead_letters"]
+    assert (letter["id"], letter["model"], letter["retriable"]) == (dead_job.id, "toy", True)
+
+    shown = run("dead", "show", dead_job.id)
+    assert "w1@test" in shown.out
+    document = run("dead", "show", dead_job.id, "--json")
+    assert [claim["worker"] for claim in document.json["history"]] == ["w1@test"]
+    for ran in (listed, shown, document):
+        assert secret_free(ran.out, SECRET, '"body"')
+    raw = run("dead", "show", dead_job.id, "--message").out
+    assert json.loads(raw)["headers"]["id"] == dead_job.id
+    assert run("dead", "show", dead_job.id, "--message", "--json").json["message"] == raw.rstrip()
+
+    retried = run("dead", "retry", dead_job.id)
+    assert (retried.code, retried.out) == (0, "1 job put back into the queue.\n")
+    result = dead_job.result(GET_S)
+    assert result.choices[0].token_ids == tuple(range(TOKENS))
+    events = [entry.event for entry in dead_job.stream(timeout=GET_S)]
+    assert [i for e in events if isinstance(e, Tokens) for i in e.ids] == list(range(TOKENS))
+    assert [type(e) for e in events if e.type in ("finished", "failed")] == [Finished]
+    assert run("dead", "list").out == "No dead letters.\n"
+
+
+def test_all_are_retried_but_what_cannot_be_and_dropped(
+    toy_worker: WorkerProcess, client: Client
+) -> None:
+    client.redis.lpush("llorch.toy", "no json", '{"headers": {"id": 5}}')
+    wait_until(lambda: dead_letters.count(client.redis) == 2)
+    listed = run("dead", "list", "--limit", "1")
+    assert "malformed" in listed.out
+    assert "1 more" in listed.err
+
+    (first, second) = (it["id"] for it in run("dead", "list", "--json").json["dead_letters"])
+    refused = run("dead", "retry", first)
+    assert refused.code == 1
+    assert "no message that a worker could read" in refused.err
+    document = run("dead", "retry", "--all", "--json").json
+    assert document == {"retried": [], "left": {first: "malformed", second: "malformed"}}
+
+    assert run("dead", "drop", first, "--json").json == {"dropped": [first]}
+    assert run("dead", "drop", "--all").out == "1 letter dropped.\n"
+    assert dead_letters.count(client.redis) == 0
+
+
+def test_an_id_that_is_none_and_a_wrong_command_are_told() -> None:
+    for command in ("show", "retry", "drop"):
+        ran = run("dead", command, "nobody", "--json")
+        assert ran.code == 1
+        assert ran.json["error"]["code"] == "UNKNOWN_LETTER"
+    for command in ("retry", "drop"):
+        assert run("dead", command).code == 2
+        assert run("dead", command, "nobody", "--all").code == 2
+
+
+def test_a_suspect_counts_as_queued_and_is_pointed_out() -> None:
+    with own_redis() as idle, Client(idle.url) as client:
+        card = ModelCard(name="toy", max_context=4096, last_seen=0)
+        client.redis.hset(keys.MODELS, "toy", card.model_dump_json())
+        client.redis.lpush(queues.suspects("toy"), "somebody's")
+        (model,) = run("status", "--json", "--redis", idle.url).json["models"]
+        assert (model["queued"], model["suspects"]) == (1, 1)
+        assert "1 suspect of toy" in run("status", "--redis", idle.url).out

@@ -1,0 +1,83 @@
+"""A full queue is told by the workers' limit, and what was refused was never there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.broker import keys
+from llorch_worker.client import AsyncClient, Client, Job
+from llorch_worker.contract import QueueFull
+from tests.cli.command import run
+from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+
+GET_S = 30
+LIMIT = 3
+
+
+@pytest.fixture(scope="module")
+def one_slot(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WorkerProcess]:
+    """A worker that runs one job and lets three wait."""
+    folder = tmp_path_factory.mktemp("one")
+    with running_worker(
+        redis_server.url, folder, model_name="toy", max_sequences=1, TOY_STEP_MS=5,
+        queue_limit=LIMIT,
+    ) as worker:  # fmt: skip
+        yield worker
+
+
+def fill(client: Client) -> list[Job]:
+    """One that runs, and as many that wait as may."""
+    runs = client.submit(prompt="x", max_tokens=4000)
+    wait_until(lambda: runs.status().state == "running")
+    return [runs, *(client.submit(prompt="x", max_tokens=1) for _ in range(LIMIT))]
+
+
+def test_the_workers_limit_holds_for_clients_and_room_is_used_again(
+    one_slot: WorkerProcess, client: Client
+) -> None:
+    runs, *waiting = fill(client)
+    before = set(client.redis.keys(keys.sent("*")))
+    with pytest.raises(QueueFull, match=f"no more than {LIMIT} may"):
+        client.submit(prompt="x")
+    assert set(client.redis.keys(keys.sent("*"))) == before
+
+    async def refused() -> None:
+        async with AsyncClient(client.settings) as other:
+            with pytest.raises(QueueFull):
+                await other.submit(prompt="x")
+
+    asyncio.run(refused())
+    runs.cancel()
+    for job in waiting:
+        job.result(GET_S)
+    assert client.submit(prompt="x", max_tokens=1).result(GET_S).text == "w0 "
+
+
+def test_the_command_line_says_so_with_the_code(
+    one_slot: WorkerProcess, client: Client, redis_server: RedisServer
+) -> None:
+    runs, *waiting = fill(client)
+    ran = run("submit", "x", "--json", LLORCH_REDIS_URL=redis_server.url)
+    assert ran.code == 1, ran
+    assert (ran.json["error"]["code"], ran.json["error"]["retriable"]) == ("QUEUE_FULL", True)
+    runs.cancel()
+    for job in waiting:
+        job.result(GET_S)
+
+
+def test_a_file_longer_than_the_queue_waits_for_room(
+    one_slot: WorkerProcess, client: Client, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text((json.dumps({"prompt": "x", "max_tokens": 40}) + "\n") * (3 * LIMIT))
+    ran = run("submit", "--file", path, "--wait", LLORCH_REDIS_URL=redis_server.url)
+    assert ran.code == 0, ran
+    assert f"{3 * LIMIT} jobs: {3 * LIMIT} done" in ran.err
+    assert "waiting for room" in ran.err
