@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from llorch_worker.cli import (
+    bench,
     dead,
     demo,
     doctor,
@@ -60,6 +61,7 @@ _add("cancel", jobs.cancel, _JOBS)
 _add("status", status.status, _LOOK)
 _add("inspect", inspect.inspect, _LOOK)
 app.add_typer(dead.app, name="dead", rich_help_panel=_LOOK)
+app.add_typer(bench.app, name="bench", rich_help_panel=_LOOK)
 
 
 def _print_version(wanted: bool) -> None:

@@ -109,6 +109,7 @@ class Engine:
         kv_cache_bytes: int | None = None,
         num_threads: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        around_model: Callable[[ForwardModel], ForwardModel] | None = None,
     ) -> Engine:
         """Loads a .gguf file or a Hugging Face folder and allocates its cache.
 
@@ -120,6 +121,7 @@ class Engine:
             kv_cache_bytes: by default enough for ``max_sequences`` full contexts, if they fit.
             num_threads: torch's CPU threads, process-wide; untouched when None.
             progress: called with bytes loaded and bytes in all.
+            around_model: gives what the engine runs in the model's place: it, watched or timed.
 
         Raises:
             ModelLoadFailed: no such file or device, no Llama, or not enough memory.
@@ -151,7 +153,7 @@ class Engine:
             device=place,
         )
         return cls(
-            model=model,
+            model=model if around_model is None else around_model(model),
             config=config,
             cache=cache,
             tokenizer=tokenizer,

@@ -1,0 +1,19 @@
+"""``llorch bench``: what the engine does with the machine that it runs on.
+
+Commands are light to import; what they measure with is imported when they run.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from llorch_worker.cli.bench.engine import engine
+from llorch_worker.cli.bench.overhead import overhead
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Measure the engine on this machine.",
+    epilog="Every table says on what, with what and by which command it was measured.",
+)
+app.command("engine")(engine)
+app.command("overhead")(overhead)

@@ -1,0 +1,85 @@
+"""What the machine can do at most, as the same process measures it: reading and multiplying."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict
+
+PASSES = 5
+"""The best of so many counts: a ceiling is what the machine reaches when nothing disturbs it."""
+CPU_READ_BYTES = 512 * 2**20
+CUDA_READ_BYTES = 4 * 2**30
+"""Far more than any cache holds."""
+CPU_GEMM_SIZE = 2048
+CUDA_GEMM_SIZE = 8192
+MAX_SHARE_OF_FREE = 0.25
+
+
+class Ceilings(BaseModel):
+    """None with a reason where it could not be measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    read_bytes_per_s: float | None
+    read_array_bytes: int
+    flops_per_s: float | None
+    gemm_size: int
+    gemm_dtype: str
+    not_measured: str | None = None
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """Read bandwidth over a large array, and FLOP/s of a large square product in ``dtype``.
+
+    With torch's present number of threads. Takes some seconds, and memory that is given back.
+    """
+    cuda = device.type == "cuda"
+    read_bytes = CUDA_READ_BYTES if cuda else CPU_READ_BYTES
+    size = CUDA_GEMM_SIZE if cuda else CPU_GEMM_SIZE
+    free = torch.cuda.mem_get_info(device)[0] if cuda else psutil.virtual_memory().available
+    fits = read_bytes <= MAX_SHARE_OF_FREE * free
+    return Ceilings(
+        read_bytes_per_s=_read_bytes_per_s(device, read_bytes) if fits else None,
+        read_array_bytes=read_bytes,
+        flops_per_s=_flops_per_s(device, dtype, size),
+        gemm_size=size,
+        gemm_dtype=str(dtype).removeprefix("torch."),
+        not_measured=None
+        if fits
+        else f"read bandwidth needs an array of {read_bytes >> 20} MiB, and only "
+        f"{int(free) >> 20} MiB are free",
+    )
+
+
+def _read_bytes_per_s(device: torch.device, size_bytes: int) -> float:
+    array = torch.ones(size_bytes // 4, dtype=torch.int32, device=device)
+    # Which of these is held up by the memory alone depends on the machine: the fastest tells.
+    readings = (
+        lambda: array.amax(),
+        lambda: array.view(torch.float32).sum(),
+        lambda: array.view(torch.int64).sum(),
+    )
+    return size_bytes / min(_fastest_s(reading, device) for reading in readings)
+
+
+def _flops_per_s(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    a = torch.randn(size, size, device=device).to(dtype)
+    b = torch.randn(size, size, device=device).to(dtype)
+    return 2 * size**3 / _fastest_s(lambda: F.linear(a, b), device)
+
+
+def _fastest_s(work: Callable[[], torch.Tensor], device: torch.device) -> float:
+    """Seconds of the fastest of a few runs, the first left out."""
+    taken_s = []
+    for _ in range(PASSES + 1):
+        began_s = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken_s.append(time.perf_counter() - began_s)
+    return min(taken_s[1:])

@@ -1,0 +1,327 @@
+"""``llorch bench engine``'s measuring: a model, loads of growing concurrency, and their figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from statistics import fmean, median
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.cli.bench.ceilings import Ceilings, measure_ceilings
+from llorch_worker.cli.bench.model_costs import ModelCosts
+from llorch_worker.cli.bench.passes import Load, Pass, run_pass
+from llorch_worker.cli.bench.peak_memory import peak_device_bytes, peak_resident_bytes
+from llorch_worker.cli.bench.percentiles import Percentiles, percentiles_ms
+from llorch_worker.cli.bench.provenance import Provenance, provenance
+from llorch_worker.cli.bench.watched_model import WatchedModel
+from llorch_worker.cli.errors import CommandError, usage_error
+from llorch_worker.cli.model_report import ModelReport, report
+from llorch_worker.cli.screen import human_bytes
+from llorch_worker.engine import Engine
+from llorch_worker.engine.block_plan import BLOCK_SIZE_TOKENS
+from llorch_worker.engine.runner import ForwardModel
+from llorch_worker.settings import Settings
+
+WARM_UP_TOKENS = 2
+"""Enough to meet the shapes of prefill and of decode."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Row(_Frozen):
+    """The figures of one concurrency. Rates are medians over the passes, percentiles of all of
+    them together; a figure that could not be measured is None, and ``notes`` says why."""
+
+    kind: Literal["measured"] = "measured"
+    concurrency: int
+    warm_up_s: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float | None
+    total_tokens_per_s: float
+    """Prompt and generated tokens together, from the start to the last token."""
+    total_spread: float
+    """Largest less smallest ``total_tokens_per_s`` of the passes, as a share of the median."""
+    first_token_ms: Percentiles
+    """With all requests there at once: waiting for the neighbours' prefill is in it."""
+    between_tokens_ms: Percentiles | None
+    decode_read_bytes_per_s: float | None
+    decode_read_share: float | None
+    prefill_flops_per_s: float
+    prefill_flops_share: float | None
+    outside_model_share: float | None
+    """Of a decode step: the time in which no forward pass runs."""
+    kv_peak_bytes: int
+    kv_peak_share: float
+    """Of all KV blocks."""
+    preemptions: int
+    notes: tuple[str, ...]
+
+
+class Skipped(_Frozen):
+    """A concurrency that was not measured, and why."""
+
+    kind: Literal["skipped"] = "skipped"
+    concurrency: int
+    reason: str
+
+
+class EngineFigures(_Frozen):
+    """The document of ``llorch bench engine --json``."""
+
+    provenance: Provenance
+    model: Path
+    file_types: tuple[str, ...]
+    file_bytes: int
+    parameters: int
+    device: str
+    dtype: str
+    prompt_tokens: int
+    new_tokens: int
+    temperature: float
+    passes: int
+    load_s: float
+    ceilings: Ceilings
+    weight_bytes: int
+    kv_bytes: int
+    rows: tuple[Row | Skipped, ...]
+    peak_memory_bytes: int | None
+    """Resident, of this process, when the rows were done."""
+    peak_device_memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured."""
+
+    settings: Settings
+    load: Load
+    """Its concurrency is each of ``concurrencies`` in turn."""
+    concurrencies: tuple[int, ...]
+    passes: int
+    threads: int | None
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The passes of one concurrency; prefill passes ask for one token each."""
+
+    warm_up_s: float
+    prefill: list[Pass]
+    full: list[Pass]
+
+
+def measure_engine(
+    plan: Plan, progress: Callable[[int, int], None], now: Callable[[str], None]
+) -> EngineFigures:
+    """Load the model, run all passes, then measure the machine's ceilings.
+
+    ``progress`` is of the load, in bytes; ``now`` is told what begins.
+    """
+    watched: list[WatchedModel] = []
+
+    def watch(model: ForwardModel) -> WatchedModel:
+        watched.append(WatchedModel(model))
+        return watched[0]
+
+    settings = plan.settings
+    model = _checked_model(plan)
+    began_s = time.perf_counter()
+    with Engine.load(
+        settings.model,
+        settings.device,
+        settings.dtype,
+        max_sequences=max(plan.concurrencies),
+        max_context=model.memory.max_context_tokens,
+        max_step_tokens=settings.max_step_tokens,
+        kv_cache_bytes=_kv_bytes(plan, model),
+        num_threads=plan.threads,
+        progress=progress,
+        around_model=watch,
+    ) as engine:
+        load_s = time.perf_counter() - began_s
+        origin = provenance(device=engine.stats().device, seed=plan.load.seed)
+        measured: dict[int, _Measured | Skipped] = {}
+        seeds = count(plan.load.seed)
+        for concurrency in plan.concurrencies:
+            now(f"{concurrency} sequences")
+            load = replace(plan.load, concurrency=concurrency)
+            measured[concurrency] = _passes(engine, watched[0], load, plan.passes, seeds)
+        peak_resident, device = peak_resident_bytes(), engine.cache.kv.keys.device
+        peak_device = peak_device_bytes(device)
+        now("the machine's ceilings")
+        ceilings = measure_ceilings(device, engine.cache.kv.keys.dtype)
+        stats = engine.stats()
+        costs = _costs(engine)
+    return EngineFigures(
+        provenance=origin,
+        model=settings.model,
+        file_types=tuple(kind.name for kind in model.tensor_types),
+        file_bytes=model.file_bytes,
+        parameters=model.parameters,
+        device=stats.device,
+        dtype=stats.dtype,
+        prompt_tokens=plan.load.prompt_tokens,
+        new_tokens=plan.load.new_tokens,
+        temperature=plan.load.temperature,
+        passes=plan.passes,
+        load_s=load_s,
+        ceilings=ceilings,
+        weight_bytes=stats.bytes["weights"],
+        kv_bytes=stats.bytes["kv"],
+        rows=tuple(
+            each
+            if isinstance(each, Skipped)
+            else _row(concurrency, each, costs, ceilings, stats.bytes["kv"], stats.kv_blocks_total)
+            for concurrency, each in measured.items()
+        ),
+        peak_memory_bytes=peak_resident,
+        peak_device_memory_bytes=peak_device,
+    )
+
+
+def _blocks(load: Load) -> int:
+    """KV blocks of one request of the load at its end."""
+    return -(-(load.prompt_tokens + load.new_tokens) // BLOCK_SIZE_TOKENS)
+
+
+def _blocks_for_all(load: Load) -> int:
+    """So many that no request of the load waits: the scheduler keeps a block free for each."""
+    return load.concurrency * (_blocks(load) + 1)
+
+
+def _checked_model(plan: Plan) -> ModelReport:
+    """The model's report for the context that the load needs.
+
+    Raises CommandError where the load is longer than the model's context, or the model with one
+    context does not fit into memory.
+    """
+    load = plan.load
+    wanted = load.prompt_tokens + load.new_tokens
+    own = report(plan.settings).context_tokens
+    if wanted > own:
+        raise usage_error(
+            f"--prompt-tokens {load.prompt_tokens} and --new-tokens {load.new_tokens} exceed the "
+            f"model's context of {own} tokens"
+        )
+    context = min(own, _blocks(load) * BLOCK_SIZE_TOKENS)
+    found = report(plan.settings.model_copy(update={"max_context": context, "max_sequences": 1}))
+    memory = found.memory
+    if not memory.fits:
+        raise CommandError(
+            "OUT_OF_MEMORY",
+            f"{plan.settings.model} needs {human_bytes(memory.total_bytes)} as {memory.dtype} for "
+            f"one sequence and {human_bytes(memory.free_bytes)} are free on {memory.device}; "
+            "take a smaller dtype or model",
+        )
+    return found
+
+
+def _kv_bytes(plan: Plan, model: ModelReport) -> int:
+    """For the largest load; the engine takes less where there is not so much."""
+    one_context_blocks = -(-model.memory.max_context_tokens // BLOCK_SIZE_TOKENS)
+    one_context_bytes = model.memory.kv_bytes / model.memory.full_contexts
+    largest = replace(plan.load, concurrency=max(plan.concurrencies))
+    return round(one_context_bytes / one_context_blocks * _blocks_for_all(largest))
+
+
+def _passes(
+    engine: Engine, watched: WatchedModel, load: Load, passes: int, seeds: Iterator[int]
+) -> _Measured | Skipped:
+    needed, there_are = _blocks_for_all(load), engine.cache.blocks.total
+    if needed > there_are:
+        return Skipped(
+            concurrency=load.concurrency,
+            reason=f"needs {needed} KV blocks at once, and memory holds {there_are}",
+        )
+
+    def run(new_tokens: int) -> Pass:
+        # Other prompts in each pass: none may profit from what another has left behind.
+        return run_pass(engine, watched, replace(load, new_tokens=new_tokens, seed=next(seeds)))
+
+    warm_up = run(min(WARM_UP_TOKENS, load.new_tokens))
+    return _Measured(
+        warm_up_s=warm_up.wall_s,
+        prefill=[run(1) for _ in range(passes)],
+        full=[run(load.new_tokens) for _ in range(passes)],
+    )
+
+
+def _row(
+    concurrency: int,
+    measured: _Measured,
+    costs: ModelCosts,
+    ceilings: Ceilings,
+    kv_bytes: int,
+    kv_blocks: int,
+) -> Row:
+    load = measured.full[0].load
+    notes: list[str] = []
+    prompt_tokens = concurrency * load.prompt_tokens
+    prefill_s = median(each.wall_s for each in measured.prefill)
+    prefill_flops_per_s = costs.prefill_flops(concurrency, load.prompt_tokens) / prefill_s
+    total = [
+        concurrency * (load.prompt_tokens + load.new_tokens) / each.wall_s for each in measured.full
+    ]
+    phases = [phase for each in measured.full if (phase := each.decode_phase()) is not None]
+    step_s = read_bytes_per_s = outside_share = None
+    if len(phases) == len(measured.full):
+        step_s = median(phase.step_s for phase in phases)
+        context_tokens = fmean(phase.mean_context_tokens for phase in phases)
+        read_bytes_per_s = costs.decode_step_bytes(concurrency, context_tokens) / step_s
+        outside_share = median(fmean(each.outside_model_s) / each.step_s for each in phases)
+    else:
+        preempted = any(each.preemptions for each in measured.full)
+        notes.append(
+            "no decode figures: "
+            + (
+                "requests were preempted for lack of KV blocks"
+                if preempted
+                else "in fewer than two steps all sequences decode and none prefills; "
+                "raise --new-tokens"
+            )
+        )
+    between_s = [gap for each in measured.full for gap in each.between_tokens_s]
+    peak_blocks = max(each.peak_kv_blocks for each in measured.full)
+    return Row(
+        concurrency=concurrency,
+        warm_up_s=measured.warm_up_s,
+        prefill_tokens_per_s=prompt_tokens / prefill_s,
+        decode_tokens_per_s=None if step_s is None else concurrency / step_s,
+        total_tokens_per_s=median(total),
+        total_spread=(max(total) - min(total)) / median(total),
+        first_token_ms=percentiles_ms(
+            [first for each in measured.full for first in each.first_token_s]
+        ),
+        between_tokens_ms=percentiles_ms(between_s) if between_s else None,
+        decode_read_bytes_per_s=read_bytes_per_s,
+        decode_read_share=_share(read_bytes_per_s, ceilings.read_bytes_per_s),
+        prefill_flops_per_s=prefill_flops_per_s,
+        prefill_flops_share=_share(prefill_flops_per_s, ceilings.flops_per_s),
+        outside_model_share=outside_share,
+        kv_peak_bytes=kv_bytes // kv_blocks * peak_blocks,
+        kv_peak_share=peak_blocks / kv_blocks,
+        preemptions=sum(each.preemptions for each in measured.full),
+        notes=tuple(notes),
+    )
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or whole is None else part / whole
+
+
+def _costs(engine: Engine) -> ModelCosts:
+    config, dtype = engine.config, engine.cache.kv.keys.dtype
+    embedding = config.vocab_size * config.hidden_size * dtype.itemsize
+    return ModelCosts(
+        config=config,
+        weight_bytes=engine.stats().bytes["weights"],
+        kv_dtype=dtype,
+        embedding_bytes=0 if config.tie_word_embeddings else embedding,
+    )

@@ -1,0 +1,30 @@
+"""The lines above every table of ``llorch bench``: on what and by which command it was measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llorch_worker.cli.screen import Screen, human_bytes
+
+if TYPE_CHECKING:
+    from llorch_worker.cli.bench.provenance import Provenance
+
+
+def show_provenance(screen: Screen, origin: Provenance) -> None:
+    """Print command, machine, versions, threads and seed."""
+    from rich.text import Text
+
+    machine = origin.machine
+    settings = " ".join(f"{name}={value}" for name, value in origin.environment.items())
+    busy = "" if machine.load_1min is None else f", load {machine.load_1min:.1f} when it began"
+    lines = [
+        f"$ {settings + ' ' if settings else ''}{origin.command}",
+        f"  {machine.processor} ({machine.vector_unit}), {machine.usable_cpus} CPUs, "
+        f"{human_bytes(machine.memory_bytes)}{busy}",
+        f"  {machine.system}; device {machine.device}",
+        "  " + ", ".join(f"{name} {version}" for name, version in origin.versions.items()),
+        f"  {origin.threads} threads, seed {origin.seed}",
+    ]
+    for line in lines:
+        screen.out.print(Text(line, "dim"), soft_wrap=True)
+    screen.out.print()
