@@ -6,7 +6,7 @@
 -- KEYS[1]  celery-task-meta-<id>   string
 -- KEYS[2]  llorch:job:<id>         hash    state, fence
 -- KEYS[3]  llorch:job:<id>:events  stream
--- ARGV[1]  fence of the claim; '' for a job that nobody claimed (a cancel while it is queued)
+-- ARGV[1]  fence of the claim; '' for a job that nobody claimed
 -- ARGV[2]  the document
 -- ARGV[3]  seconds that it is kept
 -- ARGV[4]  the last event, one JSON document, or '' where the state is not terminal
