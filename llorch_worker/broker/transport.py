@@ -165,6 +165,9 @@ class ClaimChannel(kombu_redis.Channel):
         # One prefix holds all lists of a model; Redis refuses overlapping ones.
         prefix = queues.normal_queue(queues.model_of(self.active_queues[0]))
         client_id = _call(connection, "CLIENT", "ID")
+        while not isinstance(client_id, int):
+            # The answer to a BRPOP that kombu left here: mingle waited on this channel for replies.
+            client_id = connection.read_response()
         _call(
             connection,
             *("CLIENT", "TRACKING", "ON", "REDIRECT", client_id, "BCAST", "PREFIX", prefix),
