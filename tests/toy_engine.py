@@ -4,8 +4,10 @@ Each step gives every running generation one token; token ``i`` has the id ``i``
 ``w<i> ``. ``TOY_STEP_MS`` is the length of a step, ``TOY_LOAD_S`` that of the load.
 
 Some prompts ask for faults: ``raise <name>`` raises that builtin exception in ``submit``, with the
-whole prompt as its message; ``die`` kills the process; ``break`` breaks the engine under that job,
-``break after`` once the job has ended.
+whole prompt as its message; ``die`` kills the process, ``die at
+<n>`` after n tokens; ``break`` breaks the engine under that job,
+``break after`` once the job has ended; ``hang`` blocks the engine's step for ever, in the job's first
+attempt.
 """
 
 from __future__ import annotations
@@ -80,6 +82,8 @@ class ToyGeneration:
         self.attempt = attempt
         self.emit = emit
         self.tokens = known
+        words = (request.prompt or "").split()
+        self.dies_at = int(words[2]) if words[:2] == ["die", "at"] else None
         self.started = False
         self.cancelled = False
         self.queue_ms = max(0.0, time.time() - queued_at) * 1e3 if queued_at else 0.0
@@ -111,9 +115,11 @@ class ToyGeneration:
         if self.cancelled:
             self.end(Cancelled("cancelled"), CancelledEvent())
             return False
+        prompt = self.request.prompt or ""
+        if prompt == "hang" and self.attempt == 1:
+            threading.Event().wait()
         if not self.started:
             self.started = True
-            prompt = self.request.prompt or ""
             self.emit(
                 Started(
                     worker=self.worker,
@@ -123,6 +129,8 @@ class ToyGeneration:
                     queue_ms=self.queue_ms,
                 )
             )
+        if self.tokens == self.dies_at:
+            os._exit(9)
         if self.tokens < self.request.max_tokens:
             self.emit(
                 Tokens(
@@ -206,7 +214,7 @@ class ToyEngine:
         match (request.prompt or "").split():
             case ["raise", name, *_]:
                 raise getattr(builtins, name)(request.prompt)
-            case ["die", *_]:
+            case ["die"]:
                 os._exit(9)
         emit = on_event or (lambda _: None)
         id = job_id or "local"

@@ -15,7 +15,8 @@ class HeldClaims:
 
     def __init__(self) -> None:
         self._claims: dict[str, Claim] = {}
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may settle claims while its thread is in here.
+        self._lock = threading.RLock()
 
     def add(self, claim: Claim) -> None:
         with self._lock:

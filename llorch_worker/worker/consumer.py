@@ -48,6 +48,12 @@ class JobConsumer(Consumer):  # type: ignore[misc]
                 HELD.discard(self._forgotten.pop())
         return connection
 
+    def call_soon_ack(self, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Acknowledges at once. The pool calls back on the loop's thread already, and the loop
+        would keep a turn's acknowledgements in a set: jobs that go back would change their order.
+        """
+        return operation(*args, **options)
+
     def create_task_handler(self, promise: Any = promise) -> Callable[[Any], Any]:
         handle = super().create_task_handler(promise)
 

@@ -47,6 +47,9 @@ class _Work:
     on_error: Callback
 
 
+_Outcome = tuple[_Work, Callback, Any]
+
+
 class EnginePool(BasePool):  # type: ignore[misc]
     """``limit`` threads, each of which waits for one job in the engine.
 
@@ -72,7 +75,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._running: dict[int, _Work] = {}
         self._waiting: deque[_Work] = deque()
         self._inbox: SimpleQueue[_Work | None] = SimpleQueue()
-        self._returned: deque[tuple[_Work, Callback, Any]] = deque()
+        self._returned: deque[_Outcome] = deque()
+        # Those told to go back to their queue, and what came of them: see _deliver.
+        self._leaving: set[int] = set()
+        self._left: list[_Outcome] = []
         self._has_returned = threading.Event()
         self._deliver_lock = threading.RLock()
         self._threads: list[threading.Thread] = []
@@ -109,6 +115,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def on_stop(self) -> None:
         """Warm shutdown: what runs is finished, acknowledged and reported."""
+        # A cold one comes here without a close.
+        self.on_close()
         self.drain()
         for _ in self._threads:
             self._inbox.put(None)
@@ -126,10 +134,15 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._hand_back_all()
         self.on_stop()
 
+    def wake(self) -> None:
+        """Ends the loop's wait for news, which a signal alone does not; from anywhere."""
+        # Full means that the loop has not read for long: it will, and empties all.
+        with suppress(BlockingIOError):
+            self._wake_writer.send(b"\0")
+
     def _hand_back_all(self) -> None:
-        # The latest first: each goes to the head of the queue, so the earliest ends up in front.
-        for work in reversed(tuple(self._running.values())):
-            self.hand_back(work.task_id)
+        for pid in tuple(self._running):
+            self.hand_back_job(pid)
 
     def drain(self, grace_s: float | None = None) -> None:
         """Waits for what runs while its callbacks are delivered, though nobody runs the loop.
@@ -213,6 +226,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         """Stops the job that was accepted as ``pid``; it is to return to its queue."""
         work = self._running.get(pid)
         if work is not None:
+            self._leaving.add(pid)
             self.hand_back(work.task_id)
 
     def grow(self, n: int = 1) -> None:
@@ -248,11 +262,26 @@ class EnginePool(BasePool):  # type: ignore[misc]
         with self._deliver_lock:
             self._has_returned.clear()
             while self._returned:
-                work, callback, value = self._returned.popleft()
-                self._call(work, callback, value)
-                del self._running[work.pid]
-                if self._waiting and self._state == self.RUN:
-                    self._begin(self._waiting.popleft())
+                outcome = self._returned.popleft()
+                if outcome[0].pid in self._leaving:
+                    self._left.append(outcome)
+                else:
+                    self._report(*outcome)
+            if self._left and len(self._left) == len(self._leaving):
+                # The latest first: each goes to the head of the queue, so the earliest ends up
+                # in front.
+                self._leaving.clear()
+                self._left.sort(key=lambda outcome: outcome[0].pid)
+                while self._left:
+                    self._report(*self._left.pop())
+
+    def _report(self, work: _Work, callback: Callback, value: Any) -> None:
+        # First, because a signal may begin a cold shutdown in the midst of the callback, and that
+        # waits for all that runs.
+        del self._running[work.pid]
+        self._call(work, callback, value)
+        if self._waiting and self._state == self.RUN:
+            self._begin(self._waiting.popleft())
 
     def _call(self, work: _Work, callback: Callback, value: Any) -> None:
         """Calls back; where that fails, reports the failure instead, so that the job ends."""
@@ -278,9 +307,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             if self._hub is None:
                 self._deliver()
             else:
-                # Full means that the loop has not read for long: it will, and empties all.
-                with suppress(BlockingIOError):
-                    self._wake_writer.send(b"\0")
+                self.wake()
 
     def _run(self, work: _Work) -> tuple[Callback, Any]:
         try:

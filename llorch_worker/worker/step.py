@@ -40,6 +40,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(worker, **options)
         self._residency: Residency | None = None
         self._interrupted = False
+        self._worker = worker
         # Kept as an attribute: signals hold their receivers weakly.
         self._note_interrupt = self._on_shutting_down
         signals.worker_shutting_down.connect(self._note_interrupt)
@@ -87,6 +88,9 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _on_shutting_down(self, sig: str = "", how: str = "", **_: Any) -> None:
         self._interrupted = sig == "SIGINT" and how == "Warm"
+        if how == "Warm":
+            # The loop would sleep out its turn, and could take a job in it.
+            self._worker.pool.wake()
 
     def _load(self, worker: Any) -> ResidentEngine:
         app = worker.app

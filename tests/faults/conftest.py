@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from llorch_worker.broker import keys
+from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import Client
 from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.faults.witness import Witness
@@ -43,7 +46,10 @@ def proxy(server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def client(server: RedisServer) -> Iterator[Client]:
-    with Client(server.url) as client:
+    # As if a worker had served the model before.
+    card = ModelCard(name="toy", max_context=4096, last_seen=time.time())
+    with Client(server.url, model="toy") as client:
+        client.redis.hset(keys.MODELS, card.name, card.model_dump_json())
         yield client
 
 

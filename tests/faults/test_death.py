@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from llorch_worker.settings import Settings
-from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
-from tests.faults.witness import Witness
-from tests.services import wait_until
+import json
+import signal
 
-MARGIN_S = 5.0
-"""What a busy machine may add to a promised time; the promise itself is measured in benches."""
+import pytest
+
+from llorch_worker.broker import scripts
+from llorch_worker.client import Client
+from llorch_worker.settings import Settings
+from llorch_worker.worker.leases import EX_SOFTWARE
+from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
+from tests.faults.proxy import FaultProxy, contains
+from tests.faults.witness import Witness
+from tests.services import held_ids, wait_until
+
+QUEUE = "llorch.toy"
+RECOVERY_S = LEASE_S + SWEEP_S + 5.0
+"""What is promised, and what a busy machine may add; benches measure the promise itself."""
+LONG = 100_000
+"""Tokens that nobody waits for."""
+
+
+def waiting(client: Client) -> list[str]:
+    """The ids in the queue, the next to be claimed first."""
+    messages = client.redis.lrange(QUEUE, 0, -1)
+    return [json.loads(message)["headers"]["id"] for message in reversed(messages)]
+
+
+# SIGKILL ------------------------------------------------------------------------------------------
 
 
 def test_a_dead_workers_jobs_are_resumed_within_15_s_by_default() -> None:
@@ -24,13 +45,190 @@ def test_a_job_whose_worker_is_killed_is_resumed_by_another(
     for job in jobs:
         witness.begun(job, 20)
     start_worker("w2")
-    seen = [witness.tokens(job) for job in jobs]
     first.process.kill()
+    seen = [witness.tokens(job) for job in jobs]
     wait_until(
         lambda: all(witness.tokens(job) > before for job, before in zip(jobs, seen, strict=True)),
-        timeout_s=LEASE_S + SWEEP_S + MARGIN_S,
+        timeout_s=RECOVERY_S,
     )
     witness.assert_whole(*jobs)
     for job in jobs:
         assert witness.runs(job) == ["w1@test", "w2@test"]
         assert job.result(0).attempts == 2
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+def test_a_worker_killed_in_the_midst_of_a_claim_loses_nothing(
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy, lost: str
+) -> None:
+    # Redis knows the script, so the first claim of all is the one that takes the job.
+    scripts.load(client.redis, "claim")
+    job = witness.send(20)
+    a_claim = contains("EVALSHA", scripts.digest("claim"))
+    set_trap = proxy.lose_request if lost == "request" else proxy.lose_reply
+    trap = set_trap(a_claim, freeze=True)
+    first = start_worker("w1", url=proxy.url, ready=False)
+    assert trap.wait(30)
+    # Either in the queue or leased: there is no state between.
+    assert waiting(client) == ([job.id] if lost == "request" else [])
+    assert held_ids(client.redis) == (set() if lost == "request" else {job.id})
+    first.process.kill()
+    start_worker("w2")
+    witness.assert_whole(job, timeout_s=RECOVERY_S)
+    assert witness.runs(job) == ["w2@test"]
+    assert job.result(0).attempts == (1 if lost == "request" else 2)
+
+
+def test_a_claim_whose_reply_is_lost_costs_its_worker_nothing_but_the_lease(
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+) -> None:
+    scripts.load(client.redis, "claim")
+    jobs = [witness.send(20) for _ in range(4)]
+    trap = proxy.lose_reply(contains("EVALSHA", scripts.digest("claim")))
+    start_worker("w1", url=proxy.url, ready=False, max_sequences=4)
+    assert trap.wait(30)
+    later = witness.send(20)
+    witness.assert_whole(*jobs, later, timeout_s=RECOVERY_S)
+    assert [job.result(0).attempts for job in (*jobs, later)] == [2, 2, 2, 2, 1]
+    wait_until(lambda: not held_ids(client.redis))
+
+
+# SIGSTOP ------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_serves_on(
+    start_worker: StartWorker, witness: Witness, client: Client
+) -> None:
+    sleeper = start_worker("w1")
+    short, long = witness.begun(witness.send(200), 20), witness.begun(witness.send(1500), 20)
+    sleeper.process.send_signal(signal.SIGSTOP)
+    other = start_worker("w2")
+    witness.assert_whole(short, timeout_s=RECOVERY_S)
+    taken_over = wait_until(lambda: witness.runs(long)[1:])
+    assert taken_over == ["w2@test"]
+    record = witness.record(long)
+    sleeper.process.send_signal(signal.SIGCONT)
+    for job in (short, long):
+        wait_until(lambda job=job: f"lost the claim on job {job.id}" in sleeper.text())
+        wait_until(lambda job=job: f"[{job.id}] reject" in sleeper.text())
+    # Its acknowledgements ended nothing either: the other one still holds the job.
+    assert held_ids(client.redis) == {long.id}
+    fresh = witness.record(long)
+    assert {fresh[name] for name in ("worker", "state")} == {"w2@test", "claimed"}
+    assert fresh["fence"] == record["fence"]
+    witness.assert_whole(short, long)
+    for job in (short, long):
+        assert witness.runs(job) == ["w1@test", "w2@test"]
+        assert (job.result(0).worker, job.result(0).attempts) == ("w2@test", 2)
+    other.process.kill()
+    after = [witness.send(20) for _ in range(8)]
+    witness.assert_whole(*after)
+    assert {job.result(0).worker for job in after} == {"w1@test"}
+
+
+# Hang ---------------------------------------------------------------------------------------------
+
+
+def test_a_worker_whose_engine_hangs_exits_and_its_jobs_resume_elsewhere(
+    start_worker: StartWorker, witness: Witness
+) -> None:
+    hanging = start_worker("w1", watchdog_s=1)
+    neighbours = [witness.begun(witness.send(200), 10) for _ in range(2)]
+    job = witness.send(20, prompt="hang")
+    start_worker("w2")
+    assert hanging.wait_exit() == EX_SOFTWARE
+    witness.assert_whole(job, *neighbours, timeout_s=RECOVERY_S)
+    for one in (job, *neighbours):
+        assert (one.result(0).worker, one.result(0).attempts) == ("w2@test", 2)
+
+
+def test_a_long_pause_of_the_whole_process_is_no_hang(
+    start_worker: StartWorker, witness: Witness
+) -> None:
+    worker = start_worker("w1", watchdog_s=1)
+    job = witness.begun(witness.send(400), 10)
+    worker.process.send_signal(signal.SIGSTOP)
+    start_worker("w2")
+    wait_until(lambda: len(witness.runs(job)) == 2, timeout_s=RECOVERY_S)
+    worker.process.send_signal(signal.SIGCONT)
+    witness.assert_whole(job)
+    assert worker.process.poll() is None
+    assert "hangs" not in worker.text()
+
+
+# Drain --------------------------------------------------------------------------------------------
+
+
+def test_sigterm_finishes_what_fits_and_hands_the_rest_back_in_order(
+    start_worker: StartWorker, witness: Witness, client: Client
+) -> None:
+    worker = start_worker("w1", drain_s=1, max_sequences=4)
+    first, second, third = (witness.begun(witness.send(600)) for _ in range(3))
+    short = witness.begun(witness.send(40))
+    queued = witness.send(20)
+    worker.process.terminate()
+    wait_until(lambda: "Warm shutdown" in worker.text())
+    pushed = witness.send(20)
+    assert worker.wait_exit() == 0
+    assert witness.ended(short)
+    assert short.result(0).worker == "w1@test"
+    assert waiting(client) == [first.id, second.id, third.id, queued.id, pushed.id]
+    assert not held_ids(client.redis)
+    assert [witness.record(job)["attempts"] for job in (first, second, third)] == ["0"] * 3
+    start_worker("w2")
+    witness.assert_whole(first, second, third, short, queued, pushed)
+    for job in (first, second, third):
+        assert witness.runs(job) == ["w1@test", "w2@test"]
+        assert job.result(0).attempts == 1
+
+
+def test_sigquit_hands_everything_back_at_once(
+    start_worker: StartWorker, witness: Witness, client: Client
+) -> None:
+    worker = start_worker("w1", drain_s=300)
+    running = [witness.begun(witness.send(300)) for _ in range(4)]
+    queued = witness.send(20)
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.wait_exit(timeout_s=5)
+    assert waiting(client) == [*(job.id for job in running), queued.id]
+    assert not held_ids(client.redis)
+    start_worker("w2")
+    witness.assert_whole(*running, queued)
+    assert {job.result(0).attempts for job in running} == {1}
+
+
+def test_jobs_that_come_while_workers_stop_are_never_lost(
+    start_worker: StartWorker, witness: Witness, client: Client
+) -> None:
+    leaving = [start_worker(f"w{i}", ready=False, max_sequences=8) for i in range(3)]
+    for worker in leaving:
+        worker.wait_ready()
+    jobs = []
+    for worker in leaving:
+        jobs += [witness.send(5) for _ in range(20)]
+        worker.process.terminate()
+        jobs += [witness.send(5) for _ in range(20)]
+    assert [worker.wait_exit() for worker in leaving] == [0, 0, 0]
+    assert not held_ids(client.redis)
+    start_worker("last", max_sequences=16)
+    witness.assert_whole(*jobs)
+    assert {job.result(0).attempts for job in jobs} == {1}
+
+
+def test_a_claim_that_is_lost_while_draining_is_not_handed_back_again(
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+) -> None:
+    worker = start_worker("w1", url=proxy.url, drain_s=300)
+    job = witness.begun(witness.send(LONG), 10)
+    worker.process.terminate()
+    wait_until(lambda: "Warm shutdown" in worker.text())
+    proxy.hold()
+    start_worker("w2")
+    wait_until(lambda: len(witness.runs(job)) == 2, timeout_s=RECOVERY_S)
+    proxy.heal()
+    assert worker.wait_exit() == 0
+    assert held_ids(client.redis) == {job.id}
+    assert waiting(client) == []
+    seen = witness.tokens(job)
+    witness.begun(job, seen + 50)
+    assert witness.runs(job) == ["w1@test", "w2@test"]
