@@ -15,8 +15,9 @@ TOMBSTONE_TTL_S = 30 * 24 * 3600
 """How long a cancelled job is remembered whose message still lies in its queue."""
 
 CancelOutcome = Literal["queued", "running", "ended"]
-"""Where the job was: ``queued``: it has ended now and never runs; ``running``: its worker was
-asked, and stops within a step; ``ended``: there was nothing to cancel."""
+"""Where the job was. ``queued``, also by a worker that died: it has ended now and runs no more;
+``running``: its worker was asked, and stops within a step; ``ended``: nothing was to be cancelled.
+"""
 
 
 def cancel(client: Redis, job_id: str, *, result_ttl_s: int, stream_ttl_s: int) -> CancelOutcome:
@@ -27,7 +28,13 @@ def cancel(client: Redis, job_id: str, *, result_ttl_s: int, stream_ttl_s: int) 
     outcome: CancelOutcome = run_script(
         client,
         "cancel",
-        [keys.job(job_id), keys.events(job_id), keys.result(job_id), keys.cancel(job_id)],
+        [
+            keys.job(job_id),
+            keys.events(job_id),
+            keys.result(job_id),
+            keys.cancel(job_id),
+            keys.LEASES,
+        ],
         [
             job_id,
             revoked_document(job_id),

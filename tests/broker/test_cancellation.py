@@ -17,7 +17,7 @@ from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import Client, Job
-from llorch_worker.contract import Cancelled, CancelledEvent
+from llorch_worker.contract import Cancelled, CancelledEvent, InternalError
 from tests.services import RedisServer
 
 TERMS = ClaimTerms(lease_ms=60_000, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
@@ -129,6 +129,21 @@ def test_a_job_of_a_dead_worker_is_cancelled_like_one_that_waits(producer: Clien
     assert outcome(producer, job) == "queued"
     assert_cancelled(job)
     assert take(producer) == []
+
+
+def test_a_job_whose_dead_worker_nobody_missed_yet_ends_at_once(producer: Client) -> None:
+    job = producer.submit(prompt="x")
+    (claim,) = take(
+        producer, ClaimTerms(lease_ms=-1, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
+    )
+    assert outcome(producer, job) == "queued"
+    assert_cancelled(job)
+    # The worker was only slow: it may write nothing more.
+    assert claims.renew(producer.redis, [claim], lease_ms=60_000) == [job.id]
+    assert not claims.fail(producer.redis, claim, InternalError("late"), TERMS)
+    assert not claims.hand_back(producer.redis, claim)
+    assert claims.sweep(producer.redis) == []
+    assert_cancelled(job)
 
 
 def test_the_cancel_of_a_job_without_memory_in_redis(producer: Client) -> None:

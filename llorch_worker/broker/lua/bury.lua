@@ -3,15 +3,15 @@
 -- KEYS[1]  llorch:job:<id>  hash  fence, list, attempts, history
 -- KEYS[2]  llorch:dead      list  dead letters, newest first
 -- ARGV[1]  job id
--- ARGV[2]  fence of the claim; a claim that was lost buries nothing
+-- ARGV[2]  fence of the claim; one that was lost, or released already, buries nothing
 -- ARGV[3]  why it is dead
 -- ARGV[4]  the message, UTF-8
 -- ARGV[5]  the most dead letters to keep
 --
--- Returns 1 if the claim was the caller's, else 0.
+-- Returns 1 if it was buried, else 0.
 
 local record = redis.call('HMGET', KEYS[1], 'fence', 'list', 'attempts', 'history')
-if record[1] ~= ARGV[2] then
+if record[1] ~= ARGV[2] or not record[2] then
   return 0
 end
 local clock = redis.call('TIME')

@@ -2,10 +2,11 @@
 --
 -- Claims are scripts too, so a job is on one side or the other: it cannot slip through between.
 --
--- KEYS[1]  llorch:job:<id>         hash    state, list
+-- KEYS[1]  llorch:job:<id>         hash    state, fence, list, message
 -- KEYS[2]  llorch:job:<id>:events  stream
 -- KEYS[3]  celery-task-meta-<id>   string
 -- KEYS[4]  llorch:job:<id>:cancel  string  what a worker that takes over finds
+-- KEYS[5]  llorch:leases           zset    job id -> when its lease ends, ms of Redis' own clock
 -- ARGV[1]  job id
 -- ARGV[2]  result of a cancelled job, in the format of Celery's Redis backend
 -- ARGV[3]  its last event
@@ -21,14 +22,19 @@ local state = redis.call('HGET', KEYS[1], 'state')
 if state == 'ended' or not state and redis.call('EXISTS', KEYS[3]) == 1 then
   return 'ended'
 end
-if state == 'claimed' then
+local clock = redis.call('TIME')
+local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local lease_ms = tonumber(redis.call('ZSCORE', KEYS[5], ARGV[1]) or '0')
+if state == 'claimed' and lease_ms > now_ms then
   -- A write that cannot grow first: a server at maxmemory then lets the rest through.
   redis.call('PERSIST', KEYS[1])
   redis.call('SET', KEYS[4], 1, 'EX', ARGV[4])
   redis.call('PUBLISH', ARGV[7], ARGV[1])
   return 'running'
 end
+-- It waits, or its worker is dead and nobody swept it up yet.
 redis.call('DEL', KEYS[4])
+redis.call('ZREM', KEYS[5], ARGV[1])
 redis.call('SET', KEYS[3], ARGV[2], 'EX', ARGV[4])
 redis.call('PUBLISH', KEYS[3], ARGV[2])
 -- Protected: a stream key that somebody else wrote to must not cost the result.
@@ -39,6 +45,7 @@ if not entries.err then
   redis.call('EXPIRE', KEYS[2], ARGV[5])
 end
 redis.call('HSET', KEYS[1], 'state', 'ended')
-redis.call('HDEL', KEYS[1], 'list')
+redis.call('HINCRBY', KEYS[1], 'fence', 1)
+redis.call('HDEL', KEYS[1], 'list', 'message')
 redis.call('EXPIRE', KEYS[1], ARGV[6])
 return 'queued'
