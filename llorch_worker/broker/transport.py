@@ -24,9 +24,11 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
+from redis.exceptions import ResponseError
 
 from llorch_worker.broker import claims, dead_letters, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.held import HELD
 from llorch_worker.contract import Fault, InvalidRequest
 
@@ -110,6 +112,7 @@ class ClaimChannel(kombu_redis.Channel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.delivered: dict[str, Claim] = {}
         self._tracked_socket: Any = None
+        self._refused = False
         self._kept_parameters: dict[str, Any] = {}
         super().__init__(*args, **kwargs)
 
@@ -129,6 +132,23 @@ class ClaimChannel(kombu_redis.Channel):
         if claim is not None:
             with self.conn_or_acquire() as client:
                 dead_letters.bury(client, claim, reason)
+
+    def _size(self, queue: str) -> int:
+        # No transaction: a server at maxmemory refuses any, also one that only reads.
+        with self.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
+            for name in queues.lists([queue]):
+                pipe.llen(name)
+            return sum(pipe.execute())
+
+    def _queue_bind(self, exchange: str, *args: Any) -> None:
+        try:
+            super()._queue_bind(exchange, *args)
+        except ResponseError as error:
+            if not is_out_of_memory(error):
+                raise
+            # The tables are for producers; what this worker hears of inspect and revoke comes by
+            # pub/sub. Let out, this would keep workers from starting that would make room.
+            logger.warning("Redis is at its maxmemory: not bound to %s", exchange)
 
     # What kombu calls BRPOP: start to wait, and read what came ------------------------------------
 
@@ -179,16 +199,27 @@ class ClaimChannel(kombu_redis.Channel):
         room = MOST_JOBS_A_CLAIM
         if self.qos.prefetch_count:
             room = min(room, self.qos.prefetch_count - len(HELD))
-        with self.conn_or_acquire() as client:
-            taken = claims.claim(
-                client,
-                lists=queues.lists(self.active_queues),
-                suspects=queues.suspects(queues.model_of(self.active_queues[0])),
-                held=HELD.all(),
-                limit=room,
-                worker=self.worker,
-                terms=self.terms,
-            )
+        try:
+            with self.conn_or_acquire() as client:
+                taken = claims.claim(
+                    client,
+                    lists=queues.lists(self.active_queues),
+                    suspects=queues.suspects(queues.model_of(self.active_queues[0])),
+                    held=HELD.all(),
+                    limit=room,
+                    worker=self.worker,
+                    terms=self.terms,
+                )
+        except ResponseError as error:
+            # A server that cannot save, or became a replica, may take writes again: let out, this
+            # would end the worker.
+            if not self._refused:
+                logger.error("cannot claim jobs, will retry: %s", error)
+            self._refused = True
+            return
+        if self._refused:
+            logger.info("claiming jobs again")
+            self._refused = False
         # Held before any is delivered: whatever a delivery does, the leases are renewed.
         for claim in taken:
             HELD.add(claim)

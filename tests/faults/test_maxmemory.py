@@ -1,0 +1,134 @@
+"""Redis at maxmemory: no new jobs, and all that were accepted go on to their end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+from celery import Celery
+
+from llorch_worker.broker import keys
+from llorch_worker.client import Client
+from llorch_worker.contract import Cancelled, GenerationResult, QueueFull, Tokens
+from tests.faults.conftest import StartWorker
+from tests.faults.witness import Witness
+from tests.messages import QUEUE, envelope
+from tests.services import RedisServer, held_ids, wait_until
+
+GET_S = 30
+
+
+@contextmanager
+def no_room(client: Client) -> Iterator[None]:
+    """Refuses every command that takes memory."""
+    client.redis.config_set("maxmemory-policy", "noeviction")
+    client.redis.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        client.redis.config_set("maxmemory", 0)
+
+
+def test_running_and_waiting_jobs_end_as_ever(
+    client: Client, witness: Witness, start_worker: StartWorker
+) -> None:
+    worker = start_worker(max_sequences=2)
+    # Longer than three leases.
+    running = [witness.begun(witness.send(700)) for _ in range(2)]
+    waiting = [witness.send(20) for _ in range(4)]
+    with no_room(client):
+        witness.assert_whole(*running, *waiting)
+        assert [job.result(GET_S).attempts for job in (*running, *waiting)] == [1] * 6
+        wait_until(lambda: not held_ids(client.redis))
+    assert worker.process.poll() is None
+    assert "ERROR" not in worker.text()
+
+
+def test_an_enqueue_is_refused_in_one_sentence_and_leaves_nothing_behind(
+    client: Client, start_worker: StartWorker
+) -> None:
+    start_worker()
+    client.submit(prompt="x", max_tokens=2).result(GET_S)
+    before = set(client.redis.keys())
+    with no_room(client):
+        with pytest.raises(QueueFull) as caught:
+            client.submit(prompt="x", max_tokens=2, idempotency_key="once")
+        assert caught.value.retriable
+        assert "Redis" in caught.value.message
+        assert "maxmemory" in caught.value.message
+        assert "\n" not in caught.value.message
+        assert set(client.redis.keys()) <= before
+    job = client.submit(prompt="x", max_tokens=2, idempotency_key="once")
+    assert job.result(GET_S).text == "w0 w1 "
+
+
+def test_a_stock_producer_is_refused_and_leaves_nothing_behind(
+    client: Client, server: RedisServer
+) -> None:
+    with Celery("stock", broker=server.url, set_as_current=False) as stock:
+        before = set(client.redis.keys())
+        with no_room(client), pytest.raises(Exception, match="maxmemory"):
+            stock.send_task("llorch.generate", kwargs={"prompt": "x"}, queue=QUEUE)
+        assert set(client.redis.keys()) <= before
+
+
+def test_a_reader_can_follow_and_a_caller_can_cancel(
+    client: Client, start_worker: StartWorker
+) -> None:
+    start_worker(max_sequences=2)
+    followed = client.submit(prompt="x", max_tokens=200)
+    running = client.submit(prompt="x", max_tokens=4000)
+    waiting = client.submit(prompt="x", max_tokens=4000)
+    wait_until(lambda: len(held_ids(client.redis)) == 2)
+    with no_room(client):
+        events = [entry.event for entry in followed.stream(timeout=GET_S)]
+        assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 200
+        for job in (waiting, running):
+            assert job.cancel()
+            with pytest.raises(Cancelled):
+                job.result(GET_S)
+
+
+def test_what_is_no_job_is_buried(client: Client, start_worker: StartWorker) -> None:
+    unknown = envelope([[], {}, {}], headers={"task": "no.such", "id": "unknown"})
+    unreadable = envelope([[], {}, {}], headers={"id": "unreadable"}, properties={})
+    client.redis.lpush(QUEUE, "no json", json.dumps(unknown), json.dumps(unreadable))
+    job = client.submit(prompt="x", max_tokens=2)
+    with no_room(client):
+        worker = start_worker()
+        assert isinstance(job.result(GET_S), GenerationResult)
+        assert client.redis.llen(keys.DEAD) == 3
+    assert worker.process.poll() is None
+
+
+def test_a_worker_starts_where_there_is_no_room_and_makes_some(
+    client: Client, witness: Witness, start_worker: StartWorker
+) -> None:
+    jobs = [witness.send(20) for _ in range(6)]
+    with no_room(client):
+        worker = start_worker()
+        witness.assert_whole(*jobs)
+        wait_until(lambda: not held_ids(client.redis))
+    wait_until(lambda: worker.card() is not None, what="the worker to be listed")
+    assert client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "
+
+
+def test_a_worker_outlives_a_redis_that_refuses_even_to_pop(
+    client: Client, witness: Witness, start_worker: StartWorker
+) -> None:
+    # As a server does that cannot save to its disk, or became a replica.
+    worker = start_worker()
+    running = witness.begun(witness.send(200))
+    client.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+    client.redis.config_set("replica-read-only", "yes")
+    try:
+        with pytest.raises(redis.ReadOnlyError):
+            client.redis.set("x", "y")
+        wait_until(lambda: "cannot claim jobs" in worker.text())
+    finally:
+        client.redis.execute_command("REPLICAOF", "NO", "ONE")
+    witness.assert_whole(running, witness.send(20))
+    assert worker.process.poll() is None
