@@ -7,13 +7,18 @@ BIN := $(VENV)/bin
 # Two test processes fit two cores; torch must then not spread each of them over both.
 TEST_PROCESSES ?= 2
 
-.PHONY: demo test lint format clean
+.PHONY: demo test bench lint format clean
 
 demo: $(VENV)/.installed-all
 	$(BIN)/llorch demo
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:benchmark -n $(TEST_PROCESSES) --dist loadfile
+
+# Saves the run into .benchmarks; `pytest-benchmark compare` sets two of them side by side.
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest benches/components --benchmark-autosave --benchmark-sort=name \
+		--benchmark-max-time=0.5 --benchmark-columns=min,median,iqr,rounds
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

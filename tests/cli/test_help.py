@@ -10,7 +10,8 @@ import pytest
 from tests.cli.command import environment, run
 
 COMMANDS = (
-    "demo", "doctor", "up", "worker", "generate", "submit", "watch", "cancel", "status", "inspect", "bench",
+    "demo", "doctor", "up", "worker", "generate", "submit", "watch", "cancel", "status", "inspect",
+    "bench",
 )  # fmt: skip
 HEAVY = (
     "torch",

@@ -1,0 +1,74 @@
+"""The layer's large matrices: QKV with RoPE, and SwiGLU; and the norm before either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from benches.components import reference
+from benches.components.sizes import (
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INTERMEDIATE,
+    cache,
+    check,
+    linear,
+    randoms,
+)
+from llorch_worker.model.qkv_projection import QkvProjection
+from llorch_worker.model.rms_norm import RmsNorm
+from llorch_worker.model.swiglu import SwiGlu
+
+TOKENS = [1, 8, 32, 128]
+
+
+@pytest.fixture(scope="module")
+def qkv(dtype: torch.dtype) -> QkvProjection:
+    return QkvProjection(
+        linear(3 * HIDDEN, HIDDEN, dtype), num_heads=HEADS, num_kv_heads=HEADS, head_dim=HEAD_DIM
+    )
+
+
+@pytest.fixture(scope="module")
+def swiglu(dtype: torch.dtype) -> SwiGlu:
+    return SwiGlu(
+        linear(2 * INTERMEDIATE, HIDDEN, dtype), linear(HIDDEN, INTERMEDIATE, dtype, seed=2)
+    )
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.benchmark(group="qkv_projection")
+def test_qkv_projection(
+    benchmark: Any, dtype: torch.dtype, qkv: QkvProjection, tokens: int
+) -> None:
+    x = randoms(tokens, HIDDEN, dtype=dtype)
+    positions = torch.arange(tokens)
+    cos, sin = cache(dtype).rope.at(positions)
+    q, k, v = qkv(x, cos, sin)
+    plain = reference.matmul(x, qkv.linear.weight).view(tokens, 3, HEADS, HEAD_DIM)  # type: ignore[attr-defined]
+    check(q, reference.rope(plain[:, 0], positions), dtype)
+    check(k, reference.rope(plain[:, 1], positions), dtype)
+    check(v, plain[:, 2], dtype)
+    benchmark(qkv, x, cos, sin)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.benchmark(group="swiglu")
+def test_swiglu(benchmark: Any, dtype: torch.dtype, swiglu: SwiGlu, tokens: int) -> None:
+    x = randoms(tokens, HIDDEN, dtype=dtype)
+    gate, up = reference.matmul(x, swiglu.gate_up.weight).chunk(2, dim=-1)  # type: ignore[attr-defined]
+    inner = gate * torch.sigmoid(gate) * up
+    check(swiglu(x), reference.matmul(inner, swiglu.down.weight), dtype)  # type: ignore[attr-defined]
+    benchmark(swiglu, x)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.benchmark(group="rms_norm")
+def test_rms_norm(benchmark: Any, dtype: torch.dtype, tokens: int) -> None:
+    norm = RmsNorm(randoms(HIDDEN, dtype=dtype, seed=3), 1e-5)
+    x = randoms(tokens, HIDDEN, dtype=dtype, spread=5)
+    check(norm(x), reference.rms_norm(x, norm.weight, norm.eps), dtype)
+    benchmark(norm, x)

@@ -1,0 +1,69 @@
+"""Choosing the next tokens of sixteen sequences in a vocabulary of 32,000."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from benches.components.sizes import VOCAB, randoms
+from llorch_worker.cli.bench.no_op_model import made_up_tokenizer
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine.choice_text import ChoiceText
+from llorch_worker.engine.sampler import Sampler
+from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.uniforms import uniforms
+
+ROWS = 16
+ROUNDS = 30
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top_k_40": {"temperature": 1.0, "top_k": 40},
+    "top_p_0.9": {"temperature": 1.0, "top_p": 0.9},
+}
+# A model that knows what comes next keeps a nucleus of a few tokens, one that does not thousands.
+SPREADS = {"peaked": 8.0, "flat": 2.0}
+
+
+@pytest.fixture(scope="module")
+def text() -> ChoiceText:
+    return ChoiceText(made_up_tokenizer(VOCAB))
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.benchmark(group="sampler")
+def test_sampler(benchmark: Any, text: ChoiceText, sampling: str, spread: str) -> None:
+    logits = randoms(ROWS, VOCAB, dtype=torch.float32, spread=SPREADS[spread])
+    fields = SAMPLINGS[sampling]
+    request = GenerationRequest(prompt_token_ids=[1], **fields)
+    sequences = [Sequence([1], request, seed=row, text=text, arrival=row) for row in range(ROWS)]
+    sampler = Sampler(VOCAB, torch.device("cpu"))
+    expected = [_plain(row, seed, **fields) for seed, row in enumerate(logits.double())]
+    assert sampler.sample(logits.clone(), sequences).token_ids == expected
+    # The sampler overwrites what it is given.
+    benchmark.pedantic(
+        sampler.sample,
+        setup=lambda: ((logits.clone(), sequences), {}),
+        rounds=ROUNDS,
+        warmup_rounds=3,
+    )
+
+
+def _plain(
+    logits: torch.Tensor, seed: int, temperature: float, top_k: int = 0, top_p: float = 1.0
+) -> int:
+    """One row, [vocab] float64: cut by sorting, then invert the cumulative distribution."""
+    if temperature == 0:
+        return int(logits.argmax())
+    probabilities = (logits / temperature).softmax(-1)
+    order = probabilities.argsort(descending=True)
+    kept = order[:top_k] if top_k else order
+    before = probabilities[kept].cumsum(-1) - probabilities[kept]
+    kept = kept[before < top_p * probabilities[kept].sum()]
+    cut = torch.zeros_like(probabilities).index_copy_(0, kept, probabilities[kept])
+    cumulative = cut.cumsum(-1)
+    uniform = uniforms(torch.tensor([seed]), torch.tensor([0]))
+    return int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))

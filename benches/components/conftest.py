@@ -1,0 +1,50 @@
+"""What all component benchmarks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+EVICTING_BYTES = 256 * 2**20
+"""More than the processor's caches hold."""
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def evict() -> Callable[[], None]:
+    """Fills the processor's caches with something else."""
+    ballast = torch.zeros(EVICTING_BYTES // 4)
+
+    def fill() -> None:
+        ballast.add_(1)
+
+    return fill
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Any:
+    with torch.inference_mode():
+        yield
+
+
+def pytest_benchmark_update_machine_info(machine_info: Any) -> None:
+    """Saved runs tell what torch was and what it could use."""
+    machine_info["torch"] = {
+        "version": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "vector_unit": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def pytest_report_header() -> str:
+    return (
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, "
+        f"{torch.backends.cpu.get_cpu_capability()}"
+    )
