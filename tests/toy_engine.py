@@ -6,7 +6,7 @@ Each step gives every running generation one token; token ``i`` has the id ``i``
 Some prompts ask for faults: ``raise <name>`` raises that builtin exception in ``submit``, with the
 whole prompt as its message; ``die`` kills the process, ``die at
 <n>`` after n tokens; ``break`` breaks the engine under that job,
-``break after`` once the job has ended; ``hang`` blocks the engine's step for ever, in the job's first
+``break after`` once the job has ended; ``hang`` blocks the engine for ever in the job's first
 attempt.
 """
 

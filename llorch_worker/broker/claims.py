@@ -50,6 +50,8 @@ class Claim:
     """Unix time of the first claim, by Redis' clock."""
     claimed_ms: int
     """Unix time of this claim, by Redis' clock."""
+    first: bool = False
+    """Nobody claimed it before: it has no journal."""
 
     @property
     def redelivered(self) -> bool:
@@ -103,8 +105,9 @@ def claim(
             suspect=bool(int(suspect)),
             first_claimed_ms=int(first_ms),
             claimed_ms=int(now_ms),
+            first=bool(int(first)),
         )
-        for job_id, message, attempt, fence, list_key, suspect, first_ms, now_ms in rows
+        for job_id, message, attempt, fence, list_key, suspect, first_ms, now_ms, first in rows
     ]
 
 

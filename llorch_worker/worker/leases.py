@@ -27,6 +27,9 @@ class LeaseKeeper:
 
     An engine that has not finished a step for ``watchdog_s`` hangs: its leases are left to lapse
     and the process exits, because nothing in it could end the jobs.
+
+    After Redis was away it sweeps only when a lease's time has passed: who was cut off with it, and
+    runs on, renews first.
     """
 
     def __init__(
@@ -62,16 +65,23 @@ class LeaseKeeper:
     def _run(self) -> None:
         period_s = min(self._lease_s / RENEWALS_A_LEASE, self._sweep_s)
         sweep_at_s = time.monotonic() + self._sweep_s
+        away = False
         while not self._stop.wait(period_s):
             if self._hangs():
                 self._on_hang()
                 return
+            began_s = time.monotonic()
             try:
                 self._renew()
-                if time.monotonic() >= sweep_at_s:
-                    sweep_at_s = time.monotonic() + self._sweep_s
+                now_s = time.monotonic()
+                # An answer that took a lease's time, retries included, is no better than none.
+                if away or now_s - began_s >= self._lease_s:
+                    away, sweep_at_s = False, now_s + self._lease_s
+                if now_s >= sweep_at_s:
+                    sweep_at_s = now_s + self._sweep_s
                     self._sweep()
             except RedisError as error:
+                away = True
                 logger.warning("cannot renew leases, will retry: %s", error)
 
     def _hangs(self) -> bool:
@@ -82,10 +92,10 @@ class LeaseKeeper:
         return self._stalled_for_s() >= self._watchdog_s
 
     def _renew(self) -> None:
+        # With nothing in hand too: it tells whether Redis is there.
         held = self._held.all()
-        if held:
-            for job_id in claims.renew(self._redis, held, lease_ms=round(self._lease_s * 1e3)):
-                self._on_lost(job_id)
+        for job_id in claims.renew(self._redis, held, lease_ms=round(self._lease_s * 1e3)):
+            self._on_lost(job_id)
 
     def _sweep(self) -> None:
         for job_id in claims.sweep(self._redis):

@@ -203,7 +203,7 @@ class Residency:
         if claim is None:
             raise InternalError("the job reached this worker without a claim")
         try:
-            page = journal.read(self._redis, job.id) if claim.fence > 1 else FIRST_PAGE
+            page = FIRST_PAGE if claim.first else journal.read(self._redis, job.id)
         except RedisError as error:
             logger.warning("cannot read the journal of job %s: %s", job.id, error)
             raise HandedBack from None

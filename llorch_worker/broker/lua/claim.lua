@@ -28,7 +28,8 @@
 -- and jobs must go on there, because their ends are what makes room.
 --
 -- Returns for each job taken 
--- {id, message, attempts, fence, list, 1 if it is a suspect, ms of its first claim, ms of this}.
+-- {id, message, attempts, fence, list, 1 if it is a suspect, ms of its first claim, ms of this,
+-- 1 if nobody claimed it before}.
 
 local leases, dead, suspects = KEYS[1], KEYS[2], KEYS[3]
 local lease_ms, max_attempts, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -108,7 +109,7 @@ local function take(message, list, from_suspects, may_be_redelivered)
     return true
   end
   local job = 'llorch:job:' .. id
-  local record = redis.pcall('HMGET', job, 'state', 'attempts', 'history', 'list')
+  local record = redis.pcall('HMGET', job, 'state', 'attempts', 'history', 'list', 'fence')
   if record.err then
     -- An id made so that its record would be another of our keys.
     bury('', 'malformed', message, list, 0, '')
@@ -129,8 +130,11 @@ local function take(message, list, from_suspects, may_be_redelivered)
     return false
   end
   attempts = attempts + 1
-  local fence = redis.call('HINCRBY', job, 'fence', 1)
-  redis.call('HSET', job, 'state', 'claimed', 'message', message, 'list', list,
+  -- Of the clock, not counted from 1: a claim that a failover forgot must not share its fence with the
+  -- next one.
+  local fence = string.format('%.0f',
+    math.max(tonumber(record[5] or '0') + 1, clock[1] * 1000000 + clock[2]))
+  redis.call('HSET', job, 'state', 'claimed', 'fence', fence, 'message', message, 'list', list,
     'attempts', attempts, 'worker', worker, 'progress', 0,
     'history', history .. worker .. ' ' .. now_ms .. '\n')
   redis.call('HSETNX', job, 'first_claim_ms', now_ms)
@@ -138,7 +142,7 @@ local function take(message, list, from_suspects, may_be_redelivered)
   redis.call('PERSIST', job)
   redis.call('ZADD', leases, now_ms + lease_ms, id)
   taken[#taken + 1] = {id, message, attempts, fence, list, from_suspects and 1 or 0,
-    first_claim_ms, now_ms}
+    first_claim_ms, now_ms, state and 0 or 1}
   return true
 end
 

@@ -1,0 +1,267 @@
+"""Redis that goes away, in every way: jobs run on, and all they made arrives once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.broker import claims, keys, queues, scripts
+from llorch_worker.broker.claims import ClaimTerms
+from llorch_worker.client import Client, Job
+from tests.faults.conftest import LEASE_S, StartWorker
+from tests.faults.proxy import FaultProxy, contains
+from tests.faults.witness import Witness
+from tests.services import RedisServer, WorkerProcess, held_ids, wait_until
+
+SEQUENCES = 4
+ROOMY = {"lease_s": 4, "sweep_s": 1}
+"""A lease that outlasts the fault: what must stay with its worker does."""
+TERMS = ClaimTerms(lease_ms=1000, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
+
+
+class Clock:
+    """True from ``after_s`` on: for faults that are nothing but a time."""
+
+    def __init__(self, after_s: float) -> None:
+        self._at_s = time.monotonic() + after_s
+
+    def __call__(self) -> bool:
+        return time.monotonic() >= self._at_s
+
+
+def threads(worker: WorkerProcess) -> int:
+    """How many threads the process has."""
+    return len(list(Path(f"/proc/{worker.process.pid}/task").iterdir()))
+
+
+def assert_all_slots_serve(worker: WorkerProcess, witness: Witness, client: Client) -> None:
+    """The worker runs as many jobs at once as ever, and then holds none."""
+    jobs = [witness.send(60) for _ in range(SEQUENCES)]
+    wait_until(lambda: held_ids(client.redis) >= {job.id for job in jobs}, what="full slots")
+    witness.assert_whole(*jobs)
+    wait_until(lambda: not held_ids(client.redis), what="the acknowledgements")
+
+
+def reset(proxy: FaultProxy, _: Callable[[], object]) -> None:
+    proxy.reset()
+
+
+def isolate(proxy: FaultProxy, while_away: Callable[[], object]) -> None:
+    proxy.isolate()
+    while_away()
+    proxy.heal()
+
+
+def hold(proxy: FaultProxy, while_away: Callable[[], object]) -> None:
+    proxy.hold()
+    while_away()
+    proxy.heal()
+
+
+def blackhole(proxy: FaultProxy, while_away: Callable[[], object]) -> None:
+    proxy.blackhole()
+    while_away()
+    proxy.heal()
+
+
+def delay(proxy: FaultProxy, while_away: Callable[[], object]) -> None:
+    proxy.delay(0.5)
+    while_away()
+    proxy.heal()
+
+
+@pytest.mark.parametrize("fault", [reset, isolate, hold, blackhole, delay])
+def test_jobs_run_on_through_a_broken_network_and_arrive_once(
+    start_worker: StartWorker,
+    witness: Witness,
+    client: Client,
+    proxy: FaultProxy,
+    fault: Callable[[FaultProxy, Callable[[], object]], None],
+) -> None:
+    worker = start_worker("w1", url=proxy.url, **ROOMY)
+    ending = [witness.begun(witness.send(100)) for _ in range(2)]
+    lasting = [witness.begun(witness.send(500)) for _ in range(2)]
+    # Two of them end while Redis is away: nothing but time tells, 100 tokens take half a second.
+    fault(proxy, lambda: wait_until(Clock(1.2)))
+    witness.assert_whole(*ending, *lasting)
+    for job in (*ending, *lasting):
+        assert witness.runs(job) == ["w1@test"], "it ran on"
+        assert job.result(0).attempts == 1
+    assert_all_slots_serve(worker, witness, client)
+
+
+def test_a_redis_that_restarts_with_its_append_only_file_costs_nothing(
+    server: RedisServer, start_worker: StartWorker, witness: Witness, client: Client
+) -> None:
+    worker = start_worker("w1", **ROOMY)
+    jobs = [witness.begun(witness.send(300)) for _ in range(SEQUENCES)]
+    queued = [witness.send(20) for _ in range(4)]
+    server.halt()
+    server.start()
+    witness.assert_whole(*jobs, *queued)
+    for job in jobs:
+        assert witness.runs(job) == ["w1@test"]
+        assert job.result(0).attempts == 1
+    assert_all_slots_serve(worker, witness, client)
+
+
+def test_after_an_outage_longer_than_a_lease_the_workers_that_lived_go_on(
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+) -> None:
+    first = start_worker("w1", url=proxy.url)
+    jobs = [witness.begun(witness.send(1200)) for _ in range(SEQUENCES)]
+    start_worker("w2", url=proxy.url)
+    proxy.isolate()
+    wait_until(Clock(3 * LEASE_S))
+    proxy.heal()
+    witness.assert_whole(*jobs)
+    assert first.process.poll() is None
+    for job in jobs:
+        assert witness.runs(job) == ["w1@test"]
+        assert job.result(0).attempts == 1
+
+
+def test_results_that_could_not_be_stored_for_long_arrive_and_no_thread_is_left(
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+) -> None:
+    worker = start_worker("w1", url=proxy.url)
+    warm = [witness.send(20) for _ in range(SEQUENCES)]
+    witness.assert_whole(*warm)
+    before = threads(worker)
+    jobs = [witness.begun(witness.send(100)) for _ in range(SEQUENCES)]
+    proxy.isolate()
+    # They end half a second from now.
+    wait_until(Clock(5))
+    assert not any(witness.ended(job) for job in jobs)
+    proxy.heal()
+    witness.assert_whole(*jobs)
+    for job in jobs:
+        assert job.result(0).attempts == 1
+    assert_all_slots_serve(worker, witness, client)
+    wait_until(lambda: threads(worker) <= before, what="the number of threads of before")
+
+
+def test_a_result_whose_reply_is_lost_is_stored_once(
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+) -> None:
+    scripts.load(client.redis, "finish")
+    worker = start_worker("w1", url=proxy.url, **ROOMY)
+    job = witness.begun(witness.send(200))
+    trap = proxy.lose_reply(contains("EVALSHA", scripts.digest("finish"), '"SUCCESS"'))
+    assert trap.wait(10)
+    witness.assert_whole(job)
+    assert job.result(0).attempts == 1
+    assert_all_slots_serve(worker, witness, client)
+
+
+@pytest.mark.parametrize("script", ["append", "release"])
+@pytest.mark.parametrize("lost", ["request", "reply"])
+def test_a_write_that_is_lost_on_its_way_is_made_once(
+    start_worker: StartWorker,
+    witness: Witness,
+    client: Client,
+    proxy: FaultProxy,
+    script: str,
+    lost: str,
+) -> None:
+    worker = start_worker("w1", url=proxy.url)
+    witness.assert_whole(witness.send(20))
+    job = witness.begun(witness.send(100))
+    set_trap = proxy.lose_request if lost == "request" else proxy.lose_reply
+    assert set_trap(contains("EVALSHA", scripts.digest(script), job.id)).wait(10)
+    witness.assert_whole(job)
+    assert job.result(0).attempts == 1
+    assert_all_slots_serve(worker, witness, client)
+
+
+# The same message twice ---------------------------------------------------------------------------
+
+
+def copy_of(client: Client, job: Job) -> str:
+    """The message of a job that is queued or running."""
+    for message in client.redis.lrange(queues.normal_queue("toy"), 0, -1):
+        if job.id in message:
+            return str(message)
+    return str(client.redis.hget(keys.job(job.id), "message"))
+
+
+def deliver_again(client: Client, message: str) -> None:
+    client.redis.lpush(queues.normal_queue("toy"), message)
+
+
+def test_a_message_that_is_queued_twice_runs_once(
+    start_worker: StartWorker, witness: Witness, client: Client
+) -> None:
+    job = witness.send(50)
+    deliver_again(client, copy_of(client, job))
+    start_worker("w1", max_sequences=1)
+    start_worker("w2")
+    last = witness.send(5)
+    witness.assert_whole(job, last)
+    assert len(witness.runs(job)) == 1
+    assert job.result(0).attempts == 1
+
+
+def test_a_message_delivered_again_while_its_job_runs_or_after_it_yields(
+    start_worker: StartWorker, witness: Witness, client: Client
+) -> None:
+    start_worker("w1")
+    start_worker("w2")
+    job = witness.begun(witness.send(200))
+    message = copy_of(client, job)
+    for _ in range(4):
+        deliver_again(client, message)
+    wait_until(lambda: not client.redis.llen(queues.normal_queue("toy")))
+    witness.assert_whole(job)
+    wait_until(lambda: not held_ids(client.redis))
+    for _ in range(4):
+        deliver_again(client, message)
+    witness.assert_whole(job, witness.send(5))
+    wait_until(lambda: not client.redis.llen(queues.normal_queue("toy")))
+    witness.assert_whole(job)
+    assert len(witness.runs(job)) == 1
+    assert witness.record(job)["duplicates"] == "8"
+    assert job.result(0).attempts == 1
+
+
+def test_a_message_delivered_again_after_a_crash_yields_too(
+    start_worker: StartWorker, witness: Witness, client: Client
+) -> None:
+    first = start_worker("w1")
+    job = witness.begun(witness.send(300), 20)
+    message = copy_of(client, job)
+    first.process.kill()
+    deliver_again(client, message)
+    start_worker("w2")
+    witness.assert_whole(job)
+    assert witness.runs(job) == ["w1@test", "w2@test"]
+    assert job.result(0).attempts == 2
+
+
+# A Redis that forgot ------------------------------------------------------------------------------
+
+
+def test_a_claim_that_a_failover_forgot_cannot_write_beside_the_next_one(
+    witness: Witness, client: Client
+) -> None:
+    def claim_one(worker: str) -> claims.Claim:
+        (claim,) = claims.claim(
+            client.redis, lists=[queues.normal_queue("toy")], suspects=queues.suspects("toy"),
+            held=(), limit=1, worker=worker, terms=TERMS,
+        )  # fmt: skip
+        return claim
+
+    job = witness.send(10)
+    message = copy_of(client, job)
+    forgotten = claim_one("w1")
+    # What a replica that was promoted, or a file without its last second, knows of it: nothing.
+    client.redis.delete(keys.job(job.id), keys.LEASES)
+    deliver_again(client, message)
+    held = claim_one("w2")
+    assert held.fence != forgotten.fence
+    assert claims.renew(client.redis, [forgotten], lease_ms=1000) == [job.id]
+    assert not claims.hand_back(client.redis, forgotten)
+    assert claims.end(client.redis, held, TERMS)
