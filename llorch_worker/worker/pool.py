@@ -87,8 +87,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._warned_of_time_limits = False
-        self.cancel: Callable[[str], Any] = _nothing_to_cancel
-        self.hand_back: Callable[[str], Any] = _nothing_to_cancel
+        self.expect: Callable[[str], Any] = _no_job
+        self.forget: Callable[[str], Any] = _no_job
+        self.cancel: Callable[[str], Any] = _no_job
+        self.hand_back: Callable[[str], Any] = _no_job
         self.figures: Callable[[], Mapping[str, Any]] = dict
 
     # Celery's life cycle ---------------------------------------------------------------------
@@ -246,6 +248,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def _begin(self, work: _Work) -> None:
         self._running[work.pid] = work
+        self.expect(work.task_id)
         # Accepted before it runs, on this thread: a revoke finds it active from now on.
         work.on_accept(work.pid, time.monotonic())
         self._inbox.put(work)
@@ -279,6 +282,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         # First, because a signal may begin a cold shutdown in the midst of the callback, and that
         # waits for all that runs.
         del self._running[work.pid]
+        self.forget(work.task_id)
         self._call(work, callback, value)
         if self._waiting and self._state == self.RUN:
             self._begin(self._waiting.popleft())
@@ -351,4 +355,4 @@ def _ignore(_: Any) -> None: ...
 def _ignore_accept(_pid: int, _time_s: float) -> None: ...
 
 
-def _nothing_to_cancel(_task_id: str) -> None: ...
+def _no_job(_task_id: str) -> None: ...

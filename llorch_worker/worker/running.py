@@ -21,6 +21,7 @@ class RunningJob:
 
     def __init__(self, job_id: str) -> None:
         self.id = job_id
+        self.entered = False
         self.outcome: Future[GenerationResult] = Future()
         self.cancelled = False
         self.handed_back = False
@@ -48,21 +49,36 @@ class RunningJob:
 
 
 class RunningJobs:
-    """All of them; any thread may ask."""
+    """All of them; any thread may ask.
+
+    A job is known from the moment the pool accepts it, because from then on somebody may want it
+    cancelled; it enters when its thread gets to it.
+    """
 
     def __init__(self) -> None:
         self._jobs: dict[str, RunningJob] = {}
         self._lock = threading.RLock()
 
+    def expect(self, job_id: str) -> None:
+        """Makes a job known that a thread will soon enter."""
+        with self._lock:
+            self._jobs.setdefault(job_id, RunningJob(job_id))
+
+    def forget(self, job_id: str) -> None:
+        """Drops a job that was expected and never entered."""
+        with self._lock:
+            known = self._jobs.get(job_id)
+            if known is not None and not known.entered:
+                del self._jobs[job_id]
+
     def enter(self, job_id: str) -> tuple[RunningJob, bool]:
         """The job of this id and whether it is new. It is not where the same message was delivered
         twice: then the second waits for the outcome of the first."""
         with self._lock:
-            known = self._jobs.get(job_id)
-            if known is not None:
-                return known, False
-            job = self._jobs[job_id] = RunningJob(job_id)
-            return job, True
+            job = self._jobs.setdefault(job_id, RunningJob(job_id))
+            new = not job.entered
+            job.entered = True
+            return job, new
 
     def leave(self, job: RunningJob) -> None:
         with self._lock:

@@ -59,6 +59,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             _give_up(f'{error.name} is missing: pip install "llorch-worker[worker]"')
         residency = Residency(engine, worker.app.settings, worker.hostname, on_broken=_shut_down)
         residency.start()
+        worker.pool.expect = residency.running.expect
+        worker.pool.forget = residency.running.forget
         worker.pool.cancel = residency.cancel
         worker.pool.hand_back = residency.hand_back
         worker.pool.figures = lambda: _figures(residency)
