@@ -44,12 +44,14 @@ def worker(name: str, device: str, settings: Settings, *, own_redis: bool) -> Pr
     )
 
 
-def flower(port: int, settings: Settings) -> Program:
-    """Flower, for this machine alone, and without a login unless ``FLOWER_BASIC_AUTH`` sets one."""
+def flower(port: int, settings: Settings, login: str | None) -> Program:
+    """Flower, for this machine alone; ``login`` is ``user:password``, None whatever ``FLOWER_*``
+    in the environment says."""
     arguments = (f"--address={ports.LOCALHOST}", f"--port={port}", "--logging=error")
     return Program(
         FLOWER,
         python("-m", "celery", "-A", "tasks", "flower", *arguments),
-        environment_of(settings),
+        # In the environment, because everybody may read a command line.
+        environment_of(settings) | ({} if login is None else {"FLOWER_BASIC_AUTH": login}),
         signal.SIGKILL,
     )

@@ -44,6 +44,7 @@ class Plan:
     redis_url: str | None
     flower_port: int | None
     flower_port_asked: bool = False
+    flower_login: str | None = None
 
 
 class Stack:
@@ -91,7 +92,7 @@ class Stack:
         for name, device in self._plan.workers:
             self._start(programs.worker(name, device, settings, own_redis=own_redis))
         if self.flower_port is not None:
-            self._start(programs.flower(self.flower_port, settings))
+            self._start(programs.flower(self.flower_port, settings, self._plan.flower_login))
 
     def wait_ready(self, timeout_s: float | None = None) -> list[WorkerCard]:
         """Return once every worker takes jobs, with what they say of themselves.
@@ -201,7 +202,7 @@ class Stack:
         if self.flower_port is None or self._plan.flower_port_asked or not taken:
             return False
         self.flower_port = ports.next_free(self.flower_port + 1)
-        self._start(programs.flower(self.flower_port, self._settings()))
+        self._start(programs.flower(self.flower_port, self._settings(), self._plan.flower_login))
         return True
 
     def _workers(self) -> list[Child]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +37,7 @@ DEFAULT_FLOWER_PORT = 5555
 FLOWER_TIMEOUT_S = 60.0
 _FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH", "FLOWER_UNAUTHENTICATED_API")
 """Without one of these, Flower shows everything and refuses to end or change anything."""
+FLOWER_USER = "llorch"
 _CELERY_LINE = re.compile(r"\[\S+ (?P<time>[\d:]+),\d+: (?P<level>[A-Z]+)/\S+\] ")
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 
@@ -92,6 +94,7 @@ def up(
         redis_url=settings.redis_url if "redis_url" in settings.model_fields_set else None,
         flower_port=_flower_port(screen, wanted=flower, port=flower_port),
         flower_port_asked=flower_port is not None,
+        flower_login=_flower_login(),
     )
     with terminable(), Stack(plan, _Prefixer(screen, plan)) as stack:
         stack.start()
@@ -124,6 +127,13 @@ def _flower_port(screen: Screen, *, wanted: bool, port: int | None) -> int | Non
         screen.note('No Flower: pip install "llorch-worker[flower]" brings it.', "yellow")
         return None
     return ports.choose(port, DEFAULT_FLOWER_PORT, "--flower-port")
+
+
+def _flower_login() -> str | None:
+    """``user:password`` for this run; None where the environment says who may do what."""
+    if any(os.environ.get(name) for name in _FLOWER_LOGINS):
+        return None
+    return f"{FLOWER_USER}:{secrets.token_urlsafe(9)}"
 
 
 class _Prefixer:
@@ -174,8 +184,9 @@ def _banner(
     name = settings.served_name
     own = " (ours: in memory, gone when this ends)" if plan.redis_url is None else ""
     flower = stack.flower_url or "off"
-    if stack.flower_url and not any(os.environ.get(name) for name in _FLOWER_LOGINS):
-        flower += "\n           (to look; its buttons need FLOWER_BASIC_AUTH=user:password)"
+    if stack.flower_url and plan.flower_login:
+        user, _, password = plan.flower_login.partition(":")
+        flower += f"  (user {user}, password {password})"
     workers = ", ".join(
         f"{worker} on {card.device}" for (worker, _), card in zip(plan.workers, cards, strict=True)
     )

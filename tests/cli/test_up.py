@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 
 from llorch_worker.broker.connection import BrokerUnavailable, connect
 from llorch_worker.client import Client
+from llorch_worker.contract import Cancelled
 from tests.cli.command import Started, alive, run
 from tests.services import wait_until
 
@@ -86,6 +89,26 @@ def connect_to(url: str) -> Client:
     return client
 
 
+class FlowerPage:
+    """Flower as the banner's line gives it: address, user, password."""
+
+    def __init__(self, line: str) -> None:
+        found = re.search(r"http://(\S+?):(\d+)  \(user (\S+), password (\S+)\)", line)
+        assert found is not None, line
+        host, port, user, password = found.groups()
+        self._address = (host, int(port))
+        login = base64.b64encode(f"{user}:{password}".encode()).decode()
+        self._headers = {"Authorization": f"Basic {login}"}
+
+    def ask(self, method: str, path: str) -> str:
+        connection = HTTPConnection(*self._address, timeout=10)
+        connection.request(method, path, headers=self._headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        assert answer.status == 200, text
+        return text
+
+
 def test_two_workers_share_a_redis_that_was_given_and_flower_shows_them(
     redis_url: str, demo_model: Path
 ) -> None:
@@ -94,13 +117,15 @@ def test_two_workers_share_a_redis_that_was_given_and_flower_shows_them(
     )
     try:
         command.wait_for("Ctrl-C drains and ends")
-        flower = HTTPConnection(*command.wait_for("Flower  ").split("//")[1].split(":"), timeout=10)
-        flower.request("GET", "/workers?json=1")
-        shown = flower.getresponse().read().decode()
+        flower = FlowerPage(command.wait_for("Flower  "))
         with Client(redis_url) as client:
             names = [card.hostname for card in client.workers() if card.model == "twins"]
-        assert len(names) == 2
-        wait_until(lambda: all(name in shown for name in names))
+            assert len(names) == 2
+            wait_until(lambda: all(name in flower.ask("GET", "/workers?json=1") for name in names))
+            job = client.submit(prompt="x", model="twins", max_tokens=400, ignore_eos=True, n=16)
+            flower.ask("POST", f"/api/task/revoke/{job.id}?terminate=true")
+            with pytest.raises(Cancelled):
+                job.result(30)
         command.signal(signal.SIGINT)
         assert command.ended() == 0
     finally:
