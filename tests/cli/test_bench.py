@@ -34,7 +34,8 @@ def test_every_figure_of_the_engine_is_measured(engine_document: Any) -> None:
     single, three = engine_document["rows"]
     assert (single["concurrency"], three["concurrency"]) == (1, 3)
     for row in (single, three):
-        assert (row["kind"], row["preemptions"], row["notes"]) == ("measured", 0, [])
+        assert (row["kind"], row["preemptions"]) == ("measured", 0)
+        assert not [note for note in row["notes"] if "no decode" in note]
         assert None not in row.values()
         zeros = {"preemptions"}
         assert all(n > 0 for key in row.keys() - zeros for n in numbers(row[key])), row

@@ -10,44 +10,48 @@ import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 
-PASSES = 5
-"""The best of so many counts: a ceiling is what the machine reaches when nothing disturbs it."""
+MIN_PASSES = 5
+MIN_MEASURED_S = 0.5
+"""Each ceiling is the best of so many runs: what the machine does when nothing disturbs it."""
 CPU_READ_BYTES = 512 * 2**20
 CUDA_READ_BYTES = 4 * 2**30
 """Far more than any cache holds."""
-CPU_GEMM_SIZE = 2048
-CUDA_GEMM_SIZE = 8192
+CPU_GEMM_SHAPES = ((512, 4096, 4096), (1024, 1024, 1024), (2048, 2048, 2048))
+CUDA_GEMM_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192))
+"""Rows, columns in and columns out. Which of them is fastest depends on the machine."""
 MAX_SHARE_OF_FREE = 0.25
 
 
 class Ceilings(BaseModel):
-    """None with a reason where it could not be measured."""
+    """``read_bytes_per_s`` is None, with the reason, where memory is too short to measure it."""
 
     model_config = ConfigDict(frozen=True)
 
     read_bytes_per_s: float | None
     read_array_bytes: int
-    flops_per_s: float | None
-    gemm_size: int
+    flops_per_s: float
+    gemm_shape: tuple[int, int, int]
+    """Rows, columns in and columns out of the fastest product."""
     gemm_dtype: str
     not_measured: str | None = None
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """Read bandwidth over a large array, and FLOP/s of a large square product in ``dtype``.
+    """Read bandwidth over a large array, and FLOP/s of a large matrix product in ``dtype``.
 
     With torch's present number of threads. Takes some seconds, and memory that is given back.
     """
     cuda = device.type == "cuda"
     read_bytes = CUDA_READ_BYTES if cuda else CPU_READ_BYTES
-    size = CUDA_GEMM_SIZE if cuda else CPU_GEMM_SIZE
+    shapes = CUDA_GEMM_SHAPES if cuda else CPU_GEMM_SHAPES
+    flops_per_s, shape = max((_flops_per_s(device, dtype, shape), shape) for shape in shapes)
     free = torch.cuda.mem_get_info(device)[0] if cuda else psutil.virtual_memory().available
     fits = read_bytes <= MAX_SHARE_OF_FREE * free
     return Ceilings(
         read_bytes_per_s=_read_bytes_per_s(device, read_bytes) if fits else None,
         read_array_bytes=read_bytes,
-        flops_per_s=_flops_per_s(device, dtype, size),
-        gemm_size=size,
+        flops_per_s=flops_per_s,
+        gemm_shape=shape,
         gemm_dtype=str(dtype).removeprefix("torch."),
         not_measured=None
         if fits
@@ -67,16 +71,17 @@ def _read_bytes_per_s(device: torch.device, size_bytes: int) -> float:
     return size_bytes / min(_fastest_s(reading, device) for reading in readings)
 
 
-def _flops_per_s(device: torch.device, dtype: torch.dtype, size: int) -> float:
-    a = torch.randn(size, size, device=device).to(dtype)
-    b = torch.randn(size, size, device=device).to(dtype)
-    return 2 * size**3 / _fastest_s(lambda: F.linear(a, b), device)
+def _flops_per_s(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
+    rows, columns_in, columns_out = shape
+    x = torch.randn(rows, columns_in, device=device).to(dtype)
+    weight = torch.randn(columns_out, columns_in, device=device).to(dtype)
+    return 2 * rows * columns_in * columns_out / _fastest_s(lambda: F.linear(x, weight), device)
 
 
 def _fastest_s(work: Callable[[], torch.Tensor], device: torch.device) -> float:
-    """Seconds of the fastest of a few runs, the first left out."""
-    taken_s = []
-    for _ in range(PASSES + 1):
+    """Seconds of the fastest run, the first left out."""
+    taken_s: list[float] = []
+    while len(taken_s) <= MIN_PASSES or sum(taken_s) < MIN_MEASURED_S:
         began_s = time.perf_counter()
         work()
         if device.type == "cuda":

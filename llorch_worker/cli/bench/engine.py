@@ -142,12 +142,10 @@ def _show_limits(screen: Screen, figures: EngineFigures) -> None:
             f"reads {ceilings.read_bytes_per_s / 1e9:.1f} GB/s "
             f"(an array of {human_bytes(ceilings.read_array_bytes)})"
         )
-    if ceilings.flops_per_s is not None:
-        size = f"{ceilings.gemm_size:,}"
-        lines.append(
-            f"computes {ceilings.flops_per_s / 1e9:,.1f} GFLOP/s "
-            f"({ceilings.gemm_dtype}, {size} x {size} matrices)"
-        )
+    shape = " x ".join(f"{size:,}" for size in ceilings.gemm_shape)
+    lines.append(
+        f"computes {ceilings.flops_per_s / 1e9:,.1f} GFLOP/s ({ceilings.gemm_dtype}, {shape})"
+    )
     lines += [] if ceilings.not_measured is None else [ceilings.not_measured]
     if figures.peak_memory_bytes is not None:
         lines.append(f"peak memory of this process {human_bytes(figures.peak_memory_bytes)}")

@@ -287,6 +287,13 @@ def _row(
                 "raise --new-tokens"
             )
         )
+    read_share = _share(read_bytes_per_s, ceilings.read_bytes_per_s)
+    flops_share = _share(prefill_flops_per_s, ceilings.flops_per_s)
+    if max(read_share or 0, flops_share or 0) > 1:
+        notes.append(
+            "a share above 100%: the model fits into the processor's caches, or the machine was "
+            "busy with other things when its ceilings were measured"
+        )
     between_s = [gap for each in measured.full for gap in each.between_tokens_s]
     peak_blocks = max(each.peak_kv_blocks for each in measured.full)
     return Row(
@@ -301,9 +308,9 @@ def _row(
         ),
         between_tokens_ms=percentiles_ms(between_s) if between_s else None,
         decode_read_bytes_per_s=read_bytes_per_s,
-        decode_read_share=_share(read_bytes_per_s, ceilings.read_bytes_per_s),
+        decode_read_share=read_share,
         prefill_flops_per_s=prefill_flops_per_s,
-        prefill_flops_share=_share(prefill_flops_per_s, ceilings.flops_per_s),
+        prefill_flops_share=flops_share,
         outside_model_share=outside_share,
         kv_peak_bytes=kv_bytes // kv_blocks * peak_blocks,
         kv_peak_share=peak_blocks / kv_blocks,
