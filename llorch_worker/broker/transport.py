@@ -16,6 +16,7 @@ connection of its own.
 from __future__ import annotations
 
 import binascii
+from collections import deque
 from typing import Any
 
 from kombu import transport as kombu_transports
@@ -223,8 +224,14 @@ class ClaimChannel(kombu_redis.Channel):
         # Held before any is delivered: whatever a delivery does, the leases are renewed.
         for claim in taken:
             HELD.add(claim)
-        for claim in taken:
-            self._deliver_claim(claim)
+        waiting = deque(taken)
+        try:
+            while waiting:
+                self._deliver_claim(waiting.popleft())
+        finally:
+            # Where a delivery failed nobody will settle what came after it: the leases must lapse.
+            for claim in waiting:
+                HELD.discard(claim)
 
     def _deliver_claim(self, claim: Claim) -> None:
         envelope = self._envelope(claim.message)

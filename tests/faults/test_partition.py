@@ -11,12 +11,14 @@ import pytest
 from llorch_worker.broker import claims, keys, queues, scripts
 from llorch_worker.broker.claims import ClaimTerms
 from llorch_worker.client import Client, Job
-from tests.faults.conftest import LEASE_S, StartWorker
+from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
 from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
 from tests.services import RedisServer, WorkerProcess, held_ids, wait_until
 
 SEQUENCES = 4
+RECOVERY_S = LEASE_S + SWEEP_S + 8.0
+"""Also the time to reconnect in."""
 ROOMY = {"lease_s": 4, "sweep_s": 1}
 """A lease that outlasts the fault: what must stay with its worker does."""
 TERMS = ClaimTerms(lease_ms=1000, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
@@ -265,3 +267,21 @@ def test_a_claim_that_a_failover_forgot_cannot_write_beside_the_next_one(
     assert claims.renew(client.redis, [forgotten], lease_ms=1000) == [job.id]
     assert not claims.hand_back(client.redis, forgotten)
     assert claims.end(client.redis, held, TERMS)
+
+
+def test_jobs_claimed_beside_one_whose_delivery_fails_are_not_kept_from_running(
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+) -> None:
+    # Redis knows the scripts, so the first claim of all takes everything at once.
+    for script in ("claim", "bury"):
+        scripts.load(client.redis, script)
+    deliver_again(client, '{"headers": {"id": "no-envelope"}}')
+    jobs = [witness.send(20) for _ in range(SEQUENCES - 1)]
+    # One for each time that redis-py tries.
+    traps = [proxy.lose_request(contains(scripts.digest("bury"))) for _ in range(20)]
+    worker = start_worker("w1", url=proxy.url, ready=False)
+    wait_until(lambda: "onnection to broker lost" in worker.text(), what="the delivery to fail")
+    for trap in traps:
+        proxy.disarm(trap)
+    witness.assert_whole(*jobs, timeout_s=RECOVERY_S)
+    assert_all_slots_serve(worker, witness, client)
