@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pydantic import Field
@@ -63,6 +64,9 @@ class Settings(BaseSettings):
 
 
 def default_model_name(path: Path) -> str:
-    """A file's stem or a folder's name: ``models/tiny.gguf`` and ``models/tiny/`` are ``tiny``."""
-    resolved = Path(path)
-    return resolved.stem if resolved.suffix == ".gguf" else resolved.resolve().name
+    """A file's stem or a folder's name: ``models/tiny.gguf`` and ``models/tiny/`` are ``tiny``.
+
+    What a queue's name cannot hold becomes a hyphen: ``my model.gguf`` is ``my-model``.
+    """
+    name = path.stem if path.suffix == ".gguf" else path.resolve().name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name) or "model"

@@ -17,8 +17,6 @@ from llorch_worker.settings import Settings, default_model_name
 if TYPE_CHECKING:
     from llorch_worker.model import LlamaConfig
 
-BLOCK_SIZE_TOKENS = 16
-
 
 class TensorType(BaseModel):
     """How many tensors of one stored type there are, and their bytes in the file."""
@@ -140,32 +138,23 @@ def _memory(settings: Settings, config: LlamaConfig) -> MemoryReport:
             f"(got {max_context})"
         )
 
+    shape = block_plan.cache_shape(config, max_context, dtype=dtype, device=device)
+
     def cache_bytes(num_blocks: int) -> Mapping[str, int]:
-        return UnifiedCache.required_bytes(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            rope_theta=config.rope_theta,
-            rope_scaling=config.rope_scaling,
-            max_context=max_context,
-            num_blocks=num_blocks,
-            block_size=BLOCK_SIZE_TOKENS,
-            dtype=dtype,
-            device=device,
-        )
+        return UnifiedCache.required_bytes(num_blocks=num_blocks, **shape)
 
     weights = model_bytes(config, dtype)
     share = block_plan.CUDA_SHARE if device.type == "cuda" else block_plan.CPU_SHARE
-    usable = block_plan.available_bytes(device)
-    one_context = -(-max_context // BLOCK_SIZE_TOKENS)
+    free = block_plan.free_bytes(device)
+    one_context = -(-max_context // shape["block_size"])
     try:
         # The worker plans once the weights are in; they are not, so they are taken off here.
         blocks = block_plan.plan_blocks(
             cache_bytes,
-            block_size=BLOCK_SIZE_TOKENS,
+            block_size=shape["block_size"],
             max_context=max_context,
             max_sequences=settings.max_sequences,
-            available_bytes=int(usable - weights * share),
+            available_bytes=int((free - weights) * share),
             kv_cache_bytes=settings.kv_cache_bytes,
         )
         fits = True
@@ -183,7 +172,7 @@ def _memory(settings: Settings, config: LlamaConfig) -> MemoryReport:
         rope_bytes=parts["rope"],
         masks_bytes=parts["masks"],
         total_bytes=weights + sum(parts.values()),
-        free_bytes=int(usable / share),
+        free_bytes=free,
         fits=fits,
     )
 

@@ -35,18 +35,20 @@ class Admission:
             ModelNotServed: nobody ever served that model here. A model whose workers are away
                 is accepted: its jobs wait.
             InvalidRequest: no model was named and there are several.
-            ContextLengthExceeded: token ids and max_tokens exceed the model's context.
+            ContextLengthExceeded: prompt and max_tokens cannot fit into the model's context.
         """
         name = request.model or default_model or self._only_model()
         card = self._card(name)
         given = request.prompt_token_ids
-        if given is not None and len(given) + request.max_tokens > card.max_context:
+        # The length of a text is for the worker to find; one token it has at least.
+        least = 1 if given is None else len(given)
+        if least + request.max_tokens > card.max_context:
             raise ContextLengthExceeded.from_faults(
                 [
                     Fault(
-                        field="prompt_token_ids + max_tokens",
+                        field="prompt + max_tokens",
                         rule=f"must not exceed the context of {card.max_context} tokens",
-                        got=f"{len(given)} + {request.max_tokens}",
+                        got=f"{'at least ' if given is None else ''}{least} + {request.max_tokens}",
                     )
                 ]
             )

@@ -48,16 +48,16 @@ def plan_blocks(
     available_bytes: int,
     kv_cache_bytes: int | None = None,
 ) -> int:
-    """The number of KV blocks: what ``kv_cache_bytes`` holds, else ``max_sequences`` full contexts.
-
-    Either is capped by ``available_bytes`` less the tables and masks.
+    """The number of KV blocks: what ``kv_cache_bytes`` holds, else ``max_sequences`` full contexts
+    or as much of them as ``available_bytes`` less the tables and masks has room for.
 
     Args:
         required_bytes: bytes of the cache by part for a number of blocks.
         block_size: tokens in a block.
 
     Raises:
-        ModelLoadFailed: not even one full context fits; says what is needed and what there is.
+        ModelLoadFailed: ``kv_cache_bytes``, or else one full context, does not fit; says what is
+            needed and what there is.
     """
     one_context = -(-max_context // block_size)
     block_bytes = required_bytes(1)["kv"]
@@ -66,7 +66,11 @@ def plan_blocks(
     wanted = one_context * max_sequences
     if kv_cache_bytes is not None:
         wanted = kv_cache_bytes // block_bytes
-        room = max(room, 0)
+        if kv_cache_bytes > room:
+            raise ModelLoadFailed(
+                f"kv_cache_bytes asks for {_mib(kv_cache_bytes)}, and there is "
+                f"{_mib(max(0, room))} beside weights, tables and masks; lower it or free memory"
+            )
     blocks = min(wanted, room // block_bytes)
     if blocks >= one_context:
         return blocks

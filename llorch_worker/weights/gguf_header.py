@@ -1,7 +1,7 @@
 """The header of a GGUF file: key/values and the table of tensors.
 
 Read here, not by ``gguf.GGUFReader``: that one builds an array object for each vocabulary entry
-(a second for 32,000 tokens) and meets a damaged file with whatever exception comes first.
+and meets a damaged file with whatever exception comes first.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 

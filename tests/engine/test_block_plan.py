@@ -36,7 +36,11 @@ def test_memory_caps_the_plan_after_tables_and_masks() -> None:
 def test_a_wish_decides_where_there_is_one() -> None:
     assert plan(10**9, kv_cache_bytes=9_999) == 9
     assert plan(10**9, kv_cache_bytes=99_000) == 99
-    assert plan(11_000, kv_cache_bytes=99_000) == 10
+
+
+def test_a_wish_that_does_not_fit_is_refused_with_needed_and_available() -> None:
+    with pytest.raises(ModelLoadFailed, match=r"kv_cache_bytes asks for .*, and there is .*lower"):
+        plan(11_000, kv_cache_bytes=99_000)
 
 
 def test_less_than_one_context_is_refused_with_needed_and_available() -> None:
