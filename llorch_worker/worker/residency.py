@@ -231,7 +231,7 @@ class Residency:
 
         def give_up() -> bool:
             nonlocal give_up_s
-            if job.handed_back and give_up_s is None:
+            if job.leaving and give_up_s is None:
                 give_up_s = time.monotonic() + HAND_BACK_FLUSH_S
             return give_up_s is not None and time.monotonic() > give_up_s
 

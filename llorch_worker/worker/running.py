@@ -25,6 +25,7 @@ class RunningJob:
         self.outcome: Future[GenerationResult] = Future()
         self.cancelled = False
         self.handed_back = False
+        self.leaving = False
         self._generation: Cancellable | None = None
         # Reentrant: a signal handler may hand jobs back while its thread is in here.
         self._lock = threading.RLock()
@@ -42,6 +43,8 @@ class RunningJob:
         with self._lock:
             # Whoever asked first is obeyed: a cancelled job does not come back.
             self.handed_back = hand_back if not self.cancelled else self.handed_back
+            # Whatever its end would be, this worker does not wait for Redis to tell it.
+            self.leaving = self.leaving or hand_back
             self.cancelled = True
             generation = self._generation
         if generation is not None:

@@ -285,3 +285,26 @@ def test_jobs_claimed_beside_one_whose_delivery_fails_are_not_kept_from_running(
         proxy.disarm(trap)
     witness.assert_whole(*jobs, timeout_s=RECOVERY_S)
     assert_all_slots_serve(worker, witness, client)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_worker_told_to_stop_while_redis_is_away_ends_and_its_jobs_go_on_elsewhere(
+    start_worker: StartWorker,
+    witness: Witness,
+    client: Client,
+    proxy: FaultProxy,
+    cancelled: bool,
+) -> None:
+    worker = start_worker("w1", url=proxy.url, drain_s=0.5)
+    job = witness.begun(witness.send(400))
+    if cancelled:
+        doomed = witness.begun(witness.send(400))
+        trap = proxy.lose_reply(contains("EVALSHA", scripts.digest("append"), doomed.id))
+        assert trap.wait(10)
+        doomed.cancel()
+    proxy.isolate()
+    worker.process.terminate()
+    worker.wait_exit(timeout_s=20)
+    start_worker("w2")
+    witness.assert_whole(job, timeout_s=RECOVERY_S)
+    assert job.result(0).worker == "w2@test"
