@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from llorch_worker.cli.load import Figures, Measured
     from llorch_worker.cli.stack import Stack
 
-DEFAULT_FLOWER_PORT = 5555
 READY_TIMEOUT_S = 120.0
 
 
@@ -45,7 +44,7 @@ def demo(
         settings=settings,
         workers=(("worker", settings.device),),
         redis_url=None,
-        flower_port=ports.choose(flower_port, DEFAULT_FLOWER_PORT, "--flower-port")
+        flower_port=ports.choose(flower_port, ports.DEFAULT_FLOWER_PORT, "--flower-port")
         if flower
         else None,
         flower_port_asked=flower_port is not None,

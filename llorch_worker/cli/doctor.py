@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llorch_worker.cli import ports
 from llorch_worker.cli.errors import FAILED
 from llorch_worker.cli.options import (
     DeviceOption,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from llorch_worker.cli.checks import Check
 
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
-_DEFAULT_FLOWER_PORT = 5555
 
 
 def doctor(
@@ -30,7 +30,7 @@ def doctor(
     redis: RedisOption = None,
     flower_port: Annotated[
         int, typer.Option("--flower-port", help="The port that Flower is to have.")
-    ] = _DEFAULT_FLOWER_PORT,
+    ] = ports.DEFAULT_FLOWER_PORT,
     as_json: JsonOption = False,
 ) -> None:
     """Look at Python, Redis, device, model and ports: a verdict and a remedy for each.

@@ -9,6 +9,8 @@ from http.client import HTTPConnection, HTTPException
 from llorch_worker.cli.errors import CommandError, usage_error
 
 LOCALHOST = "127.0.0.1"
+DEFAULT_FLOWER_PORT = 5555
+"""Flower's own."""
 _TRIED_PORTS = 50
 _PROBE_TIMEOUT_S = 3.0
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from llorch_worker.broker.registry import WorkerCard
     from llorch_worker.cli.stack import Plan, Stack
 
-DEFAULT_FLOWER_PORT = 5555
 FLOWER_TIMEOUT_S = 60.0
 _FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH", "FLOWER_UNAUTHENTICATED_API")
 """Without one of these, Flower shows everything and refuses to end or change anything."""
@@ -126,7 +125,7 @@ def _flower_port(screen: Screen, *, wanted: bool, port: int | None) -> int | Non
             extras.require("flower")
         screen.note('No Flower: pip install "llorch-worker[flower]" brings it.', "yellow")
         return None
-    return ports.choose(port, DEFAULT_FLOWER_PORT, "--flower-port")
+    return ports.choose(port, ports.DEFAULT_FLOWER_PORT, "--flower-port")
 
 
 def _flower_login() -> str | None:

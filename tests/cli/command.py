@@ -102,9 +102,6 @@ class Started:
             program, lambda _name, line: self.lines.append(line), lambda _child: None
         )
 
-    def _take(self, _name: str, line: str) -> None:
-        self.lines.append(line)
-
     @property
     def pid(self) -> int:
         return self.child.pid
