@@ -87,12 +87,12 @@ def claim(
             limit,
             worker,
             terms.result_ttl_s,
-            int(any(claim.redelivered for claim in held)),
             suspect_held,
             failure_document("@ID@", error),
             encode_event(Failed(error=error.document())),
             terms.stream_ttl_s,
             MOST_DEAD_LETTERS,
+            *(claim.job_id for claim in held if claim.redelivered),
         ],
     )
     return [

@@ -24,7 +24,9 @@ DEAD = f"{PREFIX}dead"
 def job(job_id: str) -> str:
     """Hash, the record of a job that was ever claimed: ``state`` (claimed, queued, ended),
     ``fence``, ``attempts``, ``progress`` (1 once this attempt's tokens are journalled), ``worker``,
-    ``history``, ``first_claim_ms``, and, while it has not ended, ``message`` and ``list``."""
+    ``history``, ``first_claim_ms``, ``company`` (1 once this attempt ran beside others that had
+    lost a worker), ``spared`` (1 once an attempt was not counted for that), and, while it has not
+    ended, ``message`` and ``list``."""
     return f"{PREFIX}job:{job_id}"
 
 

@@ -3,8 +3,8 @@
 -- A worker that dies after this script leaves a lease that lapses; one that dies before it leaves
 -- the message in its list. There is no state between.
 --
--- A suspect is a job whose last worker died before the job made any progress: it may be what
--- killed it. It waits in a list of its own, and runs where no job is that already lost a worker.
+-- A suspect is a job that may be what killed its worker: see sweep.lua. It waits in a list of its
+-- own, and runs where no job is that already lost a worker.
 --
 -- KEYS[1]    llorch:leases      zset  job id -> when its lease ends, ms of Redis' own clock
 -- KEYS[2]    llorch:dead        list  dead letters, newest first
@@ -15,12 +15,12 @@
 -- ARGV[3]    the most jobs to take
 -- ARGV[4]    who claims
 -- ARGV[5]    seconds that the record of an ended job is kept
--- ARGV[6]    1 if the caller holds a job that already lost a worker, else 0
--- ARGV[7]    id of the suspect that the caller holds, or ''
--- ARGV[8]    result of a job without attempts left, a template with @ID@
--- ARGV[9]    its last event
--- ARGV[10]   seconds that an event stream is kept
--- ARGV[11]   the most dead letters to keep
+-- ARGV[6]    id of the suspect that the caller holds, or ''
+-- ARGV[7]    result of a job without attempts left, a template with @ID@
+-- ARGV[8]    its last event
+-- ARGV[9]    seconds that an event stream is kept
+-- ARGV[10]   the most dead letters to keep
+-- ARGV[11..] ids of the jobs that the caller holds and that already lost a worker
 -- Touches    llorch:job:<id>    hash  state, message, list, attempts, fence, worker, history, ...
 --            llorch:job:<id>:events, celery-task-meta-<id> of jobs without attempts left
 --
@@ -33,11 +33,16 @@
 
 local leases, dead, suspects = KEYS[1], KEYS[2], KEYS[3]
 local lease_ms, max_attempts, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local worker, keep_s, stream_s = ARGV[4], ARGV[5], ARGV[10]
+local worker, keep_s, stream_s = ARGV[4], ARGV[5], ARGV[9]
 
 local clock = redis.call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local taken = {}
+local redelivered = {}
+for i = 11, #ARGV do
+  redelivered[#redelivered + 1] = ARGV[i]
+end
+local redelivered_before = #redelivered
 
 -- UTF-8 as Python decodes it: no surrogates, nothing overlong. What is not would stop every reader.
 local SEQUENCES = {
@@ -80,7 +85,7 @@ local function bury(id, reason, message, list, attempts, history)
     id = id, reason = reason, message = message, list = list,
     attempts = attempts, history = history, at_ms = now_ms,
   }))
-  redis.call('LTRIM', dead, 0, ARGV[11] - 1)
+  redis.call('LTRIM', dead, 0, ARGV[10] - 1)
 end
 
 local function exhaust(id, message, list, attempts, history)
@@ -88,7 +93,7 @@ local function exhaust(id, message, list, attempts, history)
   redis.call('HSET', 'llorch:job:' .. id, 'state', 'ended')
   redis.call('EXPIRE', 'llorch:job:' .. id, keep_s)
   local id_json = cjson.encode(id):sub(2, -2):gsub('%%', '%%%%')
-  local document = ARGV[8]:gsub('@ID@', id_json)
+  local document = ARGV[7]:gsub('@ID@', id_json)
   local result, events = 'celery-task-meta-' .. id, 'llorch:job:' .. id .. ':events'
   redis.call('SET', result, document, 'EX', keep_s)
   redis.call('PUBLISH', result, document)
@@ -96,7 +101,7 @@ local function exhaust(id, message, list, attempts, history)
   local entries = redis.pcall('XREVRANGE', events, '+', '-', 'COUNT', 1)
   if not entries.err then
     local number = (entries[1] and tonumber(entries[1][1]:match('^%d+')) or 0) + 1
-    redis.pcall('XADD', events, string.format('%d-0', number), 'event', ARGV[9])
+    redis.pcall('XADD', events, string.format('%d-0', number), 'event', ARGV[8])
     redis.call('EXPIRE', events, stream_s)
   end
 end
@@ -135,21 +140,24 @@ local function take(message, list, from_suspects, may_be_redelivered)
   local fence = string.format('%.0f',
     math.max(tonumber(record[5] or '0') + 1, clock[1] * 1000000 + clock[2]))
   redis.call('HSET', job, 'state', 'claimed', 'fence', fence, 'message', message, 'list', list,
-    'attempts', attempts, 'worker', worker, 'progress', 0,
+    'attempts', attempts, 'worker', worker, 'progress', 0, 'company', 0,
     'history', history .. worker .. ' ' .. now_ms .. '\n')
   redis.call('HSETNX', job, 'first_claim_ms', now_ms)
   local first_claim_ms = redis.call('HGET', job, 'first_claim_ms')
   redis.call('PERSIST', job)
   redis.call('ZADD', leases, now_ms + lease_ms, id)
+  if attempts > 1 then
+    redelivered[#redelivered + 1] = id
+  end
   taken[#taken + 1] = {id, message, attempts, fence, list, from_suspects and 1 or 0,
     first_claim_ms, now_ms, state and 0 or 1}
   return true
 end
 
-local holds_suspect = ARGV[7] ~= ''
-  and redis.call('HGET', 'llorch:job:' .. ARGV[7], 'progress') == '0'
+local holds_suspect = ARGV[6] ~= ''
+  and redis.call('HGET', 'llorch:job:' .. ARGV[6], 'progress') == '0'
 
-if ARGV[6] == '0' and not holds_suspect then
+if #redelivered == 0 and not holds_suspect then
   -- The first that is really run; copies and exhausted ones do not count.
   while #taken == 0 do
     local message = redis.call('RPOP', suspects)
@@ -171,6 +179,12 @@ for i = 4, #KEYS do
       redis.call('RPUSH', KEYS[i], message)
       break
     end
+  end
+end
+
+if #redelivered > 1 and #redelivered > redelivered_before then
+  for _, id in ipairs(redelivered) do
+    redis.call('HSET', 'llorch:job:' .. id, 'company', 1)
   end
 end
 return taken

@@ -1,0 +1,97 @@
+"""A job that kills its worker ends as a dead letter, and takes no neighbour along."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from celery import Celery
+from celery.result import AsyncResult
+
+from llorch_worker.broker import keys
+from llorch_worker.client import Client, Job
+from llorch_worker.contract import AttemptsExhausted, Failed, Tokens
+from tests.faults.conftest import StartWorker
+from tests.faults.witness import Witness
+from tests.services import RedisServer, WorkerProcess, held_ids, wait_until
+
+END_S = 60
+SUPERVISE_S = 0.05
+
+Supervise = Callable[..., None]
+
+
+@pytest.fixture
+def supervise(start_worker: StartWorker) -> Iterator[Supervise]:
+    """Keeps workers of these names alive, as systemd or Kubernetes would."""
+    stop = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def keep(name: str) -> None:
+        worker: WorkerProcess = start_worker(name, ready=False)
+        while not stop.wait(SUPERVISE_S):
+            if worker.process.poll() is not None:
+                worker = start_worker(name, ready=False)
+
+    def begin(*names: str) -> None:
+        for name in names:
+            threads.append(threading.Thread(target=keep, args=(name,), daemon=True))
+            threads[-1].start()
+
+    yield begin
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+def assert_dead(client: Client, stock: Celery, job: Job) -> None:
+    """The job failed as ATTEMPTS_EXHAUSTED wherever one looks, and is one dead letter."""
+    with pytest.raises(AttemptsExhausted):
+        job.result(END_S)
+    seen = AsyncResult(job.id, app=stock)
+    assert seen.state == "FAILURE"
+    assert isinstance(seen.result, AttemptsExhausted)
+    assert seen.result.code == "ATTEMPTS_EXHAUSTED"
+    events = [entry.event for entry in job.stream(timeout=END_S)]
+    assert isinstance(events[-1], Failed)
+    assert events[-1].error.code == "ATTEMPTS_EXHAUSTED"
+    (letter,) = (json.loads(text) for text in client.redis.lrange(keys.DEAD, 0, -1))
+    assert letter["id"] == job.id
+    assert letter["attempts"] == 3
+    assert "attempts" in letter["reason"]
+    claims = letter["history"].splitlines()
+    # One more where it also died beside the jobs that had died with it: that counted for none.
+    assert len(claims) in (3, 4)
+    assert all("@test " in line for line in claims)
+    assert json.loads(letter["message"])["headers"]["id"] == job.id
+
+
+@pytest.fixture
+def stock(server: RedisServer) -> Iterator[Celery]:
+    with Celery("stock", broker=server.url, backend=server.url, set_as_current=False) as app:
+        yield app
+
+
+@pytest.mark.parametrize("names", [("w1",), ("w1", "w2")], ids=["one worker", "two workers"])
+@pytest.mark.parametrize("prompt", ["die", "die at 40"])
+def test_poison_dies_alone(
+    client: Client,
+    witness: Witness,
+    stock: Celery,
+    supervise: Supervise,
+    names: tuple[str, ...],
+    prompt: str,
+) -> None:
+    before = [witness.send(200) for _ in range(2)]
+    poison = client.submit(prompt=prompt, max_tokens=1000)
+    after = [witness.send(100) for _ in range(6)]
+    supervise(*names)
+    assert_dead(client, stock, poison)
+    witness.assert_whole(*before, *after, timeout_s=END_S)
+    attempts = [job.result(0).attempts for job in (*before, *after)]
+    assert max(attempts) <= 2, attempts
+    wait_until(lambda: not held_ids(client.redis))
+    tokens = [i for e in poison.stream() if isinstance(e.event, Tokens) for i in e.event.ids]
+    assert tokens == list(range(len(tokens))), "its stream has no gap and no repeat"
