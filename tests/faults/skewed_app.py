@@ -1,0 +1,20 @@
+"""The whole worker on a machine whose clock is wrong by ``CLOCK_OFFSET_S`` seconds.
+
+For this process alone, and in Python alone: only what asks ``time.time`` is told the wrong time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+_right = time.time
+_offset_s = float(os.environ["CLOCK_OFFSET_S"])
+time.time = lambda: _right() + _offset_s
+
+from llorch_worker.settings import Settings  # noqa: E402 - after the clock is set
+from tasks.app import build_app  # noqa: E402
+
+app = build_app(Settings())
+if app.settings.served_name == "toy":
+    app.engine_class = "tests.toy_engine:ToyEngine"

@@ -1,0 +1,60 @@
+"""A worker whose clock is ten minutes off takes no job early and cuts no deadline short."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.client import Client
+from llorch_worker.contract import Started
+from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
+from tests.faults.witness import Witness
+from tests.services import RedisServer, wait_until
+
+TEN_MINUTES_S = 600
+OFFSETS_S = [TEN_MINUTES_S, -TEN_MINUTES_S]
+SKEWED_APP = "tests.faults.skewed_app"
+GET_S = 60
+
+
+@pytest.mark.parametrize("offset_s", OFFSETS_S)
+def test_no_job_is_redelivered_early_or_never(
+    client: Client, witness: Witness, start_worker: StartWorker, offset_s: int
+) -> None:
+    start_worker("right")
+    # Longer than a lease and a sweep, on either worker.
+    tokens = round(1.5 * (LEASE_S + SWEEP_S) * 200)
+    first = [witness.begun(witness.send(tokens)) for _ in range(2)]
+    wrong = start_worker("wrong", app=SKEWED_APP, CLOCK_OFFSET_S=offset_s)
+    card = wait_until(wrong.card)
+    assert abs(card.started_at - time.time() - offset_s) < TEN_MINUTES_S / 2, "it is wrong"
+    second = [witness.begun(witness.send(tokens)) for _ in range(6)]
+    witness.assert_whole(*first, *second, timeout_s=GET_S)
+    runs = [witness.runs(job) for job in (*first, *second)]
+    assert {len(run) for run in runs} == {1}, "each ran once"
+    assert {run[0] for run in runs} == {"right@test", "wrong@test"}
+    # What the wrong one held comes back in time when it dies.
+    last = [witness.begun(witness.send(150)) for _ in range(8)]
+    wrong.process.kill()
+    witness.assert_whole(*last, timeout_s=GET_S)
+    assert max(job.result(0).attempts for job in last) == 2
+
+
+@pytest.mark.parametrize("offset_s", OFFSETS_S)
+def test_no_deadline_is_cut_or_stretched(
+    server: RedisServer, start_worker: StartWorker, demo_model: Path, offset_s: int
+) -> None:
+    with Client(server.url, model="demo") as client:
+        start_worker(model=demo_model, model_name="demo", app=SKEWED_APP, CLOCK_OFFSET_S=offset_s)
+        long = {"prompt": "Once upon a time", "max_tokens": 32, "ignore_eos": True}
+        result = client.submit(**long, deadline_s=TEN_MINUTES_S / 2).result(GET_S)
+        assert result.choices[0].finish_reason == "length"
+        assert 0 <= result.timings.queue_ms < TEN_MINUTES_S * 1e3 / 2
+        started = client.submit(**long).stream(timeout=GET_S).__next__().event
+        assert isinstance(started, Started)
+        assert started.queue_ms < TEN_MINUTES_S * 1e3 / 2
+        # A job that waited past its deadline ends with what it has, at once.
+        late = client.submit(**long, deadline_s=0.001)
+        assert late.result(GET_S).choices[0].finish_reason == "deadline"
