@@ -89,7 +89,10 @@ def test_another_model_in_this_queue_is_not_served(
 def test_prompt_and_tokens_beyond_the_context_are_refused(
     story_worker: WorkerProcess, client: Client
 ) -> None:
-    job = client.submit(prompt=PROMPT, max_tokens=100_000)
+    with pytest.raises(ContextLengthExceeded):
+        client.submit(prompt=PROMPT, max_tokens=512)
+    # Only the worker knows how many tokens the prompt has: more than the one that would fit.
+    job = client.submit(prompt=PROMPT, max_tokens=511)
     with pytest.raises(ContextLengthExceeded):
         job.result(GET_S)
 
