@@ -1,0 +1,30 @@
+"""The whole worker with the real engine, on a device that has memory for few tokens.
+
+A step whose sequences hold more than ``SCARCE_TOKENS`` tokens together runs out of it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from llorch_worker.model.batch import RaggedBatch
+from llorch_worker.model.llama import Llama
+from llorch_worker.settings import Settings
+from tasks.app import build_app
+
+LIMIT_TOKENS = int(os.environ["SCARCE_TOKENS"])
+
+_forward = Llama.forward
+
+
+def scarce_forward(self: Llama, batch: RaggedBatch, *args: Any, **options: Any) -> torch.Tensor:
+    if sum(batch.context_lengths) > LIMIT_TOKENS:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    return _forward(self, batch, *args, **options)
+
+
+Llama.forward = scarce_forward  # type: ignore[method-assign]
+app = build_app(Settings())

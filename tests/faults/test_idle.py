@@ -1,0 +1,24 @@
+"""What an idle worker costs Redis."""
+
+from __future__ import annotations
+
+import time
+
+from llorch_worker.client import Client
+from tests.faults.conftest import StartWorker
+
+MOST_COMMANDS_A_SECOND = 200
+WINDOW_S = 2.0
+
+
+def commands(client: Client) -> int:
+    return int(client.redis.info("stats")["total_commands_processed"])
+
+
+def test_an_idle_worker_asks_little_of_redis(client: Client, start_worker: StartWorker) -> None:
+    start_worker(lease_s=10, sweep_s=5)
+    client.submit(prompt="x", max_tokens=2).result(30)
+    before = commands(client)
+    # The measure is a rate, so a window is waited for, and not a condition.
+    time.sleep(WINDOW_S)
+    assert (commands(client) - before) / WINDOW_S < MOST_COMMANDS_A_SECOND
