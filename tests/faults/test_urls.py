@@ -1,0 +1,152 @@
+"""A Redis behind TLS, and one that Sentinel watches over: a job runs, is followed and read."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.registry import ModelCard
+from llorch_worker.client import AsyncClient, Client
+from llorch_worker.contract import Cancelled, Tokens
+from tests.services import (
+    LOCALHOST,
+    RedisServer,
+    free_port,
+    held_ids,
+    own_redis,
+    redis_binaries,
+    running_worker,
+    tethered,
+    wait_until,
+)
+
+GET_S = 30
+PASSWORD = "swordfish"
+
+
+def has_tls(binary: Path) -> bool:
+    # It starts in neither case: port 0 is no port.
+    asked = [binary, "--tls-port", "0", "--port", "0"]
+    answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+    return "Bad directive" not in answer.stdout + answer.stderr
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for localhost, signed by itself, and its key."""
+    paths = folder / "certificate.pem", folder / "key.pem"
+    command = [
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+        "-subj", "/CN=localhost", "-addext", f"subjectAltName=IP:{LOCALHOST},DNS:localhost",
+        "-out", paths[0], "-keyout", paths[1],
+    ]  # fmt: skip
+    try:
+        subprocess.run(command, capture_output=True, timeout=30, check=True)
+    except FileNotFoundError:
+        pytest.skip("needs openssl to make a certificate")
+    return paths
+
+
+@pytest.fixture
+def tls_url(tmp_path: Path) -> Iterator[str]:
+    binary = next((binary for binary in redis_binaries() if has_tls(binary)), None)
+    if binary is None:
+        pytest.skip("needs a redis-server with TLS")
+    public, key = certificate(tmp_path)
+    port = free_port()
+    options = (
+        "--tls-port", str(port), "--tls-auth-clients", "no",
+        "--tls-cert-file", str(public), "--tls-key-file", str(key),
+    )  # fmt: skip
+    with own_redis(binary=binary, options=options):
+        yield f"rediss://{LOCALHOST}:{port}/0?ssl_ca_certs={public}"
+
+
+@contextmanager
+def sentinel(folder: Path, master: RedisServer) -> Iterator[int]:
+    """A sentinel that watches ``master``; its port."""
+    port = free_port()
+    settings = folder / f"sentinel-{port}.conf"
+    settings.write_text(
+        f"port {port}\nbind {LOCALHOST}\ndir {folder}\nlogfile {folder}/sentinel-{port}.log\n"
+        f"sentinel monitor jobs {LOCALHOST} {master.port} 1\n"
+        f"sentinel auth-pass jobs {PASSWORD}\n"
+    )
+    command = tethered(str(redis_binaries()[0]), str(settings), "--sentinel")
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        yield port
+    finally:
+        process.terminate()
+        process.wait(GET_S)
+
+
+@pytest.fixture
+def sentinel_url(tmp_path: Path) -> Iterator[str]:
+    if not redis_binaries():
+        pytest.skip("needs a redis-server")
+    with (
+        own_redis(options=("--requirepass", PASSWORD)) as master,
+        sentinel(tmp_path, master) as first,
+        sentinel(tmp_path, master) as second,
+    ):
+        # The first sentinel of the URL is away.
+        hosts = [f"sentinel://:{PASSWORD}@{LOCALHOST}:{port}" for port in (1, first, second)]
+        url = f"{';'.join(hosts)}/1?master_name=jobs"
+
+        def found() -> bool:
+            with connect(url) as client:
+                return bool(client.ping())
+
+        wait_until(found, what="the sentinels to know their master")
+        yield url
+
+
+def assert_serves(url: str, folder: Path) -> None:
+    """A job is streamed, read, cancelled; the secret of the URL is shown nowhere."""
+    with (
+        running_worker(url, folder, model_name="toy", TOY_STEP_MS=2) as worker,
+        Client(url, model="toy") as client,
+    ):
+        job = client.submit(prompt="x", max_tokens=50)
+        events = [entry.event for entry in job.stream(timeout=GET_S)]
+        assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 50
+        assert job.result(GET_S).attempts == 1
+        endless = client.submit(prompt="x", max_tokens=4000)
+        wait_until(lambda: held_ids(client.redis) == {endless.id})
+        endless.cancel()
+        with pytest.raises(Cancelled):
+            endless.result(GET_S)
+        wait_until(lambda: not held_ids(client.redis))
+        assert PASSWORD not in worker.text()
+        assert worker.text().count("Connected to") == 1
+
+
+@pytest.mark.parametrize("fixture", ["tls_url", "sentinel_url"])
+def test_a_job_runs_to_its_end(fixture: str, request: pytest.FixtureRequest) -> None:
+    url: str = request.getfixturevalue(fixture)
+    folder: Path = request.getfixturevalue("tmp_path")
+    assert_serves(url, folder)
+
+
+@pytest.mark.parametrize("fixture", ["tls_url", "sentinel_url"])
+def test_the_asynchronous_client_reads_the_same(
+    fixture: str, request: pytest.FixtureRequest
+) -> None:
+    url: str = request.getfixturevalue(fixture)
+
+    async def models() -> list[ModelCard]:
+        async with AsyncClient(url, model="toy") as client:
+            return await client.models()
+
+    assert asyncio.run(models()) == []
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(tls_url: str) -> None:
+    with Client(tls_url.partition("?")[0]) as client, pytest.raises(Exception, match="certificate"):
+        client.models()
