@@ -258,6 +258,8 @@ class Residency:
                 raise HandedBack
             request = _request(arguments, fields)
             self._check_idempotency(request, job.id)
+            if job.handed_back:
+                raise HandedBack
             if job.cancelled or self._listener.is_cancelled(job.id):
                 raise Cancelled("the job was cancelled before it ran")
             return self.engine.submit(
