@@ -1,0 +1,88 @@
+"""The fault table at its own size, with the default lease: a minute a test, so only when asked.
+
+``LLORCH_FULL_SIZE=1 python -m pytest -n 5 tests/faults/test_full_size.py``. The same faults stand,
+scaled down with the lease, in the files beside this one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from llorch_worker.client import Client
+from llorch_worker.settings import Settings
+from tests.faults.conftest import StartWorker
+from tests.faults.proxy import FaultProxy
+from tests.faults.test_partition import Clock, assert_all_slots_serve
+from tests.faults.witness import Witness
+from tests.services import wait_until
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("LLORCH_FULL_SIZE"), reason="takes minutes; set LLORCH_FULL_SIZE=1"
+)
+
+DEFAULTS = Settings()
+FULL = {"lease_s": DEFAULTS.lease_s, "sweep_s": DEFAULTS.sweep_s}
+RECOVERY_S = DEFAULTS.lease_s + DEFAULTS.sweep_s
+AFTERWARDS_S = 90.0
+
+
+def test_a_killed_workers_job_goes_on_within_15_s(
+    start_worker: StartWorker, witness: Witness
+) -> None:
+    doomed = start_worker("w1", **FULL)
+    job = witness.begun(witness.send(2000), 50)
+    start_worker("w2", **FULL)
+    doomed.process.kill()
+    died_s = time.monotonic()
+    wait_until(lambda: witness.runs(job)[1:], timeout_s=RECOVERY_S)
+    print(f"resumed after {time.monotonic() - died_s:.1f} s")
+    witness.assert_whole(job, timeout_s=AFTERWARDS_S)
+
+
+def test_a_worker_stopped_for_60_s_writes_nothing_when_it_wakes(
+    start_worker: StartWorker, witness: Witness
+) -> None:
+    sleeper = start_worker("w1", **FULL)
+    job = witness.begun(witness.send(1000), 50)
+    sleeper.process.send_signal(signal.SIGSTOP)
+    start_worker("w2", **FULL)
+    wait_until(Clock(60), timeout_s=70)
+    witness.assert_whole(job)
+    sleeper.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: f"lost the claim on job {job.id}" in sleeper.text())
+    witness.assert_whole(job)
+    assert job.result(0).worker == "w2@test"
+    assert sleeper.process.poll() is None
+
+
+@pytest.mark.parametrize("fault", ["blackhole", "delay"])
+def test_a_redis_behind_a_bad_network_for_30_s(
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy, fault: str
+) -> None:
+    worker = start_worker("w1", url=proxy.url, **FULL)
+    jobs = [witness.begun(witness.send(tokens)) for tokens in (300, 2000)]
+    if fault == "blackhole":
+        proxy.blackhole()
+    else:
+        proxy.delay(5.0)
+    wait_until(Clock(30), timeout_s=40)
+    proxy.heal()
+    witness.assert_whole(*jobs, timeout_s=AFTERWARDS_S)
+    assert_all_slots_serve(worker, witness, client)
+
+
+def test_results_that_could_not_be_stored_for_60_s(
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+) -> None:
+    worker = start_worker("w1", url=proxy.url, **FULL)
+    jobs = [witness.begun(witness.send(200)) for _ in range(2)]
+    proxy.isolate()
+    wait_until(Clock(60), timeout_s=70)
+    assert not any(witness.ended(job) for job in jobs)
+    proxy.heal()
+    witness.assert_whole(*jobs, timeout_s=AFTERWARDS_S)
+    assert_all_slots_serve(worker, witness, client)
