@@ -79,6 +79,27 @@ def test_jobs_that_lose_two_workers_together_run_apart_from_then_on(store: redis
     assert (third.attempt, third.suspect) == (2, True)
 
 
+def test_progress_does_not_clear_a_suspect_that_lost_two_workers_in_company(
+    store: redis.Redis,
+) -> None:
+    push(store, "a", "b")
+    die(store, take(store))
+    die(store, take(store))
+    push(store, "c")
+    first = take(store)
+    assert [(claim.job_id, claim.suspect) for claim in first][1:] == [("c", False)]
+    die(store, first)
+    # Its death came after some tokens, and it runs apart all the same; so does the other one.
+    (second,) = take(store)
+    assert second.suspect
+    store.hset(keys.job(second.job_id), "progress", 1)
+    assert take(store, held=[second]) == [], "c lost a worker already"
+    claims.end(store, second, TERMS)
+    (third,) = take(store)
+    assert {first[0].job_id, second.job_id} == {"a", "b"}
+    assert (third.job_id, third.suspect) == (first[0].job_id, True)
+
+
 def test_a_death_in_company_is_forgiven_once(store: redis.Redis) -> None:
     push(store, "a")
     die(store, take(store))

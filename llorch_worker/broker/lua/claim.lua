@@ -154,8 +154,13 @@ local function take(message, list, from_suspects, may_be_redelivered)
   return true
 end
 
-local holds_suspect = ARGV[6] ~= ''
-  and redis.call('HGET', 'llorch:job:' .. ARGV[6], 'progress') == '0'
+-- Progress clears a suspect, but not one that lost two workers in company: it may have come upon its
+-- fatal token after some that were not journalled, and would do so again.
+local holds_suspect = false
+if ARGV[6] ~= '' then
+  local record = redis.call('HMGET', 'llorch:job:' .. ARGV[6], 'progress', 'spared')
+  holds_suspect = record[1] == '0' or record[2] ~= false
+end
 
 if #redelivered == 0 and not holds_suspect then
   -- The first that is really run; copies and exhausted ones do not count.

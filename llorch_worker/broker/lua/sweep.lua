@@ -3,7 +3,7 @@
 -- Two kinds of jobs may be what killed the worker, and go to the suspects, which run apart: those
 -- without progress since their claim, and those that were run again beside others that had lost a
 -- worker, and lost this one too. One of the latter is to blame at most, so for all of them this
--- attempt does not count, once: no job ends for what its neighbour does.
+-- attempt does not count, once: no job ends for what its neighbour does. They stay suspects.
 --
 -- KEYS[1]  llorch:leases  zset  job id -> when its lease ends, ms of Redis' own clock
 -- ARGV[1]  the most jobs to look at, so that one call stays short
@@ -28,7 +28,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now_ms, 'LIMIT'
       redis.call('HINCRBY', job, 'attempts', -1)
       redis.call('HSET', job, 'spared', 1)
     end
-    if record[4] == '0' or in_company then
+    if record[4] == '0' or in_company or record[6] then
       -- llorch.<model>, :high or a priority step cut off
       local model = record[3]:gsub('\6\22%d+$', ''):gsub(':high$', '')
       redis.call('LPUSH', model .. ':suspects', record[2])
