@@ -95,11 +95,6 @@ class Sequence:
         """The generated ids, the one that ended the choice included."""
         return self.token_ids[self.prompt_length :]
 
-    @property
-    def largest_size(self) -> int:
-        """Tokens of prompt and answer together if the answer takes all it may."""
-        return self.prompt_length + self.request.max_tokens
-
     def append(self, token_id: int) -> None:
         """Takes a sampled token: text, stop rules, and ``finish_reason`` where it was the last.
 

@@ -135,7 +135,7 @@ class SchedulerPromises(RuleBasedStateMachine):
             return
         # No livelock: the first of those that run gains a token or a chunk in each step, and what
         # it has it never loses, so all of them together cannot take longer than one by one.
-        tokens = sum(s.largest_size for s in self.sequences)
+        tokens = sum(s.prompt_length + s.request.max_tokens for s in self.sequences)
         for _ in range(tokens + 1):
             if not self.scheduler.has_work:
                 break

@@ -48,7 +48,7 @@ local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
 redis.call('HSET', KEYS[2], 'state', 'queued', 'list', letter.list, 'attempts', 0, 'progress', 0,
   'history', letter.history .. string.format('(retried) %.0f\n', now_ms))
 redis.call('HDEL', KEYS[2], 'spared')
--- The record may have expired; above 1, the next claim reads the journal.
+-- The record may have expired. That it exists makes the next claim read the journal.
 redis.call('HINCRBY', KEYS[2], 'fence', 1)
 redis.call('PERSIST', KEYS[2])
 -- The queue's tail: those who waited come first.
