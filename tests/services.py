@@ -24,6 +24,8 @@ from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.embedded import bundled_redis_server, find_redis_server
 from llorch_worker.cli import tether
+from llorch_worker.client import Job
+from llorch_worker.contract import Tokens
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 90.0
@@ -251,6 +253,14 @@ def run_python(source: str, redis_url: str, **settings: object) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def begun(job: Job) -> Job:
+    """``job``, once it has its first token."""
+    for entry in job.stream(timeout=START_TIMEOUT_S):
+        if isinstance(entry.event, Tokens):
+            break
+    return job
 
 
 def held_ids(client: redis.Redis) -> set[str]:

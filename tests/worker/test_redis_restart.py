@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from llorch_worker.client import Client, Job
+from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, Tokens
 from tests.services import (
     RedisServer,
     WorkerProcess,
+    begun,
     held_ids,
     own_redis,
     running_worker,
@@ -40,13 +41,6 @@ def worker(server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
 def client(server: RedisServer) -> Iterator[Client]:
     with Client(server.url) as client:
         yield client
-
-
-def begun(job: Job) -> Job:
-    for entry in job.stream(timeout=GET_S):
-        if isinstance(entry.event, Tokens):
-            break
-    return job
 
 
 def reconnects(worker: WorkerProcess) -> int:

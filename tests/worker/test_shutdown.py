@@ -17,6 +17,7 @@ from tests.services import (
     REAL_APP,
     RedisServer,
     WorkerProcess,
+    begun,
     held_ids,
     own_redis,
     running_worker,
@@ -45,13 +46,6 @@ def worker(server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
 def client(server: RedisServer) -> Iterator[Client]:
     with Client(server.url) as client:
         yield client
-
-
-def begun(job: Job) -> Job:
-    for entry in job.stream(timeout=GET_S):
-        if isinstance(entry.event, Tokens):
-            break
-    return job
 
 
 def busy_worker(client: Client) -> tuple[list[Job], list[Job]]:
