@@ -1,0 +1,174 @@
+"""GGUF blocks taken apart, not dequantised: small integers with a scale for each group of columns.
+
+Every type here is of the form ``weight = scale * (code - zero) + offset`` with one scale, and in
+some types one offset, for each group of 16 or 32 columns of a row. Layouts of the blocks are those
+of ggml (https://github.com/ggml-org/ggml, ``ggml-common.h``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class GroupForm:
+    """What all tensors of a block type have in common."""
+
+    group: int
+    """Columns that share a scale: 16 or 32."""
+    bits: int
+    """Bits of a code, rounded up to what is stored: 4 or 8."""
+    zero: int
+    has_offsets: bool
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Some rows of a quantised matrix."""
+
+    codes: Bytes
+    """[rows, columns] uint8"""
+    scales: Floats
+    """[rows, columns / group] float32"""
+    offsets: Floats | None
+    """[rows, columns / group] float32, or None where the type has none"""
+
+
+@dataclass(frozen=True)
+class _BlockType:
+    form: GroupForm
+    unpack: Callable[[Bytes], Groups]
+    """[blocks, block bytes] to groups with one row a block."""
+
+
+def group_form(type_: GGMLQuantizationType) -> GroupForm | None:
+    """The form of a block type; None for one that is not made of scaled integers."""
+    known = _TYPES.get(type_)
+    return known.form if known else None
+
+
+def unpack_groups(rows: Bytes, type_: GGMLQuantizationType) -> Groups:
+    """Take ``rows``: [rows, row bytes] of raw blocks apart. ``type_`` is one with a form."""
+    groups = _TYPES[type_].unpack(rows.reshape(-1, GGML_QUANT_SIZES[type_][1]))
+    count = len(rows)
+    return Groups(
+        groups.codes.reshape(count, -1),
+        groups.scales.reshape(count, -1),
+        None if groups.offsets is None else groups.offsets.reshape(count, -1),
+    )
+
+
+def _half(blocks: Bytes, start: int) -> Floats:
+    """[blocks, 1], the float16 at byte ``start`` of each."""
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
+
+
+def _halves(packed: Bytes) -> Bytes:
+    """[..., n] bytes to [..., 2, n]: all low nibbles, then all high ones."""
+    out = np.empty((*packed.shape[:-1], 2, packed.shape[-1]), np.uint8)
+    np.bitwise_and(packed, 0x0F, out=out[..., 0, :])
+    np.right_shift(packed, 4, out=out[..., 1, :])
+    return out
+
+
+def _bit_fields(packed: Bytes, bits: int, count: int) -> Bytes:
+    """[..., n] bytes to [..., count, n]: field 0 is each byte's lowest ``bits`` bits."""
+    shifts = np.arange(0, count * bits, bits, dtype=np.uint8)[:, None]
+    return (packed[..., None, :] >> shifts) & np.uint8((1 << bits) - 1)
+
+
+def _q4_0(blocks: Bytes) -> Groups:
+    return Groups(_halves(blocks[:, 2:]), _half(blocks, 0), None)
+
+
+def _q4_1(blocks: Bytes) -> Groups:
+    return Groups(_halves(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2))
+
+
+def _fifth_bits(packed: Bytes) -> Bytes:
+    """[blocks, 4] bytes to [blocks, 2, 16]: bit i of the 32 is column i's, at its place (16)."""
+    bits = np.unpackbits(np.ascontiguousarray(packed), axis=-1, bitorder="little")
+    return (bits << np.uint8(4)).reshape(-1, 2, 16)
+
+
+def _q5_0(blocks: Bytes) -> Groups:
+    codes = _halves(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    return Groups(codes, _half(blocks, 0), None)
+
+
+def _q5_1(blocks: Bytes) -> Groups:
+    codes = _halves(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return Groups(codes, _half(blocks, 0), _half(blocks, 2))
+
+
+def _q8_0(blocks: Bytes) -> Groups:
+    return Groups(blocks[:, 2:] ^ np.uint8(0x80), _half(blocks, 0), None)
+
+
+def _six_bit_scales(packed: Bytes) -> tuple[Floats, Floats]:
+    """[blocks, 12] bytes to eight scales and eight minima of a Q4_K or Q5_K block."""
+    low, high, both = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate((low & 63, (both & 15) | (low >> 2 & 48)), axis=1)
+    minima = np.concatenate((high & 63, (both >> 4) | (high >> 2 & 48)), axis=1)
+    return scales.astype(np.float32), minima.astype(np.float32)
+
+
+def _q4_k(blocks: Bytes) -> Groups:
+    scales, minima = _six_bit_scales(blocks[:, 4:16])
+    codes = _halves(blocks[:, 16:].reshape(-1, 4, 32))
+    return Groups(codes, _half(blocks, 0) * scales, -_half(blocks, 2) * minima)
+
+
+def _q5_k(blocks: Bytes) -> Groups:
+    scales, minima = _six_bit_scales(blocks[:, 4:16])
+    codes = _halves(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    codes |= _bit_fields(blocks[:, 16:48], 1, 8) << 4
+    return Groups(codes, _half(blocks, 0) * scales, -_half(blocks, 2) * minima)
+
+
+def _q6_k(blocks: Bytes) -> Groups:
+    codes = _halves(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
+    codes |= _bit_fields(blocks[:, 128:192].reshape(-1, 2, 32), 2, 4).reshape(-1, 8, 32) << 4
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return Groups(codes, _half(blocks, 208) * scales, None)
+
+
+def _q2_k(blocks: Bytes) -> Groups:
+    codes = _bit_fields(blocks[:, 16:80].reshape(-1, 2, 32), 2, 4)
+    scales = (blocks[:, :16] & 15).astype(np.float32)
+    minima = (blocks[:, :16] >> 4).astype(np.float32)
+    return Groups(codes, _half(blocks, 80) * scales, -_half(blocks, 82) * minima)
+
+
+def _q3_k(blocks: Bytes) -> Groups:
+    codes = _bit_fields(blocks[:, 32:96].reshape(-1, 2, 32), 2, 4).reshape(-1, 8, 32)
+    # A third bit that is set means that nothing is taken off; codes count from -4.
+    codes |= _bit_fields(blocks[:, :32], 1, 8) << 2
+    packed = blocks[:, 96:108]
+    low = _halves(packed[:, :8]).reshape(-1, 16)
+    high = _bit_fields(packed[:, 8:], 2, 4).reshape(-1, 16)
+    scales = (low | high << 4).astype(np.float32) - 32
+    return Groups(codes, _half(blocks, 108) * scales, None)
+
+
+_T = GGMLQuantizationType
+_TYPES: dict[GGMLQuantizationType, _BlockType] = {
+    _T.Q4_0: _BlockType(GroupForm(32, 4, 8, False), _q4_0),
+    _T.Q4_1: _BlockType(GroupForm(32, 4, 0, True), _q4_1),
+    _T.Q5_0: _BlockType(GroupForm(32, 8, 16, False), _q5_0),
+    _T.Q5_1: _BlockType(GroupForm(32, 8, 0, True), _q5_1),
+    _T.Q8_0: _BlockType(GroupForm(32, 8, 128, False), _q8_0),
+    _T.Q2_K: _BlockType(GroupForm(16, 4, 0, True), _q2_k),
+    _T.Q3_K: _BlockType(GroupForm(16, 4, 4, False), _q3_k),
+    _T.Q4_K: _BlockType(GroupForm(32, 4, 0, True), _q4_k),
+    _T.Q5_K: _BlockType(GroupForm(32, 8, 0, True), _q5_k),
+    _T.Q6_K: _BlockType(GroupForm(16, 8, 32, False), _q6_k),
+}
