@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -25,9 +27,13 @@ class Settings(BaseSettings):
     """The name that jobs ask for; by default the file's stem or the folder's name."""
 
     device: str = "auto"
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    """``auto``, ``cpu``, ``cuda`` (a card that no other worker has) or ``cuda:N``."""
+    device_locks: Path = Path(tempfile.gettempdir()) / "llorch-devices"
+    """Folder of the locks that keep workers off each other's cards; containers share it."""
     dtype: str = "auto"
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
+    kernels: Literal["auto", "torch"] = "auto"
+    """``auto``: the fastest that fit the device; ``torch``: nothing compiled on this machine."""
     max_sequences: int = Field(16, ge=1, le=1024)
     """The most sequences in flight; also Celery's concurrency and prefetch."""
     max_context: int | None = Field(None, ge=1)
@@ -49,6 +55,10 @@ class Settings(BaseSettings):
     """The most jobs that may wait for this model before clients are told QUEUE_FULL; 0: any."""
     drain_s: float = Field(300.0, ge=0)
     """How long a worker that was told to stop finishes jobs; the rest goes back to the queue."""
+    direct_grace_s: float = Field(60.0, ge=0)
+    """How long jobs in a worker's own queue wait for it, once it is gone, before others get them."""
+    residency_check_s: float = Field(60.0, gt=0)
+    """How often a worker looks whether model and cache are where they belong, and its card there."""
 
     flush_interval_ms: int = Field(20, ge=1, le=50)
     """How often the publisher writes new tokens to the jobs' streams."""

@@ -1,4 +1,4 @@
-"""Attention with the engine's backend, which computes scores, softmax and the sum in one call."""
+"""Attention as the engine runs it: scores, softmax and the sum are one call."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from benches.components.sizes import (
     linear,
     randoms,
 )
-from llorch_worker.model import RaggedBatch
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.kernels import Ops, PagedSequences
+from llorch_worker.model import ForwardPass, RaggedBatch
 from llorch_worker.model.attention import Attention
-from llorch_worker.model.qkv_projection import QkvProjection
-from llorch_worker.model.sdpa import SdpaAttention
 
 DECODE_CONTEXT_TOKENS = 512
 
@@ -44,31 +44,49 @@ def batch_of(sequences: int, new_tokens: int, context_tokens: int) -> RaggedBatc
     )
 
 
+def sequences_of(batch: RaggedBatch) -> PagedSequences:
+    count = len(batch.query_lengths)
+    return PagedSequences(
+        first_rows=tuple(i * batch.query_lengths[0] for i in range(count)),
+        query_lengths=batch.query_lengths,
+        context_lengths=batch.context_lengths,
+        block_tables=batch.block_tables,
+        block_size=BLOCK_TOKENS,
+    )
+
+
+def fill(store: UnifiedCache, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    keys, values = store.kv.layers[0]
+    keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots] = k, v
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 32, 128])
 @pytest.mark.benchmark(group="attention_scores")
-def test_attention_scores(benchmark: Any, dtype: torch.dtype, tokens: int) -> None:
+def test_attention_scores(benchmark: Any, dtype: torch.dtype, ops: Ops, tokens: int) -> None:
     """The prefill of one sequence of ``tokens``."""
     store = cache(dtype)
     batch = batch_of(1, tokens, tokens)
     q, k, v = (randoms(tokens, HEADS, HEAD_DIM, dtype=dtype, seed=seed) for seed in range(3))
-    store.kv.write(0, batch.slots, k, v)
-    step = SdpaAttention().prepare(batch, store)
-    check(step.attend(0, q, k, v), reference.attention(q, k, v), dtype)
-    benchmark(step.attend, 0, q, k, v)
+    fill(store, batch.slots, k, v)
+    attend = ops.paged_prefill(sequences_of(batch), store.masks)
+    qkv, out = torch.cat((q, k, v), dim=1), torch.empty(tokens, HIDDEN, dtype=dtype)
+    attend(qkv, *store.kv.layers[0], out)
+    check(out, reference.attention(q, k, v), dtype)
+    benchmark(attend, qkv, *store.kv.layers[0], out)
 
 
 @pytest.mark.parametrize("sequences", [1, 8, 16, 32])
 @pytest.mark.benchmark(group="attention_decode")
-def test_attention_decode(benchmark: Any, dtype: torch.dtype, sequences: int) -> None:
+def test_attention_decode(benchmark: Any, dtype: torch.dtype, ops: Ops, sequences: int) -> None:
     """One new token for each sequence, on 512 tokens of context."""
     store = cache(dtype, sequences * DECODE_CONTEXT_TOKENS)
     batch = batch_of(sequences, 1, DECODE_CONTEXT_TOKENS)
     shape = (sequences * DECODE_CONTEXT_TOKENS, HEADS, HEAD_DIM)
     keys, values = randoms(*shape, dtype=dtype, seed=1), randoms(*shape, dtype=dtype, seed=2)
-    store.kv.write(0, torch.arange(len(keys)), keys, values)
+    fill(store, torch.arange(len(keys)), keys, values)
     q = randoms(sequences, HEADS, HEAD_DIM, dtype=dtype)
     k, v = keys[batch.slots], values[batch.slots]
-    step = SdpaAttention().prepare(batch, store)
+    attend = ops.paged_decode(sequences_of(batch))
     contexts = zip(
         q.split(1),
         keys.split(DECODE_CONTEXT_TOKENS),
@@ -76,34 +94,31 @@ def test_attention_decode(benchmark: Any, dtype: torch.dtype, sequences: int) ->
         strict=True,
     )
     plain = [reference.attention(*each) for each in contexts]
-    check(step.attend(0, q, k, v), torch.cat(plain), dtype)
-    benchmark(step.attend, 0, q, k, v)
+    qkv, out = torch.cat((q, k, v), dim=1), torch.empty(sequences, HIDDEN, dtype=dtype)
+    attend(qkv, *store.kv.layers[0], out)
+    check(out, torch.cat(plain), dtype)
+    benchmark(attend, qkv, *store.kv.layers[0], out)
 
 
 @pytest.fixture(scope="module")
 def attention(dtype: torch.dtype) -> Attention:
     qkv = linear(3 * HIDDEN, HIDDEN, dtype)
-    return Attention(
-        0,
-        QkvProjection(qkv, num_heads=HEADS, num_kv_heads=HEADS, head_dim=HEAD_DIM),
-        linear(HIDDEN, HIDDEN, dtype, seed=2),
-    )
+    return Attention(0, qkv, linear(HIDDEN, HIDDEN, dtype, seed=2), head_dim=HEAD_DIM)
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 32])
 @pytest.mark.benchmark(group="full_attention")
 def test_full_attention(
-    benchmark: Any, dtype: torch.dtype, attention: Attention, tokens: int
+    benchmark: Any, dtype: torch.dtype, ops: Ops, attention: Attention, tokens: int
 ) -> None:
     """QKV, RoPE, the cache, attention and the output matrix: prefill of one sequence."""
     store = cache(dtype)
     batch = batch_of(1, tokens, tokens)
     x = randoms(tokens, HIDDEN, dtype=dtype)
-    cos, sin = store.rope.at(batch.positions)
-    step = SdpaAttention().prepare(batch, store)
-    plain = reference.matmul(x, attention.qkv.linear.weight)  # type: ignore[attr-defined]
+    step = ForwardPass(batch, store, ops)
+    plain = reference.matmul(x, attention.qkv.weight)  # type: ignore[attr-defined]
     q, k, v = plain.view(tokens, 3, HEADS, HEAD_DIM).unbind(1)
     q, k = reference.rope(q, batch.positions), reference.rope(k, batch.positions)
     expected = reference.matmul(reference.attention(q, k, v), attention.output.weight)  # type: ignore[attr-defined]
-    check(attention(x, cos, sin, batch.slots, store, step), expected, dtype)
-    benchmark(attention, x, cos, sin, batch.slots, store, step)
+    check(attention(x, step), expected, dtype)
+    benchmark(attention, x, step)

@@ -18,41 +18,49 @@ from benches.components.sizes import (
     linear,
     randoms,
 )
-from llorch_worker.model.qkv_projection import QkvProjection
+from llorch_worker.kernels import Ops
 from llorch_worker.model.rms_norm import RmsNorm
 from llorch_worker.model.swiglu import SwiGlu
+from llorch_worker.weights import DenseLinear
 
 TOKENS = [1, 8, 32, 128]
 
 
 @pytest.fixture(scope="module")
-def qkv(dtype: torch.dtype) -> QkvProjection:
-    return QkvProjection(
-        linear(3 * HIDDEN, HIDDEN, dtype), num_heads=HEADS, num_kv_heads=HEADS, head_dim=HEAD_DIM
-    )
+def qkv(dtype: torch.dtype) -> DenseLinear:
+    return linear(3 * HIDDEN, HIDDEN, dtype)
 
 
 @pytest.fixture(scope="module")
-def swiglu(dtype: torch.dtype) -> SwiGlu:
+def swiglu(dtype: torch.dtype, ops: Ops) -> SwiGlu:
     return SwiGlu(
-        linear(2 * INTERMEDIATE, HIDDEN, dtype), linear(HIDDEN, INTERMEDIATE, dtype, seed=2)
+        linear(2 * INTERMEDIATE, HIDDEN, dtype), linear(HIDDEN, INTERMEDIATE, dtype, seed=2), ops
     )
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.benchmark(group="qkv_projection")
 def test_qkv_projection(
-    benchmark: Any, dtype: torch.dtype, qkv: QkvProjection, tokens: int
+    benchmark: Any, dtype: torch.dtype, ops: Ops, qkv: DenseLinear, tokens: int
 ) -> None:
+    """With RoPE, and the new keys and values in the cache."""
     x = randoms(tokens, HIDDEN, dtype=dtype)
     positions = torch.arange(tokens)
-    cos, sin = cache(dtype).rope.at(positions)
-    q, k, v = qkv(x, cos, sin)
-    plain = reference.matmul(x, qkv.linear.weight).view(tokens, 3, HEADS, HEAD_DIM)  # type: ignore[attr-defined]
+    store = cache(dtype)
+    keys, values = store.kv.layers[0]
+    cos, sin = store.rope.at(positions)
+
+    def project() -> torch.Tensor:
+        heads = qkv(x).view(tokens, 3 * HEADS, HEAD_DIM)
+        ops.rope_and_write(heads, cos, sin, positions, keys, values)
+        return heads
+
+    q = project()[:, :HEADS]
+    plain = reference.matmul(x, qkv.weight).view(tokens, 3, HEADS, HEAD_DIM)
     check(q, reference.rope(plain[:, 0], positions), dtype)
-    check(k, reference.rope(plain[:, 1], positions), dtype)
-    check(v, plain[:, 2], dtype)
-    benchmark(qkv, x, cos, sin)
+    check(keys.flatten(0, 1)[:tokens], reference.rope(plain[:, 1], positions), dtype)
+    check(values.flatten(0, 1)[:tokens], plain[:, 2], dtype)
+    benchmark(project)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -67,8 +75,8 @@ def test_swiglu(benchmark: Any, dtype: torch.dtype, swiglu: SwiGlu, tokens: int)
 
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.benchmark(group="rms_norm")
-def test_rms_norm(benchmark: Any, dtype: torch.dtype, tokens: int) -> None:
-    norm = RmsNorm(randoms(HIDDEN, dtype=dtype, seed=3), 1e-5)
+def test_rms_norm(benchmark: Any, dtype: torch.dtype, ops: Ops, tokens: int) -> None:
+    norm = RmsNorm(randoms(HIDDEN, dtype=dtype, seed=3), 1e-5, ops)
     x = randoms(tokens, HIDDEN, dtype=dtype, spread=5)
     check(norm(x), reference.rms_norm(x, norm.weight, norm.eps), dtype)
     benchmark(norm, x)

@@ -10,7 +10,7 @@ import torch
 from benches.components import reference
 from benches.components.sizes import HEAD_DIM, HEADS, ROPE_THETA, check, randoms
 from llorch_worker.cache import RopeTables
-from llorch_worker.model.rope import apply_rope
+from llorch_worker.kernels.torch_ops import apply_rope
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 32, 128])

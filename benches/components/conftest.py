@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from llorch_worker.kernels import Ops, select_ops
+
 EVICTING_BYTES = 256 * 2**20
 """More than the processor's caches hold."""
 
@@ -15,6 +17,12 @@ EVICTING_BYTES = 256 * 2**20
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def ops(dtype: torch.dtype) -> Ops:
+    """What the engine would use."""
+    return select_ops(torch.device("cpu"), dtype)
 
 
 @pytest.fixture(scope="module")

@@ -27,25 +27,8 @@ class PagedKV:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.block_size = block_size
-        slots = num_blocks * block_size
-        self._layer_keys = list(self.keys.view(num_layers, slots, num_kv_heads, head_dim).unbind())
-        self._layer_values = list(
-            self.values.view(num_layers, slots, num_kv_heads, head_dim).unbind()
-        )
-
-    def write(
-        self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        """Store ``keys``, ``values``: [tokens, kv_heads, head_dim] at ``slots``: [tokens] int64."""
-        self._layer_keys[layer].index_copy_(0, slots, keys)
-        self._layer_values[layer].index_copy_(0, slots, values)
-
-    def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of what lies at ``slots``: [n] int64, as two [n, kv_heads, head_dim]."""
-        return (
-            self._layer_keys[layer].index_select(0, slots),
-            self._layer_values[layer].index_select(0, slots),
-        )
+        self.layers = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
+        """Each layer's keys and values, [blocks, block_size, kv_heads, head_dim]: views."""
 
     @property
     def nbytes(self) -> int:

@@ -52,11 +52,8 @@ class RopeTables:
         self.sin = (angles.sin() * strength).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines at ``positions``: [tokens], each [tokens, 1, head_dim / 2]."""
-        return (
-            self.cos.index_select(0, positions).unsqueeze(1),
-            self.sin.index_select(0, positions).unsqueeze(1),
-        )
+        """Cosines and sines at ``positions``: [tokens], each [tokens, head_dim / 2]."""
+        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
     @property
     def nbytes(self) -> int:

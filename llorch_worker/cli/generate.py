@@ -48,6 +48,7 @@ def generate(
         settings.dtype,
         max_sequences=request.n,
         max_context=settings.max_context,
+        kernels=settings.kernels,
         progress=screen.loading_bar(f"loading {settings.served_name}"),
     ) as engine:
         generation = engine.submit(request)

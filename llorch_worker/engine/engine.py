@@ -36,6 +36,7 @@ from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uniforms import choice_seed, job_seed
+from llorch_worker.kernels import KernelChoice, select_ops
 from llorch_worker.model import Llama, LlamaConfig, model_bytes, resolve_config
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
@@ -108,6 +109,7 @@ class Engine:
         max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
         kv_cache_bytes: int | None = None,
         num_threads: int | None = None,
+        kernels: KernelChoice = "auto",
         progress: Callable[[int, int], None] | None = None,
         around_model: Callable[[ForwardModel], ForwardModel] | None = None,
     ) -> Engine:
@@ -120,6 +122,7 @@ class Engine:
             max_context: tokens that a sequence may hold; by default the model's own context.
             kv_cache_bytes: by default enough for ``max_sequences`` full contexts, if they fit.
             num_threads: torch's CPU threads, process-wide; untouched when None.
+            kernels: ``auto``, the fastest that this machine allows, or ``torch``, uncompiled.
             progress: called with bytes loaded and bytes in all.
             around_model: gives what the engine runs in the model's place: it, watched or timed.
 
@@ -143,7 +146,14 @@ class Engine:
             )
         tokenizer = load_tokenizer(checkpoint)
         require_room(model_bytes(config, compute_dtype), place)
-        model = Llama.load(checkpoint, config, dtype=compute_dtype, device=place, progress=progress)
+        model = Llama.load(
+            checkpoint,
+            config,
+            dtype=compute_dtype,
+            device=place,
+            ops=select_ops(place, compute_dtype, kernels),
+            progress=progress,
+        )
         cache = allocate_cache(
             config,
             max_context or config.max_context,

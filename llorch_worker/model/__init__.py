@@ -1,15 +1,14 @@
 """Llama itself: a ragged forward pass over a cache that is passed in."""
 
-from llorch_worker.model.attention import AttentionBackend, AttentionStep
 from llorch_worker.model.batch import RaggedBatch
 from llorch_worker.model.config import LlamaConfig
+from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.model.llama import Llama
 from llorch_worker.model.resolve import resolve_config
 from llorch_worker.model.weight_table import model_bytes
 
 __all__ = [
-    "AttentionBackend",
-    "AttentionStep",
+    "ForwardPass",
     "Llama",
     "LlamaConfig",
     "RaggedBatch",

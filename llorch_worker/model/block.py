@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from llorch_worker.cache import UnifiedCache
-from llorch_worker.model.attention import Attention, AttentionStep
+from llorch_worker.model.attention import Attention
+from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.model.rms_norm import RmsNorm
 from llorch_worker.model.swiglu import SwiGlu
 
 
 class Block:
-    """``x + attention(norm(x))``, then ``x + swiglu(norm(x))``."""
+    """``x + attention(norm(x))``, then ``x + swiglu(norm(x))``.
+
+    The last addition is left to whoever comes next, whose norm does it in passing.
+    """
 
     def __init__(
         self, attention_norm: RmsNorm, attention: Attention, mlp_norm: RmsNorm, mlp: SwiGlu
@@ -22,14 +25,12 @@ class Block:
         self.mlp = mlp
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        slots: torch.Tensor,
-        cache: UnifiedCache,
-        step: AttentionStep,
-    ) -> torch.Tensor:
-        """``x: [tokens, hidden]`` gives the same shape."""
-        x = x + self.attention(self.attention_norm(x), cos, sin, slots, cache, step)
-        return x + self.mlp(self.mlp_norm(x))
+        self, x: torch.Tensor, residual: torch.Tensor | None, step: ForwardPass
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden states are ``x + residual``, both [tokens, hidden]; so are the results'.
+
+        The first block has no ``residual`` yet. Both arguments may be overwritten.
+        """
+        x, residual = self.attention_norm.after(x, residual)
+        x, residual = self.mlp_norm.after(self.attention(x, step), residual)
+        return self.mlp(x), residual

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from llorch_worker.cache import UnifiedCache
+from llorch_worker.kernels import Ops
 from llorch_worker.model import weight_table
-from llorch_worker.model.attention import Attention, AttentionBackend
+from llorch_worker.model.attention import Attention
 from llorch_worker.model.batch import RaggedBatch
 from llorch_worker.model.block import Block
 from llorch_worker.model.config import LlamaConfig
-from llorch_worker.model.qkv_projection import QkvProjection
+from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.model.rms_norm import RmsNorm
-from llorch_worker.model.sdpa import SdpaAttention
 from llorch_worker.model.swiglu import SwiGlu
 from llorch_worker.model.weight_table import PackedWeight
 from llorch_worker.weights import Checkpoint, DenseLinear, Linear
@@ -36,7 +36,7 @@ class Llama:
     blocks: tuple[Block, ...]
     final_norm: RmsNorm
     output: Linear
-    attention: AttentionBackend
+    ops: Ops
     weight_bytes: int
 
     @classmethod
@@ -47,13 +47,15 @@ class Llama:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        ops: Ops,
         progress: Progress | None = None,
     ) -> Llama:
         """Read the weights into ``dtype`` on ``device``, one at a time.
 
         ``config`` is what ``resolve_config`` made of this checkpoint: the tensors are checked.
+        ``ops``: what runs between the matrices, for this device and dtype.
         """
-        return _Loader(checkpoint, config, dtype, device, progress).model()
+        return _Loader(checkpoint, config, dtype, device, ops, progress).model()
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
@@ -61,13 +63,16 @@ class Llama:
 
         Returns logits [rows, vocab] float32 for ``batch.logits_rows``.
         """
-        cos, sin = cache.rope.at(batch.positions)
-        step = self.attention.prepare(batch, cache)
+        step = ForwardPass(batch, cache, self.ops)
         x = F.embedding(batch.token_ids, self.embedding)  # [tokens, hidden]
+        residual: torch.Tensor | None = None
         for block in self.blocks:
-            x = block(x, cos, sin, batch.slots, cache, step)
-        wanted = x.index_select(0, batch.logits_rows)
-        return self.output(self.final_norm(wanted)).float()
+            x, residual = block(x, residual, step)
+        x = x.index_select(0, batch.logits_rows)
+        if residual is not None:
+            residual = residual.index_select(0, batch.logits_rows)
+        normed, _ = self.final_norm.after(x, residual)
+        return self.output(normed).float()
 
 
 class _Loader:
@@ -79,12 +84,14 @@ class _Loader:
         config: LlamaConfig,
         dtype: torch.dtype,
         device: torch.device,
+        ops: Ops,
         progress: Progress | None,
     ) -> None:
         self._checkpoint = checkpoint
         self._config = config
         self._dtype = dtype
         self._device = device
+        self._ops = ops
         self._progress = progress
         self._total_bytes = weight_table.model_bytes(config, dtype)
         self._done_bytes = 0
@@ -101,7 +108,7 @@ class _Loader:
             blocks=blocks,
             final_norm=final_norm,
             output=self._linear(output[0]) if output else DenseLinear(embedding_weight),
-            attention=SdpaAttention(),
+            ops=self._ops,
             weight_bytes=self._total_bytes,
         )
 
@@ -112,20 +119,16 @@ class _Loader:
             attention_norm=self._norm(table.attention_norm),
             attention=Attention(
                 layer,
-                QkvProjection(
-                    self._linear(table.qkv),
-                    num_heads=config.num_heads,
-                    num_kv_heads=config.num_kv_heads,
-                    head_dim=config.head_dim,
-                ),
+                self._linear(table.qkv),
                 self._linear(table.output),
+                head_dim=config.head_dim,
             ),
             mlp_norm=self._norm(table.mlp_norm),
-            mlp=SwiGlu(self._linear(table.gate_up), self._linear(table.down)),
+            mlp=SwiGlu(self._linear(table.gate_up), self._linear(table.down), self._ops),
         )
 
     def _norm(self, weight: PackedWeight) -> RmsNorm:
-        return RmsNorm(self._tensor(weight), self._config.rms_norm_eps)
+        return RmsNorm(self._tensor(weight), self._config.rms_norm_eps, self._ops)
 
     def _linear(self, weight: PackedWeight) -> Linear:
         return DenseLinear(self._tensor(weight))

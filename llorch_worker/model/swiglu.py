@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
+from llorch_worker.kernels import Ops
 from llorch_worker.weights import Linear
 
 
 class SwiGlu:
     """``down(silu(gate(x)) * up(x))`` with gate and up in one matrix."""
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
+    def __init__(self, gate_up: Linear, down: Linear, ops: Ops) -> None:
         """``gate_up``: hidden to 2 * intermediate, gate rows first; ``down``: back to hidden."""
         self.gate_up = gate_up
         self.down = down
+        self._ops = ops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x: [tokens, hidden]`` gives the same shape."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self._ops.silu_and_mul(self.gate_up(x)))

@@ -108,6 +108,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             model_name=settings.served_name,
             max_step_tokens=settings.max_step_tokens,
             kv_cache_bytes=settings.kv_cache_bytes,
+            kernels=settings.kernels,
             progress=_progress(app.on_load_progress),
         )
         return engine

@@ -16,6 +16,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.block_plan import cache_shape
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint
@@ -109,7 +110,9 @@ def loaded(demo_model: Path) -> LoadedModel:
         pytest.skip("needs stories260K beside this checkout, or the demo model")
     checkpoint = open_checkpoint(path)
     config = resolve_config(checkpoint)
-    model = Llama.load(checkpoint, config, dtype=torch.float32, device=torch.device("cpu"))
+    model = Llama.load(
+        checkpoint, config, dtype=torch.float32, device=torch.device("cpu"), ops=TorchOps()
+    )
     return LoadedModel(path, model, config, load_tokenizer(checkpoint))
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from llorch_worker.model import resolve_config
+from llorch_worker.kernels import TorchOps
+from llorch_worker.model import ForwardPass, resolve_config
 from llorch_worker.model.weight_table import model_bytes
 from llorch_worker.weights import open_checkpoint
 
@@ -60,15 +61,14 @@ def assert_layers_agree(driver: Any, model: LlamaForCausalLM, ids: Sequence[int]
     """Hidden states after each block within 1e-4 of transformers', logits within 1e-3."""
     expected = model(torch.tensor([list(ids)]), output_hidden_states=True)
     batch = driver.batch({"layers": ids}, all_logits=True)
-    step = driver.model.attention.prepare(batch, driver.cache)
-    cos, sin = driver.cache.rope.at(batch.positions)
-    x = driver.model.embedding[batch.token_ids]
+    step = ForwardPass(batch, driver.cache, driver.model.ops)
     for i, block in enumerate(driver.model.blocks):
         # Each block gets transformers' input: the bound is one of a layer, not of a sum.
-        x = expected.hidden_states[i][0]
-        x = block(x, cos, sin, batch.slots, driver.cache, step)
+        x, residual = block(expected.hidden_states[i][0], None, step)
         if i + 1 < len(driver.model.blocks):
-            torch.testing.assert_close(x, expected.hidden_states[i + 1][0], atol=1e-4, rtol=0)
+            torch.testing.assert_close(
+                x + residual, expected.hidden_states[i + 1][0], atol=1e-4, rtol=0
+            )
     driver.free("layers")
     torch.testing.assert_close(driver.logits(ids), expected.logits[0], atol=1e-3, rtol=0)
 
@@ -245,6 +245,7 @@ def test_progress_counts_up_to_all_bytes(stories260k: Path) -> None:
         resolve_config(checkpoint),
         dtype=torch.float32,
         device=torch.device("cpu"),
+        ops=TorchOps(),
         progress=lambda done, total: seen.append((done, total)),
     )
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)

@@ -19,6 +19,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 import torch
+from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Llama, resolve_config
 from llorch_worker.weights import open_checkpoint
 
@@ -31,7 +32,11 @@ def load(path):
     checkpoint = open_checkpoint(path)
     config = resolve_config(checkpoint)
     return Llama.load(
-        checkpoint, config, dtype=getattr(torch, sys.argv[3]), device=torch.device("cpu")
+        checkpoint,
+        config,
+        dtype=getattr(torch, sys.argv[3]),
+        device=torch.device("cpu"),
+        ops=TorchOps(),
     )
 
 load(sys.argv[1])  # a small one first: what the libraries allocate once is not the model's

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from llorch_worker.kernels import TorchOps
 from llorch_worker.model.rms_norm import RmsNorm
 
 
@@ -16,7 +17,7 @@ def test_it_agrees_with_transformers_within_1e_5(hidden: int, scale: float) -> N
     x = torch.randn(7, hidden) * scale
     with torch.no_grad():
         expected = reference(x)
-    actual = RmsNorm(reference.weight.data, 1e-5)(x)
+    actual = RmsNorm(reference.weight.data, 1e-5, TorchOps())(x)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
@@ -26,12 +27,12 @@ def test_narrow_input_is_averaged_in_float32_as_transformers_does(dtype: torch.d
     x = (torch.randn(5, 512) * 300).to(dtype)  # squares that float16 could not hold
     with torch.no_grad():
         expected = reference(x)
-    actual = RmsNorm(reference.weight.data, 1e-5)(x)
+    actual = RmsNorm(reference.weight.data, 1e-5, TorchOps())(x)
     assert actual.dtype == dtype
     assert torch.equal(actual, expected)
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    norm = RmsNorm(torch.ones(32), 1e-5)
+    norm = RmsNorm(torch.ones(32), 1e-5, TorchOps())
     x = torch.randn(4, 32)
     assert torch.equal(norm(x)[2:3], norm(x[2:3]))

@@ -4,6 +4,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from llorch_worker.kernels import TorchOps
 from llorch_worker.model.swiglu import SwiGlu
 from llorch_worker.weights import DenseLinear
 
@@ -14,6 +15,7 @@ def test_it_agrees_with_transformers() -> None:
     swiglu = SwiGlu(
         DenseLinear(torch.cat((reference.gate_proj.weight, reference.up_proj.weight))),
         DenseLinear(reference.down_proj.weight),
+        TorchOps(),
     )
     x = torch.randn(9, 64)
     with torch.no_grad():

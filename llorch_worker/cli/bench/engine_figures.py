@@ -142,6 +142,7 @@ def measure_engine(
         max_step_tokens=settings.max_step_tokens,
         kv_cache_bytes=_kv_bytes(plan, model),
         num_threads=plan.threads,
+        kernels=settings.kernels,
         progress=progress,
         around_model=watch,
     ) as engine:

@@ -101,6 +101,7 @@ def measure_overhead(
             settings.dtype,
             max_sequences=sequences + 1,  # the scheduler keeps a block free for each sequence
             max_context=_context(steps, sequences),
+            kernels=settings.kernels,
             progress=progress,
             around_model=watch,
         ) as engine:

@@ -1,4 +1,4 @@
-"""Attention against the formula, written out for one sequence at a time."""
+"""Attention over a batch against the formula, written out for one sequence at a time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.model import RaggedBatch
-from llorch_worker.model.sdpa import SdpaAttention
+from llorch_worker.kernels import TorchOps
+from llorch_worker.model import ForwardPass, RaggedBatch
 
 BLOCK_SIZE, HEAD_DIM = 4, 8
 
@@ -39,7 +39,7 @@ def run(
     dtype: torch.dtype = torch.float32,
     max_query_tokens: int = 1024,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of (query, context) pairs in shuffled blocks: (backend's, plain), by token row."""
+    """Attention of (query, context) pairs in shuffled blocks: (the pass's, plain), by token row."""
     torch.manual_seed(sum(q * 31 + c for q, c in lengths))
     widths = [-(-context // BLOCK_SIZE) for _, context in lengths]
     shape: dict[str, Any] = {"num_layers": 2, "num_kv_heads": kv_heads, "head_dim": HEAD_DIM}
@@ -58,7 +58,7 @@ def run(
     cache.kv.keys[:, 0] = cache.kv.values[:, 0] = float("nan")
     free = (torch.randperm(sum(widths)) + 1).tolist()
     tables = torch.zeros(len(lengths), max(widths), dtype=torch.int64)
-    rows_q, rows_k, rows_v, rows_out, row_slots = [], [], [], [], []
+    rows, rows_out, row_slots = [], [], []
     for i, (query, context) in enumerate(lengths):
         blocks = torch.tensor([free.pop() for _ in range(widths[i])])
         tables[i, : widths[i]] = blocks
@@ -67,24 +67,24 @@ def run(
         q = torch.randn(query, heads, HEAD_DIM).to(dtype)
         keys = torch.randn(context, kv_heads, HEAD_DIM).to(dtype)
         values = torch.randn(context, kv_heads, HEAD_DIM).to(dtype)
-        cache.kv.write(1, slots, keys, values)
-        rows_q.append(q)
-        rows_k.append(keys[-query:])
-        rows_v.append(values[-query:])
+        old = slots[:-query]  # the pass writes the new ones itself
+        layer_keys, layer_values = cache.kv.layers[1]
+        layer_keys.flatten(0, 1)[old] = keys[:-query]
+        layer_values.flatten(0, 1)[old] = values[:-query]
+        rows.append(torch.cat((q, keys[-query:], values[-query:]), dim=1))
         row_slots.append(slots[-query:])
         rows_out.append(plain_attention(q.float(), keys.float(), values.float()))
     tokens = sum(query for query, _ in lengths)
     batch = RaggedBatch(
         token_ids=torch.zeros(tokens, dtype=torch.int64),
-        positions=torch.zeros(tokens, dtype=torch.int64),
+        positions=torch.zeros(tokens, dtype=torch.int64),  # where RoPE turns nothing
         query_lengths=tuple(query for query, _ in lengths),
         context_lengths=tuple(context for _, context in lengths),
         block_tables=tables,
         slots=torch.cat(row_slots),
         logits_rows=torch.zeros(0, dtype=torch.int64),
     )
-    step = SdpaAttention().prepare(batch, cache)
-    out = step.attend(1, torch.cat(rows_q), torch.cat(rows_k), torch.cat(rows_v))
+    out = ForwardPass(batch, cache, TorchOps()).attend(1, torch.cat(rows))
     return out, torch.cat(rows_out)
 
 

@@ -1,0 +1,18 @@
+"""Everything of the model but its matrix products, as fast as the device allows.
+
+Imports nothing of the model, the cache or the weights: kernels see tensors only.
+"""
+
+from llorch_worker.kernels.ops import CausalMask, Ops, PagedAttention, PagedSequences
+from llorch_worker.kernels.select import KernelChoice, select_ops
+from llorch_worker.kernels.torch_ops import TorchOps
+
+__all__ = [
+    "CausalMask",
+    "KernelChoice",
+    "Ops",
+    "PagedAttention",
+    "PagedSequences",
+    "TorchOps",
+    "select_ops",
+]

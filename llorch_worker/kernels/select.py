@@ -1,0 +1,24 @@
+"""Which implementation of the operations a model gets."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import torch
+
+from llorch_worker.kernels.ops import Ops
+from llorch_worker.kernels.torch_ops import TorchOps
+
+KernelChoice = Literal["auto", "torch"]
+"""``auto``: the fastest that the device, the dtype and this machine allow; ``torch``: plain."""
+
+_log = logging.getLogger(__name__)
+
+
+def select_ops(device: torch.device, dtype: torch.dtype, kernels: KernelChoice = "auto") -> Ops:
+    """The operations for a model in ``dtype`` on ``device``; logs which they are, and why."""
+    ops = TorchOps()
+    reason = "asked for" if kernels == "torch" else "there are no faster ones for these"
+    _log.info("kernels: %s for %s on %s (%s)", ops.name, dtype, device, reason)
+    return ops

@@ -1,0 +1,65 @@
+"""The operations in plain torch: on any device, in any dtype, and what all others are tested by."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from llorch_worker.kernels.ops import CausalMask, PagedAttention, PagedSequences
+from llorch_worker.kernels.torch_attention import GatheredDecode, GatheredPrefill
+
+
+class TorchOps:
+    """See ``Ops``."""
+
+    name = "torch"
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return (wide * scale).to(x.dtype) * weight
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + residual
+        return self.rms_norm(total, weight, eps), total
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def rope_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        kv_heads = keys.shape[-2]
+        heads = qkv.shape[1] - 2 * kv_heads
+        # Q's and K's heads lie side by side, so one call rotates both.
+        rotating = qkv[:, : heads + kv_heads]
+        rotating.copy_(apply_rope(rotating, cos, sin))
+        keys.flatten(0, 1).index_copy_(0, slots, qkv[:, heads : heads + kv_heads])
+        values.flatten(0, 1).index_copy_(0, slots, qkv[:, heads + kv_heads :])
+
+    def paged_decode(self, sequences: PagedSequences) -> PagedAttention:
+        return GatheredDecode(sequences)
+
+    def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:
+        return GatheredPrefill(sequences, mask)
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """``x``: [tokens, heads, head_dim], each head rotated by its token's angle.
+
+    ``cos``, ``sin``: [tokens, head_dim / 2] float32. Computed in float32, returned in ``x``'s
+    dtype.
+    """
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    first, second = x.float().chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(x.dtype)

@@ -1,0 +1,61 @@
+"""What all layers of one forward pass share: indices, angles and attention's preparations."""
+
+from __future__ import annotations
+
+import torch
+
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.kernels import Ops, PagedAttention, PagedSequences
+from llorch_worker.model.batch import RaggedBatch
+
+
+class ForwardPass:
+    """One batch on its way through the model; index tensors are built here, not in each layer."""
+
+    def __init__(self, batch: RaggedBatch, cache: UnifiedCache, ops: Ops) -> None:
+        self._ops = ops
+        self._kv = cache.kv
+        self._slots = batch.slots
+        self._cos, self._sin = cache.rope.at(batch.positions)
+        self._attentions: list[PagedAttention] = []
+        decoding = [i for i, length in enumerate(batch.query_lengths) if length == 1]
+        prefilling = [i for i, length in enumerate(batch.query_lengths) if length > 1]
+        if decoding:
+            sequences = _sequences(batch, decoding, cache.block_size)
+            self._attentions.append(ops.paged_decode(sequences))
+        if prefilling:
+            sequences = _sequences(batch, prefilling, cache.block_size)
+            self._attentions.append(ops.paged_prefill(sequences, cache.masks))
+
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """Attention of the new tokens to their own sequences, themselves included.
+
+        ``qkv``: [tokens, heads + 2 * kv_heads, head_dim], not yet rotated; it is overwritten, and
+        the new keys and values go to the cache. Returns [tokens, heads * head_dim].
+        """
+        keys, values = self._kv.layers[layer]
+        self._ops.rope_and_write(qkv, self._cos, self._sin, self._slots, keys, values)
+        tokens, heads, head_dim = qkv.shape
+        out = qkv.new_empty(tokens, (heads - 2 * keys.shape[-2]) * head_dim)
+        for attention in self._attentions:
+            attention(qkv, keys, values, out)
+        return out
+
+
+def _sequences(batch: RaggedBatch, chosen: list[int], block_size: int) -> PagedSequences:
+    """Those of the batch's sequences that are ``chosen``, by index."""
+    starts: list[int] = []
+    at = 0
+    for length in batch.query_lengths:
+        starts.append(at)
+        at += length
+    tables = batch.block_tables
+    if len(chosen) < len(starts):
+        tables = tables.index_select(0, torch.tensor(chosen, device=tables.device))
+    return PagedSequences(
+        first_rows=tuple(starts[i] for i in chosen),
+        query_lengths=tuple(batch.query_lengths[i] for i in chosen),
+        context_lengths=tuple(batch.context_lengths[i] for i in chosen),
+        block_tables=tables,
+        block_size=block_size,
+    )
