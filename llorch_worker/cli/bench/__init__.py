@@ -9,6 +9,7 @@ import typer
 
 from llorch_worker.cli.bench.engine import engine
 from llorch_worker.cli.bench.overhead import overhead
+from llorch_worker.cli.bench.profile import profile
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,3 +18,4 @@ app = typer.Typer(
 )
 app.command("engine")(engine)
 app.command("overhead")(overhead)
+app.command("profile")(profile)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -13,18 +12,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.cli.bench.ceilings import Ceilings, measure_ceilings
+from llorch_worker.cli.bench.loaded_engine import LoadedEngine, engine_for
 from llorch_worker.cli.bench.model_costs import ModelCosts
 from llorch_worker.cli.bench.passes import Load, Pass, run_pass
 from llorch_worker.cli.bench.peak_memory import peak_device_bytes, peak_resident_bytes
 from llorch_worker.cli.bench.percentiles import Percentiles, percentiles_ms
 from llorch_worker.cli.bench.provenance import Provenance, provenance
-from llorch_worker.cli.bench.watched_model import WatchedModel
-from llorch_worker.cli.errors import CommandError, usage_error
-from llorch_worker.cli.model_report import ModelReport, report
-from llorch_worker.cli.screen import human_bytes
 from llorch_worker.engine import Engine
-from llorch_worker.engine.block_plan import BLOCK_SIZE_TOKENS
-from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.settings import Settings
 
 WARM_UP_TOKENS = 2
@@ -124,55 +118,35 @@ def measure_engine(
 
     ``progress`` is of the load, in bytes; ``now`` is told what begins.
     """
-    watched: list[WatchedModel] = []
-
-    def watch(model: ForwardModel) -> WatchedModel:
-        watched.append(WatchedModel(model))
-        return watched[0]
-
-    settings = plan.settings
-    model = _checked_model(plan)
-    began_s = time.perf_counter()
-    with Engine.load(
-        settings.model,
-        settings.device,
-        settings.dtype,
-        max_sequences=max(plan.concurrencies),
-        max_context=model.memory.max_context_tokens,
-        max_step_tokens=settings.max_step_tokens,
-        kv_cache_bytes=_kv_bytes(plan, model),
-        num_threads=plan.threads,
-        kernels=settings.kernels,
-        progress=progress,
-        around_model=watch,
-    ) as engine:
-        load_s = time.perf_counter() - began_s
+    largest = replace(plan.load, concurrency=max(plan.concurrencies))
+    with engine_for(plan.settings, largest, plan.threads, progress) as loaded:
+        engine = loaded.engine
         origin = provenance(device=engine.stats().device, seed=plan.load.seed)
         measured: dict[int, _Measured | Skipped] = {}
         seeds = count(plan.load.seed)
         for concurrency in plan.concurrencies:
             now(f"{concurrency} sequences")
             load = replace(plan.load, concurrency=concurrency)
-            measured[concurrency] = _passes(engine, watched[0], load, plan.passes, seeds)
+            measured[concurrency] = _passes(loaded, load, plan.passes, seeds)
         peak_resident, device = peak_resident_bytes(), engine.cache.kv.keys.device
         peak_device = peak_device_bytes(device)
         now("the machine's ceilings")
-        ceilings = measure_ceilings(device, engine.cache.kv.keys.dtype)
+        ceilings = measure_ceilings(device, engine.cache.kv.dtype)
         stats = engine.stats()
         costs = _costs(engine)
     return EngineFigures(
         provenance=origin,
-        model=settings.model,
-        file_types=tuple(kind.name for kind in model.tensor_types),
-        file_bytes=model.file_bytes,
-        parameters=model.parameters,
+        model=plan.settings.model,
+        file_types=tuple(kind.name for kind in loaded.report.tensor_types),
+        file_bytes=loaded.report.file_bytes,
+        parameters=loaded.report.parameters,
         device=stats.device,
         dtype=stats.dtype,
         prompt_tokens=plan.load.prompt_tokens,
         new_tokens=plan.load.new_tokens,
         temperature=plan.load.temperature,
         passes=plan.passes,
-        load_s=load_s,
+        load_s=loaded.load_s,
         ceilings=ceilings,
         weight_bytes=stats.bytes["weights"],
         kv_bytes=stats.bytes["kv"],
@@ -187,64 +161,17 @@ def measure_engine(
     )
 
 
-def _blocks(load: Load) -> int:
-    """KV blocks of one request of the load at its end."""
-    return -(-(load.prompt_tokens + load.new_tokens) // BLOCK_SIZE_TOKENS)
-
-
-def _blocks_for_all(load: Load) -> int:
-    """So many that no request of the load waits: the scheduler keeps a block free for each."""
-    return load.concurrency * (_blocks(load) + 1)
-
-
-def _checked_model(plan: Plan) -> ModelReport:
-    """The model's report for the context that the load needs.
-
-    Raises CommandError where the load is longer than the model's context, or the model with one
-    context does not fit into memory.
-    """
-    load = plan.load
-    wanted = load.prompt_tokens + load.new_tokens
-    own = report(plan.settings).context_tokens
-    if wanted > own:
-        raise usage_error(
-            f"--prompt-tokens {load.prompt_tokens} and --new-tokens {load.new_tokens} exceed the "
-            f"model's context of {own} tokens"
-        )
-    context = min(own, _blocks(load) * BLOCK_SIZE_TOKENS)
-    found = report(plan.settings.model_copy(update={"max_context": context, "max_sequences": 1}))
-    memory = found.memory
-    if not memory.fits:
-        raise CommandError(
-            "OUT_OF_MEMORY",
-            f"{plan.settings.model} needs {human_bytes(memory.total_bytes)} as {memory.dtype} for "
-            f"one sequence and {human_bytes(memory.free_bytes)} are free on {memory.device}; "
-            "take a smaller dtype or model",
-        )
-    return found
-
-
-def _kv_bytes(plan: Plan, model: ModelReport) -> int:
-    """For the largest load; the engine takes less where there is not so much."""
-    one_context_blocks = -(-model.memory.max_context_tokens // BLOCK_SIZE_TOKENS)
-    one_context_bytes = model.memory.kv_bytes / model.memory.full_contexts
-    largest = replace(plan.load, concurrency=max(plan.concurrencies))
-    return round(one_context_bytes / one_context_blocks * _blocks_for_all(largest))
-
-
 def _passes(
-    engine: Engine, watched: WatchedModel, load: Load, passes: int, seeds: Iterator[int]
+    loaded: LoadedEngine, load: Load, passes: int, seeds: Iterator[int]
 ) -> _Measured | Skipped:
-    needed, there_are = _blocks_for_all(load), engine.cache.blocks.total
-    if needed > there_are:
-        return Skipped(
-            concurrency=load.concurrency,
-            reason=f"needs {needed} KV blocks at once, and memory holds {there_are}",
-        )
+    reason = loaded.no_room(load)
+    if reason is not None:
+        return Skipped(concurrency=load.concurrency, reason=reason)
 
     def run(new_tokens: int) -> Pass:
         # Other prompts in each pass: none may profit from what another has left behind.
-        return run_pass(engine, watched, replace(load, new_tokens=new_tokens, seed=next(seeds)))
+        one = replace(load, new_tokens=new_tokens, seed=next(seeds))
+        return run_pass(loaded.engine, loaded.watched, one)
 
     warm_up = run(min(WARM_UP_TOKENS, load.new_tokens))
     return _Measured(
@@ -325,7 +252,7 @@ def _share(part: float | None, whole: float | None) -> float | None:
 
 
 def _costs(engine: Engine) -> ModelCosts:
-    config, dtype = engine.config, engine.cache.kv.keys.dtype
+    config, dtype = engine.config, engine.cache.kv.dtype
     embedding = config.vocab_size * config.hidden_size * dtype.itemsize
     return ModelCosts(
         config=config,

@@ -38,13 +38,13 @@ class WatchedModel:
     """Stands in for ``model``; costs about a microsecond a step."""
 
     def __init__(self, model: ForwardModel) -> None:
-        self._model = model
+        self.model = model
         self._steps: list[Step] = []
 
     def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
         """The model's own logits."""
         began_s = time.perf_counter()
-        logits = self._model.forward(batch, cache)
+        logits = self.model.forward(batch, cache)
         if logits.is_cuda:
             # The sampler waits for the logits anyway, so this only moves the wait to where it
             # belongs.
