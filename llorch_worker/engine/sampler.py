@@ -1,8 +1,7 @@
 """One vectorised pass from logits to tokens for a batch of any mix of parameters.
 
 The order of the rules is vLLM's: logit_bias, min_tokens, penalties; then, for rows that are not
-greedy, temperature, min_p, top_k, top_p. Each cut keeps the tokens at or above a threshold, ties
-included, so that no result hangs on the order of a sort.
+greedy, temperature, min_p, top_k, top_p (see :mod:`~llorch_worker.engine.cuts`).
 
 A random row takes the inverse of its cumulative distribution, in the vocabulary's order, at
 ``uniforms(seed, position)``. Every operation works on a row by itself and the cuts do not reorder
@@ -16,12 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from llorch_worker.engine.sampling_batch import (
-    RandomRows,
-    SamplingBatch,
-    SamplingBatchCache,
-    Truncation,
-)
+from llorch_worker.engine.cuts import cut
+from llorch_worker.engine.sampling_batch import RandomRows, SamplingBatch, SamplingBatchCache
+from llorch_worker.engine.segments import inverse_cumulative, likeliest
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.uniforms import uniforms
 
@@ -43,9 +39,6 @@ class Sampled:
     logprobs: dict[int, RowLogprobs]
     damaged: frozenset[int]
 
-
-WIDENING = 16
-"""How many times more candidates are looked at where a nucleus was wider."""
 
 _SOUND: frozenset[int] = frozenset()
 
@@ -95,11 +88,11 @@ class Sampler:
         """[rows] int64."""
         random = batch.random
         if random is None:
-            return logits.argmax(dim=-1)
+            return likeliest(logits)
         row_positions = torch.tensor(positions, device=self._device)
         if random.rows is None:
             return _draw(logits, random, row_positions)
-        chosen = logits.argmax(dim=-1)
+        chosen = likeliest(logits)
         chosen[random.rows] = _draw(logits[random.rows], random, row_positions[random.rows])
         return chosen
 
@@ -139,68 +132,13 @@ def _shape_logits(logits: torch.Tensor, batch: SamplingBatch, positions: list[in
 
 
 def _draw(logits: torch.Tensor, random: RandomRows, positions: torch.Tensor) -> torch.Tensor:
-    """A token for each random row; logits: [random, vocab] float32, positions: [random] int64."""
-    scaled = logits / random.temperatures
-    if random.log_min_p is not None:
-        # p >= min_p * p_max, without computing any p.
-        floor = scaled.amax(dim=-1, keepdim=True) + random.log_min_p
-        scaled.masked_fill_(scaled < floor, -torch.inf)
-    if random.truncation is not None:
-        _truncate(scaled, random.truncation)
-    probabilities = scaled.softmax(dim=-1)  # [random, vocab]
-    # In float32 the sum over 32,000 tokens would blur the borders between unlikely ones.
-    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    targets = uniforms(random.seeds, positions).unsqueeze(1) * cumulative[:, -1:]
-    # right=True: the first token whose cumulative probability exceeds the target, so never one
-    # of probability 0. The clamp is for damaged rows, whose sums are NaN.
-    chosen = torch.searchsorted(cumulative, targets, right=True).clamp_(max=logits.shape[-1] - 1)
-    possible = probabilities.gather(1, chosen) > 0
-    if not bool(possible.all()):
-        # A parallel prefix sum (CUDA) may step by a rounding error at a token that was cut off.
-        likeliest = probabilities.argmax(dim=-1, keepdim=True)
-        chosen = torch.where(possible, chosen, likeliest)
-    return chosen.squeeze(1)
-
-
-def _truncate(scaled: torch.Tensor, truncation: Truncation) -> None:
-    """Cuts off what top_k and top_p exclude; scaled: [random, vocab] float32, in place."""
-    rows = truncation.rows
-    values = scaled if rows is None else scaled[rows]
-    width = truncation.width
-    floors, complete = _floors(values, truncation, width)
-    while not bool(complete.all()):
-        # Some nucleus is wider than the candidates. Rows that were complete get the same floor.
-        width = min(width * WIDENING, scaled.shape[-1])
-        floors, complete = _floors(values, truncation, width)
-    if rows is None:
-        scaled.masked_fill_(scaled < floors, -torch.inf)
-    else:
-        scaled[rows] = values.masked_fill(values < floors, -torch.inf)
-
-
-def _floors(
-    values: torch.Tensor, truncation: Truncation, width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest value that each row keeps, and whether ``width`` candidates could tell.
-
-    top_p keeps the shortest prefix of the candidates, in falling order, whose probability reaches
-    top_p of the mass that top_k left. Prefix sums do not depend on ``width``.
+    """A token for each random row; [random] int64.
 
     Args:
-        values: [truncated, vocab] float32.
-
-    Returns:
-        floors [truncated, 1] float32, complete [truncated, 1] bool.
+        logits: [random, vocab] float32; overwritten.
+        positions: [random] int64.
     """
-    vocab = values.shape[-1]
-    candidates = values.topk(width, dim=-1).values  # [truncated, width], falling
-    inside = torch.arange(width, device=values.device) < truncation.top_k
-    log_mass = values.logsumexp(dim=-1, keepdim=True).to(torch.float64)
-    probabilities = (candidates.to(torch.float64) - log_mass).exp_().masked_fill_(~inside, 0)
-    cumulative = probabilities.cumsum(dim=-1)
-    mass = torch.where(truncation.has_top_k, cumulative[:, -1:], 1.0)
-    before = cumulative.roll(1, dims=-1)
-    before[:, 0] = 0  # the likeliest token always stays
-    kept = ((before < truncation.top_p * mass) & inside).sum(dim=-1, keepdim=True).clamp_(min=1)
-    complete = (kept < width) | truncation.has_top_k | (width == vocab)
-    return candidates.gather(1, kept - 1), complete
+    scaled = logits.div_(random.temperatures)
+    weights = scaled.softmax(dim=-1)  # [random, vocab]
+    cut(weights, scaled, random)
+    return inverse_cumulative(weights, uniforms(random.seeds, positions))

@@ -17,31 +17,28 @@ class RandomRows:
     """Parameters of the rows that are not greedy.
 
     ``rows`` [random] int64, or None when every row is random; ``temperatures`` [random, 1]
-    float32; ``seeds`` [random] int64; ``log_min_p`` [random, 1] float32 or None when nobody asks;
-    ``truncation`` None when nobody asks for top_k or top_p.
+    float32; ``seeds`` [random] int64; ``log_min_p`` [random, 1] float32, ``top_k`` and ``top_p``:
+    None when nobody asks.
     """
 
     rows: torch.Tensor | None
     temperatures: torch.Tensor
     seeds: torch.Tensor
     log_min_p: torch.Tensor | None
-    truncation: Truncation | None
+    top_k: Limits | None
+    top_p: Limits | None
 
 
 @dataclass(frozen=True, slots=True)
-class Truncation:
-    """top_k and top_p of the random rows that ask for one of them.
+class Limits:
+    """top_k or top_p of the random rows that ask for it.
 
-    ``rows`` [truncated] int64 index into the random rows, or None for all of them; ``top_k``
-    [truncated, 1] int64, the vocabulary's size where off; ``top_p`` [truncated, 1] float64, inf
-    where off; ``has_top_k`` [truncated, 1] bool; ``width``: candidates to look at first.
+    ``rows`` [asking] int64 index into the random rows, or None for all of them; ``values``
+    [asking, 1] float64.
     """
 
     rows: torch.Tensor | None
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    has_top_k: torch.Tensor
-    width: int
+    values: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +59,6 @@ class Suppressions:
     until: torch.Tensor
     longest: int
 
-
-NUCLEUS_WIDTH = 256
-"""Candidates looked at first: nearly every nucleus is within them. More only where it is not."""
 
 LOWEST_TEMPERATURE = 1e-6
 """Below it the likeliest token is as good as certain, and float32 would divide to infinity."""
@@ -91,6 +85,7 @@ class SamplingBatch:
     def _random_rows(self, sequences: Rows[Sequence], random: list[int]) -> RandomRows:
         requests = [sequences[row].request for row in random]
         everyone = len(random) == len(sequences)
+        vocab = self._vocab_size
         min_p = None
         if any(request.min_p > 0 for request in requests):
             # log(0) = -inf keeps everything.
@@ -102,27 +97,18 @@ class SamplingBatch:
             ),
             seeds=self._row([sequences[row].seed for row in random]),
             log_min_p=min_p,
-            truncation=self._truncation(sequences, random),
+            top_k=self._limits([k if 0 < (k := r.top_k) < vocab else None for r in requests]),
+            top_p=self._limits([p if (p := r.top_p) < 1 else None for r in requests]),
         )
 
-    def _truncation(self, sequences: Rows[Sequence], random: list[int]) -> Truncation | None:
-        vocab = self._vocab_size
-        ks = [sequences[row].request.top_k or vocab for row in random]
-        ps = [sequences[row].request.top_p for row in random]
-        asking = [i for i in range(len(random)) if ks[i] < vocab or ps[i] < 1]
+    def _limits(self, values: Rows[float | None]) -> Limits | None:
+        """``values``: for each random row, None where it is off."""
+        asking = [(row, value) for row, value in enumerate(values) if value is not None]
         if not asking:
             return None
-        top_k = [min(ks[i], vocab) for i in asking]
-        limited = [k for k in top_k if k < vocab]
-        width = max(limited, default=0)
-        if len(limited) < len(asking):
-            width = max(width, NUCLEUS_WIDTH)
-        return Truncation(
-            rows=None if len(asking) == len(random) else self._row(asking),
-            top_k=self._column(top_k, torch.int64),
-            top_p=self._column([ps[i] if ps[i] < 1 else torch.inf for i in asking], torch.float64),
-            has_top_k=self._column([k < vocab for k in top_k], torch.bool),
-            width=min(width, vocab),
+        return Limits(
+            rows=None if len(asking) == len(values) else self._row([row for row, _ in asking]),
+            values=self._column([value for _, value in asking], torch.float64),
         )
 
     def _biases(self, sequences: Rows[Sequence]) -> Biases | None:

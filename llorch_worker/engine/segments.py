@@ -1,0 +1,76 @@
+"""Searches of whole vocabularies in two steps: which segment of a row, then where in it.
+
+One pass sums up each segment; what is slow, or needs float64, then sees a few hundred numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+SEGMENT = 128
+"""Tokens; near the square root of a vocabulary, so that both steps see about as many numbers."""
+
+
+def likeliest(values: torch.Tensor) -> torch.Tensor:
+    """[rows] int64, the first of the largest values of each row; values: [rows, vocab] float32."""
+    segments = _segments(values, -torch.inf)
+    chosen = segments.amax(dim=-1).argmax(dim=-1)
+    return _within(segments, chosen).argmax(dim=-1) + chosen * SEGMENT
+
+
+def totals(weights: torch.Tensor) -> torch.Tensor:
+    """[rows, 1] float64, the sum of each row; weights: [rows, vocab] float32, none negative."""
+    return _cumulative(_segments(weights, 0).sum(dim=-1))[:, -1:]
+
+
+def inverse_cumulative(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The token at which each row's cumulative weight, in the vocabulary's order, passes a share.
+
+    A token of weight 0 is never chosen, unless the row has NaN.
+
+    Args:
+        weights: [rows, vocab] float32, none negative, at least one positive.
+        uniforms: [rows] float64 in [0, 1), shares of the row's total.
+
+    Returns:
+        [rows] int64.
+    """
+    segments = _segments(weights, 0)
+    sums = segments.sum(dim=-1)
+    cumulative = _cumulative(sums)
+    targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
+    # right=True: the first whose cumulative weight exceeds the target, so never one of weight 0.
+    chosen = torch.searchsorted(cumulative, targets, right=True).clamp_(max=sums.shape[-1] - 1)
+    weight = sums.gather(1, chosen)
+    share = (targets - cumulative.gather(1, chosen) + weight).div_(weight)
+    inside = _cumulative(_within(segments, chosen.squeeze(1)))
+    total = inside[:, -1:]
+    # Rounding must lead neither below the segment's first token nor beyond its last.
+    targets = torch.minimum(share.clamp_(min=0) * total, torch.nextafter(total, total - total))
+    tokens = chosen * SEGMENT + torch.searchsorted(inside, targets, right=True)
+    tokens = tokens.clamp_(max=weights.shape[-1] - 1)  # NaN lies beyond the end
+    possible = weights.gather(1, tokens) > 0
+    if not bool(possible.all()):
+        # A parallel prefix sum (CUDA) may step by a rounding error at a token of weight 0.
+        tokens = torch.where(possible, tokens, likeliest(weights).unsqueeze(1))
+    return tokens.squeeze(1)
+
+
+def _cumulative(weights: torch.Tensor) -> torch.Tensor:
+    # In float32 a sum over the whole vocabulary would blur the borders between unlikely tokens;
+    # one over a segment errs as little as the weights themselves.
+    return weights.cumsum(dim=-1, dtype=torch.float64)
+
+
+def _segments(values: torch.Tensor, filler: float) -> torch.Tensor:
+    """[rows, segments, SEGMENT]; the last one is filled up where the vocabulary ends within it."""
+    missing = -values.shape[-1] % SEGMENT
+    if missing:
+        values = pad(values, (0, missing), value=filler)
+    return values.unflatten(-1, (-1, SEGMENT))
+
+
+def _within(segments: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """[rows, SEGMENT]: of each row the ``chosen`` segment, [rows] int64."""
+    return segments[torch.arange(len(segments), device=segments.device), chosen]
