@@ -56,8 +56,7 @@ def sequences_of(batch: RaggedBatch) -> PagedSequences:
 
 
 def fill(store: UnifiedCache, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    keys, values = store.kv.layers[0]
-    keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots] = k, v
+    store.kv.layers[0].write(slots, k, v)
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 32, 128])
@@ -70,9 +69,9 @@ def test_attention_scores(benchmark: Any, dtype: torch.dtype, ops: Ops, tokens: 
     fill(store, batch.slots, k, v)
     attend = ops.paged_prefill(sequences_of(batch), store.masks)
     qkv, out = torch.cat((q, k, v), dim=1), torch.empty(tokens, HIDDEN, dtype=dtype)
-    attend(qkv, *store.kv.layers[0], out)
+    attend(qkv, store.kv.layers[0], out)
     check(out, reference.attention(q, k, v), dtype)
-    benchmark(attend, qkv, *store.kv.layers[0], out)
+    benchmark(attend, qkv, store.kv.layers[0], out)
 
 
 @pytest.mark.parametrize("sequences", [1, 8, 16, 32])
@@ -95,9 +94,9 @@ def test_attention_decode(benchmark: Any, dtype: torch.dtype, ops: Ops, sequence
     )
     plain = [reference.attention(*each) for each in contexts]
     qkv, out = torch.cat((q, k, v), dim=1), torch.empty(sequences, HIDDEN, dtype=dtype)
-    attend(qkv, *store.kv.layers[0], out)
+    attend(qkv, store.kv.layers[0], out)
     check(out, torch.cat(plain), dtype)
-    benchmark(attend, qkv, *store.kv.layers[0], out)
+    benchmark(attend, qkv, store.kv.layers[0], out)
 
 
 @pytest.fixture(scope="module")

@@ -47,19 +47,19 @@ def test_qkv_projection(
     x = randoms(tokens, HIDDEN, dtype=dtype)
     positions = torch.arange(tokens)
     store = cache(dtype)
-    keys, values = store.kv.layers[0]
+    kv = store.kv.layers[0]
     cos, sin = store.rope.at(positions)
 
     def project() -> torch.Tensor:
         heads = qkv(x).view(tokens, 3 * HEADS, HEAD_DIM)
-        ops.rope_and_write(heads, cos, sin, positions, keys, values)
+        ops.rope_and_write(heads, cos, sin, positions, kv)
         return heads
 
     q = project()[:, :HEADS]
     plain = reference.matmul(x, qkv.weight).view(tokens, 3, HEADS, HEAD_DIM)
     check(q, reference.rope(plain[:, 0], positions), dtype)
-    check(keys.flatten(0, 1)[:tokens], reference.rope(plain[:, 1], positions), dtype)
-    check(values.flatten(0, 1)[:tokens], plain[:, 2], dtype)
+    check(kv.keys.flatten(0, 1)[:tokens], reference.rope(plain[:, 1], positions), dtype)
+    check(kv.values.flatten(0, 1)[:tokens], plain[:, 2], dtype)
     benchmark(project)
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from llorch_worker.kernels import KvForm, LayerKV
+
+_STORED_DTYPE = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+
 
 class PagedKV:
     """``keys`` and ``values``: [layers, blocks, block_size, kv_heads, head_dim], allocated once.
@@ -21,15 +25,47 @@ class PagedKV:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        form: KvForm = "exact",
     ) -> None:
+        """``dtype`` is the compute dtype, which the cache keeps where ``form`` is exact."""
         shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
         # Zeros, not empty: attention must never meet a NaN that lay in memory before.
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        stored = _STORED_DTYPE.get(form, dtype)
+        self.keys = torch.zeros(shape, dtype=stored, device=device)
+        self.values = torch.zeros(shape, dtype=stored, device=device)
+        scales = shape[:-1] if form == "int8" else (num_layers, 0)
+        self._key_scales = torch.zeros(scales, device=device)
+        self._value_scales = torch.zeros(scales, device=device)
         self.block_size = block_size
-        self.layers = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
-        """Each layer's keys and values, [blocks, block_size, kv_heads, head_dim]: views."""
+        self.dtype = dtype
+        self.form = form
+        self.layers = [self._layer(layer) for layer in range(num_layers)]
+        """Views of each layer's part."""
 
-    @property
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+    def _layer(self, layer: int) -> LayerKV:
+        if self.form != "int8":
+            return LayerKV(self.keys[layer], self.values[layer])
+        return LayerKV(
+            self.keys[layer],
+            self.values[layer],
+            self._key_scales[layer],
+            self._value_scales[layer],
+        )
+
+    @staticmethod
+    def slot_bytes(
+        *, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, form: KvForm
+    ) -> dict[str, int]:
+        """Bytes of one token's keys and values in all layers, by part."""
+        heads = 2 * num_layers * num_kv_heads
+        parts = {"kv": heads * head_dim * _STORED_DTYPE.get(form, dtype).itemsize}
+        if form == "int8":
+            parts["kv_scales"] = heads * torch.float32.itemsize
+        return parts
+
+    def bytes_by_part(self) -> dict[str, int]:
+        """Bytes held: ``kv`` and, where they are int8, ``kv_scales``."""
+        parts = {"kv": self.keys.nbytes + self.values.nbytes}
+        if self.form == "int8":
+            parts["kv_scales"] = self._key_scales.nbytes + self._value_scales.nbytes
+        return parts

@@ -10,6 +10,7 @@ from llorch_worker.cache.block_pool import BlockPool
 from llorch_worker.cache.causal_masks import CausalMasks
 from llorch_worker.cache.kv import PagedKV
 from llorch_worker.cache.rope_tables import RopeScaling, RopeTables
+from llorch_worker.kernels import KvForm
 
 DEFAULT_BLOCK_SIZE_TOKENS = 16
 DEFAULT_MAX_QUERY_TOKENS = 1024
@@ -42,8 +43,9 @@ class UnifiedCache:
         max_query_tokens: int = DEFAULT_MAX_QUERY_TOKENS,
         dtype: torch.dtype,
         device: torch.device,
+        kv_form: KvForm = "exact",
     ) -> UnifiedCache:
-        """Allocate all parts; ``dtype`` is that of the KV blocks."""
+        """Allocate all parts; ``dtype`` is the compute dtype, ``kv_form`` how KV blocks keep it."""
         return cls(
             kv=PagedKV(
                 num_layers=num_layers,
@@ -53,6 +55,7 @@ class UnifiedCache:
                 head_dim=head_dim,
                 dtype=dtype,
                 device=device,
+                form=kv_form,
             ),
             rope=RopeTables(
                 head_dim=head_dim,
@@ -81,15 +84,27 @@ class UnifiedCache:
         max_query_tokens: int = DEFAULT_MAX_QUERY_TOKENS,
         dtype: torch.dtype,
         device: torch.device,  # noqa: ARG004
+        kv_form: KvForm = "exact",
     ) -> dict[str, int]:
         """What ``allocate`` with the same arguments would take, by part; allocates nothing."""
         slots = num_blocks * block_size
+        of_slot = PagedKV.slot_bytes(
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            form=kv_form,
+        )
         return {
-            "kv": 2 * num_layers * slots * num_kv_heads * head_dim * dtype.itemsize,
+            **{part: slots * size for part, size in of_slot.items()},
             "rope": 2 * max_context * (head_dim // 2) * torch.float32.itemsize,
             "masks": min(max_query_tokens, max_context) * max_context,
         }
 
     def bytes_by_part(self) -> dict[str, int]:
-        """Bytes held, by part: ``kv``, ``rope``, ``masks``."""
-        return {"kv": self.kv.nbytes, "rope": self.rope.nbytes, "masks": self.masks.nbytes}
+        """Bytes held, by part: ``kv`` (and ``kv_scales`` where it is int8), ``rope``, ``masks``."""
+        return {
+            **self.kv.bytes_by_part(),
+            "rope": self.rope.nbytes,
+            "masks": self.masks.nbytes,
+        }

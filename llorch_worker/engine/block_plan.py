@@ -60,8 +60,8 @@ def plan_blocks(
             needed and what there is.
     """
     one_context = -(-max_context // block_size)
-    block_bytes = required_bytes(1)["kv"]
-    fixed = {part: size for part, size in required_bytes(1).items() if part != "kv"}
+    fixed = {part: size for part, size in required_bytes(0).items() if size}
+    block_bytes = sum(required_bytes(1).values()) - sum(fixed.values())
     room = available_bytes - sum(fixed.values())
     wanted = one_context * max_sequences
     if kv_cache_bytes is not None:

@@ -273,7 +273,7 @@ class Engine:
         return EngineStats(
             model=self.model_name,
             device=str(kv.device),
-            dtype=str(kv.dtype).removeprefix("torch."),
+            dtype=str(self.cache.kv.dtype).removeprefix("torch."),
             bytes={"weights": self._weight_bytes, **self.cache.bytes_by_part()},
             max_context=self.max_context,
             max_sequences=self.max_sequences,

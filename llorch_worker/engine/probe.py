@@ -28,7 +28,7 @@ def uncached_logits(
         block_size=size,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        dtype=cache.kv.keys.dtype,
+        dtype=cache.kv.dtype,
         device=device,
     )
     row = torch.arange(count, device=device)

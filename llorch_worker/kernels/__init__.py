@@ -3,6 +3,7 @@
 Imports nothing of the model, the cache or the weights: kernels see tensors only.
 """
 
+from llorch_worker.kernels.layer_kv import KvForm, LayerKV
 from llorch_worker.kernels.ops import CausalMask, Ops, PagedAttention, PagedSequences
 from llorch_worker.kernels.select import KernelChoice, select_ops
 from llorch_worker.kernels.torch_ops import TorchOps
@@ -10,6 +11,8 @@ from llorch_worker.kernels.torch_ops import TorchOps
 __all__ = [
     "CausalMask",
     "KernelChoice",
+    "KvForm",
+    "LayerKV",
     "Ops",
     "PagedAttention",
     "PagedSequences",

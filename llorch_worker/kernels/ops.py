@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from llorch_worker.kernels.layer_kv import LayerKV
+
 
 @dataclass(frozen=True)
 class PagedSequences:
@@ -21,11 +23,15 @@ class PagedSequences:
     query_lengths: tuple[int, ...]
     """New tokens of each sequence, at least one; all one where sequences decode."""
     context_lengths: tuple[int, ...]
-    """Tokens of each sequence in the cache, the new ones included."""
+    """Tokens of each sequence in the cache, the new ones included; with ``device_contexts`` the
+    most that they may be."""
     block_tables: torch.Tensor
     """[sequences, max_blocks] int64 on the device: KV blocks in order, padded with 0."""
     block_size: int
     """Tokens a KV block."""
+    device_contexts: torch.Tensor | None = None
+    """[sequences] int64 on the device: the context lengths of a pass that is recorded once and
+    replayed with others, where a number of the host's would be baked in. Decode only."""
 
 
 class CausalMask(Protocol):
@@ -42,23 +48,21 @@ class CausalMask(Protocol):
 class PagedAttention(Protocol):
     """Attention of some sequences, prepared once a forward pass and called once a layer."""
 
-    def __call__(
-        self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
-    ) -> None:
+    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
         """Write softmax(q k / sqrt(head_dim)) v to the rows of ``out`` that the sequences own.
 
         ``qkv``: [tokens, heads + 2 * kv_heads, head_dim], contiguous, Q's heads first, as
-        ``rope_and_write`` left it. ``keys``, ``values``: one layer's [blocks, block_size, kv_heads,
-        head_dim]. ``out``: [tokens, heads * head_dim], contiguous. Query head h sees KV head
-        h // (heads / kv_heads). Blocks of other sequences may hold anything, NaN included.
+        ``rope_and_write`` left it. ``kv``: one layer's blocks. ``out``: [tokens, heads *
+        head_dim], contiguous. Query head h sees KV head h // (heads / kv_heads). Blocks of other
+        sequences may hold anything, NaN included.
         """
 
 
 class Ops(Protocol):
     """The model's operations on one device in one dtype; chosen once, when the model loads.
 
-    Activations, weights, keys and values have one dtype; reductions are float32 inside. Every
-    implementation agrees with ``TorchOps`` but for rounding.
+    Activations and weights have one dtype; reductions are float32 inside. Every implementation
+    agrees with ``TorchOps`` but for rounding.
     """
 
     @property
@@ -88,8 +92,7 @@ class Ops(Protocol):
         cos: torch.Tensor,
         sin: torch.Tensor,
         slots: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        kv: LayerKV,
     ) -> None:
         """Rotate Q and K where they are, and store the new keys and values in the cache.
 
@@ -98,8 +101,7 @@ class Ops(Protocol):
 
         ``qkv``: [tokens, heads + 2 * kv_heads, head_dim], contiguous: Q's heads, K's, V's.
         ``cos``, ``sin``: [tokens, head_dim / 2] float32. ``slots``: [tokens] int64, block *
-        block_size + offset. ``keys``, ``values``: one layer's [blocks, block_size, kv_heads,
-        head_dim].
+        block_size + offset. ``kv``: one layer's blocks.
         """
 
     def paged_decode(self, sequences: PagedSequences) -> PagedAttention:

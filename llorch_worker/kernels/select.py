@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -18,7 +19,15 @@ _log = logging.getLogger(__name__)
 
 def select_ops(device: torch.device, dtype: torch.dtype, kernels: KernelChoice = "auto") -> Ops:
     """The operations for a model in ``dtype`` on ``device``; logs which they are, and why."""
-    ops = TorchOps()
+    ops: Ops = TorchOps()
     reason = "asked for" if kernels == "torch" else "there are no faster ones for these"
+    if kernels == "auto" and device.type == "cuda":
+        if find_spec("triton") is None:
+            reason = "Triton is not installed"
+        else:
+            # Not at the top: it reads the environment when it is imported, and only CUDA needs it.
+            from llorch_worker.kernels.triton import TritonOps
+
+            ops, reason = TritonOps.of(device), "the fastest on CUDA"
     _log.info("kernels: %s for %s on %s (%s)", ops.name, dtype, device, reason)
     return ops

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.ops import CausalMask, PagedSequences
 
 
@@ -26,26 +27,27 @@ class GatheredDecode:
         contexts = sequences.context_lengths
         self._count, self._longest = len(contexts), max(contexts)
         self._rows = torch.tensor(sequences.first_rows, device=tables.device)
-        lengths = torch.tensor(contexts, device=tables.device)[:, None]
+        known = sequences.device_contexts
+        lengths = torch.tensor(contexts, device=tables.device) if known is None else known
+        lengths = lengths[:, None]
         places = torch.arange(self._longest, device=tables.device)
         # Padding repeats the sequence's own last token: a masked score is still multiplied, and a
         # NaN from a block of somebody else's would come through the mask.
         own = torch.minimum(places, lengths - 1)
         self._slots = (tables.gather(1, own // size) * size + own % size).view(-1)
         self._visible = None
-        if min(contexts) < self._longest:
+        if known is not None or min(contexts) < self._longest:
             self._visible = (places < lengths)[:, None, None, :]  # [sequences, 1, 1, longest]
 
-    def __call__(
-        self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        kv_heads, head_dim = keys.shape[-2:]
+    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
+        kv_heads, head_dim = kv.keys.shape[-2:]
         q = qkv[:, : qkv.shape[1] - 2 * kv_heads].index_select(0, self._rows)
+        keys, values = kv.gather(self._slots, qkv.dtype)
         shape = (self._count, self._longest, kv_heads, head_dim)
         attended = F.scaled_dot_product_attention(
             q.view(self._count, kv_heads, -1, head_dim),  # [sequences, kv_heads, group, d]
-            _gather(keys, self._slots).view(shape).transpose(1, 2),  # [.., kv_heads, longest, d]
-            _gather(values, self._slots).view(shape).transpose(1, 2),
+            keys.view(shape).transpose(1, 2),  # [.., kv_heads, longest, d]
+            values.view(shape).transpose(1, 2),
             attn_mask=self._visible,
         )
         out.index_copy_(0, self._rows, attended.reshape(self._count, -1))
@@ -79,15 +81,13 @@ class GatheredPrefill:
                 slots = (blocks[:, None] * sequences.block_size + offsets).view(-1)[:context_len]
             self._chunks.append(_Chunk(slice(first, first + query_len), context_len, slots))
 
-    def __call__(
-        self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        kv_heads = keys.shape[-2]
+    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
+        kv_heads = kv.keys.shape[-2]
         heads = qkv.shape[1] - 2 * kv_heads
         for chunk in self._chunks:
-            q, k, v = torch.split(qkv[chunk.rows], (heads, kv_heads, kv_heads), dim=1)
+            q, k, v = torch.split(qkv[chunk.rows], [heads, kv_heads, kv_heads], dim=1)
             if chunk.slots is not None:
-                k, v = _gather(keys, chunk.slots), _gather(values, chunk.slots)
+                k, v = kv.gather(chunk.slots, qkv.dtype)
             out[chunk.rows] = self._attend(q, k, v)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -110,11 +110,6 @@ class GatheredPrefill:
                 _causal(q[head:], k, v, self._mask.view(highest, context_len)),
             )
         )
-
-
-def _gather(blocks: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Copies of what lies at ``slots: [n]`` of one layer, as [n, kv_heads, head_dim]."""
-    return blocks.flatten(0, 1).index_select(0, slots)
 
 
 def _causal(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.ops import CausalMask, PagedAttention, PagedSequences
 from llorch_worker.kernels.torch_attention import GatheredDecode, GatheredPrefill
 
@@ -35,16 +36,14 @@ class TorchOps:
         cos: torch.Tensor,
         sin: torch.Tensor,
         slots: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        kv: LayerKV,
     ) -> None:
-        kv_heads = keys.shape[-2]
+        kv_heads = kv.keys.shape[-2]
         heads = qkv.shape[1] - 2 * kv_heads
         # Q's and K's heads lie side by side, so one call rotates both.
         rotating = qkv[:, : heads + kv_heads]
         rotating.copy_(apply_rope(rotating, cos, sin))
-        keys.flatten(0, 1).index_copy_(0, slots, qkv[:, heads : heads + kv_heads])
-        values.flatten(0, 1).index_copy_(0, slots, qkv[:, heads + kv_heads :])
+        kv.write(slots, qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :])
 
     def paged_decode(self, sequences: PagedSequences) -> PagedAttention:
         return GatheredDecode(sequences)

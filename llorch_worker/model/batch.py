@@ -29,3 +29,6 @@ class RaggedBatch:
     """[tokens], where each new token's keys and values go: block * block_size + offset."""
     logits_rows: torch.Tensor
     """[rows], the tokens whose logits are wanted, as indices into the token row."""
+    device_contexts: torch.Tensor | None = None
+    """[sequences] of decodes that are recorded once and replayed: the context lengths then come
+    from here, and ``context_lengths`` are the most that they may be."""

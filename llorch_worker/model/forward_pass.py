@@ -33,12 +33,12 @@ class ForwardPass:
         ``qkv``: [tokens, heads + 2 * kv_heads, head_dim], not yet rotated; it is overwritten, and
         the new keys and values go to the cache. Returns [tokens, heads * head_dim].
         """
-        keys, values = self._kv.layers[layer]
-        self._ops.rope_and_write(qkv, self._cos, self._sin, self._slots, keys, values)
+        kv = self._kv.layers[layer]
+        self._ops.rope_and_write(qkv, self._cos, self._sin, self._slots, kv)
         tokens, heads, head_dim = qkv.shape
-        out = qkv.new_empty(tokens, (heads - 2 * keys.shape[-2]) * head_dim)
+        out = qkv.new_empty(tokens, (heads - 2 * kv.keys.shape[-2]) * head_dim)
         for attention in self._attentions:
-            attention(qkv, keys, values, out)
+            attention(qkv, kv, out)
         return out
 
 
@@ -58,4 +58,5 @@ def _sequences(batch: RaggedBatch, chosen: list[int], block_size: int) -> PagedS
         context_lengths=tuple(batch.context_lengths[i] for i in chosen),
         block_tables=tables,
         block_size=block_size,
+        device_contexts=batch.device_contexts,
     )

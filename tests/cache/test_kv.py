@@ -3,9 +3,10 @@ from __future__ import annotations
 import torch
 
 from llorch_worker.cache import PagedKV
+from llorch_worker.kernels import KvForm
 
 
-def make() -> PagedKV:
+def make(form: KvForm = "exact") -> PagedKV:
     return PagedKV(
         num_layers=2,
         num_blocks=3,
@@ -14,12 +15,13 @@ def make() -> PagedKV:
         head_dim=6,
         dtype=torch.float32,
         device=torch.device("cpu"),
+        form=form,
     )
 
 
 def test_a_layer_is_a_view_of_the_whole() -> None:
     kv = make()
-    keys, values = kv.layers[1]
+    keys, values = kv.layers[1].keys, kv.layers[1].values
     assert keys.shape == values.shape == (3, 4, 2, 6)
     keys[2, 1] = 1
     values[0, 3] = 2
@@ -30,4 +32,7 @@ def test_a_layer_is_a_view_of_the_whole() -> None:
 
 
 def test_it_counts_its_bytes() -> None:
-    assert make().nbytes == 2 * 2 * 3 * 4 * 2 * 6 * 4
+    numbers = 2 * 2 * 3 * 4 * 2 * 6
+    assert make().bytes_by_part() == {"kv": numbers * 4}
+    assert make("fp8").bytes_by_part() == {"kv": numbers}
+    assert make("int8").bytes_by_part() == {"kv": numbers, "kv_scales": numbers // 6 * 4}

@@ -68,9 +68,7 @@ def run(
         keys = torch.randn(context, kv_heads, HEAD_DIM).to(dtype)
         values = torch.randn(context, kv_heads, HEAD_DIM).to(dtype)
         old = slots[:-query]  # the pass writes the new ones itself
-        layer_keys, layer_values = cache.kv.layers[1]
-        layer_keys.flatten(0, 1)[old] = keys[:-query]
-        layer_values.flatten(0, 1)[old] = values[:-query]
+        cache.kv.layers[1].write(old, keys[:-query], values[:-query])
         rows.append(torch.cat((q, keys[-query:], values[-query:]), dim=1))
         row_slots.append(slots[-query:])
         rows_out.append(plain_attention(q.float(), keys.float(), values.float()))

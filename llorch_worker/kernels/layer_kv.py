@@ -1,0 +1,78 @@
+"""One layer's part of the KV cache, in whatever form it is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+KvForm = Literal["exact", "fp8", "int8"]
+"""``exact``: the compute dtype; ``fp8``: float8 e4m3, clamped to its range, without a scale;
+``int8``: with one float32 scale for each token and KV head."""
+
+FP8_LARGEST = 448.0
+"""The largest number of float8 e4m3 without infinities."""
+INT8_LARGEST = 127.0
+SMALLEST_AMPLITUDE = 1e-20
+"""Taken for less, so that a row of zeros has a scale to be divided by."""
+
+
+@dataclass(frozen=True)
+class LayerKV:
+    """Keys and values of one layer: [blocks, block_size, kv_heads, head_dim] each."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor | None = None
+    """[blocks, block_size, kv_heads] float32, where keys are int8."""
+    value_scales: torch.Tensor | None = None
+
+    @property
+    def form(self) -> KvForm:
+        if self.key_scales is not None:
+            return "int8"
+        return "fp8" if self.keys.dtype is torch.float8_e4m3fn else "exact"
+
+    def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store ``k``, ``v``: [tokens, kv_heads, head_dim] at ``slots``: [tokens] int64."""
+        _write(self.keys, self.key_scales, slots, k)
+        _write(self.values, self.value_scales, slots, v)
+
+    def gather(self, slots: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of what lies at ``slots: [n]``, two [n, kv_heads, head_dim] of ``dtype``."""
+        return (
+            _gather(self.keys, self.key_scales, slots, dtype),
+            _gather(self.values, self.value_scales, slots, dtype),
+        )
+
+
+def _write(
+    cells: torch.Tensor, scales: torch.Tensor | None, slots: torch.Tensor, rows: torch.Tensor
+) -> None:
+    cells = cells.flatten(0, 1)
+    if scales is not None:
+        wide = rows.float()
+        scale = wide.abs().amax(-1).clamp_(min=SMALLEST_AMPLITUDE) / INT8_LARGEST
+        scales.flatten(0, 1).index_copy_(0, slots, scale)
+        codes = (wide / scale.unsqueeze(-1)).add_(0.5).floor_()  # halves go up
+        cells.index_copy_(0, slots, codes.to(torch.int8))
+    elif cells.dtype is torch.float8_e4m3fn:
+        # Written as bytes: torch copies no float8 by index on the CPU.
+        narrow = rows.float().clamp_(-FP8_LARGEST, FP8_LARGEST).to(cells.dtype)
+        cells.view(torch.uint8).index_copy_(0, slots, narrow.view(torch.uint8))
+    else:
+        cells.index_copy_(0, slots, rows)
+
+
+def _gather(
+    cells: torch.Tensor, scales: torch.Tensor | None, slots: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    cells = cells.flatten(0, 1)
+    if scales is not None:
+        scale = scales.flatten(0, 1).index_select(0, slots).unsqueeze(-1)
+        return (cells.index_select(0, slots).float() * scale).to(dtype)
+    if cells.dtype is torch.float8_e4m3fn:
+        chosen = cells.view(torch.uint8).index_select(0, slots)
+        return chosen.view(torch.float8_e4m3fn).to(dtype)
+    return cells.index_select(0, slots)

@@ -1,0 +1,220 @@
+"""Attention of sequences with one new token each, straight from the paged cache.
+
+Split-KV as in Flash-Decoding (Dao et al., 2023): the context of a sequence is cut into ``splits``
+equal pieces, each a program of its own, so that a card is full at batch 1 too; a second kernel
+joins the pieces. The query heads of one KV head share a program and read its keys once.
+
+Nothing that changes from step to step is a Python number: contexts come from the device, and a
+launch's grid follows from the number of sequences alone. So a launch may be recorded in a CUDA
+graph and replayed with other contexts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from llorch_worker.kernels.layer_kv import LayerKV
+
+_TILE_TOKENS = 64
+_PROGRAMS_PER_PROCESSOR = 4
+_MOST_SPLITS = 64
+
+
+def splits_for(sequences: int, kv_heads: int, processors: int) -> int:
+    """A power of two that gives each of the card's processors a few programs."""
+    wanted = _PROGRAMS_PER_PROCESSOR * processors / (sequences * kv_heads)
+    return min(_MOST_SPLITS, 1 << max(0, math.floor(math.log2(wanted))))
+
+
+class TritonDecode:
+    """See ``PagedAttention``."""
+
+    def __init__(
+        self,
+        *,
+        rows: torch.Tensor,
+        contexts: torch.Tensor,
+        block_tables: torch.Tensor,
+        processors: int,
+    ) -> None:
+        """``rows``: [sequences] in the token row, ``contexts``: [sequences], both integers on the
+        device; ``block_tables``: [sequences, max_blocks]."""
+        self._rows = rows
+        self._contexts = contexts
+        self._tables = block_tables
+        self._processors = processors
+
+    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
+        sequences = len(self._rows)
+        _, block_size, kv_heads, head_dim = kv.keys.shape
+        heads = qkv.shape[1] - 2 * kv_heads
+        splits = splits_for(sequences, kv_heads, self._processors)
+        pieces = stats = out  # never read where there is one split
+        if splits > 1:
+            shape = (sequences, heads, splits)
+            pieces = torch.empty((*shape, head_dim), dtype=torch.float32, device=out.device)
+            stats = torch.empty((*shape, 2), dtype=torch.float32, device=out.device)
+        block_dim = max(16, triton.next_power_of_2(head_dim))
+        _decode[(sequences, kv_heads, splits)](
+            qkv,
+            kv.keys,
+            kv.values,
+            kv.keys if kv.key_scales is None else kv.key_scales,
+            kv.values if kv.value_scales is None else kv.value_scales,
+            self._tables,
+            self._contexts,
+            self._rows,
+            out,
+            pieces,
+            stats,
+            math.log2(math.e) / math.sqrt(head_dim),
+            qkv.stride(0),
+            self._tables.stride(0),
+            out.stride(0),
+            KV_HEADS=kv_heads,
+            GROUP=heads // kv_heads,
+            BLOCK_SIZE=block_size,
+            DIM=head_dim,
+            BLOCK_GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
+            BLOCK_DIM=block_dim,
+            TILE=_TILE_TOKENS,
+            SPLITS=splits,
+            SCALED=kv.key_scales is not None,
+        )
+        if splits > 1:
+            _join[(sequences, heads)](
+                pieces,
+                stats,
+                self._rows,
+                out,
+                out.stride(0),
+                HEADS=heads,
+                DIM=head_dim,
+                BLOCK_DIM=block_dim,
+                SPLITS=splits,
+            )
+
+
+@triton.jit
+def _decode(
+    qkv,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    tables,
+    contexts,
+    rows,
+    out,
+    pieces,
+    stats,
+    log2_scale,
+    qkv_stride,
+    table_stride,
+    out_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_GROUP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """One piece of one sequence's context, seen by the query heads of one KV head."""
+    sequence = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    context = tl.load(contexts + sequence).to(tl.int32)
+    row = tl.load(rows + sequence).to(tl.int64)
+    piece = tl.cdiv(tl.cdiv(context, TILE), SPLITS) * TILE
+    begin = split * piece
+    end = tl.minimum(begin + piece, context)
+
+    member = tl.arange(0, BLOCK_GROUP)
+    at = tl.arange(0, BLOCK_DIM)
+    head = kv_head * GROUP + member
+    wanted = (member[:, None] < GROUP) & (at[None, :] < DIM)
+    q = tl.load(
+        qkv + row * qkv_stride + head[:, None] * DIM + at[None, :], mask=wanted, other=0.0
+    )  # [group, dim]
+
+    highest = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
+    mass = tl.zeros([BLOCK_GROUP], tl.float32)
+    total = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
+    for first in range(begin, end, TILE):
+        place = first + tl.arange(0, TILE)
+        known = place < end
+        block = tl.load(
+            tables + sequence.to(tl.int64) * table_stride + place // BLOCK_SIZE, mask=known, other=0
+        )
+        cell = (block.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE) * KV_HEADS + kv_head
+        # What lies behind the context is never read: it may be a NaN of somebody else's.
+        inside = known[:, None] & (at[None, :] < DIM)
+        k = tl.load(keys + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
+        k = k.to(tl.float32).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale  # [group, tile]
+        if SCALED:
+            scores *= tl.load(key_scales + cell, mask=known, other=0.0)[None, :]
+        scores = tl.where(known[None, :], scores, float("-inf"))
+        peak = tl.maximum(highest, tl.max(scores, axis=1))
+        fade = tl.exp2(highest - peak)
+        weights = tl.exp2(scores - peak[:, None])
+        mass = mass * fade + tl.sum(weights, axis=1)
+        if SCALED:
+            weights *= tl.load(value_scales + cell, mask=known, other=0.0)[None, :]
+        v = tl.load(values + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
+        v = v.to(tl.float32).to(q.dtype)
+        total = total * fade[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")
+        highest = peak
+
+    if SPLITS == 1:
+        attended = total / mass[:, None]
+        tl.store(
+            out + row * out_stride + head[:, None] * DIM + at[None, :],
+            attended.to(q.dtype),
+            mask=wanted,
+        )
+    else:
+        cell = (sequence.to(tl.int64) * (KV_HEADS * GROUP) + head) * SPLITS + split
+        tl.store(stats + cell * 2, highest, mask=member < GROUP)
+        tl.store(stats + cell * 2 + 1, mass, mask=member < GROUP)
+        if begin < end:
+            tl.store(pieces + cell[:, None] * DIM + at[None, :], total, mask=wanted)
+
+
+@triton.jit
+def _join(
+    pieces,
+    stats,
+    rows,
+    out,
+    out_stride,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The pieces of one head of one sequence, each weighted by its share of the softmax."""
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    cell = (sequence.to(tl.int64) * HEADS + head) * SPLITS + tl.arange(0, SPLITS)
+    highest = tl.load(stats + cell * 2)
+    mass = tl.load(stats + cell * 2 + 1)
+    weight = tl.exp2(highest - tl.max(highest, axis=0))
+    at = tl.arange(0, BLOCK_DIM)
+    # A piece behind the context's end was never written.
+    inside = (mass[:, None] > 0) & (at[None, :] < DIM)
+    total = tl.load(pieces + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
+    attended = tl.sum(total * weight[:, None], axis=0) / tl.sum(mass * weight, axis=0)
+    row = tl.load(rows + sequence).to(tl.int64)
+    tl.store(
+        out + row * out_stride + head * DIM + at,
+        attended.to(out.dtype.element_ty),
+        mask=at < DIM,
+    )

@@ -1,0 +1,151 @@
+"""Causal attention of sequences with any number of new tokens, straight from the paged cache.
+
+Flash attention (arXiv 2205.14135) over a ragged batch: a program has a tile of one sequence's new
+tokens and walks through the part of its context that they may see.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from llorch_worker.kernels.layer_kv import LayerKV
+
+
+class TritonPrefill:
+    """See ``PagedAttention``."""
+
+    def __init__(
+        self,
+        *,
+        first_rows: torch.Tensor,
+        query_lengths: torch.Tensor,
+        contexts: torch.Tensor,
+        block_tables: torch.Tensor,
+        longest_query: int,
+    ) -> None:
+        """All tensors are integers on the device, the first three [sequences] long."""
+        self._first_rows = first_rows
+        self._query_lengths = query_lengths
+        self._contexts = contexts
+        self._tables = block_tables
+        self._longest_query = longest_query
+
+    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
+        _, block_size, kv_heads, head_dim = kv.keys.shape
+        heads = qkv.shape[1] - 2 * kv_heads
+        wide = qkv.dtype is torch.float32
+        queries = min(64 if wide else 128, max(16, triton.next_power_of_2(self._longest_query)))
+        tiles = triton.cdiv(self._longest_query, queries)
+        _prefill[(tiles, heads, len(self._contexts))](
+            qkv,
+            kv.keys,
+            kv.values,
+            kv.keys if kv.key_scales is None else kv.key_scales,
+            kv.values if kv.value_scales is None else kv.value_scales,
+            self._tables,
+            self._first_rows,
+            self._query_lengths,
+            self._contexts,
+            out,
+            math.log2(math.e) / math.sqrt(head_dim),
+            qkv.stride(0),
+            self._tables.stride(0),
+            out.stride(0),
+            KV_HEADS=kv_heads,
+            GROUP=heads // kv_heads,
+            BLOCK_SIZE=block_size,
+            DIM=head_dim,
+            BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
+            QUERIES=queries,
+            TILE=32 if wide else 64,
+            SCALED=kv.key_scales is not None,
+            num_warps=8 if queries == 128 else 4,
+        )
+
+
+@triton.jit
+def _prefill(
+    qkv,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    tables,
+    first_rows,
+    query_lengths,
+    contexts,
+    out,
+    log2_scale,
+    qkv_stride,
+    table_stride,
+    out_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """A tile of one sequence's new tokens, one query head."""
+    # The last tiles see most and take longest: they start first.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    sequence = tl.program_id(2)
+    kv_head = head // GROUP
+    query_length = tl.load(query_lengths + sequence).to(tl.int32)
+    if tile * QUERIES >= query_length:
+        return
+    context = tl.load(contexts + sequence).to(tl.int32)
+    first_row = tl.load(first_rows + sequence).to(tl.int64)
+    query = tile * QUERIES + tl.arange(0, QUERIES)
+    at = tl.arange(0, BLOCK_DIM)
+    row = first_row + query
+    wanted = (query < query_length)[:, None] & (at < DIM)[None, :]
+    q = tl.load(
+        qkv + row[:, None] * qkv_stride + head * DIM + at[None, :], mask=wanted, other=0.0
+    )  # [queries, dim]
+    position = context - query_length + query
+
+    highest = tl.full([QUERIES], float("-inf"), tl.float32)
+    mass = tl.zeros([QUERIES], tl.float32)
+    total = tl.zeros([QUERIES, BLOCK_DIM], tl.float32)
+    end = tl.minimum(context - query_length + (tile + 1) * QUERIES, context)
+    for first in range(0, end, TILE):
+        place = first + tl.arange(0, TILE)
+        known = place < end
+        block = tl.load(
+            tables + sequence.to(tl.int64) * table_stride + place // BLOCK_SIZE, mask=known, other=0
+        )
+        cell = (block.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE) * KV_HEADS + kv_head
+        # What lies behind the context is never read: it may be a NaN of somebody else's.
+        inside = known[:, None] & (at[None, :] < DIM)
+        k = tl.load(keys + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
+        k = k.to(tl.float32).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale  # [queries, tile]
+        if SCALED:
+            scores *= tl.load(key_scales + cell, mask=known, other=0.0)[None, :]
+        # Every query sees place 0, so after the first tile no row's highest is -inf.
+        scores = tl.where(place[None, :] <= position[:, None], scores, float("-inf"))
+        peak = tl.maximum(highest, tl.max(scores, axis=1))
+        fade = tl.exp2(highest - peak)
+        weights = tl.exp2(scores - peak[:, None])
+        mass = mass * fade + tl.sum(weights, axis=1)
+        if SCALED:
+            weights *= tl.load(value_scales + cell, mask=known, other=0.0)[None, :]
+        v = tl.load(values + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
+        v = v.to(tl.float32).to(q.dtype)
+        total = total * fade[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")
+        highest = peak
+
+    attended = total / mass[:, None]
+    tl.store(
+        out + row[:, None] * out_stride + head * DIM + at[None, :],
+        attended.to(q.dtype),
+        mask=wanted,
+    )

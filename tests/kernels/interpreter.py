@@ -1,0 +1,48 @@
+"""Triton's interpreter, where there is no CUDA: kernels run as they are, on the CPU, in numpy.
+
+numpy has no bfloat16 and no float8, so the interpreter keeps their bits as integers. As of Triton
+3.9 it narrows to them without carrying into the exponent (1.9999 becomes 1.0) and multiplies
+bfloat16 matrices as if their bits were numbers. Both are put right here by torch's conversions,
+which round as the hardware does.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+INTERPRETED = not torch.cuda.is_available()
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+
+
+def prepare() -> None:
+    """Call before any kernel is imported: Triton decides at decoration."""
+    if not INTERPRETED:
+        return
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    narrow = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn}
+    unchanged_convert = interpreter._convert_float
+    builder = interpreter.InterpreterBuilder
+    unchanged_dot = builder.create_dot
+
+    def convert(data: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
+        if source != tl.float32 or target not in narrow:
+            return unchanged_convert(data, source, target, rounding_mode)
+        bits = np.int16 if target.primitive_bitwidth == 16 else np.int8
+        values = torch.from_numpy(np.ascontiguousarray(data)).to(narrow[target])
+        raw = values.view(torch.int16 if bits is np.int16 else torch.int8).numpy()
+        return raw.view(f"u{raw.dtype}").reshape(data.shape)
+
+    def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (self.cast_impl(operand, tl.float32) for operand in (a, b))
+        return unchanged_dot(self, a, b, d, precision, imprecise)
+
+    interpreter._convert_float = convert
+    builder.create_dot = dot

@@ -1,0 +1,125 @@
+"""Paged caches of made-up sequences, and attention over them written as its definition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+
+from llorch_worker.kernels import PagedSequences
+from llorch_worker.kernels.layer_kv import KvForm, LayerKV
+from tests.kernels.interpreter import DEVICE
+
+BLOCK_SIZE = 16
+
+
+def layer_kv(
+    blocks: int, kv_heads: int, head_dim: int, dtype: torch.dtype, form: KvForm = "exact"
+) -> LayerKV:
+    """A layer whose every cell holds a NaN, or where int8 has none, whose scales are NaN."""
+    shape = (blocks, BLOCK_SIZE, kv_heads, head_dim)
+    stored = {"exact": dtype, "fp8": torch.float8_e4m3fn, "int8": torch.int8}[form]
+
+    def cells() -> torch.Tensor:
+        if form == "int8":
+            return torch.full(shape, 127, dtype=stored, device=DEVICE)
+        return torch.full(shape, math.nan, device=DEVICE).to(stored)
+
+    def scales() -> torch.Tensor | None:
+        return torch.full(shape[:-1], math.nan, device=DEVICE) if form == "int8" else None
+
+    return LayerKV(cells(), cells(), scales(), scales())
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Ragged sequences whose blocks lie in any order between blocks full of NaN."""
+
+    contexts: tuple[int, ...]
+    query_lengths: tuple[int, ...]
+    qkv: torch.Tensor
+    """[tokens, heads + 2 * kv_heads, head_dim], as rope_and_write left it."""
+    kv: LayerKV
+    k: list[torch.Tensor]
+    """What each sequence's context holds: [context, kv_heads, head_dim], as it was written."""
+    v: list[torch.Tensor]
+    sequences: PagedSequences
+    """Its rows do not begin at row 0, and leave gaps."""
+
+    def expected(self) -> torch.Tensor:
+        """[tokens, heads * head_dim] by the definition, in float64; 0 in rows of nobody."""
+        kv_heads, head_dim = self.k[0].shape[1:]
+        heads = self.qkv.shape[1] - 2 * kv_heads
+        out = torch.zeros(len(self.qkv), heads, head_dim, dtype=torch.float64, device=DEVICE)
+        for i, first in enumerate(self.sequences.first_rows):
+            count, context = self.query_lengths[i], self.contexts[i]
+            q = self.qkv[first : first + count, :heads].double()
+            k = self.k[i].double().repeat_interleave(heads // kv_heads, dim=1)
+            v = self.v[i].double().repeat_interleave(heads // kv_heads, dim=1)
+            scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(head_dim)
+            unseen = torch.ones(count, context, dtype=torch.bool, device=DEVICE).triu(
+                context - count + 1
+            )
+            weights = scores.masked_fill(unseen, -math.inf).softmax(-1)
+            out[first : first + count] = torch.einsum("hqk,khd->qhd", weights, v)
+        return out.flatten(1)
+
+
+def scene(
+    contexts: Sequence[int],
+    query_lengths: Sequence[int] | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    form: KvForm = "exact",
+    seed: int = 0,
+) -> Scene:
+    generator = torch.Generator().manual_seed(seed)
+
+    def randoms(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+    queries = tuple(query_lengths or [1] * len(contexts))
+    needed = [-(-context // BLOCK_SIZE) for context in contexts]
+    kv = layer_kv(2 * sum(needed) + 3, kv_heads, head_dim, dtype, form)
+    free = list(range(len(kv.keys)))
+    Random(seed).shuffle(free)
+    tables = torch.zeros(len(contexts), max(needed) + 2, dtype=torch.int64)
+    ks, vs, first_rows = [], [], []
+    row = 1
+    for i, context in enumerate(contexts):
+        blocks = torch.tensor([free.pop() for _ in range(needed[i])])
+        tables[i, : needed[i]] = blocks
+        slots = (blocks[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:context]
+        slots = slots.to(DEVICE)
+        kv.write(slots, randoms(context, kv_heads, head_dim), randoms(context, kv_heads, head_dim))
+        k, v = kv.gather(slots, dtype)
+        ks.append(k)
+        vs.append(v)
+        first_rows.append(row)
+        row += queries[i] + 1
+    qkv = randoms(row, heads + 2 * kv_heads, head_dim)
+    for i, first in enumerate(first_rows):
+        last = slice(len(ks[i]) - queries[i], None)
+        qkv[first : first + queries[i], heads : heads + kv_heads] = ks[i][last]
+        qkv[first : first + queries[i], heads + kv_heads :] = vs[i][last]
+    return Scene(
+        contexts=tuple(contexts),
+        query_lengths=queries,
+        qkv=qkv,
+        kv=kv,
+        k=ks,
+        v=vs,
+        sequences=PagedSequences(
+            first_rows=tuple(first_rows),
+            query_lengths=queries,
+            context_lengths=tuple(contexts),
+            block_tables=tables.to(DEVICE),
+            block_size=BLOCK_SIZE,
+        ),
+    )

@@ -1,0 +1,113 @@
+"""Paged attention of the Triton kernels and of their torch twins, against its definition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from llorch_worker.kernels import TorchOps
+from llorch_worker.kernels.layer_kv import KvForm
+from llorch_worker.kernels.ops import Ops
+from llorch_worker.kernels.triton import TritonOps
+from llorch_worker.kernels.triton.paged_decode import splits_for
+from tests.kernels.interpreter import DEVICE
+from tests.kernels.paged import Scene, scene
+
+OPS = [TorchOps(), TritonOps(processors=1), TritonOps(processors=16)]
+"""Few processors: a program a sequence and KV head; many: its context in pieces."""
+IDS = ["torch", "triton", "triton-split"]
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+class NoMask:
+    """For attention that needs none."""
+
+    max_query = 1024
+
+    def view(self, query_len: int, context_len: int) -> torch.Tensor:
+        whole = torch.ones(query_len, context_len, dtype=torch.bool, device=DEVICE)
+        return whole.tril_(context_len - query_len)
+
+
+def decoded(ops: Ops, made: Scene) -> torch.Tensor:
+    out = torch.zeros_like(made.expected(), dtype=made.qkv.dtype)
+    ops.paged_decode(made.sequences)(made.qkv, made.kv, out)
+    return out
+
+
+def prefilled(ops: Ops, made: Scene) -> torch.Tensor:
+    out = torch.zeros_like(made.expected(), dtype=made.qkv.dtype)
+    ops.paged_prefill(made.sequences, NoMask())(made.qkv, made.kv, out)
+    return out
+
+
+def assert_close(got: torch.Tensor, made: Scene) -> None:
+    atol = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.double(), made.expected(), rtol=atol, atol=atol)
+
+
+@pytest.mark.parametrize("ops", OPS, ids=IDS)
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(2, 2, 64), (8, 2, 128), (8, 1, 64), (3, 1, 8), (2, 1, 96)]
+)
+def test_decode_attends_to_the_whole_context(ops, heads, kv_heads, head_dim, dtype):
+    made = scene((1, 16, 129, 70), heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    assert_close(decoded(ops, made), made)
+
+
+@pytest.mark.parametrize("ops", OPS, ids=IDS)
+@pytest.mark.parametrize("form", ["fp8", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decode_reads_quantised_caches(ops, dtype, form: KvForm):
+    made = scene((5, 90), heads=4, kv_heads=2, head_dim=32, dtype=dtype, form=form)
+    assert_close(decoded(ops, made), made)
+
+
+@pytest.mark.parametrize("ops", OPS, ids=IDS)
+def test_decode_takes_its_contexts_from_the_device(ops):
+    """A recorded launch is replayed with other contexts: what the host said then is a bound."""
+    made = scene((3, 70), heads=4, kv_heads=2, head_dim=16, dtype=torch.float32)
+    bounds = replace(
+        made,
+        sequences=replace(
+            made.sequences,
+            context_lengths=(96, 96),
+            device_contexts=torch.tensor(made.contexts, device=DEVICE),
+        ),
+    )
+    assert_close(decoded(ops, bounds), made)
+
+
+@pytest.mark.parametrize("ops", OPS, ids=IDS)
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(2, 2, 64), (8, 2, 32), (4, 1, 8), (2, 1, 96)]
+)
+def test_prefill_is_causal_in_every_chunk(ops, heads, kv_heads, head_dim, dtype):
+    made = scene(
+        (5, 40, 83, 33),
+        (5, 3, 70, 1),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+    )
+    assert_close(prefilled(ops, made), made)
+
+
+@pytest.mark.parametrize("ops", OPS, ids=IDS)
+@pytest.mark.parametrize("form", ["fp8", "int8"])
+def test_prefill_reads_quantised_caches(ops, form: KvForm):
+    made = scene(
+        (20, 50), (20, 7), heads=4, kv_heads=2, head_dim=16, dtype=torch.float32, form=form
+    )
+    assert_close(prefilled(ops, made), made)
+
+
+def test_splits_fill_a_card_at_batch_1_and_vanish_in_large_batches():
+    assert splits_for(1, 32, 132) == 16
+    assert splits_for(1, 8, 132) == 64
+    assert splits_for(256, 32, 132) == 1
