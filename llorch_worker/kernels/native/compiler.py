@@ -1,0 +1,118 @@
+"""Compiles the C sources of this folder to one shared object, kept for the next process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno")
+COMPILERS = ("cc", "gcc", "clang")
+REQUIRED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"})
+TIMEOUT_S = 120.0
+
+
+class NativeUnavailable(Exception):
+    """The native kernels cannot be had here; the message says why."""
+
+
+def shared_object(*, link_openmp: bool) -> Path:
+    """The compiled kernels, from the cache folder or compiled into it.
+
+    Processes that start at once each compile, and the last to finish wins: a file under its final
+    name is always whole. ``link_openmp``: name the system's OpenMP library in it; without, it uses
+    what the process has loaded.
+
+    Raises:
+        NativeUnavailable: no compiler, no fitting processor, or the compiler's first complaint.
+    """
+    processor = _processor()
+    compiler = _compiler()
+    sources = sorted(SOURCES.glob("*.c"))
+    digest = hashlib.sha256()
+    for part in (processor, _version_of(compiler), " ".join(FLAGS), str(link_openmp)):
+        digest.update(part.encode() + b"\0")
+    for source in (*sources, *sorted(SOURCES.glob("*.h"))):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    folder = cache_folder()
+    target = folder / f"kernels-{digest.hexdigest()[:24]}.so"
+    if target.exists():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            built = _build(compiler, sources, Path(scratch), link_openmp)
+            built.replace(target)
+    except OSError as error:
+        raise NativeUnavailable(
+            f"cannot write to {folder}: {error.strerror} (XDG_CACHE_HOME names another place)"
+        ) from error
+    return target
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/llorch-worker``, or ``~/.cache/llorch-worker``."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "llorch-worker"
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on; raises where this processor lacks an instruction set."""
+    try:
+        information = Path("/proc/cpuinfo").read_text()
+    except OSError as error:
+        raise NativeUnavailable(f"no /proc/cpuinfo on {platform.system()}") from error
+    fields = dict[str, str]()
+    for line in information.partition("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+    missing = REQUIRED_CPU_FLAGS - set(fields.get("flags", "").split())
+    if missing:
+        raise NativeUnavailable(f"the processor has no {', '.join(sorted(missing))}")
+    return f"{fields.get('model name')} {fields['flags']}"
+
+
+def _compiler() -> str:
+    for name in COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise NativeUnavailable(f"no C compiler ({', '.join(COMPILERS)}) on the PATH")
+
+
+def _version_of(compiler: str) -> str:
+    return _run([compiler, "--version"]).partition("\n")[0]
+
+
+def _build(compiler: str, sources: list[Path], scratch: Path, link_openmp: bool) -> Path:
+    def compiled(source: Path) -> Path:
+        target = scratch / f"{source.stem}.o"
+        _run([compiler, *FLAGS, "-c", str(source), "-o", str(target)])
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [str(target) for target in pool.map(compiled, sources)]
+    built = scratch / "kernels.so"
+    openmp = ["-fopenmp"] if link_openmp else []
+    _run([compiler, "-shared", *openmp, *objects, "-lm", "-o", str(built)])
+    return built
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(f"{command[0]} does not run: {error}") from error
+    if done.returncode != 0:
+        complaints = [line for line in done.stderr.splitlines() if "error" in line]
+        first = next(iter(complaints or done.stderr.splitlines()), f"exit {done.returncode}")
+        raise NativeUnavailable(f"{command[0]} failed: {first.strip()}")
+    return done.stdout

@@ -1,0 +1,380 @@
+// Attention of new tokens to their own sequences, keys and values read where they lie in the paged
+// cache: decode and prefill are the same kernel with few or many queries.
+//
+// The queries of all heads that share a KV head stand in one matrix, so that a pass over its keys
+// serves them all. A tile of TILE_KEYS keys is turned once into the layout that dpbf16ps wants
+// (pairs of head dimensions, keys side by side), the values likewise (pairs of keys, dimensions
+// side by side); then each group of ROWS query rows keeps its scores in registers from the products
+// through the softmax, which runs online (arXiv 2205.14135) in float32.
+//
+// What a sequence gets does not depend on its company or on the number of threads: a decoding
+// sequence's context is cut into pieces of SPLIT_KEYS keys, whatever else there is to do, and their
+// results are put together in order.
+#include "bfloat16.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TILE_KEYS 64
+#define TILE_ROWS 64
+#define SPLIT_KEYS 256 // a multiple of TILE_KEYS
+#define MAX_HEAD_DIM 256
+#define ROWS 4
+#define VECTORS (TILE_KEYS / LANES)
+
+// Some query rows of one sequence against some of its keys, for each KV head. Rows are numbered
+// token by token and, within one, by the heads of a group.
+struct unit {
+    int64_t sequence, first_row, rows, first_key, end_key;
+    int64_t split, splits;
+    int64_t partial; // index of the sequence's first partial result, where there are splits
+};
+
+struct problem {
+    const bf16 *qkv, *keys, *values;
+    bf16 *out;
+    const int64_t *first_rows, *query_lengths, *context_lengths, *tables;
+    int64_t table_stride, block_size, heads, kv_heads, head_dim, group;
+    float *partials; // [partial, kv_head, row of the group, head_dim + 2]: sums, maximum, total
+};
+
+// The online softmax of a tile of rows so far: unnormalised sums of values, the largest score (in
+// powers of two) and the total of the weights.
+struct rows {
+    _Alignas(64) float sums[TILE_ROWS * MAX_HEAD_DIM];
+    float largest[TILE_ROWS], total[TILE_ROWS];
+};
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// 16 rows of 16 dwords, transposed in registers.
+static inline void transpose(__m512i row[16]) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(row[i], row[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(row[i], row[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        row[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        row[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        row[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        row[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 8; i++) {
+        row[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        row[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    }
+}
+
+// Where the tile's keys (or values) of one KV head lie, in elements from the layer's start; -1
+// for what is beyond the end: it belongs to nobody, and may hold anything.
+static void locate(const struct problem *p, const int64_t *table, int64_t kv_head,
+                   int64_t first_key, int64_t count, int64_t offsets[TILE_KEYS]) {
+    const int64_t token_stride = p->kv_heads * p->head_dim;
+    int64_t block = first_key / p->block_size, within = first_key % p->block_size;
+    for (int64_t i = 0; i < TILE_KEYS; i++) {
+        if (i >= count) {
+            offsets[i] = -1;
+            continue;
+        }
+        offsets[i] =
+            (table[block] * p->block_size + within) * token_stride + kv_head * p->head_dim;
+        if (++within == p->block_size) within = 0, block++;
+    }
+}
+
+// packed: [head_dim / 2][TILE_KEYS] dwords, each two neighbouring dimensions of one key.
+static void pack_keys(const bf16 *keys, const int64_t offsets[TILE_KEYS], int64_t head_dim,
+                      __m512i *packed) {
+    for (int64_t dim = 0; dim < head_dim; dim += 32)
+        for (int vector = 0; vector < VECTORS; vector++) {
+            __m512i row[16];
+            for (int i = 0; i < 16; i++) {
+                int64_t offset = offsets[vector * LANES + i];
+                row[i] = offset < 0 ? _mm512_setzero_si512()
+                                    : _mm512_loadu_si512(keys + offset + dim);
+            }
+            transpose(row);
+            for (int i = 0; i < 16; i++) packed[(dim / 2 + i) * VECTORS + vector] = row[i];
+        }
+}
+
+// packed: [TILE_KEYS / 2][head_dim] dwords, each one dimension of two neighbouring values.
+static void pack_values(const bf16 *values, const int64_t offsets[TILE_KEYS], int64_t head_dim,
+                        __m512i *packed) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
+                                         8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (int64_t pair = 0; pair < TILE_KEYS / 2; pair++)
+        for (int64_t dim = 0; dim < head_dim; dim += 32) {
+            int64_t even = offsets[2 * pair], odd = offsets[2 * pair + 1];
+            __m512i a = _mm512_setzero_si512(), b = a;
+            if (even >= 0) a = _mm512_loadu_si512(values + even + dim);
+            if (odd >= 0) b = _mm512_loadu_si512(values + odd + dim);
+            __m512i *to = packed + (pair * head_dim + dim) / LANES;
+            to[0] = _mm512_permutex2var_epi16(a, low, b);
+            to[1] = _mm512_permutex2var_epi16(a, high, b);
+        }
+}
+
+static inline __m512bh broadcast_pair(const bf16 *pair) {
+    return (__m512bh)_mm512_set1_epi32(*(const int32_t *)pair);
+}
+
+// COUNT rows against a tile: their scores, their softmax so far, their share of the values.
+// queries: [COUNT][head_dim]; visible: how many of the tile's keys each row may see.
+static inline __attribute__((always_inline)) void attend_rows(
+    const int count, const bf16 *queries, const __m512i *keys, const __m512i *values,
+    const int64_t *visible, int64_t head_dim, float scale, float *sums, float *largest,
+    float *total) {
+    __m512 scores[ROWS][VECTORS];
+    for (int r = 0; r < count; r++)
+        for (int v = 0; v < VECTORS; v++) scores[r][v] = _mm512_setzero_ps();
+    for (int64_t pair = 0; pair < head_dim / 2; pair++) {
+        const __m512i *k = keys + pair * VECTORS;
+        for (int r = 0; r < count; r++) {
+            __m512bh q = broadcast_pair(queries + r * head_dim + 2 * pair);
+            for (int v = 0; v < VECTORS; v++)
+                scores[r][v] = _mm512_dpbf16_ps(scores[r][v], q, (__m512bh)k[v]);
+        }
+    }
+
+    _Alignas(64) bf16 weights[ROWS][TILE_KEYS];
+    const __m512 nothing = _mm512_set1_ps(-INFINITY);
+    float correction[ROWS];
+    for (int r = 0; r < count; r++) {
+        __m512 top = nothing;
+        for (int v = 0; v < VECTORS; v++) {
+            __mmask16 seen = first_lanes(visible[r] - v * LANES);
+            __m512 scaled = _mm512_mul_ps(scores[r][v], _mm512_set1_ps(scale));
+            scores[r][v] = _mm512_mask_mov_ps(nothing, seen, scaled);
+            top = _mm512_max_ps(top, scores[r][v]);
+        }
+        float highest = fmaxf(largest[r], _mm512_reduce_max_ps(top));
+        __m512 sum = _mm512_setzero_ps();
+        for (int v = 0; v < VECTORS; v++) {
+            __m512 weight = exp2_lanes(_mm512_sub_ps(scores[r][v], _mm512_set1_ps(highest)));
+            __m256i narrow = narrowed(weight);
+            _mm256_store_si256((__m256i *)(weights[r] + v * LANES), narrow);
+            sum = _mm512_add_ps(sum, widen(narrow));
+        }
+        correction[r] = exp2f(largest[r] - highest);
+        total[r] = total[r] * correction[r] + _mm512_reduce_add_ps(sum);
+        largest[r] = highest;
+    }
+
+    // Later rows see at least as much as earlier ones.
+    const int64_t pairs = (smaller(visible[count - 1], TILE_KEYS) + 1) / 2;
+    for (int64_t dim = 0; dim < head_dim; dim += 32) {
+        __m512 sum[ROWS][2];
+        for (int r = 0; r < count; r++)
+            for (int v = 0; v < 2; v++) {
+                __m512 before = _mm512_load_ps(sums + r * head_dim + dim + v * LANES);
+                sum[r][v] = _mm512_mul_ps(before, _mm512_set1_ps(correction[r]));
+            }
+        for (int64_t pair = 0; pair < pairs; pair++) {
+            const __m512i *v = values + (pair * head_dim + dim) / LANES;
+            for (int r = 0; r < count; r++) {
+                __m512bh weight = broadcast_pair(weights[r] + 2 * pair);
+                sum[r][0] = _mm512_dpbf16_ps(sum[r][0], weight, (__m512bh)v[0]);
+                sum[r][1] = _mm512_dpbf16_ps(sum[r][1], weight, (__m512bh)v[1]);
+            }
+        }
+        for (int r = 0; r < count; r++)
+            for (int v = 0; v < 2; v++)
+                _mm512_store_ps(sums + r * head_dim + dim + v * LANES, sum[r][v]);
+    }
+}
+
+// The unit's rows against its keys, for one KV head. queries: [rows][head_dim], copied.
+static void attend(const struct problem *p, const struct unit *u, int64_t kv_head,
+                   const bf16 *queries, struct rows *rows) {
+    _Alignas(64) __m512i keys[MAX_HEAD_DIM / 2 * VECTORS];
+    _Alignas(64) __m512i values[TILE_KEYS / 2 * MAX_HEAD_DIM / LANES];
+    const int64_t *table = p->tables + u->sequence * p->table_stride;
+    const int64_t context = p->context_lengths[u->sequence];
+    const int64_t first_position = context - p->query_lengths[u->sequence];
+    const float scale = 1.442695041f / sqrtf((float)p->head_dim); // scores as powers of two
+    memset(rows->sums, 0, u->rows * p->head_dim * sizeof(float));
+    for (int64_t r = 0; r < u->rows; r++) rows->largest[r] = -INFINITY, rows->total[r] = 0.0f;
+    for (int64_t key = u->first_key; key < u->end_key; key += TILE_KEYS) {
+        int64_t offsets[TILE_KEYS];
+        locate(p, table, kv_head, key, u->end_key - key, offsets);
+        pack_keys(p->keys, offsets, p->head_dim, keys);
+        pack_values(p->values, offsets, p->head_dim, values);
+        for (int64_t r = 0; r < u->rows; r += ROWS) {
+            const int count = (int)smaller(ROWS, u->rows - r);
+            int64_t visible[ROWS];
+            for (int i = 0; i < count; i++) {
+                int64_t position = first_position + (u->first_row + r + i) / p->group;
+                visible[i] = smaller(position + 1, u->end_key) - key;
+            }
+            if (visible[count - 1] <= 0) continue;
+            const bf16 *q = queries + r * p->head_dim;
+            float *sums = rows->sums + r * p->head_dim;
+            float *largest = rows->largest + r, *total = rows->total + r;
+#define ATTEND(COUNT)                                                                              \
+    case COUNT:                                                                                    \
+        attend_rows(COUNT, q, keys, values, visible, p->head_dim, scale, sums, largest, total);    \
+        break;
+            switch (count) {
+                ATTEND(1)
+                ATTEND(2)
+                ATTEND(3)
+                ATTEND(4)
+            }
+        }
+    }
+}
+
+static void write_row(const struct problem *p, const struct unit *u, int64_t kv_head, int64_t row,
+                      const float *sums, float total) {
+    const int64_t token = p->first_rows[u->sequence] + row / p->group;
+    const int64_t head = kv_head * p->group + row % p->group;
+    bf16 *out = p->out + (token * p->heads + head) * p->head_dim;
+    const __m512 share = _mm512_set1_ps(1.0f / total);
+    for (int64_t i = 0; i < p->head_dim; i += LANES)
+        store(out + i, _mm512_mul_ps(_mm512_loadu_ps(sums + i), share));
+}
+
+static float *partial(const struct problem *p, const struct unit *u, int64_t split, int64_t kv_head,
+                      int64_t row) {
+    int64_t index = ((u->partial + split) * p->kv_heads + kv_head) * p->group + row;
+    return p->partials + index * (p->head_dim + 2);
+}
+
+static void run_unit(const struct problem *p, const struct unit *u, int64_t kv_head) {
+    _Alignas(64) bf16 queries[TILE_ROWS * MAX_HEAD_DIM];
+    struct rows rows;
+    const int64_t head_dim = p->head_dim, token_stride = (p->heads + 2 * p->kv_heads) * head_dim;
+    for (int64_t r = 0; r < u->rows; r++) {
+        int64_t token = p->first_rows[u->sequence] + (u->first_row + r) / p->group;
+        int64_t head = kv_head * p->group + (u->first_row + r) % p->group;
+        memcpy(queries + r * head_dim, p->qkv + token * token_stride + head * head_dim,
+               head_dim * sizeof(bf16));
+    }
+    attend(p, u, kv_head, queries, &rows);
+    for (int64_t r = 0; r < u->rows; r++) {
+        const float *sums = rows.sums + r * head_dim;
+        if (u->splits == 1) {
+            write_row(p, u, kv_head, u->first_row + r, sums, rows.total[r]);
+            continue;
+        }
+        float *to = partial(p, u, u->split, kv_head, u->first_row + r);
+        memcpy(to, sums, head_dim * sizeof(float));
+        to[head_dim] = rows.largest[r];
+        to[head_dim + 1] = rows.total[r];
+    }
+}
+
+// The pieces of a decoding sequence, put together in the order of its context.
+static void combine(const struct problem *p, const struct unit *u, int64_t kv_head) {
+    for (int64_t row = u->first_row; row < u->first_row + u->rows; row++) {
+        float sums[MAX_HEAD_DIM] = {0}, largest = -INFINITY, total = 0.0f;
+        for (int64_t split = 0; split < u->splits; split++)
+            largest = fmaxf(largest, partial(p, u, split, kv_head, row)[p->head_dim]);
+        for (int64_t split = 0; split < u->splits; split++) {
+            const float *piece = partial(p, u, split, kv_head, row);
+            const float weight = exp2f(piece[p->head_dim] - largest);
+            for (int64_t i = 0; i < p->head_dim; i++) sums[i] += weight * piece[i];
+            total += weight * piece[p->head_dim + 1];
+        }
+        write_row(p, u, kv_head, row, sums, total);
+    }
+}
+
+static int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static int64_t splits_of(int64_t query_length, int64_t context_length) {
+    return query_length == 1 ? divided_up(context_length, SPLIT_KEYS) : 1;
+}
+
+// Fills `units` (unless NULL) and returns their number. Later queries see more: they go first, so
+// that what is left at the end is small.
+static int64_t plan(const struct problem *p, int64_t count, struct unit *units) {
+    int64_t made = 0, partials = 0;
+    for (int64_t s = 0; s < count; s++) {
+        const int64_t rows = p->query_lengths[s] * p->group, context = p->context_lengths[s];
+        const int64_t splits = splits_of(p->query_lengths[s], context);
+        for (int64_t tile = divided_up(rows, TILE_ROWS) - 1; tile >= 0; tile--)
+            for (int64_t split = 0; split < splits; split++, made++) {
+                if (units == NULL) continue;
+                int64_t end_row = smaller((tile + 1) * TILE_ROWS, rows);
+                int64_t seen = context - p->query_lengths[s] + (end_row - 1) / p->group + 1;
+                units[made] = (struct unit){
+                    .sequence = s,
+                    .first_row = tile * TILE_ROWS,
+                    .rows = end_row - tile * TILE_ROWS,
+                    .first_key = split * SPLIT_KEYS,
+                    .end_key = splits > 1 ? smaller((split + 1) * SPLIT_KEYS, context) : seen,
+                    .split = split,
+                    .splits = splits,
+                    .partial = partials,
+                };
+            }
+        if (splits > 1) partials += splits;
+    }
+    return made;
+}
+
+// How many partial results `llorch_paged_attention` needs room for.
+int64_t llorch_paged_attention_partials(const int64_t *sequences, int64_t count) {
+    int64_t partials = 0;
+    for (int64_t s = 0; s < count; s++) {
+        int64_t splits = splits_of(sequences[count + s], sequences[2 * count + s]);
+        if (splits > 1) partials += splits;
+    }
+    return partials;
+}
+
+// qkv: [tokens, heads + 2 * kv_heads, head_dim], contiguous and rotated; keys, values: [blocks,
+// block_size, kv_heads, head_dim], the new tokens' included; out: [tokens, heads * head_dim].
+// sequences: [3, count]: first rows, query lengths, context lengths; tables: [count, table_stride].
+// partials: room for llorch_paged_attention_partials(..) * heads * (head_dim + 2) floats.
+// head_dim is a multiple of 32, at most 256. Returns -1 where there was no memory for the plan.
+int llorch_paged_attention(const bf16 *qkv, const bf16 *keys, const bf16 *values, bf16 *out,
+                           const int64_t *sequences, const int64_t *tables, float *partials,
+                           int64_t count, int64_t table_stride, int64_t block_size, int64_t heads,
+                           int64_t kv_heads, int64_t head_dim, int threads) {
+    const struct problem p = {
+        .qkv = qkv,
+        .keys = keys,
+        .values = values,
+        .out = out,
+        .first_rows = sequences,
+        .query_lengths = sequences + count,
+        .context_lengths = sequences + 2 * count,
+        .tables = tables,
+        .table_stride = table_stride,
+        .block_size = block_size,
+        .heads = heads,
+        .kv_heads = kv_heads,
+        .head_dim = head_dim,
+        .group = heads / kv_heads,
+        .partials = partials,
+    };
+    const int64_t total = plan(&p, count, NULL);
+    struct unit *units = malloc(total * sizeof(struct unit));
+    if (units == NULL) return -1;
+    plan(&p, count, units);
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < total * kv_heads; task++)
+            run_unit(&p, &units[task / kv_heads], task % kv_heads);
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < total * kv_heads; task++) {
+            const struct unit *u = &units[task / kv_heads];
+            if (u->splits > 1 && u->split == 0) combine(&p, u, task % kv_heads);
+        }
+    }
+    free(units);
+    return 0;
+}
