@@ -16,6 +16,7 @@ from llorch_worker.settings import Settings, default_model_name
 
 if TYPE_CHECKING:
     from llorch_worker.model import LlamaConfig
+    from llorch_worker.weights import Checkpoint
 
 
 class TensorType(BaseModel):
@@ -119,15 +120,16 @@ def report(settings: Settings) -> ModelReport:
             TensorType(name=name, tensors=count, stored_bytes=stored[name])
             for name, count in counts.most_common()
         ),
-        memory=_memory(settings, config),
+        memory=_memory(settings, config, checkpoint),
     )
 
 
-def _memory(settings: Settings, config: LlamaConfig) -> MemoryReport:
+def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> MemoryReport:
     from llorch_worker.cache import UnifiedCache
     from llorch_worker.engine import block_plan
     from llorch_worker.engine.placement import resolve_device, resolve_dtype
     from llorch_worker.model import model_bytes
+    from llorch_worker.weights import select_linears
 
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
@@ -143,7 +145,8 @@ def _memory(settings: Settings, config: LlamaConfig) -> MemoryReport:
     def cache_bytes(num_blocks: int) -> Mapping[str, int]:
         return UnifiedCache.required_bytes(num_blocks=num_blocks, **shape)
 
-    weights = model_bytes(config, dtype)
+    linears = select_linears(device, dtype, settings.kernels)
+    weights = model_bytes(config, checkpoint, linears, dtype)
     share = block_plan.CUDA_SHARE if device.type == "cuda" else block_plan.CPU_SHARE
     free = block_plan.free_bytes(device)
     one_context = -(-max_context // shape["block_size"])

@@ -40,7 +40,7 @@ from llorch_worker.kernels import KernelChoice, select_ops
 from llorch_worker.model import Llama, LlamaConfig, model_bytes, resolve_config
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
-from llorch_worker.weights import open_checkpoint
+from llorch_worker.weights import open_checkpoint, select_linears
 
 DEFAULT_MAX_SEQUENCES = 16
 DEFAULT_MAX_STEP_TOKENS = 512
@@ -145,12 +145,14 @@ class Engine:
                 f"the context of {path.name}; leave it out for the model's own"
             )
         tokenizer = load_tokenizer(checkpoint)
-        require_room(model_bytes(config, compute_dtype), place)
+        linears = select_linears(place, compute_dtype, kernels)
+        require_room(model_bytes(config, checkpoint, linears, compute_dtype), place)
         model = Llama.load(
             checkpoint,
             config,
             dtype=compute_dtype,
             device=place,
+            linears=linears,
             ops=select_ops(place, compute_dtype, kernels),
             progress=progress,
         )

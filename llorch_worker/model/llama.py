@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,11 +18,10 @@ from llorch_worker.model.config import LlamaConfig
 from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.model.rms_norm import RmsNorm
 from llorch_worker.model.swiglu import SwiGlu
-from llorch_worker.model.weight_table import PackedWeight
-from llorch_worker.weights import Checkpoint, DenseLinear, Linear
+from llorch_worker.weights import Checkpoint, DenseLinear, Linear, Linears, PackedWeight
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes loaded, bytes in all), in the compute dtype."""
+"""Called with (bytes loaded, bytes in all), as they are kept."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +45,16 @@ class Llama:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        linears: Linears,
         ops: Ops,
         progress: Progress | None = None,
     ) -> Llama:
-        """Read the weights into ``dtype`` on ``device``, one at a time.
+        """Read the weights onto ``device``, one at a time; activations are of ``dtype``.
 
         ``config`` is what ``resolve_config`` made of this checkpoint: the tensors are checked.
-        ``ops``: what runs between the matrices, for this device and dtype.
+        ``linears``: how this device and dtype keep matrices; ``ops``: what runs between them.
         """
-        return _Loader(checkpoint, config, dtype, device, ops, progress).model()
+        return _Loader(checkpoint, config, dtype, device, linears, ops, progress).model()
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
@@ -72,7 +71,7 @@ class Llama:
         if residual is not None:
             residual = residual.index_select(0, batch.logits_rows)
         normed, _ = self.final_norm.after(x, residual)
-        return self.output(normed).float()
+        return self.output(normed, wide=True)
 
 
 class _Loader:
@@ -84,6 +83,7 @@ class _Loader:
         config: LlamaConfig,
         dtype: torch.dtype,
         device: torch.device,
+        linears: Linears,
         ops: Ops,
         progress: Progress | None,
     ) -> None:
@@ -91,9 +91,10 @@ class _Loader:
         self._config = config
         self._dtype = dtype
         self._device = device
+        self._linears = linears
         self._ops = ops
         self._progress = progress
-        self._total_bytes = weight_table.model_bytes(config, dtype)
+        self._total_bytes = weight_table.model_bytes(config, checkpoint, linears, dtype)
         self._done_bytes = 0
 
     def model(self) -> Llama:
@@ -107,7 +108,11 @@ class _Loader:
             embedding=embedding_weight,
             blocks=blocks,
             final_norm=final_norm,
-            output=self._linear(output[0]) if output else DenseLinear(embedding_weight),
+            output=(
+                DenseLinear(embedding_weight)
+                if weight_table.shares_embedding(config, self._linears)
+                else self._linear(output[0] if output else embedding)
+            ),
             ops=self._ops,
             weight_bytes=self._total_bytes,
         )
@@ -131,11 +136,16 @@ class _Loader:
         return RmsNorm(self._tensor(weight), self._config.rms_norm_eps, self._ops)
 
     def _linear(self, weight: PackedWeight) -> Linear:
-        return DenseLinear(self._tensor(weight))
+        linear = self._linears.load(self._checkpoint, weight)
+        self._report(linear.weight_bytes)
+        return linear
 
     def _tensor(self, weight: PackedWeight) -> torch.Tensor:
         tensor = weight.load(self._checkpoint, self._dtype).to(self._device)
-        self._done_bytes += math.prod(weight.shape) * self._dtype.itemsize
+        self._report(tensor.nbytes)
+        return tensor
+
+    def _report(self, loaded_bytes: int) -> None:
+        self._done_bytes += loaded_bytes
         if self._progress is not None:
             self._progress(self._done_bytes, self._total_bytes)
-        return tensor

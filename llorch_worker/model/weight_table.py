@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.config import LlamaConfig
-from llorch_worker.weights import Checkpoint
+from llorch_worker.weights import Checkpoint, Linears, PackedWeight, Part
 from llorch_worker.weights.checkpoint import missing_tensor, require_shape
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -20,36 +19,6 @@ OUTPUT = "lm_head.weight"
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 _IGNORED_NAMES = frozenset({"rope_freqs.weight"})
 """Derived or read by the configuration: no weights of the graph."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some rows of a weight: one tensor of the checkpoint."""
-
-    name: str
-    shape: tuple[int, ...]
-    rope_heads: int | None = None
-
-
-@dataclass(frozen=True)
-class PackedWeight:
-    """One weight of the model: its parts, stacked by rows in this order."""
-
-    parts: tuple[Part, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
-
-    def load(self, checkpoint: Checkpoint, dtype: torch.dtype) -> torch.Tensor:
-        """Allocate the whole, then fill it part by part: no second copy at any time."""
-        out = torch.empty(self.shape, dtype=dtype)
-        row = 0
-        for part in self.parts:
-            rows = out[row : row + part.shape[0]]
-            checkpoint.read_into(part.name, rows, part.rope_heads)
-            row += part.shape[0]
-        return out
 
 
 @dataclass(frozen=True)
@@ -63,15 +32,13 @@ class LayerWeights:
     gate_up: PackedWeight
     down: PackedWeight
 
-    def __iter__(self) -> Iterator[PackedWeight]:
-        yield from (
-            self.attention_norm,
-            self.qkv,
-            self.output,
-            self.mlp_norm,
-            self.gate_up,
-            self.down,
-        )
+    @property
+    def norms(self) -> tuple[PackedWeight, ...]:
+        return (self.attention_norm, self.mlp_norm)
+
+    @property
+    def matrices(self) -> tuple[PackedWeight, ...]:
+        return (self.qkv, self.output, self.gate_up, self.down)
 
 
 def layer_weights(config: LlamaConfig, layer: int) -> LayerWeights:
@@ -116,12 +83,33 @@ def global_weights(config: LlamaConfig) -> tuple[PackedWeight, ...]:
 def all_weights(config: LlamaConfig) -> Iterator[PackedWeight]:
     yield from global_weights(config)
     for layer in range(config.num_layers):
-        yield from layer_weights(config, layer)
+        table = layer_weights(config, layer)
+        yield from (*table.norms, *table.matrices)
 
 
-def model_bytes(config: LlamaConfig, dtype: torch.dtype) -> int:
-    """Bytes of all weights in ``dtype``, without loading any."""
-    return sum(math.prod(weight.shape) for weight in all_weights(config)) * dtype.itemsize
+def shares_embedding(config: LlamaConfig, linears: Linears) -> bool:
+    """Whether the output matrix is the embedding's own tensor and takes no memory."""
+    return config.tie_word_embeddings and linears.keeps_rows
+
+
+def model_bytes(
+    config: LlamaConfig, checkpoint: Checkpoint, linears: Linears, dtype: torch.dtype
+) -> int:
+    """Bytes of all weights as they will be kept, to the byte; reads no weights.
+
+    Embedding and norms are kept in ``dtype``, matrices as ``linears`` does.
+    """
+    embedding, final_norm, *output = global_weights(config)
+    dense = [embedding, final_norm]
+    matrices = output
+    if not output and not shares_embedding(config, linears):
+        matrices = [embedding]
+    for layer in range(config.num_layers):
+        table = layer_weights(config, layer)
+        dense += table.norms
+        matrices += table.matrices
+    kept = sum(weight.elements for weight in dense) * dtype.itemsize
+    return kept + sum(linears.weight_bytes(checkpoint, weight) for weight in matrices)
 
 
 def check_tensors(checkpoint: Checkpoint, config: LlamaConfig) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.weights.groups import GroupForm, Groups
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,12 @@ class Checkpoint(Protocol):
 
     def load(self, name: str, dtype: torch.dtype, rope_heads: int | None = None) -> torch.Tensor:
         """The tensor ``name`` as a new CPU tensor; see ``read_into``."""
+
+    def group_form(self, name: str) -> GroupForm | None:
+        """How the tensor is quantised; None where its values are no scaled integers."""
+
+    def read_groups(self, name: str, rope_heads: int | None = None) -> Groups:
+        """All rows of a tensor that has a form, not dequantised; see ``read_into`` for the rest."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,10 +19,12 @@ from gguf.quants import dequantize
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.weights.checkpoint import TensorInfo, missing_tensor, require_shape
 from llorch_worker.weights.gguf_header import GgufHeader, read_gguf_header
-from llorch_worker.weights.mapped_file import MappedFile
+from llorch_worker.weights.groups import GroupForm, Groups, group_form, unpack_groups
+from llorch_worker.weights.mapped_file import Bytes, MappedFile
 
-_CHUNK_ELEMENTS = 128 * 1024
-"""Dequantised at a time: the float32 temporaries of the widest block type stay in the caches."""
+_CHUNK_ELEMENTS = 32 * 1024 - 1
+"""Unpacked at a time: temporaries stay in the caches, and torch, which splits what has 32,768
+elements over threads of its own, leaves it to the thread that reads."""
 
 _TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -126,25 +128,70 @@ class GgufCheckpoint:
         """Dequantise the tensor ``name`` into ``out``; see ``Checkpoint.read_into``."""
         if name not in self.tensors:
             raise missing_tensor(self.path, name)
-        info, stored = self.tensors[name], self._stored[name]
-        require_shape(self.path, info, tuple(out.shape))
-        out = out.view(-1, info.shape[-1])
-        rows, row_elements = out.shape
-        destination = None
-        if rope_heads is not None and self._interleaved:
-            destination = _half_split_rows(rows, rope_heads)
-        chunks = stored.file.chunks(
-            stored.start,
-            rows,
-            info.stored_bytes // rows,
-            max(1, _CHUNK_ELEMENTS // row_elements),
-        )
-        for first, piece in chunks:
-            values = torch.from_numpy(_dequantised(piece, stored.type)).view(-1, row_elements)
+        require_shape(self.path, self.tensors[name], tuple(out.shape))
+        type_ = self._stored[name].type
+        out = out.view(-1, out.shape[-1])
+        destination = self._destination(len(out), rope_heads)
+
+        def take(first: int, piece: Bytes) -> None:
+            values = torch.from_numpy(_dequantised(piece, type_)).view(len(piece), -1)
             if destination is None:
                 out[first : first + len(values)].copy_(values)
             else:
                 out.index_copy_(0, destination[first : first + len(values)], values.to(out.dtype))
+
+        self._each_chunk(name, take)
+
+    def group_form(self, name: str) -> GroupForm | None:
+        """See ``Checkpoint.group_form``."""
+        return group_form(self._stored[name].type) if name in self._stored else None
+
+    def read_groups(self, name: str, rope_heads: int | None = None) -> Groups:
+        """See ``Checkpoint.read_groups``."""
+        rows, columns = self.tensors[name].shape
+        type_ = self._stored[name].type
+        form = group_form(type_)
+        if form is None:
+            raise ValueError(f"{name} is of type {type_.name}, which has no scaled integers")
+        groups = columns // form.group
+        whole = Groups(
+            np.empty((rows, columns), np.uint8),
+            np.empty((rows, groups), np.float32),
+            np.empty((rows, groups), np.float32) if form.has_offsets else None,
+        )
+        destination = self._destination(rows, rope_heads)
+
+        def take(first: int, piece: Bytes) -> None:
+            part = unpack_groups(piece, type_)
+            to: slice | npt.NDArray[np.int64] = slice(first, first + len(piece))
+            if destination is not None:
+                to = destination[to].numpy()
+            whole.codes[to] = part.codes
+            whole.scales[to] = part.scales
+            if whole.offsets is not None and part.offsets is not None:
+                whole.offsets[to] = part.offsets
+
+        self._each_chunk(name, take)
+        return whole
+
+    def _destination(self, rows: int, rope_heads: int | None) -> torch.Tensor | None:
+        """Where each stored row goes: [rows] int64; None where all stay in their order."""
+        if rope_heads is None or not self._interleaved:
+            return None
+        return _half_split_rows(rows, rope_heads)
+
+    def _each_chunk(self, name: str, take: Callable[[int, Bytes], None]) -> None:
+        info, stored = self.tensors[name], self._stored[name]
+        row_elements = info.shape[-1]
+        rows = math.prod(info.shape) // row_elements
+        stored.file.each_chunk(
+            stored.start,
+            rows,
+            info.stored_bytes // rows,
+            max(1, _CHUNK_ELEMENTS // row_elements),
+            take,
+            torch.get_num_threads(),
+        )
 
 
 def canonical_name(gguf_name: str) -> str:

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-Bytes = npt.NDArray[np.uint8]
+from llorch_worker.weights.mapped_file import Bytes
+
 Floats = npt.NDArray[np.float32]
 
 
@@ -28,6 +29,8 @@ class GroupForm:
     """Bits of a code, rounded up to what is stored: 4 or 8."""
     zero: int
     has_offsets: bool
+    exact_in_half: bool
+    """Whether scales and offsets are float16 in the file, and no products of two numbers."""
 
 
 @dataclass(frozen=True)
@@ -161,14 +164,14 @@ def _q3_k(blocks: Bytes) -> Groups:
 
 _T = GGMLQuantizationType
 _TYPES: dict[GGMLQuantizationType, _BlockType] = {
-    _T.Q4_0: _BlockType(GroupForm(32, 4, 8, False), _q4_0),
-    _T.Q4_1: _BlockType(GroupForm(32, 4, 0, True), _q4_1),
-    _T.Q5_0: _BlockType(GroupForm(32, 8, 16, False), _q5_0),
-    _T.Q5_1: _BlockType(GroupForm(32, 8, 0, True), _q5_1),
-    _T.Q8_0: _BlockType(GroupForm(32, 8, 128, False), _q8_0),
-    _T.Q2_K: _BlockType(GroupForm(16, 4, 0, True), _q2_k),
-    _T.Q3_K: _BlockType(GroupForm(16, 4, 4, False), _q3_k),
-    _T.Q4_K: _BlockType(GroupForm(32, 4, 0, True), _q4_k),
-    _T.Q5_K: _BlockType(GroupForm(32, 8, 0, True), _q5_k),
-    _T.Q6_K: _BlockType(GroupForm(16, 8, 32, False), _q6_k),
+    _T.Q4_0: _BlockType(GroupForm(32, 4, 8, False, True), _q4_0),
+    _T.Q4_1: _BlockType(GroupForm(32, 4, 0, True, True), _q4_1),
+    _T.Q5_0: _BlockType(GroupForm(32, 8, 16, False, True), _q5_0),
+    _T.Q5_1: _BlockType(GroupForm(32, 8, 0, True, True), _q5_1),
+    _T.Q8_0: _BlockType(GroupForm(32, 8, 128, False, True), _q8_0),
+    _T.Q2_K: _BlockType(GroupForm(16, 4, 0, True, False), _q2_k),
+    _T.Q3_K: _BlockType(GroupForm(16, 4, 4, False, False), _q3_k),
+    _T.Q4_K: _BlockType(GroupForm(32, 4, 0, True, False), _q4_k),
+    _T.Q5_K: _BlockType(GroupForm(32, 8, 0, True, False), _q5_k),
+    _T.Q6_K: _BlockType(GroupForm(16, 8, 32, False, False), _q6_k),
 }

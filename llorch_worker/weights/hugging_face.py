@@ -19,7 +19,8 @@ import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.weights.checkpoint import TensorInfo, missing_tensor, require_shape
-from llorch_worker.weights.mapped_file import MappedFile
+from llorch_worker.weights.groups import GroupForm, Groups
+from llorch_worker.weights.mapped_file import Bytes, MappedFile
 
 _CHUNK_BYTES = 1024 * 1024
 _MAX_HEADER_BYTES = 100_000_000
@@ -117,12 +118,21 @@ class HuggingFaceCheckpoint:
         dtype = _DTYPES[info.dtype_name]
         flat = out.view(-1)
         elements_per_chunk = _CHUNK_BYTES // dtype.itemsize
-        for first, piece in stored.file.chunks(
-            stored.start, flat.numel(), dtype.itemsize, elements_per_chunk
-        ):
+
+        def take(first: int, piece: Bytes) -> None:
             # A copy, because torch refuses memory that it may not write to.
             values = torch.from_numpy(np.array(piece).reshape(-1)).view(dtype)
             flat[first : first + len(values)].copy_(values)
+
+        stored.file.each_chunk(stored.start, flat.numel(), dtype.itemsize, elements_per_chunk, take)
+
+    def group_form(self, name: str) -> GroupForm | None:  # noqa: ARG002 - nothing here is quantised
+        """None: these files hold plain floats."""
+        return None
+
+    def read_groups(self, name: str, rope_heads: int | None = None) -> Groups:
+        """Never asked for, as no tensor has a form."""
+        raise NotImplementedError(f"{name} is not quantised ({rope_heads=})")
 
 
 def _weight_files(path: Path) -> list[str]:

@@ -9,12 +9,15 @@ import torch.nn.functional as F
 
 
 class Linear(Protocol):
-    """``[tokens, in] -> [tokens, out]``."""
+    """``[tokens, in] -> [tokens, out]``, and where ``wide`` is asked for in float32.
+
+    Logits are asked for wide: the steps of bfloat16 are an eighth at 16, and would make ties.
+    """
 
     @property
     def weight_bytes(self) -> int: ...
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, x: torch.Tensor, *, wide: bool = False) -> torch.Tensor: ...
 
 
 class DenseLinear:
@@ -27,6 +30,7 @@ class DenseLinear:
     def weight_bytes(self) -> int:
         return self.weight.nbytes
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """``x: [tokens, in]`` gives ``[tokens, out]`` in the same dtype."""
-        return F.linear(x, self.weight)
+    def __call__(self, x: torch.Tensor, *, wide: bool = False) -> torch.Tensor:
+        """``x: [tokens, in]`` gives ``[tokens, out]``; torch rounds it to ``x``'s dtype first."""
+        out = F.linear(x, self.weight)
+        return out.float() if wide else out

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,12 @@ import numpy.typing as npt
 
 from llorch_worker.contract import ModelLoadFailed
 
+Bytes = npt.NDArray[np.uint8]
+
 _DROP_BYTES = 2 * 1024 * 1024
 """Consumed pages are handed back in runs of about this size."""
+_BYTES_WORTH_A_THREAD = 512 * 1024
+"""A thread that reads less costs more than it saves."""
 
 
 class MappedFile:
@@ -35,25 +40,42 @@ class MappedFile:
         """A copy of ``length`` bytes; shorter where the file ends before."""
         return self._map[start : start + length]
 
-    def chunks(
-        self, start: int, rows: int, row_bytes: int, rows_per_chunk: int
-    ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """The ``rows`` rows from byte ``start`` on, as pieces (first row, bytes [rows, row_bytes]).
+    def each_chunk(
+        self,
+        start: int,
+        rows: int,
+        row_bytes: int,
+        rows_per_chunk: int,
+        take: Callable[[int, Bytes], None],
+        threads: int = 1,
+    ) -> None:
+        """Call ``take`` with the rows from byte ``start`` on, in pieces: (first row, bytes).
 
-        Each piece is valid until the next is asked for: the pages behind it are dropped, so that a
-        load holds the model and a few megabytes, not the model and its file.
+        Each piece is [its rows, row_bytes] and valid during its call: the pages behind it are
+        dropped, so that a load holds the model and a few megabytes, not the model and its file.
+        With more than one thread pieces come in no order, to several calls at a time.
         """
-        dropped = start
-        for row in range(0, rows, rows_per_chunk):
-            count = min(rows_per_chunk, rows - row)
-            offset = start + row * row_bytes
-            piece = np.frombuffer(self._map, np.uint8, count * row_bytes, offset)
-            yield row, piece.reshape(count, row_bytes)
-            end = offset + count * row_bytes
-            if end - dropped >= _DROP_BYTES:
-                self._drop(dropped, end)
-                dropped = end
-        self._drop(dropped, start + rows * row_bytes)
+
+        def read(first: int, end: int) -> None:
+            dropped = offset = start + first * row_bytes
+            for row in range(first, end, rows_per_chunk):
+                count = min(rows_per_chunk, end - row)
+                piece = np.frombuffer(self._map, np.uint8, count * row_bytes, offset)
+                take(row, piece.reshape(count, row_bytes))
+                offset += count * row_bytes
+                if offset - dropped >= _DROP_BYTES:
+                    self._drop(dropped, offset)
+                    dropped = offset
+            self._drop(dropped, offset)
+
+        threads = min(threads, rows * row_bytes // _BYTES_WORTH_A_THREAD)
+        if threads <= 1:
+            read(0, rows)
+            return
+        borders = [rows * i // threads for i in range(threads + 1)]
+        with ThreadPoolExecutor(threads) as pool:
+            # list() raises what a thread raised.
+            list(pool.map(read, borders[:-1], borders[1:]))
 
     def _drop(self, start: int, end: int) -> None:
         # Pages shared with a neighbour go too: they are clean, and read again when needed.

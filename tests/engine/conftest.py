@@ -19,7 +19,7 @@ from llorch_worker.engine.sequence import Sequence
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config
 from llorch_worker.text import Tokenizer, load_tokenizer
-from llorch_worker.weights import open_checkpoint
+from llorch_worker.weights import DenseLinears, open_checkpoint
 
 SHARED_MODEL = Path(__file__).resolve().parents[3] / "shared/models/stories260K/f32.gguf"
 
@@ -110,8 +110,14 @@ def loaded(demo_model: Path) -> LoadedModel:
         pytest.skip("needs stories260K beside this checkout, or the demo model")
     checkpoint = open_checkpoint(path)
     config = resolve_config(checkpoint)
+    device = torch.device("cpu")
     model = Llama.load(
-        checkpoint, config, dtype=torch.float32, device=torch.device("cpu"), ops=TorchOps()
+        checkpoint,
+        config,
+        dtype=torch.float32,
+        device=device,
+        linears=DenseLinears(device, torch.float32),
+        ops=TorchOps(),
     )
     return LoadedModel(path, model, config, load_tokenizer(checkpoint))
 

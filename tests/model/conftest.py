@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config
-from llorch_worker.weights import open_checkpoint
+from llorch_worker.weights import DenseLinears, open_checkpoint
 
 BLOCK_SIZE = 16
 
@@ -40,7 +40,14 @@ class Driver:
         checkpoint = open_checkpoint(path)
         config = resolve_config(checkpoint)
         device = torch.device("cpu")
-        model = Llama.load(checkpoint, config, dtype=dtype, device=device, ops=TorchOps())
+        model = Llama.load(
+            checkpoint,
+            config,
+            dtype=dtype,
+            device=device,
+            linears=DenseLinears(device, dtype),
+            ops=TorchOps(),
+        )
         return cls(model, new_cache(config, dtype, num_blocks, max_query_tokens))
 
     def batch(self, chunks: dict[str, Sequence[int]], *, all_logits: bool = False) -> RaggedBatch:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import ForwardPass, resolve_config
 from llorch_worker.model.weight_table import model_bytes
-from llorch_worker.weights import open_checkpoint
+from llorch_worker.weights import DenseLinears, open_checkpoint
 
 Open = Callable[..., Any]
 
@@ -232,7 +232,9 @@ def test_the_model_counts_its_bytes(open_driver: Open, stories260k: Path) -> Non
     driver = open_driver(stories260k / "f32.gguf", dtype=torch.bfloat16)
     stored = sum(t.stored_bytes for t in open_checkpoint(stories260k / "f32.gguf").tensors.values())
     assert driver.model.weight_bytes == stored // 2
-    assert model_bytes(driver.model.config, torch.bfloat16) == stored // 2
+    linears = DenseLinears(torch.device("cpu"), torch.bfloat16)
+    checkpoint = open_checkpoint(stories260k / "f32.gguf")
+    assert model_bytes(driver.model.config, checkpoint, linears, torch.bfloat16) == stored // 2
 
 
 def test_progress_counts_up_to_all_bytes(stories260k: Path) -> None:
@@ -245,6 +247,7 @@ def test_progress_counts_up_to_all_bytes(stories260k: Path) -> None:
         resolve_config(checkpoint),
         dtype=torch.float32,
         device=torch.device("cpu"),
+        linears=DenseLinears(torch.device("cpu"), torch.float32),
         ops=TorchOps(),
         progress=lambda done, total: seen.append((done, total)),
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Llama, resolve_config
-from llorch_worker.weights import open_checkpoint
+from llorch_worker.weights import open_checkpoint, select_linears
 
 def status(field):
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -31,11 +31,13 @@ def status(field):
 def load(path):
     checkpoint = open_checkpoint(path)
     config = resolve_config(checkpoint)
+    dtype, device = getattr(torch, sys.argv[3]), torch.device("cpu")
     return Llama.load(
         checkpoint,
         config,
-        dtype=getattr(torch, sys.argv[3]),
-        device=torch.device("cpu"),
+        dtype=dtype,
+        device=device,
+        linears=select_linears(device, dtype),
         ops=TorchOps(),
     )
 

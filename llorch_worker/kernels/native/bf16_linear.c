@@ -1,0 +1,96 @@
+// Products of bfloat16 activations with bfloat16 weights, on AVX-512 BF16.
+//
+// A tile holds 16 output rows as [columns / 2][16][2]: one vector is a pair of columns of each row,
+// so that a pair of activations, broadcast, meets all 16 at once and every lane is one output.
+#include "tiles.h"
+
+enum { ROWS_AT_ONCE = 8 };  // times two tiles: 16 sums, which hide the latency of a product
+
+ALWAYS_INLINE void multiply_tiles(
+    int rows, int tiles, const bf16 *x, long columns, const bf16 *weights,
+    Output out, long m, long column, int lanes
+) {
+    const long tile_size = columns * TILE_ROWS;
+    __m512 sums[ROWS_AT_ONCE][2];
+    UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL for (int t = 0; t < tiles; t++) sums[r][t] = _mm512_setzero_ps();
+    }
+    for (long pair = 0; pair < columns / 2; pair++) {
+        __m512bh pairs[2];
+        UNROLL for (int t = 0; t < tiles; t++) {
+            const bf16 *at = weights + t * tile_size + pair * 2 * TILE_ROWS;
+            pairs[t] = (__m512bh)_mm512_load_si512(at);
+            _mm_prefetch((const char *)at + 4096, _MM_HINT_T0);
+        }
+        UNROLL for (int r = 0; r < rows; r++) {
+            int32_t two;
+            memcpy(&two, x + (m + r) * columns + 2 * pair, 4);
+            const __m512bh both = (__m512bh)_mm512_set1_epi32(two);
+            UNROLL for (int t = 0; t < tiles; t++) {
+                sums[r][t] = _mm512_dpbf16_ps(sums[r][t], pairs[t], both);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL for (int t = 0; t < tiles; t++) {
+            const int last = t == tiles - 1;
+            store_lanes(out, m + r, column + t * TILE_ROWS, sums[r][t], last ? lanes : TILE_ROWS);
+        }
+    }
+}
+
+#define ROWS(N, TILES) \
+    case N: multiply_tiles(N, TILES, x, columns, weights, out, m, column, lanes); break;
+#define TILES(NAME, COUNT) \
+    static void NAME( \
+        int rows, const bf16 *x, long columns, const bf16 *weights, \
+        Output out, long m, long column, int lanes \
+    ) { \
+        switch (rows) { \
+            ROWS(1, COUNT) ROWS(2, COUNT) ROWS(3, COUNT) ROWS(4, COUNT) \
+            ROWS(5, COUNT) ROWS(6, COUNT) ROWS(7, COUNT) ROWS(8, COUNT) \
+        } \
+    }
+TILES(multiply_one_tile, 1)
+TILES(multiply_two_tiles, 2)
+
+// y[:, :outputs] = x[rows][columns] times the transpose of the weights, as llorch_pack_bf16 left them.
+void llorch_bf16_linear(
+    const bf16 *x, const bf16 *weights, void *y, long y_stride, int wide,
+    long rows, long outputs, long columns, int threads
+) {
+    const long tiles = (outputs + TILE_ROWS - 1) / TILE_ROWS, twos = (tiles + 1) / 2;
+    const Output out = {y, y_stride, wide};
+    const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(twos, threads);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, share)
+    for (long two = 0; two < twos; two++) {
+        const long first = 2 * two * TILE_ROWS, left = outputs - first;
+        const bf16 *at = weights + first * columns;
+        for (long m = 0; m < rows; m += piece) {
+            const int count = (int)(rows - m < piece ? rows - m : piece);
+            if (left > TILE_ROWS) {
+                const int lanes = left < 2 * TILE_ROWS ? (int)(left - TILE_ROWS) : TILE_ROWS;
+                multiply_two_tiles(count, x, columns, at, out, m, first, lanes);
+            } else {
+                multiply_one_tile(count, x, columns, at, out, m, first, (int)left);
+            }
+        }
+    }
+}
+
+// weights[tiles * 16][columns] to tiles, in place; work has 16 * columns elements a thread.
+void llorch_pack_bf16(bf16 *weights, bf16 *work, long tiles, long columns, int threads) {
+    const long tile_size = TILE_ROWS * columns;
+#pragma omp parallel for num_threads(threads) schedule(static, (tiles + threads - 1) / threads)
+    for (long t = 0; t < tiles; t++) {
+        // One piece of tiles a thread, so that the piece's number tells the thread's workplace.
+        bf16 *copy = work + t / ((tiles + threads - 1) / threads) * tile_size;
+        uint32_t *out = (uint32_t *)(weights + t * tile_size);
+        memcpy(copy, out, (size_t)tile_size * sizeof(bf16));
+        for (long r = 0; r < TILE_ROWS; r++) {
+            for (long pair = 0; pair < columns / 2; pair++) {
+                memcpy(out + pair * TILE_ROWS + r, copy + r * columns + 2 * pair, 4);
+            }
+        }
+    }
+}

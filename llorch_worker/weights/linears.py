@@ -1,0 +1,70 @@
+"""How a device keeps the model's matrices: the one place that decides it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from llorch_worker.kernels import KernelChoice
+from llorch_worker.weights.checkpoint import Checkpoint
+from llorch_worker.weights.linear import DenseLinear, Linear
+from llorch_worker.weights.packed_weight import PackedWeight
+
+
+class Linears(Protocol):
+    """Makes the linear layers of one device and dtype, and foretells their size."""
+
+    @property
+    def name(self) -> str:
+        """For logs and reports."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a layer holds the plain [out, in] matrix, which a tied embedding can share."""
+
+    def weight_bytes(self, checkpoint: Checkpoint, weight: PackedWeight) -> int:
+        """What ``load`` will keep, to the byte; reads no weights."""
+
+    def load(self, checkpoint: Checkpoint, weight: PackedWeight) -> Linear:
+        """Read the weight. Raises ModelLoadFailed where the file does not hold it."""
+
+
+@dataclass(frozen=True)
+class DenseLinears:
+    """Matrices in the compute dtype, for torch's own products. Any device."""
+
+    device: torch.device
+    dtype: torch.dtype
+    name: str = "torch"
+    keeps_rows: bool = True
+
+    def weight_bytes(self, checkpoint: Checkpoint, weight: PackedWeight) -> int:  # noqa: ARG002
+        """See ``Linears``."""
+        return weight.elements * self.dtype.itemsize
+
+    def load(self, checkpoint: Checkpoint, weight: PackedWeight) -> Linear:
+        """See ``Linears``."""
+        return DenseLinear(weight.load(checkpoint, self.dtype).to(self.device))
+
+
+def select_linears(
+    device: torch.device, dtype: torch.dtype, kernels: KernelChoice = "auto"
+) -> Linears:
+    """How matrices are kept for activations of ``dtype`` on ``device``.
+
+    float32 is the exact reference: whatever the file holds is dequantised for it.
+    """
+    if kernels == "auto" and device.type == "cpu" and dtype is torch.bfloat16:
+        # Imported where needed: the first use compiles.
+        from llorch_worker.kernels.native.compiler import NativeUnavailable
+        from llorch_worker.kernels.native.library import native_library
+        from llorch_worker.weights.native_linear import NativeLinears
+
+        try:
+            native_library()
+        except NativeUnavailable:
+            return DenseLinears(device, dtype)  # select_ops logs the reason
+        return NativeLinears()
+    return DenseLinears(device, dtype)

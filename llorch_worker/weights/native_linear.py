@@ -1,0 +1,134 @@
+"""Linear layers of a CPU with AVX-512: quantised matrices stay quantised, others are bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.kernels.native.linear import TILE_ROWS, Bf16Tiles, QuantisedTiles
+from llorch_worker.weights.checkpoint import Checkpoint
+from llorch_worker.weights.groups import GroupForm
+from llorch_worker.weights.linear import DenseLinear, Linear
+from llorch_worker.weights.packed_weight import PackedWeight, Part
+
+
+class NativeLinear:
+    """A matrix in tiles, in as many pieces as it has kinds of block."""
+
+    def __init__(self, pieces: tuple[QuantisedTiles | Bf16Tiles, ...]) -> None:
+        self._pieces = pieces
+        self._rows = sum(piece.rows for piece in pieces)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(piece.nbytes for piece in self._pieces)
+
+    def __call__(self, x: torch.Tensor, *, wide: bool = False) -> torch.Tensor:
+        """See ``Linear``; ``x`` is bfloat16."""
+        x = x.contiguous()
+        dtype = torch.float32 if wide else torch.bfloat16
+        out = torch.empty(len(x), self._rows, dtype=dtype)
+        row = 0
+        for piece in self._pieces:
+            piece.multiply_into(x, out, row)
+            row += piece.rows
+        return out
+
+
+_LARGEST_HALF = 65504.0
+_PRODUCT_FACTOR = 2.0**-8
+"""Scales that are products lie around 1e-3 and are kept as float16 without this factor: 11 bits of
+precision from 2e-7 to 255."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Neighbouring parts of a weight that are stored alike; ``form`` None: not quantised."""
+
+    weight: PackedWeight
+    form: GroupForm | None
+
+
+class NativeLinears:
+    """Keeps matrices in tiles; see ``Linears``."""
+
+    name = "native AVX-512"
+    keeps_rows = False
+
+    def weight_bytes(self, checkpoint: Checkpoint, weight: PackedWeight) -> int:
+        """See ``Linears``."""
+        rows, columns = weight.shape
+        if columns % 2:
+            return rows * columns * torch.bfloat16.itemsize
+        return sum(_piece_bytes(piece) for piece in _pieces(checkpoint, weight))
+
+    def load(self, checkpoint: Checkpoint, weight: PackedWeight) -> Linear:
+        """See ``Linears``."""
+        if weight.shape[1] % 2:  # no shape that anybody trains
+            return DenseLinear(weight.load(checkpoint, torch.bfloat16))
+        pieces = _pieces(checkpoint, weight)
+        return NativeLinear(tuple(_tiles(checkpoint, piece) for piece in pieces))
+
+
+def _pieces(checkpoint: Checkpoint, weight: PackedWeight) -> Iterator[_Piece]:
+    """As few pieces as the kinds of block allow; each begins a tile, hence a piece, of its own."""
+    together: list[Part] = []
+    form = None
+    rows = 0
+    for part in weight.parts:
+        part_form = checkpoint.group_form(part.name)
+        if together and (part_form != form or rows % TILE_ROWS):
+            yield _Piece(PackedWeight(tuple(together)), form)
+            together, rows = [], 0
+        together.append(part)
+        form = part_form
+        rows += part.shape[0]
+    yield _Piece(PackedWeight(tuple(together)), form)
+
+
+def _piece_bytes(piece: _Piece) -> int:
+    form = piece.form
+    if form is None:
+        return Bf16Tiles.bytes_of(*piece.weight.shape)
+    return QuantisedTiles.bytes_of(
+        *piece.weight.shape, bits=form.bits, group=form.group, has_offsets=form.has_offsets
+    )
+
+
+def _tiles(checkpoint: Checkpoint, piece: _Piece) -> QuantisedTiles | Bf16Tiles:
+    if piece.form is not None:
+        return _quantised_tiles(checkpoint, piece.weight, piece.form)
+    rows, columns = piece.weight.shape
+    matrix = Bf16Tiles.empty(rows, columns)
+    piece.weight.read_into(checkpoint, matrix[:rows])
+    return Bf16Tiles.pack_in_place(matrix, rows)
+
+
+def _quantised_tiles(
+    checkpoint: Checkpoint, weight: PackedWeight, form: GroupForm
+) -> QuantisedTiles:
+    """A tensor at a time, so that no more than one lies unpacked in memory."""
+    tiles = QuantisedTiles.empty(
+        *weight.shape,
+        bits=form.bits,
+        group=form.group,
+        zero=form.zero,
+        has_offsets=form.has_offsets,
+        factor=1.0 if form.exact_in_half else _PRODUCT_FACTOR,
+    )
+    row = 0
+    for part in weight.parts:
+        groups = checkpoint.read_groups(part.name, part.rope_heads)
+        tables = [groups.scales] if groups.offsets is None else [groups.scales, groups.offsets]
+        if not all(np.abs(table).max() < tiles.factor * _LARGEST_HALF for table in tables):
+            raise ModelLoadFailed(
+                f"{checkpoint.path}: tensor {part.name} has weights beyond all measure; the file "
+                "is damaged, download or convert it again"
+            )
+        tiles.pack(row, groups.codes, groups.scales, groups.offsets)
+        row += part.shape[0]
+    return tiles
