@@ -56,9 +56,9 @@ class Settings(BaseSettings):
     drain_s: float = Field(300.0, ge=0)
     """How long a worker that was told to stop finishes jobs; the rest goes back to the queue."""
     direct_grace_s: float = Field(60.0, ge=0)
-    """How long jobs in a worker's own queue wait for it, once it is gone, before others get them."""
+    """How long jobs in the queue of a worker that is gone wait for it, before others get them."""
     residency_check_s: float = Field(60.0, gt=0)
-    """How often a worker looks whether model and cache are where they belong, and its card there."""
+    """How often a worker looks whether all of model and cache is on its device, and that there."""
 
     flush_interval_ms: int = Field(20, ge=1, le=50)
     """How often the publisher writes new tokens to the jobs' streams."""

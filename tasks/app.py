@@ -7,7 +7,7 @@ from typing import Any
 from celery import signals
 
 from llorch_worker.broker import transport
-from llorch_worker.broker.celery_app import LlorchApp, worker_config
+from llorch_worker.broker.celery_app import LlorchApp, task_queues, worker_config
 from llorch_worker.broker.claims import ClaimTerms
 from llorch_worker.settings import Settings
 from tasks.generate import register
@@ -35,6 +35,8 @@ def _prepare_worker(sender: str, instance: Any, **_: Any) -> None:
         stream_ttl_s=settings.stream_ttl_s,
     )
     transport.install(terms, worker=sender)
+    # Only now is the worker's name known, and with it the queue of its own.
+    instance.app.conf.task_queues = task_queues(settings.served_name, sender)
 
 
 app = build_app(Settings())

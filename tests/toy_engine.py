@@ -4,10 +4,9 @@ Each step gives every running generation one token; token ``i`` has the id ``i``
 ``w<i> ``. ``TOY_STEP_MS`` is the length of a step, ``TOY_LOAD_S`` that of the load.
 
 Some prompts ask for faults: ``raise <name>`` raises that builtin exception in ``submit``, with the
-whole prompt as its message; ``die`` kills the process, ``die at
-<n>`` after n tokens; ``break`` breaks the engine under that job,
-``break after`` once the job has ended; ``hang`` blocks the engine for ever in the job's first
-attempt.
+whole prompt as its message; ``die`` kills the process, ``die at <n>`` after n tokens; ``break``
+breaks the engine under that job, ``break once`` in the job's first attempt, ``break after`` once
+the job has ended; ``hang`` blocks the engine for ever in the job's first attempt.
 """
 
 from __future__ import annotations
@@ -41,6 +40,8 @@ from llorch_worker.contract import (
 
 STEP_MS_VARIABLE = "TOY_STEP_MS"
 LOAD_S_VARIABLE = "TOY_LOAD_S"
+MISPLACED_VARIABLE = "TOY_MISPLACED"
+"""A file: while it is there, a tensor is not where it belongs."""
 
 
 def token_id(seed: int | None, position: int) -> int:
@@ -54,6 +55,8 @@ class ToyStats:
     device: str
     dtype: str
     bytes: dict[str, int]
+    planned_bytes: dict[str, int]
+    measured_bytes: dict[str, int]
     max_context: int
     max_sequences: int
     running: int
@@ -168,8 +171,11 @@ class ToyGeneration:
 class ToyEngine:
     """See the module's docstring."""
 
-    def __init__(self, model_name: str, max_sequences: int, max_context: int) -> None:
+    def __init__(
+        self, model_name: str, max_sequences: int, max_context: int, device: str = "toy"
+    ) -> None:
         self.model_name = model_name
+        self.device = device
         self.max_sequences = max_sequences
         self.max_context = max_context
         self.healthy = True
@@ -187,6 +193,7 @@ class ToyEngine:
         cls,
         path: str | Path,
         *,
+        device: str = "auto",
         max_sequences: int = 16,
         max_context: int | None = None,
         model_name: str = "toy",
@@ -198,7 +205,8 @@ class ToyEngine:
             time.sleep(0.01)
             if progress is not None:
                 progress(step + 1, steps)
-        return cls(model_name, max_sequences, max_context or 4096)
+        place = device if device.startswith("cuda") else "toy"
+        return cls(model_name, max_sequences, max_context or 4096, place)
 
     def submit(
         self,
@@ -221,7 +229,8 @@ class ToyEngine:
         known = len(journal.choices[0].token_ids) if journal else 0
         generation = ToyGeneration(self, id, request, emit, worker, attempt, queued_at, known)
         with self._changed:
-            if (request.prompt or "") == "break":
+            breaks = ["break", "break once"] if attempt == 1 else ["break"]
+            if (request.prompt or "") in breaks:
                 self.healthy = False
                 error = InternalError("the toy broke")
                 generation.end(error, Failed(error=error.document()))
@@ -236,9 +245,11 @@ class ToyEngine:
     def stats(self) -> ToyStats:
         return ToyStats(
             model=self.model_name,
-            device="toy",
+            device=self.device,
             dtype="none",
             bytes={"weights": 0, "kv": 0, "rope": 0, "masks": 0},
+            planned_bytes={},
+            measured_bytes={},
             max_context=self.max_context,
             max_sequences=self.max_sequences,
             running=len(self._running),
@@ -248,6 +259,12 @@ class ToyEngine:
             kv_blocks_free=1,
             steps_total=self.steps_total,
         )
+
+    def misplaced_tensors(self) -> tuple[str, ...]:
+        path = os.environ.get(MISPLACED_VARIABLE)
+        return ("blocks.0.weight on cpu",) if path and Path(path).exists() else ()
+
+    def measure_memory(self) -> None: ...
 
     def fall_ill(self) -> None:
         self.healthy = False

@@ -8,7 +8,7 @@ from celery import Celery
 from kombu.entity import Queue
 
 from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
-from llorch_worker.broker.queues import normal_queue, queues
+from llorch_worker.broker.queues import OWN_MARK, normal_queue, queues
 from llorch_worker.broker.sentinel import SentinelUrl, is_sentinel
 from llorch_worker.settings import Settings
 
@@ -22,11 +22,13 @@ class LlorchApp(Celery):  # type: ignore[misc]
     """A Celery app that knows its settings and, in a worker, the resident model.
 
     ``engine_class`` names what is loaded; ``residency`` is set by the worker's
-    bootstep and stays ``None`` elsewhere.
+    bootstep and stays ``None`` elsewhere; so is ``place``, the device that is this process' own,
+    unless the process took it before.
     """
 
     settings: Settings
     residency: Any = None
+    place: Any = None
     engine_class: str | Any = "llorch_worker.engine:Engine"
     on_load_progress: Any = None
 
@@ -52,7 +54,7 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "redis_socket_timeout": REPLY_TIMEOUT_S,
         "redis_socket_connect_timeout": CONNECT_TIMEOUT_S,
         "redis_retry_on_timeout": True,
-        "task_queues": [_queue(name) for name in queues(model)],
+        "task_queues": task_queues(model),
         "task_default_queue": normal_queue(model),
         "task_acks_late": True,
         "task_track_started": True,
@@ -88,8 +90,14 @@ def _sentinel_options(redis_url: str) -> dict[str, Any]:
     return SentinelUrl.parse(redis_url).transport_options if is_sentinel(redis_url) else {}
 
 
-def _queue(name: str) -> Any:
-    return Queue(name, routing_key=name)
+def task_queues(model: str, worker: str | None = None) -> list[Any]:
+    """What a worker of ``model`` consumes; with its node name, its own queues too."""
+    return [
+        # An own queue is not declared: each would stay in the exchange's table, which every stock
+        # producer reads, after its worker is gone.
+        Queue(name, routing_key=name, no_declare=OWN_MARK in name)
+        for name in queues(model, worker)
+    ]
 
 
 def _shared(redis_url: str) -> dict[str, Any]:

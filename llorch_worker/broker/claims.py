@@ -141,6 +141,12 @@ def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> 
     )
 
 
+def lapse(client: Redis, claim: Claim) -> None:
+    """End the claim's lease now, as the worker's death would: the next sweep puts the job back,
+    with a counted attempt. Nothing happens where the claim was lost already."""
+    run_script(client, "lapse", [keys.LEASES, keys.job(claim.job_id)], [claim.job_id, claim.fence])
+
+
 def hand_back(client: Redis, claim: Claim) -> bool:
     """Put a job back to the head of its queue, without a counted attempt."""
     return _release(client, claim, "queued", 0)

@@ -8,8 +8,9 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import is_out_of_memory
+from llorch_worker.broker.direct import lists_of_own
 from llorch_worker.broker.message import job_message
-from llorch_worker.broker.queues import list_of, route
+from llorch_worker.broker.queues import list_of, own_queue, route
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.broker.waiting import lists_of
@@ -24,24 +25,27 @@ def enqueue(
     model: ModelCard,
     job_id: str,
     ttl_s: int,
+    worker: str | None = None,
 ) -> str:
     """The id of the job in the queue: ``job_id``, or that of the first job with the request's
     idempotency key.
 
-    ``ttl_s``: how long that key is remembered.
+    ``ttl_s``: how long that key is remembered. ``worker``: the node name of the one that is to take
+    it; its own queue counts against the limit then.
 
     Raises:
         QueueFull: as many jobs of this model wait as may, or Redis has no memory for another.
             Nothing is left behind.
     """
-    to = route(model.name, request.priority)
+    to = route(model.name, request.priority, worker)
+    own = [] if worker is None else lists_of_own(own_queue(model.name, worker))
     before, after = job_message(app, request, model=model.name, job_id=job_id, to=to)
     key = request.idempotency_key
     try:
         outcome, value = run_script(
             client,
             "enqueue",
-            [keys.sent(job_id), list_of(to), *lists_of(model.name)],
+            [keys.sent(job_id), list_of(to), *lists_of(model.name), *own],
             [
                 job_id,
                 before,

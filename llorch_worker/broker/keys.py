@@ -7,6 +7,9 @@ PREFIX = "llorch:"
 MODELS = f"{PREFIX}models"
 """Hash: model name -> JSON of :class:`llorch_worker.broker.registry.ModelCard`. Never expires."""
 
+OWN_QUEUES = f"{PREFIX}own_queues"
+"""Sorted set: a worker's own queue -> when the worker was last seen, in ms of Redis' own clock."""
+
 WORKERS = f"{PREFIX}workers"
 """Set of hostnames that may have a :func:`worker` key: an index, so that nobody scans keys."""
 

@@ -14,10 +14,16 @@ must mean normal, so normal *is* step 0, and what goes before it needs a list of
 A worker claims from all these lists in the order above. A stock producer reaches the high list by
 naming its queue. The colon cannot be part of a model name, so no model's queue is another's high
 queue.
+
+Each worker also has queues of its own, for jobs that are meant for it and no other:
+``llorch.<model>@gpu0.host`` and, before all others, ``llorch.<model>@gpu0.host:high``, with the
+same priority lists. They come before the shared ones of the same priority. Neither can the ``@`` be
+part of a model name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,6 +32,7 @@ from llorch_worker.contract import Priority
 QUEUE_PREFIX = "llorch."
 HIGH_SUFFIX = ":high"
 SUSPECTS_SUFFIX = ":suspects"
+OWN_MARK = "@"
 LOW_STEP = 9
 PRIORITY_STEPS = (0, 3, 6, 9)
 """kombu's own; a stock producer's message goes into the list of the step below its priority."""
@@ -48,20 +55,37 @@ def high_queue(model: str) -> str:
     return f"{QUEUE_PREFIX}{model}{HIGH_SUFFIX}"
 
 
-def queues(model: str) -> tuple[str, str]:
-    """The queues a worker of ``model`` consumes, in pop order."""
-    return high_queue(model), normal_queue(model)
+def own_queue(model: str, worker: str) -> str:
+    """The queue of one worker alone: ``gpu0@host`` serving ``toy`` has ``llorch.toy@gpu0.host``."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", worker.replace("@", ".", 1))
+    return f"{normal_queue(model)}{OWN_MARK}{name}"
 
 
-def route(model: str, priority: Priority) -> Route:
-    """Where a job of this priority waits."""
+def queues(model: str, worker: str | None = None) -> tuple[str, ...]:
+    """The queues that a worker of ``model`` consumes, in pop order; its own among them where its
+    node name is given."""
+    shared = (high_queue(model), normal_queue(model))
+    if worker is None:
+        return shared
+    own = own_queues(own_queue(model, worker))
+    return own[0], shared[0], own[1], shared[1]
+
+
+def own_queues(own: str) -> tuple[str, str]:
+    """Both queues of a worker, in pop order, by the name of the normal one."""
+    return f"{own}{HIGH_SUFFIX}", own
+
+
+def route(model: str, priority: Priority, worker: str | None = None) -> Route:
+    """Where a job of this priority waits: for any worker of ``model``, or for one alone."""
+    normal = normal_queue(model) if worker is None else own_queue(model, worker)
     match priority:
         case "high":
-            return Route(high_queue(model), None)
+            return Route(f"{normal}{HIGH_SUFFIX}", None)
         case "normal":
-            return Route(normal_queue(model), None)
+            return Route(normal, None)
         case "low":
-            return Route(normal_queue(model), LOW_STEP)
+            return Route(normal, LOW_STEP)
 
 
 def is_job_queue(queue: str) -> bool:
@@ -86,7 +110,7 @@ def suspects(model: str) -> str:
 def model_of(queue_or_list: str) -> str:
     """The model that jobs in this queue, or list of a queue, are for."""
     queue = queue_or_list.partition(STEP_SEPARATOR)[0].partition(":")[0]
-    return queue.removeprefix(QUEUE_PREFIX)
+    return queue.partition(OWN_MARK)[0].removeprefix(QUEUE_PREFIX)
 
 
 def list_of(to: Route) -> str:

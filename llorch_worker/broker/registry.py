@@ -8,11 +8,11 @@ from typing import Any
 import redis
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import direct, keys
+from llorch_worker.broker.queues import own_queue
 
 ANNOUNCE_INTERVAL_S = 5.0
-WORKER_TTL_S = 16
-"""A worker that missed three announcements is gone."""
+WORKER_TTL_S = direct.GONE_AFTER_S
 
 
 class _Card(BaseModel):
@@ -47,7 +47,7 @@ class WorkerCard(_Card):
 
 
 def announce(client: redis.Redis, card: WorkerCard) -> None:
-    """Writes the worker's and its model's card."""
+    """Writes the worker's and its model's card, and that its own queue is served."""
     model = ModelCard(
         name=card.model,
         max_context=card.max_context,
@@ -59,6 +59,7 @@ def announce(client: redis.Redis, card: WorkerCard) -> None:
         pipe.sadd(keys.WORKERS, card.hostname)
         pipe.set(keys.worker(card.hostname), card.model_dump_json(), ex=WORKER_TTL_S)
         pipe.execute()
+    direct.mark_seen(client, own_queue(card.model, card.hostname))
 
 
 def withdraw(client: redis.Redis, hostname: str) -> None:

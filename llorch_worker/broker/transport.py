@@ -242,7 +242,10 @@ class ClaimChannel(kombu_redis.Channel):
         tag = f"{claim.job_id}/{claim.fence}"
         envelope["properties"] = envelope["properties"] | {"delivery_tag": tag}
         self.delivered[tag] = claim
-        self.connection._deliver(envelope, queues.queue_of(claim.list_key))
+        # What came from this worker's own queue, or from the suspects, is of a shared one now.
+        queue = queues.queue_of(claim.list_key)
+        consumed = queue if queue in self.active_queues else self.active_queues[0]
+        self.connection._deliver(envelope, consumed)
 
     def _bury_unreadable(self, claim: Claim) -> None:
         size = len(claim.message)

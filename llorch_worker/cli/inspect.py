@@ -99,6 +99,7 @@ def _show_memory(screen: Screen, memory: MemoryReport) -> None:
     table.add_row("  KV cache", human_bytes(memory.kv_bytes), held + wish)
     table.add_row("  RoPE tables", human_bytes(memory.rope_bytes), "")
     table.add_row("  causal masks", human_bytes(memory.masks_bytes), "")
+    table.add_row("  workspace", human_bytes(memory.workspace_bytes), "of one step, as planned")
     table.add_row(
         "  [not dim bold]total[/]",
         f"[bold]{human_bytes(memory.total_bytes)}[/]",

@@ -44,6 +44,7 @@ class MemoryReport(BaseModel):
     kv_bytes: int
     rope_bytes: int
     masks_bytes: int
+    workspace_bytes: int
     total_bytes: int
     free_bytes: int
     fits: bool
@@ -128,6 +129,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     from llorch_worker.cache import UnifiedCache
     from llorch_worker.engine import block_plan
     from llorch_worker.engine.placement import resolve_device, resolve_dtype
+    from llorch_worker.engine.workspace import workspace_bytes
     from llorch_worker.model import model_bytes
     from llorch_worker.weights import select_linears
 
@@ -141,9 +143,18 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
         )
 
     shape = block_plan.cache_shape(config, max_context, dtype=dtype, device=device)
+    workspace = workspace_bytes(
+        config,
+        max_context=max_context,
+        max_sequences=settings.max_sequences,
+        max_step_tokens=settings.max_step_tokens,
+        dtype=dtype,
+        device=device,
+    )
 
     def cache_bytes(num_blocks: int) -> Mapping[str, int]:
-        return UnifiedCache.required_bytes(num_blocks=num_blocks, **shape)
+        cache = UnifiedCache.required_bytes(num_blocks=num_blocks, **shape)
+        return cache | {"workspace": workspace}
 
     linears = select_linears(device, dtype, settings.kernels)
     weights = model_bytes(config, checkpoint, linears, dtype)
@@ -174,6 +185,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
         kv_bytes=parts["kv"],
         rope_bytes=parts["rope"],
         masks_bytes=parts["masks"],
+        workspace_bytes=workspace,
         total_bytes=weights + sum(parts.values()),
         free_bytes=free,
         fits=fits,

@@ -98,9 +98,10 @@ def environment_of(settings: Settings) -> dict[str, str]:
     }
 
 
-def worker_hostname(settings: Settings, pid: int) -> str:
-    """The Celery node name of the worker in process ``pid`` of this machine."""
-    return f"{settings.served_name}-{pid}@{socket.gethostname()}"
+def worker_hostname(settings: Settings, pid: int, card: str | None = None) -> str:
+    """The Celery node name of the worker in process ``pid`` of this machine; one on a card is
+    called after it, because it is the only one there."""
+    return f"{card or f'{settings.served_name}-{pid}'}@{socket.gethostname()}"
 
 
 def queue_of(settings: Settings) -> str:

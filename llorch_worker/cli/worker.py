@@ -38,8 +38,9 @@ def worker(
 ) -> None:
     """Run one worker here: one process, one device, one resident model.
 
-    SIGTERM or Ctrl-C drains: what runs is finished, nothing new is taken. With --json, its name
-    and queue are printed once it takes jobs; the log goes to stderr in any case.
+    On a card it is the only worker, and is called after it: gpu0@host. SIGTERM or Ctrl-C drains:
+    what runs is finished, nothing new is taken. With --json, its name and queue are printed once
+    it takes jobs; the log goes to stderr in any case.
     """
     settings = settings_from(
         model=model,
@@ -62,12 +63,16 @@ def worker(
     from celery.signals import worker_ready
 
     from llorch_worker.cli.model_report import report
+    from llorch_worker.worker.launcher import take_place
     from llorch_worker.worker.main import run_worker
 
+    # Before torch is loaded, which sees the cards that there are then, and by the report it is.
+    place = take_place(settings.device, settings.device_locks)
     # A model that cannot load is told in one sentence, before Celery begins to log.
-    report(settings)
+    report(settings.model_copy(update={"device": place.device}))
     screen = Screen(as_json=as_json)
-    hostname = worker_hostname(settings, os.getpid())
+    card = None if place.card is None else place.card.name
+    hostname = worker_hostname(settings, os.getpid(), card)
 
     def announce(**_: Any) -> None:
         screen.document(
@@ -80,4 +85,5 @@ def worker(
         settings,
         hostname=hostname,
         on_load_progress=screen.loading_bar(f"loading {settings.served_name}"),
+        place=place,
     )

@@ -6,7 +6,7 @@ import time
 
 import redis
 
-from llorch_worker.broker import registry
+from llorch_worker.broker import direct, registry
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.contract import (
     ContextLengthExceeded,
@@ -28,17 +28,23 @@ class Admission:
         self._models: dict[str, ModelCard] = {}
         self._read_at_s = float("-inf")
 
-    def admit(self, request: GenerationRequest, default_model: str | None) -> ModelCard:
+    def admit(
+        self, request: GenerationRequest, default_model: str | None, worker: str | None = None
+    ) -> ModelCard:
         """The model's card.
 
         Raises:
             ModelNotServed: nobody ever served that model here. A model whose workers are away
-                is accepted: its jobs wait.
+                is accepted: its jobs wait. A ``worker`` must serve it, or have done so lately.
             InvalidRequest: no model was named and there are several.
             ContextLengthExceeded: prompt and max_tokens cannot fit into the model's context.
         """
-        name = request.model or default_model or self._only_model()
+        name = request.model or default_model or self._only_model(worker)
         card = self._card(name)
+        if worker is not None and not direct.is_known(self._redis, name, worker):
+            raise ModelNotServed(
+                f"no worker {worker!r} serves {name!r}; there is {self._workers_of(name)}"
+            )
         given = request.prompt_token_ids
         # The length of a text is for the worker to find; one token it has at least.
         least = 1 if given is None else len(given)
@@ -65,8 +71,14 @@ class Admission:
             raise ModelNotServed(f"no worker here has ever served {name!r}; known models: {known}")
         return card
 
-    def _only_model(self) -> str:
-        alive = {worker.model for worker in registry.workers(self._redis)}
+    def _workers_of(self, model: str) -> str:
+        alive = [card.hostname for card in registry.workers(self._redis) if card.model == model]
+        return ", ".join(alive) or "none"
+
+    def _only_model(self, worker: str | None) -> str:
+        cards = registry.workers(self._redis)
+        alive = {card.model for card in cards if worker in (None, card.hostname)}
+        alive = alive or {card.model for card in cards}
         names = sorted(alive or registry.models(self._redis))
         match names:
             case [name]:

@@ -39,13 +39,20 @@ class AsyncClient:
         self.settings = self._client.settings
         self.redis = connect_async(self.settings.redis_url)
 
-    async def submit(self, request: GenerationRequest | None = None, /, **fields: Any) -> AsyncJob:
+    async def submit(
+        self,
+        request: GenerationRequest | None = None,
+        /,
+        *,
+        worker: str | None = None,
+        **fields: Any,
+    ) -> AsyncJob:
         """As :meth:`Client.submit`."""
         if request is None:
             request = GenerationRequest(**fields)
         elif fields:
             raise TypeError("submit() takes a request or its fields, not both")
-        job = await asyncio.to_thread(self._client.submit, request)
+        job = await asyncio.to_thread(self._client.submit, request, worker=worker)
         return self.job(job.id)
 
     def job(self, job_id: str) -> AsyncJob:

@@ -53,14 +53,25 @@ class Client:
         self._app = producer_app(settings.redis_url)
         self._admission = Admission(self.redis)
 
-    def submit(self, request: GenerationRequest | None = None, /, **fields: Any) -> Job:
+    def submit(
+        self,
+        request: GenerationRequest | None = None,
+        /,
+        *,
+        worker: str | None = None,
+        **fields: Any,
+    ) -> Job:
         """Enqueues one job, given as a request or as its fields.
+
+        ``worker`` is the node name of the one that is to take it (``gpu0@host``, as ``workers()``
+        and Flower show it). Should that one be gone, another takes the job after a while.
 
         With an ``idempotency_key`` that was used before for this model, nothing is enqueued and
         the first job comes back.
 
         Raises:
-            InvalidRequest, ContextLengthExceeded, ModelNotServed: nothing was enqueued.
+            InvalidRequest, ContextLengthExceeded, ModelNotServed: nothing was enqueued. The last
+                also where no such ``worker`` serves the model.
             QueueFull: nothing was enqueued; so many jobs of this model wait already, or Redis has
                 no memory for one more. Try again later.
         """
@@ -69,7 +80,7 @@ class Client:
         elif fields:
             raise TypeError("submit() takes a request or its fields, not both")
         with broker_errors(self.settings.redis_url):
-            model = self._admission.admit(request, self.model)
+            model = self._admission.admit(request, self.model, worker)
             job_id = enqueue(
                 self.redis,
                 self._app,
@@ -77,6 +88,7 @@ class Client:
                 model=model,
                 job_id=uuid(),
                 ttl_s=self.settings.result_ttl_s,
+                worker=worker,
             )
         return Job(self, job_id)
 

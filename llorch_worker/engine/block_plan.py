@@ -94,13 +94,17 @@ def allocate_cache(
     *,
     max_sequences: int,
     kv_cache_bytes: int | None,
+    workspace_bytes: int = 0,
     dtype: torch.dtype,
     device: torch.device,
 ) -> UnifiedCache:
-    """The cache that :func:`plan_blocks` plans for what is free on ``device`` now."""
+    """The cache that :func:`plan_blocks` plans for what is free on ``device`` now, with
+    ``workspace_bytes`` left for the steps."""
     shape = cache_shape(config, max_context, dtype=dtype, device=device)
     num_blocks = plan_blocks(
-        lambda blocks: UnifiedCache.required_bytes(num_blocks=blocks, **shape),
+        lambda blocks: (
+            UnifiedCache.required_bytes(num_blocks=blocks, **shape) | {"workspace": workspace_bytes}
+        ),
         block_size=shape["block_size"],
         max_context=max_context,
         max_sequences=max_sequences,

@@ -17,6 +17,7 @@ from llorch_worker.contract import (
     TokenLogprob,
     TokenLogprobs,
 )
+from llorch_worker.engine.failures import is_device_lost, is_out_of_memory
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.runner import Runner, StepOutput
 from llorch_worker.engine.sampler import RowLogprobs
@@ -173,9 +174,15 @@ class EngineCore:
             self._forget(generation)
 
     def _survive(self, plan: StepPlan, error: Exception) -> None:
-        """After a failed step nothing was computed: keeps the jobs that can go on."""
+        """After a failed step nothing was computed: keeps the jobs that can go on.
+
+        Raises ``error`` again where the device is lost, and no job can.
+        """
+        if is_device_lost(error):
+            logger.critical("the device is lost: %s", str(error).partition("\n")[0])
+            raise error
         self._runner.forget()
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             failure = InternalError(f"the engine step failed: {type(error).__name__}")
             for chunk in plan.chunks:
                 self._fail(self._generations.get(chunk.sequence), failure)
@@ -211,13 +218,3 @@ class EngineCore:
 
     def _active(self) -> tuple[Generation, ...]:
         return tuple(dict.fromkeys(self._generations.values()))
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    # torch's CPU allocator raises a plain RuntimeError.
-    text = str(error)
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in text or "out of memory" in text
-    )

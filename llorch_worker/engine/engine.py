@@ -28,6 +28,7 @@ from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.placement import resolve_device, resolve_dtype
 from llorch_worker.engine.probe import uncached_logits
 from llorch_worker.engine.request_checks import check_model, checked_prompt
+from llorch_worker.engine.resident_tensors import resident_tensors, storage_bytes
 from llorch_worker.engine.resume import resume
 from llorch_worker.engine.runner import ForwardModel, Runner
 from llorch_worker.engine.sampler import Sampler
@@ -36,11 +37,12 @@ from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uniforms import choice_seed, job_seed
+from llorch_worker.engine.workspace import workspace_bytes
 from llorch_worker.kernels import KernelChoice, select_ops
 from llorch_worker.model import Llama, LlamaConfig, model_bytes, resolve_config
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
-from llorch_worker.weights import open_checkpoint, select_linears
+from llorch_worker.weights import open_checkpoint
 
 DEFAULT_MAX_SEQUENCES = 16
 DEFAULT_MAX_STEP_TOKENS = 512
@@ -64,11 +66,13 @@ class Engine:
         weight_bytes: int,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
         max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
+        workspace_bytes: int = 0,
     ) -> None:
         """Of parts that are loaded already; :meth:`load` makes them from a file.
 
         The cache decides device, dtype and ``max_context``. At most ``max_sequences`` sequences
-        run at once, and a step computes at most ``max_step_tokens`` tokens.
+        run at once, and a step computes at most ``max_step_tokens`` tokens. ``workspace_bytes``
+        were planned for the steps.
         """
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -78,13 +82,17 @@ class Engine:
         self.max_sequences = max_sequences
         self._model = model
         self._weight_bytes = weight_bytes
+        self._planned_bytes = {
+            "weights": weight_bytes, **cache.bytes_by_part(), "workspace": workspace_bytes
+        }  # fmt: skip
+        self._measured_bytes: dict[str, int] = {}
         # A file may name ids that the model has no logits for; those can end nothing.
         self._eos_ids = frozenset(
             token_id for token_id in tokenizer.eos_token_ids if 0 <= token_id < config.vocab_size
         )
         self._arrivals = itertools.count()
         self._counters = Counters()
-        device = cache.kv.keys.device
+        self._device = device = cache.kv.keys.device
         self._scheduler = Scheduler(
             cache.blocks,
             block_size=cache.block_size,
@@ -145,25 +153,36 @@ class Engine:
                 f"the context of {path.name}; leave it out for the model's own"
             )
         tokenizer = load_tokenizer(checkpoint)
-        linears = select_linears(place, compute_dtype, kernels)
-        require_room(model_bytes(config, checkpoint, linears, compute_dtype), place)
+        require_room(model_bytes(config, compute_dtype), place)
         model = Llama.load(
             checkpoint,
             config,
             dtype=compute_dtype,
             device=place,
-            linears=linears,
             ops=select_ops(place, compute_dtype, kernels),
             progress=progress,
         )
-        cache = allocate_cache(
+        max_context = max_context or config.max_context
+        workspace = workspace_bytes(
             config,
-            max_context or config.max_context,
+            max_context=max_context,
             max_sequences=max_sequences,
-            kv_cache_bytes=kv_cache_bytes,
+            max_step_tokens=max_step_tokens,
             dtype=compute_dtype,
             device=place,
         )
+        cache = allocate_cache(
+            config,
+            max_context,
+            max_sequences=max_sequences,
+            kv_cache_bytes=kv_cache_bytes,
+            workspace_bytes=workspace,
+            dtype=compute_dtype,
+            device=place,
+        )
+        if place.type == "cuda":
+            # A load may peak higher than any step.
+            torch.cuda.reset_peak_memory_stats(place)
         return cls(
             model=model if around_model is None else around_model(model),
             config=config,
@@ -173,6 +192,7 @@ class Engine:
             weight_bytes=model.weight_bytes,
             max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
+            workspace_bytes=workspace,
         )
 
     def submit(
@@ -277,6 +297,8 @@ class Engine:
             device=str(kv.device),
             dtype=str(self.cache.kv.dtype).removeprefix("torch."),
             bytes={"weights": self._weight_bytes, **self.cache.bytes_by_part()},
+            planned_bytes=self._planned_bytes,
+            measured_bytes=self._measured_bytes,
             max_context=self.max_context,
             max_sequences=self.max_sequences,
             running=self._scheduler.running_count,
@@ -303,6 +325,34 @@ class Engine:
         watchdog: cheap, takes no lock.
         """
         return self._thread.heartbeat.stalled_for_s()
+
+    def misplaced_tensors(self) -> tuple[str, ...]:
+        """What of model and cache is not on the engine's device: ``blocks.0.mlp.down.weight on
+        cpu``. Empty, always; a worker looks every minute all the same."""
+        return tuple(
+            f"{name} on {tensor.device}"
+            for root, part in self._parts()
+            for name, tensor in resident_tensors(part, root)
+            if tensor.device != self._device
+        )
+
+    def measure_memory(self) -> None:
+        """Notes what the engine really takes, for :meth:`stats`; call it once it has run warm."""
+        measured = {part: storage_bytes(root) for part, root in self._parts()}
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+            measured["workspace"] = max(0, peak - sum(measured.values()))
+            measured["reserved"] = max(0, torch.cuda.max_memory_reserved(self._device) - peak)
+        self._measured_bytes = measured
+
+    def _parts(self) -> tuple[tuple[str, object], ...]:
+        cache = self.cache
+        return (
+            ("weights", self._model),
+            ("kv", cache.kv),
+            ("rope", cache.rope),
+            ("masks", cache.masks),
+        )
 
     def check_integrity(self) -> None:
         """Raises unless every KV block is free or held exactly once. Meant for tests."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import torch
@@ -25,6 +26,8 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "cpu":
         return torch.device("cpu")
+    # Card numbers are nvidia-smi's; CUDA's own order puts the fastest first.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if name == "auto" and not torch.cuda.is_available():
         return torch.device("cpu")
     match = re.fullmatch(r"auto|cuda(?::(\d+))?", name)

@@ -16,6 +16,11 @@ RATE_WINDOW_S = 5
 class EngineStats:
     """One look at an engine; totals count from its start.
 
+    ``planned_bytes``: what the engine was planned to take, by part, the ``workspace`` of its steps
+    too. ``measured_bytes``: what it was found to take, empty before
+    :meth:`Engine.measure_memory`; on a card with ``workspace``, the peak of the steps, and
+    ``reserved``, what torch's allocator holds beyond that.
+
     ``bytes``: memory held, by part: weights, kv, rope, masks. ``tokens_per_s``: tokens generated
     over the last 5 s, all sequences together.
     """
@@ -24,6 +29,8 @@ class EngineStats:
     device: str
     dtype: str
     bytes: dict[str, int]
+    planned_bytes: dict[str, int]
+    measured_bytes: dict[str, int]
     max_context: int
     max_sequences: int
     running: int

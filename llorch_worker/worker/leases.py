@@ -11,7 +11,7 @@ import redis
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import claims
+from llorch_worker.broker import claims, direct
 from llorch_worker.broker.held import HeldClaims
 
 logger = get_logger(__name__)
@@ -39,6 +39,7 @@ class LeaseKeeper:
         *,
         lease_s: float,
         sweep_s: float,
+        direct_grace_s: float,
         watchdog_s: float,
         stalled_for_s: Callable[[], float],
         on_lost: Callable[[str], None],
@@ -48,6 +49,7 @@ class LeaseKeeper:
         self._held = held
         self._lease_s = lease_s
         self._sweep_s = sweep_s
+        self._direct_grace_s = direct_grace_s
         self._watchdog_s = watchdog_s
         self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
@@ -100,6 +102,8 @@ class LeaseKeeper:
     def _sweep(self) -> None:
         for job_id in claims.sweep(self._redis):
             logger.warning("the worker of job %s is gone; the job goes back", job_id)
+        for queue, jobs in direct.return_strays(self._redis, self._direct_grace_s).items():
+            logger.warning("the worker of %s is gone; its %d jobs are for all now", queue, jobs)
 
 
 def _exit() -> None:

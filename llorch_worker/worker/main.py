@@ -9,6 +9,7 @@ from importlib import import_module
 from celery.utils.nodenames import default_nodename, host_format
 
 from llorch_worker.settings import Settings
+from llorch_worker.worker.launcher import Place
 
 CELERY_APP = "tasks.app"
 """Named as Celery programs name their app, because ``tasks`` lies above this package."""
@@ -20,16 +21,23 @@ def run_worker(
     hostname: str | None = None,
     loglevel: str = "INFO",
     on_load_progress: Callable[[int, int], None] | None = None,
+    engine_class: str | None = None,
+    place: Place | None = None,
 ) -> None:
     """Serves ``settings.model`` until SIGTERM or Ctrl-C, then finishes what runs and returns.
 
     ``hostname`` (``name`` or ``name@host``) must be unique among the workers of one Redis; by
     default it is made of the model's name and the process id. ``on_load_progress`` is called
-    with bytes loaded and bytes in all. Raises SystemExit with the exit code where the worker
-    failed, having logged why.
+    with bytes loaded and bytes in all. ``engine_class`` (``module:Class``) names what is loaded in
+    the engine's place, where the worker itself is to be measured. ``place``: what
+    :func:`take_place` gave, where that was called already. Raises SystemExit with the exit
+    code where the worker failed, having logged why.
     """
     app = import_module(CELERY_APP).build_app(settings)
     app.on_load_progress = on_load_progress
+    app.place = place
+    if engine_class is not None:
+        app.engine_class = engine_class
     worker = app.Worker(
         hostname=host_format(default_nodename(hostname or _unique_name(settings))),
         loglevel=loglevel,

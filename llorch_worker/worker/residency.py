@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import dead_letters, journal, keys
+from llorch_worker.broker import claims, dead_letters, journal, keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held import HELD
@@ -35,8 +35,10 @@ from llorch_worker.contract import (
 from llorch_worker.settings import Settings
 from llorch_worker.worker.announcer import Announcer
 from llorch_worker.worker.cancellation import CancelListener
+from llorch_worker.worker.launcher import Place
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
+from llorch_worker.worker.residency_check import ResidencyCheck, violation
 from llorch_worker.worker.running import RunningJob, RunningJobs
 
 logger = get_logger(__name__)
@@ -78,6 +80,8 @@ class ResidentEngine(Protocol):
         on_event: Callable[[Event], None] | None = None,
     ) -> ResidentGeneration: ...
     def stalled_for_s(self) -> float: ...
+    def misplaced_tensors(self) -> tuple[str, ...]: ...
+    def measure_memory(self) -> None: ...
     def stats(self) -> Any: ...
     def close(self) -> None: ...
 
@@ -95,13 +99,18 @@ class Residency:
         settings: Settings,
         hostname: str,
         on_broken: Callable[[], None],
+        *,
+        place: Place | None = None,
     ) -> None:
-        """``on_broken`` is called once the engine can run nothing more."""
+        """``on_broken`` is called once the engine can run nothing more. ``place``: the card that is
+        this process' own, where it has one."""
         self.engine = engine
         self.running = RunningJobs()
         self._settings = settings
         self._hostname = hostname
         self._on_broken = on_broken
+        self._leaving = False
+        self._place = place or Place(str(engine.stats().device))
         self._started_at = time.time()
         self._redis = connect(settings.redis_url)
         self.publisher = Publisher(
@@ -118,21 +127,27 @@ class Residency:
             HELD,
             lease_s=settings.lease_s,
             sweep_s=settings.sweep_s,
+            direct_grace_s=settings.direct_grace_s,
             watchdog_s=settings.watchdog_s,
             stalled_for_s=engine.stalled_for_s,
             on_lost=self.hand_back,
         )
         self._listener = CancelListener(self._redis, self.running)
         self._announcer = Announcer(self._redis, hostname, self._card)
+        self._check = ResidencyCheck(
+            lambda: violation(engine, self._place), settings.residency_check_s, self.leave
+        )
 
     def start(self) -> None:
         self.publisher.start()
         self._leases.start()
         self._listener.start()
         self._announcer.start()
+        self._check.start()
 
     def close(self) -> None:
         """Ends the engine and the threads; jobs must have ended before."""
+        self._check.close()
         self._announcer.close()
         self._listener.close()
         self.engine.close()
@@ -149,9 +164,18 @@ class Residency:
         """Stops the job if it is here; :class:`HandedBack` comes out of its ``generate``."""
         self.running.hand_back(job_id)
 
+    def leave(self, reason: str) -> None:
+        """Hands every job back, for other workers to go on with, and ends this one."""
+        self._leaving = True
+        logger.critical("%s; the worker ends, its jobs resume elsewhere", reason)
+        for job_id in self.running.ids():
+            self.hand_back(job_id)
+        self._on_broken()
+
     def stats(self) -> dict[str, Any]:
-        """The engine's figures as plain JSON."""
-        return dataclasses.asdict(self.engine.stats())
+        """The engine's figures as plain JSON. ``device`` is the card's own name, ``gpu3``: torch
+        calls the only card that it sees cuda:0."""
+        return dataclasses.asdict(self.engine.stats()) | {"device": self._place.name}
 
     def dead_letters(self) -> int | None:
         """How many wait at this Redis for an operator; None where Redis does not say."""
@@ -219,11 +243,24 @@ class Residency:
                 raise
             finally:
                 self._flush(job)
+        except InternalError:
+            if self.engine.healthy:
+                raise
+            self._abandon(claim)
+            raise HandedBack from None
         finally:
             self.publisher.close_job(job.id)
             if not self.engine.healthy:
                 # Every job would fail here; the process ends and another takes over.
                 self._on_broken()
+
+    def _abandon(self, claim: Claim) -> None:
+        """The engine broke under this job, or beside it: its claim ends as if the whole worker had
+        died, so the attempt counts, and a job that breaks engines is kept apart and ends."""
+        try:
+            claims.lapse(self._redis, claim)
+        except RedisError as error:
+            logger.warning("the lease of job %s is left to lapse: %s", claim.job_id, error)
 
     def _flush(self, job: RunningJob) -> None:
         """Waits for Redis as long as it takes, so that a result never precedes its tokens."""
@@ -231,7 +268,7 @@ class Residency:
 
         def give_up() -> bool:
             nonlocal give_up_s
-            if job.leaving and give_up_s is None:
+            if (job.leaving or not self.engine.healthy) and give_up_s is None:
                 give_up_s = time.monotonic() + HAND_BACK_FLUSH_S
             return give_up_s is not None and time.monotonic() > give_up_s
 
@@ -258,7 +295,7 @@ class Residency:
                 raise HandedBack
             request = _request(arguments, fields)
             self._check_idempotency(request, job.id)
-            if job.handed_back:
+            if job.handed_back or self._leaving:
                 raise HandedBack
             if job.cancelled or self._listener.is_cancelled(job.id):
                 raise Cancelled("the job was cancelled before it ran")
@@ -307,7 +344,7 @@ class Residency:
             max_context=self.engine.max_context,
             max_sequences=self.engine.max_sequences,
             queue_limit=self._settings.queue_limit,
-            device=stats["device"],
+            device=self._place.name,
             started_at=self._started_at,
             last_seen=time.time(),
             engine=stats,

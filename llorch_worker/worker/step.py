@@ -16,8 +16,11 @@ from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
 from llorch_worker.contract import GenerationRequest, LlorchError
+from llorch_worker.settings import Settings
+from llorch_worker.worker.launcher import Place, take_place
 from llorch_worker.worker.pool import EnginePool
 from llorch_worker.worker.residency import Residency, ResidentEngine
+from llorch_worker.worker.residency_check import violation, wrong_card
 
 logger = get_logger(__name__)
 
@@ -51,13 +54,19 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         try:
             _check_options(worker)
-            engine = self._load(worker)
-            _warm_up(engine)
+            place = self._take_place(worker)
+            engine = self._load(worker, place)
+            _warm_up(engine, worker.app.settings, place)
         except LlorchError as error:
             _give_up(error.message)
         except ModuleNotFoundError as error:
             _give_up(f'{error.name} is missing: pip install "llorch-worker[worker]"')
-        residency = Residency(engine, worker.app.settings, worker.hostname, on_broken=_shut_down)
+        fault = wrong_card(place) or violation(engine, place)
+        if fault is not None:
+            _give_up(fault)
+        residency = Residency(
+            engine, worker.app.settings, worker.hostname, on_broken=_shut_down, place=place
+        )
         residency.start()
         worker.pool.expect = residency.running.expect
         worker.pool.forget = residency.running.forget
@@ -65,7 +74,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         worker.pool.hand_back = residency.hand_back
         worker.pool.figures = lambda: _figures(residency)
         self._residency = worker.app.residency = residency
-        logger.info("%s is resident, warm and ready", engine.model_name)
+        logger.info("%s is resident on %s, warm and ready", engine.model_name, place.name)
 
     def stop(self, worker: Any) -> None:
         worker.pool.drain(worker.app.settings.drain_s)
@@ -94,14 +103,23 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             # The loop would sleep out its turn, and could take a job in it.
             self._worker.pool.wake()
 
-    def _load(self, worker: Any) -> ResidentEngine:
+    def _take_place(self, worker: Any) -> Place:
+        """Before the engine's module, and with it torch, is imported."""
+        app = worker.app
+        if app.place is None:
+            settings = app.settings
+            app.place = take_place(settings.device, settings.device_locks, worker=worker.hostname)
+        place: Place = app.place
+        return place
+
+    def _load(self, worker: Any, place: Place) -> ResidentEngine:
         app = worker.app
         settings = app.settings
         logger.info("loading %s", settings.model)
         engine_class = symbol_by_name(app.engine_class)
         engine: ResidentEngine = engine_class.load(
             settings.model,
-            device=settings.device,
+            device=place.device,
             dtype=settings.dtype,
             max_sequences=worker.pool.limit,
             max_context=settings.max_context,
@@ -131,12 +149,19 @@ def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int
     return progress
 
 
-def _warm_up(engine: ResidentEngine) -> None:
-    # The first pass allocates and compiles what every later one uses.
+def _warm_up(engine: ResidentEngine, settings: Settings, place: Place) -> None:
+    # The first pass allocates and compiles what every later one uses. On a card it is as large as
+    # a step can be, so that what is measured then is what jobs will need.
+    longest = min(settings.max_step_tokens, engine.max_context - WARM_UP_TOKENS)
+    prompt_tokens = 1 if place.card is None else max(1, longest)
     request = GenerationRequest(
-        prompt_token_ids=[0], max_tokens=WARM_UP_TOKENS, temperature=0, ignore_eos=True
+        prompt_token_ids=[0] * prompt_tokens,
+        max_tokens=WARM_UP_TOKENS,
+        temperature=0,
+        ignore_eos=True,
     )
     engine.submit(request).result(WARM_UP_TIMEOUT_S)
+    engine.measure_memory()
 
 
 def _check_options(worker: Any) -> None:
@@ -169,7 +194,11 @@ def _figures(residency: Residency) -> dict[str, Any]:
     return figures | {
         "tokens_per_s": round(stats["tokens_per_s"], 1),
         "kv_blocks_used": f"{used} of {stats['kv_blocks_total']}",
-        "memory": ", ".join(
-            f"{part} {size / MIB:.1f} MiB" for part, size in stats["bytes"].items()
-        ),
+        "memory": _by_part(stats["bytes"]),
+        "memory_planned": _by_part(stats["planned_bytes"]),
+        "memory_measured": _by_part(stats["measured_bytes"]),
     }
+
+
+def _by_part(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{part} {size / MIB:.1f} MiB" for part, size in sizes.items())

@@ -15,9 +15,10 @@ def test_the_figures_are_the_engines_own(stories260k: Path) -> None:
     assert ran.code == 0, ran
     memory = ran.json["memory"]
     with Engine.load(path, max_sequences=3, max_context=200) as engine:
-        held = engine.stats().bytes
-    assert {part: memory[f"{part}_bytes"] for part in held} == held
-    assert memory["total_bytes"] == sum(held.values())
+        planned = engine.stats().planned_bytes
+    assert planned.keys() == {"weights", "kv", "rope", "masks", "workspace"}
+    assert {part: memory[f"{part}_bytes"] for part in planned} == planned
+    assert memory["total_bytes"] == sum(planned.values())
     assert memory["fits"] is True
 
 

@@ -12,7 +12,7 @@ from celery import Celery
 
 from llorch_worker.broker.connection import connect
 from llorch_worker.client import Client, Job
-from llorch_worker.contract import InternalError, Tokens
+from llorch_worker.contract import Tokens
 from tests.services import (
     REAL_APP,
     RedisServer,
@@ -142,14 +142,18 @@ def test_a_cold_shutdown_hands_running_jobs_back_for_another_worker(
 
 
 def test_a_worker_whose_engine_broke_ends_with_an_error_and_takes_nothing_along(
-    worker: WorkerProcess, client: Client
+    worker: WorkerProcess, client: Client, tmp_path: Path, server: RedisServer
 ) -> None:
-    with pytest.raises(InternalError):
-        client.submit(prompt="break").result(GET_S)
+    breaking = client.submit(prompt="break once", max_tokens=5)
     assert worker.wait_exit() == 1
-    job = client.submit(prompt="x")
-    assert job.status().state == "queued"
     assert "the engine is broken" in worker.text()
+    waiting = client.submit(prompt="x", max_tokens=5)
+    assert not breaking.status().ended
+    with running_worker(server.url, tmp_path, name="w2", model_name="toy", sweep_s=1):
+        for job, attempts in ((breaking, 2), (waiting, 1)):
+            result = job.result(GET_S)
+            assert (result.worker, result.attempts) == ("w2@test", attempts)
+            assert_whole(job)
 
 
 def test_an_engine_that_breaks_while_idle_costs_no_job(

@@ -127,6 +127,9 @@ local function take(message, list, from_suspects, may_be_redelivered)
     return true
   end
   list = from_suspects and record[4] or list
+  -- A worker's own queue: the address holds until here. Whatever becomes of this claim, what comes
+  -- back from it is for every worker of the model.
+  list = list:gsub('@[^:\6]*', '')
   if attempts >= max_attempts then
     exhaust(id, message, list, attempts, history)
     return true

@@ -1,0 +1,30 @@
+"""What a failed step says of the device: full, dead, or neither."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+_NO_MEMORY = re.compile(
+    # torch's CPU allocator; CUDA outside torch's allocator; cuBLAS, cuDNN; Triton.
+    r"can't allocate memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+)
+_LOST_DEVICE = re.compile(r"CUDA error|CUDA driver error|Triton Error \[CUDA\]|CUDNN_STATUS_|NVML")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Memory ran out and nothing else is wrong: a smaller step may succeed."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """The driver or the card failed. CUDA's errors stick to the process: every later call on the
+    device fails with the same one, so nothing in it can go on."""
+    if is_out_of_memory(error):
+        return False
+    if isinstance(error, torch.AcceleratorError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_LOST_DEVICE.search(str(error)))

@@ -1,0 +1,36 @@
+"""What a step needs beside weights and cache, planned from the model's shape."""
+
+from __future__ import annotations
+
+import torch
+
+from llorch_worker.model import LlamaConfig
+
+CUDA_LIBRARY_BYTES = 64 * 2**20
+"""What cuBLAS and its like keep on a card for themselves, once they have run."""
+_SAMPLER_ROW_BYTES = 4 + 4 + 8 + 4
+"""For each logit: float32 logits, their sorted copy with int64 indices, and probabilities."""
+
+
+def workspace_bytes(
+    config: LlamaConfig,
+    *,
+    max_context: int,
+    max_sequences: int,
+    max_step_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """The largest of what is alive at once in a full step: of its MLP, of its attention with the
+    keys and values of one full context gathered, or of its logits and sampling.
+
+    A plan, to keep room for; what a step really takes is measured after the warm-up.
+    """
+    item, hidden = dtype.itemsize, config.hidden_size
+    heads = config.num_heads + 2 * config.num_kv_heads
+    mlp = max_step_tokens * (2 * hidden + 4 * config.intermediate_size) * item
+    qkv = max_step_tokens * (2 * hidden + (heads + config.num_heads) * config.head_dim) * item
+    gathered = 2 * max_context * config.num_kv_heads * config.head_dim * item
+    logits = max_sequences * config.vocab_size * (item + _SAMPLER_ROW_BYTES)
+    libraries = CUDA_LIBRARY_BYTES if device.type == "cuda" else 0
+    return max(mlp, qkv + gathered, logits) + libraries

@@ -1,0 +1,125 @@
+"""The NVIDIA cards of this machine, as the driver lists them: without torch and without a context
+on any of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from llorch_worker.contract import ModelLoadFailed
+
+
+class DeviceUnavailable(ModelLoadFailed):
+    """The device that was asked for is not there, or not to be had; says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card. ``index`` is the number that ``nvidia-smi`` shows, whatever CUDA would call it."""
+
+    index: int
+    uuid: str | None
+    """``GPU-…``; None where the driver does not tell."""
+    model: str
+    free_bytes: int
+    total_bytes: int
+    fault: str | None = None
+    """Why the driver cannot reach it; None for a card that works."""
+
+    @property
+    def name(self) -> str:
+        """``gpu3``: in worker names, Flower, stats and lock files."""
+        return f"gpu{self.index}"
+
+    @property
+    def cuda_id(self) -> str:
+        """What ``CUDA_VISIBLE_DEVICES`` calls it; a number can mean another card, a UUID cannot."""
+        return self.uuid or str(self.index)
+
+
+def list_cards() -> tuple[Card, ...]:
+    """All cards, by index; one that fell off the bus is among them, with its fault.
+
+    Raises:
+        DeviceUnavailable: there is no driver, or it does not answer.
+    """
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        raise DeviceUnavailable(
+            'cards cannot be listed without nvidia-ml-py: pip install "llorch-worker[worker]"'
+        ) from None
+    try:
+        pynvml.nvmlInit()
+        try:
+            return tuple(_card(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise DeviceUnavailable(
+            f"no NVIDIA driver answers here ({error}); check `nvidia-smi`, or use device cpu"
+        ) from None
+
+
+def _card(nvml: ModuleType, index: int) -> Card:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        model = str(nvml.nvmlDeviceGetName(handle))
+    except nvml.NVMLError as error:
+        return Card(index, None, "unknown", 0, 0, fault=str(error))
+    try:
+        uuid = str(nvml.nvmlDeviceGetUUID(handle))
+    except nvml.NVMLError:
+        uuid = None
+    return Card(index, uuid, model, int(memory.free), int(memory.total))
+
+
+def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, ...]:
+    """Those that ``CUDA_VISIBLE_DEVICES`` leaves, in its order: ``cuda:N`` is the N-th of them.
+
+    As CUDA reads it: an entry that names no card, or one that was named before, hides itself and
+    all that follow. Numbers are ``nvidia-smi``'s.
+
+    Args:
+        visible: the variable's value; None where it is not set, and all cards are visible.
+
+    Raises:
+        DeviceUnavailable: it names a part of a card (MIG).
+    """
+    if visible is None:
+        return cards
+    chosen: list[Card] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.startswith("MIG-"):
+            raise DeviceUnavailable(
+                "CUDA_VISIBLE_DEVICES names a part of a card (MIG); a worker takes whole ones"
+            )
+        card = _named(cards, entry)
+        if card is None or card in chosen:
+            break
+        chosen.append(card)
+    return tuple(chosen)
+
+
+def _named(cards: tuple[Card, ...], entry: str) -> Card | None:
+    if entry.isdecimal():
+        return next((card for card in cards if card.index == int(entry)), None)
+    # The beginning of a UUID does, where it is only one card's.
+    found = [card for card in cards if entry and card.uuid and card.uuid.startswith(entry)]
+    return found[0] if len(found) == 1 else None
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed torch is a CUDA build; read from its files, because what is visible
+    must be decided before it is loaded."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    version = Path(spec.origin).with_name("version.py")
+    # ``cuda: Optional[str] = '13.0'``, or ``= None``.
+    named = re.compile(r"^cuda\b[^=\n]*= *['\"]", re.MULTILINE)
+    return version.exists() and named.search(version.read_text()) is not None
