@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benches.components.sizes import HEAD_DIM
 from llorch_worker.kernels import Ops, select_ops
 
 EVICTING_BYTES = 256 * 2**20
@@ -22,7 +23,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture(scope="module")
 def ops(dtype: torch.dtype) -> Ops:
     """What the engine would use."""
-    return select_ops(torch.device("cpu"), dtype)
+    return select_ops(torch.device("cpu"), dtype, head_dim=HEAD_DIM)
 
 
 @pytest.fixture(scope="module")

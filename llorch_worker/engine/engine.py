@@ -159,7 +159,7 @@ class Engine:
             config,
             dtype=compute_dtype,
             device=place,
-            ops=select_ops(place, compute_dtype, kernels),
+            ops=select_ops(place, compute_dtype, kernels, head_dim=config.head_dim),
             progress=progress,
         )
         max_context = max_context or config.max_context

@@ -5,11 +5,12 @@ Imports nothing of the model, the cache or the weights: kernels see tensors only
 
 from llorch_worker.kernels.layer_kv import KvForm, LayerKV
 from llorch_worker.kernels.ops import CausalMask, Ops, PagedAttention, PagedSequences
-from llorch_worker.kernels.select import KernelChoice, select_ops
+from llorch_worker.kernels.select import ChosenOps, KernelChoice, choose_ops, select_ops
 from llorch_worker.kernels.torch_ops import TorchOps
 
 __all__ = [
     "CausalMask",
+    "ChosenOps",
     "KernelChoice",
     "KvForm",
     "LayerKV",
@@ -17,5 +18,6 @@ __all__ = [
     "PagedAttention",
     "PagedSequences",
     "TorchOps",
+    "choose_ops",
     "select_ops",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
 import torch
 
+from llorch_worker.kernels.layer_kv import KvForm
 from llorch_worker.kernels.ops import Ops
 from llorch_worker.kernels.torch_ops import TorchOps
 
@@ -17,17 +19,65 @@ KernelChoice = Literal["auto", "torch"]
 _log = logging.getLogger(__name__)
 
 
-def select_ops(device: torch.device, dtype: torch.dtype, kernels: KernelChoice = "auto") -> Ops:
-    """The operations for a model in ``dtype`` on ``device``; logs which they are, and why."""
-    ops: Ops = TorchOps()
-    reason = "asked for" if kernels == "torch" else "there are no faster ones for these"
-    if kernels == "auto" and device.type == "cuda":
-        if find_spec("triton") is None:
-            reason = "Triton is not installed"
-        else:
-            # Not at the top: it reads the environment when it is imported, and only CUDA needs it.
-            from llorch_worker.kernels.triton import TritonOps
+@dataclass(frozen=True)
+class ChosenOps:
+    """Operations, and why these."""
 
-            ops, reason = TritonOps.of(device), "the fastest on CUDA"
-    _log.info("kernels: %s for %s on %s (%s)", ops.name, dtype, device, reason)
-    return ops
+    ops: Ops
+    reason: str
+
+
+def select_ops(
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: KernelChoice = "auto",
+    *,
+    head_dim: int,
+    kv_form: KvForm = "exact",
+) -> Ops:
+    """The operations for a model in ``dtype`` on ``device``; logs which they are, and why."""
+    chosen = choose_ops(device, dtype, kernels, head_dim=head_dim, kv_form=kv_form)
+    _log.info("kernels: %s for %s on %s: %s", chosen.ops.name, dtype, device, chosen.reason)
+    return chosen.ops
+
+
+def choose_ops(
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: KernelChoice = "auto",
+    *,
+    head_dim: int,
+    kv_form: KvForm = "exact",
+) -> ChosenOps:
+    """As ``select_ops``, in silence. The first call on a machine may compile."""
+    if kernels == "torch":
+        return ChosenOps(TorchOps(), "asked for")
+    if device.type == "cuda":
+        return _for_cuda(device)
+    if device.type == "cpu":
+        return _for_cpu(dtype, head_dim, kv_form)
+    return ChosenOps(TorchOps(), f"there are no others for {device.type}")
+
+
+def _for_cuda(device: torch.device) -> ChosenOps:
+    if find_spec("triton") is None:
+        return ChosenOps(TorchOps(), "Triton is not installed")
+    # Not at the top: it reads the environment when it is imported, and only CUDA needs it.
+    from llorch_worker.kernels.triton import TritonOps
+
+    return ChosenOps(TritonOps.of(device), "the fastest on CUDA")
+
+
+def _for_cpu(dtype: torch.dtype, head_dim: int, kv_form: KvForm) -> ChosenOps:
+    # Not at the top: a worker on a GPU has no use for a compiler.
+    from llorch_worker.kernels.native.compiler import NativeUnavailable
+    from llorch_worker.kernels.native.library import native_library
+    from llorch_worker.kernels.native.ops import NativeOps
+
+    refusal = NativeOps.refusal(dtype, head_dim, kv_form)
+    if refusal is not None:
+        return ChosenOps(TorchOps(), refusal)
+    try:
+        return ChosenOps(NativeOps(native_library()), "the fastest on this processor")
+    except NativeUnavailable as missing:
+        return ChosenOps(TorchOps(), f"no native ones, {missing}")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
@@ -25,9 +28,8 @@ class NativeUnavailable(Exception):
 def shared_object(*, link_openmp: bool) -> Path:
     """The compiled kernels, from the cache folder or compiled into it.
 
-    Processes that start at once each compile, and the last to finish wins: a file under its final
-    name is always whole. ``link_openmp``: name the system's OpenMP library in it; without, it uses
-    what the process has loaded.
+    Of processes that start at once one compiles, the others wait. ``link_openmp``: name the
+    system's OpenMP library in it; without, it uses what the process has loaded.
 
     Raises:
         NativeUnavailable: no compiler, no fitting processor, or the compiler's first complaint.
@@ -46,9 +48,13 @@ def shared_object(*, link_openmp: bool) -> Path:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            built = _build(compiler, sources, Path(scratch), link_openmp)
-            built.replace(target)
+        with (
+            _only_one(target.with_suffix(".lock")),
+            tempfile.TemporaryDirectory(dir=folder) as scratch,
+        ):
+            if not target.exists():
+                # Renamed: a file under its final name is always whole.
+                _build(compiler, sources, Path(scratch), link_openmp).replace(target)
     except OSError as error:
         raise NativeUnavailable(
             f"cannot write to {folder}: {error.strerror} (XDG_CACHE_HOME names another place)"
@@ -60,6 +66,14 @@ def cache_folder() -> Path:
     """``$XDG_CACHE_HOME/llorch-worker``, or ``~/.cache/llorch-worker``."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "llorch-worker"
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the kernel frees it when its holder dies."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _processor() -> str:
