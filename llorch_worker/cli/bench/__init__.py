@@ -10,6 +10,7 @@ import typer
 from llorch_worker.cli.bench.engine import engine
 from llorch_worker.cli.bench.overhead import overhead
 from llorch_worker.cli.bench.profile import profile
+from llorch_worker.cli.bench.report import report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,3 +20,4 @@ app = typer.Typer(
 app.command("engine")(engine)
 app.command("overhead")(overhead)
 app.command("profile")(profile)
+app.command("report")(report)

@@ -19,6 +19,7 @@ from llorch_worker.cli.errors import usage_error
 FORMATS: Final = {".svg": "flamegraph", ".json": "speedscope"}
 RATE_HZ: Final = 100
 WRITE_TIMEOUT_S: Final = 300.0
+_NO_PY_SPY = 'no flamegraph: py-spy is not installed (pip install "llorch-worker[bench]")'
 _SAMPLING = "Sampling process"
 _PR_SET_PTRACER = 0x59616D61
 
@@ -59,7 +60,7 @@ class Flamegraph:
         made = Made()
         program = py_spy()
         if program is None:
-            made.notes.append('no flamegraph: py-spy is not installed: pip install "llorch-worker[bench]"')
+            made.notes.append(_NO_PY_SPY)
             yield made
             return
         spy = self._start(program, made, "--native") or self._start(program, made)

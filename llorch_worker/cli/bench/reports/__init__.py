@@ -1,0 +1,1 @@
+"""Saved runs of benchmarks as one page. Needs neither torch nor the machine that measured."""

@@ -1,0 +1,160 @@
+"""What a page shows of each kind of run: a table for each command of ``llorch bench``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from llorch_worker.cli.bench.reports.fields import at, number, rows, text, texts
+from llorch_worker.cli.bench.reports.readings import Metric, Place, Reading
+from llorch_worker.cli.screen import counted
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the documents of one command are read."""
+
+    readings: Callable[[Document], Iterator[Reading]]
+    load: Callable[[Document], str]
+    subject: Callable[[Document], str]
+    notes: Callable[[Document], Iterator[str]] = lambda document: iter(texts(document, "notes"))
+
+
+def _model(document: Document) -> str:
+    stem = PurePath(text(document, "model")).stem
+    return f"{stem}, {text(document, 'dtype')}" if stem else ""
+
+
+def _load(document: Document) -> str:
+    prompt, new = text(document, "prompt_tokens"), text(document, "new_tokens")
+    at_once = text(document, "concurrency")
+    requests = f"{at_once} prompts of" if at_once else "prompts of"
+    return f"{requests} {prompt} tokens, {new} new ones each"
+
+
+_ENGINE = {
+    "prefill_tokens_per_s": Metric("prefill", "tokens/s", "higher"),
+    "decode_tokens_per_s": Metric("decode", "tokens/s", "higher"),
+    "total_tokens_per_s": Metric("total", "tokens/s", "higher"),
+    "first_token_ms.p50": Metric("first token, p50", "ms", "lower"),
+    "first_token_ms.p99": Metric("first token, p99", "ms", "lower"),
+    "between_tokens_ms.p50": Metric("between tokens, p50", "ms", "lower"),
+    "between_tokens_ms.p99": Metric("between tokens, p99", "ms", "lower"),
+    "decode_read_share": Metric("decode reads, of the machine's", "%", "higher"),
+    "prefill_flops_share": Metric("prefill computes, of the machine's", "%", "higher"),
+    "outside_model_share": Metric("decode step outside the model", "%", "lower"),
+}
+
+
+def _engine(document: Document) -> Iterator[Reading]:
+    prompt_tokens = number(document, "prompt_tokens") or 0
+    for row in rows(document, "rows"):
+        place = Place("prompt tokens", prompt_tokens, _sequences(row))
+        yield from _of_row(row, _sequences(row), _ENGINE, place)
+
+
+def _engine_notes(document: Document) -> Iterator[str]:
+    for row in rows(document, "rows"):
+        for note in (*filter(None, [text(row, "reason")]), *texts(row, "notes")):
+            yield f"{_sequences(row)}: {note}"
+
+
+def _sequences(row: Document) -> str:
+    return counted(int(number(row, "concurrency") or 0), "sequence")
+
+
+_OVERHEAD = {
+    "outside_model_mean_ms": Metric("a decode step outside the model, mean", "ms", "lower"),
+    "outside_model_ms.p50": Metric("a decode step outside the model, p50", "ms", "lower"),
+    "share": Metric("share of the step", "%", "lower"),
+}
+
+
+def _overhead(document: Document) -> Iterator[Reading]:
+    for row in rows(document, "rows"):
+        words = (text(row, "model"), f"{text(row, 'vocab_size')} words", text(row, "sampling"))
+        yield from _of_row(row, ", ".join(words), _OVERHEAD)
+
+
+def _profile(document: Document) -> Iterator[Reading]:
+    for phase in rows(document, "phases"):
+        name = text(phase, "phase")
+        metrics = {
+            "share": Metric(f"{name}: share of the step", "%"),
+            "ms_per_step": Metric(f"{name}: time a step", "ms", "lower"),
+        }
+        for part in rows(phase, "components"):
+            yield from _of_row(part, text(part, "component"), metrics)
+
+
+_QUEUE = {
+    "tokens_per_s": Metric("tokens", "tokens/s", "higher"),
+    "jobs_per_s": Metric("jobs", "jobs/s", "higher"),
+}
+_QUEUE_LOAD = {
+    "share": Metric("of the engine's tokens, those that arrive through Redis", "%", "higher"),
+    "delivery_ms.p50": Metric("delivery of a job, p50", "ms", "lower"),
+    "delivery_ms.p95": Metric("delivery of a job, p95", "ms", "lower"),
+}
+_QUEUE_SINGLE = {
+    "added_p50_ms": Metric("added to a job on its own, p50", "ms", "lower"),
+    "added_p95_ms": Metric("added to a job on its own, p95", "ms", "lower"),
+}
+_NO_OP = {
+    "run_per_s": Metric("jobs that do nothing, run", "jobs/s", "higher"),
+    "sent_per_s": Metric("jobs that do nothing, sent", "jobs/s", "higher"),
+}
+
+
+def _queue(document: Document) -> Iterator[Reading]:
+    for row in rows(document, "rows"):
+        jobs = number(row, "jobs") or 0
+        for path, name in (("straight", "straight"), ("queued", "through Redis")):
+            place = Place("jobs", jobs, name)
+            yield from _of_row(at(row, path), f"{jobs:,.0f} jobs, {name}", _QUEUE, place)
+        place = Place("jobs", jobs, "")
+        yield from _of_row(row, f"{jobs:,.0f} jobs", _QUEUE_LOAD, place)
+    yield from _of_row(at(document, "single"), "one at a time", _QUEUE_SINGLE)
+    for path, name in (("ours", "llorch"), ("stock", "stock Celery")):
+        yield from _of_row(at(document, f"no_op.{path}"), name, _NO_OP)
+
+
+def _queue_load(document: Document) -> str:
+    parts = [f"{text(document, 'concurrency')} at once"]
+    for path, what in (("prompt_tokens", "prompt tokens"), ("new_tokens", "new tokens")):
+        span = at(document, path)
+        if isinstance(span, list):
+            parts.append(f"{' to '.join(map(str, span))} {what}")
+    return ", ".join(parts)
+
+
+def _of_row(
+    row: Any, category: str, metrics: dict[str, Metric], place: Place | None = None
+) -> Iterator[Reading]:
+    for path, metric in metrics.items():
+        value = number(row, path)
+        if value is not None:
+            scaled = value * (100 if metric.unit == "%" else 1)
+            yield Reading(metric, category, scaled, place)
+
+
+KINDS = {
+    "engine": Kind(
+        readings=_engine,
+        load=_load,
+        subject=_model,
+        notes=_engine_notes,
+    ),
+    "overhead": Kind(
+        readings=_overhead,
+        load=lambda document: f"{text(document, 'sequences')} sequences",
+        subject=lambda _: "",
+    ),
+    "profile": Kind(readings=_profile, load=_load, subject=_model),
+    "queue": Kind(readings=_queue, load=_queue_load, subject=_model),
+}
+"""By the command that made the document: ``llorch bench <kind>``."""

@@ -1,0 +1,240 @@
+"""``llorch bench report`` puts saved runs on one page, and says what it could not read."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llorch_worker.cli.bench.reports.numbers import gain, shown
+from llorch_worker.cli.bench.reports.readings import NotARun
+from llorch_worker.cli.bench.reports.runs import kind_of, read_run
+from tests.cli.command import Ran, run
+from tests.cli.test_bad_input import sentence
+
+
+def provenance(command: str) -> dict[str, Any]:
+    return {
+        "command": command,
+        "environment": {"OMP_NUM_THREADS": "1"},
+        "machine": {"processor": "A Processor", "vector_unit": "AVX2", "usable_cpus": 2},
+        "versions": {"torch": "9.9"},
+        "threads": 1,
+        "seed": 0,
+    }
+
+
+def engine_run(decode: float, prompt_tokens: int = 128, **row: Any) -> dict[str, Any]:
+    """As ``llorch bench engine --json`` saves it, in part: what is missing is left out."""
+    return {
+        "provenance": provenance("llorch bench engine --model some.gguf --json"),
+        "model": "/models/some.gguf",
+        "dtype": "bfloat16",
+        "prompt_tokens": prompt_tokens,
+        "new_tokens": 32,
+        "rows": [
+            {"kind": "measured", "concurrency": 1, "decode_tokens_per_s": decode, **row},
+            {"kind": "skipped", "concurrency": 64, "reason": "needs more <KV> blocks"},
+        ],
+    }
+
+
+COMPONENTS = {
+    "machine_info": {"cpu": {"brand_raw": "A Processor", "count": 2}, "python_version": "3.11"},
+    "commit_info": {"id": "0123456789abcdef"},
+    "version": "5.0",
+    "datetime": "2026-01-02T03:04:05",
+    "benchmarks": [
+        {
+            "group": "rope_forward",
+            "name": f"test_rope_forward[float32-{tokens}]",
+            "stats": {"median": tokens / 1e6},
+        }
+        for tokens in (128, 8)
+    ],
+}
+
+
+def saved(folder: Path, name: str, document: Any) -> Path:
+    path = folder / name
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def made(folder: Path, *runs: Path) -> tuple[str, Ran]:
+    """The page of ``runs``, and what the command said."""
+    out = folder / "report.html"
+    ran = run("bench", "report", *runs, "--out", out)
+    assert ran.code == 0, ran
+    return out.read_text(encoding="utf-8"), ran
+
+
+class Strict(HTMLParser):
+    """Fails on elements that are not closed as they were opened."""
+
+    VOID = frozenset({"meta", "path", "use", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_a_page_needs_nothing_beside_itself(tmp_path: Path) -> None:
+    text, _ = made(
+        tmp_path,
+        saved(tmp_path, "one.json", engine_run(100)),
+        saved(tmp_path, "parts.json", COMPONENTS),
+    )
+    parser = Strict()
+    parser.feed(text.removeprefix("<!doctype html>"))
+    assert parser.open == []
+    assert text.count("<svg") == 2
+    for outside in ("<script", "<link", "src=", "@import", "url(http"):
+        assert outside not in text
+    identities = re.findall(r' id="([^"]+)"', text)
+    for target in re.findall(r'(?:href="|url\()#([\w-]+)', text):
+        assert target in identities
+
+
+def test_a_table_stands_under_every_plot_with_machine_versions_and_command(tmp_path: Path) -> None:
+    text, _ = made(tmp_path, saved(tmp_path, "one.json", engine_run(123.4)))
+    (table,) = re.findall(r"</svg>\s*<div class=\"table\">(.*?)</table>", text, re.DOTALL)
+    assert "<td>123.4</td>" in table
+    for origin in (
+        "$ OMP_NUM_THREADS=1 llorch bench engine --model some.gguf --json",
+        "A Processor (AVX2), 2 CPUs",
+        "torch 9.9, 1 threads, seed 0",
+    ):
+        assert origin in text
+    assert "64 sequences: needs more &lt;KV&gt; blocks" in text
+
+
+def test_runs_of_the_same_load_are_compared_with_the_first(tmp_path: Path) -> None:
+    runs = [saved(tmp_path, f"{rate}.json", engine_run(rate)) for rate in (100, 150, 95, 50)]
+    text, _ = made(tmp_path, *runs)
+    assert "A = 100.json" in text
+    assert "D = 50.json" in text
+    for cell in ('<td class="better">1.50</td>', "<td>0.95</td>", '<td class="worse">0.50</td>'):
+        assert cell in text
+
+
+def test_runs_of_other_loads_are_plotted_over_their_size(tmp_path: Path) -> None:
+    runs = [saved(tmp_path, f"{n}.json", engine_run(100, n)) for n in (128, 512, 2048)]
+    text, _ = made(tmp_path, *runs)
+    assert "over prompt tokens" in text
+    assert 'aria-label="decode, tokens/s, over prompt tokens"' in text
+    assert "B / A" not in text
+
+
+def test_jobs_through_redis_are_plotted_over_their_number(tmp_path: Path) -> None:
+    way = {"jobs_per_s": 2.0, "tokens_per_s": 64.0}
+    document = {
+        "provenance": provenance("llorch bench queue --model some.gguf --json"),
+        "model": "some.gguf",
+        "dtype": "float32",
+        "concurrency": 16,
+        "prompt_tokens": [16, 256],
+        "new_tokens": [8, 64],
+        "rows": [
+            {"jobs": jobs, "straight": way, "queued": way, "share": 0.99} for jobs in (10, 100)
+        ],
+        "single": {"added_p50_ms": 2.5},
+        "no_op": {"ours": {"run_per_s": 900.0}, "stock": {"run_per_s": 700.0}},
+    }
+    text, _ = made(tmp_path, saved(tmp_path, "queue.json", document))
+    assert 'aria-label="tokens, tokens/s, over jobs"' in text
+    assert "16 at once, 16 to 256 prompt tokens, 8 to 64 new tokens" in text
+    for cell in ("<td>99</td>", "<td>2.5</td>", "<td>900</td>", "<td>stock Celery</td>"):
+        assert cell in text
+
+
+def test_components_come_in_the_order_of_their_sizes(tmp_path: Path) -> None:
+    found = read_run(saved(tmp_path, "parts.json", COMPONENTS))
+    assert [(each.category, each.value) for each in found.readings] == [
+        ("float32-8", pytest.approx(8)),
+        ("float32-128", pytest.approx(128)),
+    ]
+
+
+def test_what_is_no_run_is_skipped_in_one_line(tmp_path: Path) -> None:
+    foreign = saved(tmp_path, "foreign.json", {"figures": [1, 2]})
+    unknown = saved(tmp_path, "unknown.json", {"provenance": provenance("llorch bench tea")})
+    broken = tmp_path / "broken.json"
+    broken.write_text("{", encoding="utf-8")
+    _, ran = made(tmp_path, foreign, unknown, broken, saved(tmp_path, "one.json", engine_run(1)))
+    assert ran.out == f"1 run on {tmp_path / 'report.html'}\n"
+    said = " ".join(ran.err.split())
+    for reason in (
+        "no command of llorch bench is noted in it",
+        "there are no plots of llorch bench tea",
+        "it is not JSON",
+    ):
+        assert said.count(reason) == 1
+
+
+def test_without_any_run_there_is_no_page(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    foreign = saved(tmp_path, "foreign.json", [])
+    said = sentence(run("bench", "report", foreign, "--out", out), 1)
+    assert said.startswith("none of these is a saved run")
+    assert not out.exists()
+
+
+def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    said = sentence(run("bench", "report", tmp_path / "none.json"), 1)
+    assert said.endswith("none.json: No such file or directory")
+
+
+@pytest.mark.parametrize("damaged", ["rows", "provenance"])
+def test_a_damaged_run_is_none(tmp_path: Path, damaged: str) -> None:
+    document = {**engine_run(100), damaged: "gone"}
+    with pytest.raises(NotARun):
+        read_run(saved(tmp_path, "damaged.json", document))
+
+
+def test_a_real_run_is_read(tmp_path: Path) -> None:
+    ran = run(
+        "bench", "engine", "--model", "demo", "--prompt-tokens", "8", "--new-tokens", "4",
+        "--passes", "1", "--concurrency", "1,2", "--json",
+    )  # fmt: skip
+    path = tmp_path / "real.json"
+    path.write_text(ran.out, encoding="utf-8")
+    text, _ = made(tmp_path, path)
+    for title in ("prefill", "decode", "total", "first token, p50", "between tokens, p99"):
+        assert f"<h3>{title} <small>" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (12345.6, "12,346"), (99.123, "99.12"), (0.012361, "0.01236"), (1e-7, "1.00e-07")],
+)
+def test_numbers_have_four_digits(value: float, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_a_gain_is_more_than_a_tenth_in_the_right_direction() -> None:
+    assert gain(1.11, "higher") == gain(0.9, "lower") == "better"
+    assert gain(0.9, "higher") == gain(1.11, "lower") == "worse"
+    assert gain(1.09, "higher") == gain(0.92, "lower") == gain(5, None) == ""
+
+
+def test_the_command_tells_the_kind() -> None:
+    assert kind_of("llorch bench engine --model 'a b.gguf'") == "engine"
+    assert kind_of("llorch doctor") is None
+    assert kind_of("llorch bench 'unclosed") is None
