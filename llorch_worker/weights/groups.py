@@ -31,6 +31,16 @@ class GroupForm:
     has_offsets: bool
     exact_in_half: bool
     """Whether scales and offsets are float16 in the file, and no products of two numbers."""
+    code_bits: int
+    """Bits of a code as the file has it."""
+
+    @property
+    def half_factor(self) -> float:
+        """What scales and offsets are divided by to be kept as float16.
+
+        Products lie around 1e-3: with 2^-8 they have 11 bits of precision from 2e-7 to 255.
+        """
+        return 1.0 if self.exact_in_half else 2.0**-8
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,13 @@ def unpack_groups(rows: Bytes, type_: GGMLQuantizationType) -> Groups:
         groups.scales.reshape(count, -1),
         None if groups.offsets is None else groups.offsets.reshape(count, -1),
     )
+
+
+def fits_half(groups: Groups, form: GroupForm) -> bool:
+    """Whether float16 holds the scales and offsets, once divided by ``form.half_factor``."""
+    tables = [groups.scales] if groups.offsets is None else [groups.scales, groups.offsets]
+    largest = form.half_factor * float(np.finfo(np.float16).max)
+    return all(bool(np.abs(table).max() < largest) for table in tables)
 
 
 def _half(blocks: Bytes, start: int) -> Floats:
@@ -164,14 +181,14 @@ def _q3_k(blocks: Bytes) -> Groups:
 
 _T = GGMLQuantizationType
 _TYPES: dict[GGMLQuantizationType, _BlockType] = {
-    _T.Q4_0: _BlockType(GroupForm(32, 4, 8, False, True), _q4_0),
-    _T.Q4_1: _BlockType(GroupForm(32, 4, 0, True, True), _q4_1),
-    _T.Q5_0: _BlockType(GroupForm(32, 8, 16, False, True), _q5_0),
-    _T.Q5_1: _BlockType(GroupForm(32, 8, 0, True, True), _q5_1),
-    _T.Q8_0: _BlockType(GroupForm(32, 8, 128, False, True), _q8_0),
-    _T.Q2_K: _BlockType(GroupForm(16, 4, 0, True, False), _q2_k),
-    _T.Q3_K: _BlockType(GroupForm(16, 4, 4, False, False), _q3_k),
-    _T.Q4_K: _BlockType(GroupForm(32, 4, 0, True, False), _q4_k),
-    _T.Q5_K: _BlockType(GroupForm(32, 8, 0, True, False), _q5_k),
-    _T.Q6_K: _BlockType(GroupForm(16, 8, 32, False, False), _q6_k),
+    _T.Q4_0: _BlockType(GroupForm(32, 4, 8, False, True, 4), _q4_0),
+    _T.Q4_1: _BlockType(GroupForm(32, 4, 0, True, True, 4), _q4_1),
+    _T.Q5_0: _BlockType(GroupForm(32, 8, 16, False, True, 5), _q5_0),
+    _T.Q5_1: _BlockType(GroupForm(32, 8, 0, True, True, 5), _q5_1),
+    _T.Q8_0: _BlockType(GroupForm(32, 8, 128, False, True, 8), _q8_0),
+    _T.Q2_K: _BlockType(GroupForm(16, 4, 0, True, False, 2), _q2_k),
+    _T.Q3_K: _BlockType(GroupForm(16, 4, 4, False, False, 3), _q3_k),
+    _T.Q4_K: _BlockType(GroupForm(32, 4, 0, True, False, 4), _q4_k),
+    _T.Q5_K: _BlockType(GroupForm(32, 8, 0, True, False, 5), _q5_k),
+    _T.Q6_K: _BlockType(GroupForm(16, 8, 32, False, False, 6), _q6_k),
 }

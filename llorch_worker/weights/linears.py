@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -67,4 +68,11 @@ def select_linears(
         except NativeUnavailable:
             return DenseLinears(device, dtype)  # select_ops logs the reason
         return NativeLinears()
+    if kernels == "auto" and device.type == "cuda" and dtype is not torch.float32:
+        if find_spec("triton") is None:
+            return DenseLinears(device, dtype)  # select_ops says that it is missing
+        from llorch_worker.kernels.triton.packed_linear import packed_linear
+        from llorch_worker.weights.packed_linear import PackedLinears
+
+        return PackedLinears(device, dtype, packed_linear)
     return DenseLinears(device, dtype)

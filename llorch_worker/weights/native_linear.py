@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.kernels.native.linear import TILE_ROWS, Bf16Tiles, QuantisedTiles
 from llorch_worker.weights.checkpoint import Checkpoint
-from llorch_worker.weights.groups import GroupForm
+from llorch_worker.weights.groups import GroupForm, fits_half
 from llorch_worker.weights.linear import DenseLinear, Linear
 from llorch_worker.weights.packed_weight import PackedWeight, Part
 
@@ -37,12 +36,6 @@ class NativeLinear:
             piece.multiply_into(x, out, row)
             row += piece.rows
         return out
-
-
-_LARGEST_HALF = 65504.0
-_PRODUCT_FACTOR = 2.0**-8
-"""Scales that are products lie around 1e-3 and are kept as float16 without this factor: 11 bits of
-precision from 2e-7 to 255."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +111,12 @@ def _quantised_tiles(
         group=form.group,
         zero=form.zero,
         has_offsets=form.has_offsets,
-        factor=1.0 if form.exact_in_half else _PRODUCT_FACTOR,
+        factor=form.half_factor,
     )
     row = 0
     for part in weight.parts:
         groups = checkpoint.read_groups(part.name, part.rope_heads)
-        tables = [groups.scales] if groups.offsets is None else [groups.scales, groups.offsets]
-        if not all(np.abs(table).max() < tiles.factor * _LARGEST_HALF for table in tables):
+        if not fits_half(groups, form):
             raise ModelLoadFailed(
                 f"{checkpoint.path}: tensor {part.name} has weights beyond all measure; the file "
                 "is damaged, download or convert it again"

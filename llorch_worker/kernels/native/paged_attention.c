@@ -90,6 +90,16 @@ static void locate(const struct problem *p, const int64_t *table, int64_t kv_hea
     }
 }
 
+// Starts to bring in what the next tile will want, while this one is computed: rows of one KV head
+// lie far apart, where the processor does not expect them.
+static void prefetch(const bf16 *cells, const int64_t offsets[TILE_KEYS], int64_t head_dim) {
+    for (int64_t i = 0; i < TILE_KEYS; i++) {
+        if (offsets[i] < 0) return;
+        for (int64_t dim = 0; dim < head_dim; dim += 32)
+            _mm_prefetch((const char *)(cells + offsets[i] + dim), _MM_HINT_T0);
+    }
+}
+
 // packed: [head_dim / 2][TILE_KEYS] dwords, each two neighbouring dimensions of one key.
 static void pack_keys(const bf16 *keys, const int64_t offsets[TILE_KEYS], int64_t head_dim,
                       __m512i *packed) {
@@ -204,11 +214,18 @@ static void attend(const struct problem *p, const struct unit *u, int64_t kv_hea
     const float scale = 1.442695041f / sqrtf((float)p->head_dim); // scores as powers of two
     memset(rows->sums, 0, u->rows * p->head_dim * sizeof(float));
     for (int64_t r = 0; r < u->rows; r++) rows->largest[r] = -INFINITY, rows->total[r] = 0.0f;
+    int64_t offsets[TILE_KEYS];
+    locate(p, table, kv_head, u->first_key, u->end_key - u->first_key, offsets);
+    prefetch(p->values, offsets, p->head_dim);
     for (int64_t key = u->first_key; key < u->end_key; key += TILE_KEYS) {
-        int64_t offsets[TILE_KEYS];
-        locate(p, table, kv_head, key, u->end_key - key, offsets);
         pack_keys(p->keys, offsets, p->head_dim, keys);
         pack_values(p->values, offsets, p->head_dim, values);
+        const int64_t next = key + TILE_KEYS;
+        if (next < u->end_key) {
+            locate(p, table, kv_head, next, u->end_key - next, offsets);
+            prefetch(p->keys, offsets, p->head_dim);
+            prefetch(p->values, offsets, p->head_dim);
+        }
         for (int64_t r = 0; r < u->rows; r += ROWS) {
             const int count = (int)smaller(ROWS, u->rows - r);
             int64_t visible[ROWS];

@@ -64,6 +64,7 @@ class TritonPrefill:
             TILE=32 if wide else 64,
             SCALED=kv.key_scales is not None,
             num_warps=8 if queries == 128 else 4,
+            num_stages=2,  # with 3 it spills registers
         )
 
 
@@ -126,7 +127,9 @@ def _prefill(
         # What lies behind the context is never read: it may be a NaN of somebody else's.
         inside = known[:, None] & (at[None, :] < DIM)
         k = tl.load(keys + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
-        k = k.to(tl.float32).to(q.dtype)
+        if SCALED:
+            k = k.to(tl.float32)
+        k = k.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale  # [queries, tile]
         if SCALED:
             scores *= tl.load(key_scales + cell, mask=known, other=0.0)[None, :]
@@ -139,7 +142,9 @@ def _prefill(
         if SCALED:
             weights *= tl.load(value_scales + cell, mask=known, other=0.0)[None, :]
         v = tl.load(values + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
-        v = v.to(tl.float32).to(q.dtype)
+        if SCALED:
+            v = v.to(tl.float32)
+        v = v.to(q.dtype)
         total = total * fade[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")
         highest = peak
 

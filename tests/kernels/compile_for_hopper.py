@@ -1,0 +1,126 @@
+"""Compiles every Triton kernel for compute capability 9.0; needs no card, Triton brings ptxas.
+
+``python -m tests.kernels.compile_for_hopper`` prints one JSON object: kernel to its PTX's use of
+tensor cores and to the bytes that ptxas put on the stack. Run apart from the other tests, because
+a process has either Triton's compiler or its interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from llorch_worker.kernels.triton import (
+    packed_linear,
+    paged_decode,
+    paged_prefill,
+    rms_norm,
+    rope_and_write,
+    sample,
+    silu_and_mul,
+)
+
+TARGET = GPUTarget("cuda", 90, 32)
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+TYPES: dict[str, str] = {
+    **dict.fromkeys(("qkv", "x", "residual", "weight", "total", "gate_up", "out"), "*bf16"),
+    **dict.fromkeys(("keys", "values"), "*bf16"),
+    **dict.fromkeys(("key_scales", "value_scales", "pieces", "stats", "cos", "sin"), "*fp32"),
+    **dict.fromkeys(("logits", "temperatures", "log_min_p"), "*fp32"),
+    **dict.fromkeys(("tables", "contexts", "slots", "chosen"), "*i64"),
+    **dict.fromkeys(("first_rows", "query_lengths"), "*i64"),
+    **{"codes": "*u8", "high": "*i32", "scales": "*fp16", "offsets": "*fp16"},
+    **{"uniforms": "*fp64", "log2_scale": "fp32", "factor": "fp32", "eps": "fp32"},
+}
+"""By the parameter's name; what is not here is a 32-bit integer."""
+
+ATTENTION = {"KV_HEADS": 8, "GROUP": 4, "BLOCK_SIZE": 16, "DIM": 128, "BLOCK_DIM": 128}
+DECODE = ATTENTION | {"BLOCK_GROUP": 16, "TILE": 64, "SCALED": False}
+ROPE = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HEADS": 8, "BLOCK": 64}
+Q4_K = {"BITS": 4, "GROUP": 32, "ZERO": 0, "OFFSETS": True}
+Q6_K = {"BITS": 6, "GROUP": 16, "ZERO": 32, "OFFSETS": False}
+FP8 = {"keys": "*fp8e4nv", "values": "*fp8e4nv"}
+INT8 = {"keys": "*i8", "values": "*i8"}
+
+
+def compile_kernel(
+    kernel: Any, constants: dict[str, Any], types: dict[str, str] | None = None, **options: int
+) -> dict[str, Any]:
+    known = TYPES | (types or {})
+    names = kernel.arg_names
+    signature = {
+        name: "constexpr" if name in constants else known.get(name, "i32") for name in names
+    }
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if signature[name].startswith("*")
+    }
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs=aligned,
+    )
+    compiled = triton.compile(source, target=TARGET, options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = subprocess.run(
+            [CUOBJDUMP, "--dump-resource-usage", file.name],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    ptx = compiled.asm["ptx"]
+    return {
+        "stack_bytes": max(int(size) for size in re.findall(r"STACK:(\d+)", usage)),
+        "tensor_cores": "wgmma" in ptx or "mma.sync" in ptx,
+    }
+
+
+def compile_all() -> dict[str, dict[str, Any]]:
+    decode, rows = paged_decode._decode, {"rows": "*i64"}
+    prefill = {"QUERIES": 128, "TILE": 64, "SCALED": False}
+    matmul = packed_linear._matmul
+    matvec = {"ROWS": 8, "BLOCKS": 16}
+    wide = {"TOKENS": 128, "ROWS": 128, "BLOCKS": 2}
+    middle = {"TOKENS": 64, "ROWS": 64, "BLOCKS": 2}
+    narrow = {"TOKENS": 16, "ROWS": 16, "BLOCKS": 8}
+    rope = rope_and_write._rope_and_write
+    return {
+        "decode": compile_kernel(decode, DECODE | {"SPLITS": 1}, rows),
+        "decode split": compile_kernel(decode, DECODE | {"SPLITS": 16}, rows),
+        "decode fp8": compile_kernel(decode, DECODE | {"SPLITS": 16}, rows | FP8),
+        "decode int8": compile_kernel(decode, DECODE | {"SPLITS": 16, "SCALED": True}, rows | INT8),
+        "join": compile_kernel(
+            paged_decode._join, {"HEADS": 32, "DIM": 128, "BLOCK_DIM": 128, "SPLITS": 16}, rows
+        ),
+        "prefill": compile_kernel(
+            paged_prefill._prefill, ATTENTION | prefill, num_warps=8, num_stages=2
+        ),
+        "rms_norm": compile_kernel(rms_norm._rms_norm, {"ADD": True, "BLOCK": 4096}, num_warps=8),
+        "rope_and_write": compile_kernel(rope, ROPE | {"FORM": "exact"}),
+        "rope_and_write fp8": compile_kernel(rope, ROPE | {"FORM": "fp8"}, FP8),
+        "rope_and_write int8": compile_kernel(rope, ROPE | {"FORM": "int8"}, INT8),
+        "silu_and_mul": compile_kernel(silu_and_mul._silu_and_mul, {"BLOCK": 1024}),
+        "sample": compile_kernel(sample._sample, {"BLOCK": 4096}, num_warps=8),
+        "matvec Q4_K": compile_kernel(packed_linear._matvec, matvec | Q4_K),
+        "matvec Q6_K": compile_kernel(packed_linear._matvec, matvec | Q6_K),
+        "matmul 16": compile_kernel(matmul, narrow | Q4_K),
+        "matmul 64": compile_kernel(matmul, middle | Q4_K),
+        "matmul 128": compile_kernel(matmul, wide | Q6_K, num_warps=8),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_all()))
