@@ -164,6 +164,34 @@ def test_jobs_through_redis_are_plotted_over_their_number(tmp_path: Path) -> Non
         assert cell in text
 
 
+def test_peers_stand_beside_us_and_those_that_could_not_run_are_named(tmp_path: Path) -> None:
+    side = {"tokens_per_s": 120.0}
+    document = {
+        "provenance": provenance("llorch bench peers --model some.gguf --json"),
+        "model": "some.gguf",
+        "dtype": "bfloat16",
+        "prompt_tokens": 128,
+        "new_tokens": 32,
+        "notes": {"llama-cpp": "with flash attention"},
+        "rows": [
+            {
+                "kind": "decode", "peer": "llama-cpp", "sequences": 16, "prompt_tokens": 128,
+                "ours": side, "theirs": {"tokens_per_s": 80.0}, "ratio": 1.5,
+            },
+            {"kind": "skipped", "peer": "transformers", "what": "decode", "reason": "no memory"},
+        ],
+    }  # fmt: skip
+    text, _ = made(tmp_path, saved(tmp_path, "peers.json", document))
+    for words in (
+        "<td>llama-cpp, decode of 16 sequences</td><td>1.5</td>",
+        "<td>16 sequences, llorch beside llama-cpp</td><td>120</td>",
+        "<td>16 sequences, llama-cpp</td><td>80</td>",
+        "llama-cpp: with flash attention",
+        "skipped transformers, decode: no memory",
+    ):
+        assert words in text
+
+
 def test_components_come_in_the_order_of_their_sizes(tmp_path: Path) -> None:
     found = read_run(saved(tmp_path, "parts.json", COMPONENTS))
     assert [(each.category, each.value) for each in found.readings] == [

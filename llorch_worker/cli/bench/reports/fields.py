@@ -37,4 +37,4 @@ def rows(document: Any, path: str) -> Iterator[dict[str, Any]]:
 def texts(document: Any, path: str) -> tuple[str, ...]:
     """The strings of a list."""
     value = at(document, path)
-    return tuple(each for each in value or () if isinstance(each, str)) if value else ()
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()

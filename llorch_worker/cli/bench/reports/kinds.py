@@ -63,8 +63,8 @@ def _engine_notes(document: Document) -> Iterator[str]:
             yield f"{_sequences(row)}: {note}"
 
 
-def _sequences(row: Document) -> str:
-    return counted(int(number(row, "concurrency") or 0), "sequence")
+def _sequences(row: Document, path: str = "concurrency") -> str:
+    return counted(int(number(row, path) or 0), "sequence")
 
 
 _OVERHEAD = {
@@ -132,6 +132,46 @@ def _queue_load(document: Document) -> str:
     return ", ".join(parts)
 
 
+_PEERS_RATES = {
+    "prefill": Metric("prefill", "tokens/s", "higher"),
+    "decode": Metric("decode", "tokens/s", "higher"),
+    "jobs": Metric("mixed jobs", "tokens/s", "higher"),
+}
+_PEERS_RATIO = Metric("llorch against the peer, by turns", "times", "higher")
+
+
+def _peers(document: Document) -> Iterator[Reading]:
+    for row in rows(document, "rows"):
+        metric = _PEERS_RATES.get(text(row, "kind"))
+        if metric is None:
+            continue
+        peer, size = text(row, "peer"), _peers_size(row)
+        ratio, ours = number(row, "ratio"), number(row, "ours.tokens_per_s")
+        theirs = number(row, "theirs.tokens_per_s")
+        if ratio is not None:
+            yield Reading(_PEERS_RATIO, f"{peer}, {metric.title} of {size}", ratio)
+        if ours is not None:
+            yield Reading(metric, f"{size}, llorch beside {peer}", ours)
+        if theirs is not None:
+            yield Reading(metric, f"{size}, {peer}", theirs)
+
+
+def _peers_size(row: Document) -> str:
+    if text(row, "kind") == "prefill":
+        return f"{text(row, 'prompt_tokens')} tokens"
+    jobs = number(row, "jobs")
+    return _sequences(row, "sequences") if jobs is None else counted(int(jobs), "job")
+
+
+def _peers_notes(document: Document) -> Iterator[str]:
+    notes = at(document, "notes")
+    for peer, note in (notes if isinstance(notes, dict) else {}).items():
+        yield f"{peer}: {note}"
+    for row in rows(document, "rows"):
+        if reason := text(row, "reason"):
+            yield f"skipped {text(row, 'peer')}, {text(row, 'what')}: {reason}"
+
+
 def _of_row(
     row: Any, category: str, metrics: dict[str, Metric], place: Place | None = None
 ) -> Iterator[Reading]:
@@ -156,5 +196,6 @@ KINDS = {
     ),
     "profile": Kind(readings=_profile, load=_load, subject=_model),
     "queue": Kind(readings=_queue, load=_queue_load, subject=_model),
+    "peers": Kind(readings=_peers, load=_load, subject=_model, notes=_peers_notes),
 }
 """By the command that made the document: ``llorch bench <kind>``."""
