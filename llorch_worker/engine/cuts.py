@@ -9,61 +9,49 @@ from __future__ import annotations
 
 import torch
 
-from llorch_worker.engine.reach import reach
-from llorch_worker.engine.sampling_batch import Limits, RandomRows
-from llorch_worker.engine.segments import totals
+from llorch_worker.engine.row_cut import cut_row
+from llorch_worker.engine.sampling_batch import Cuts
 
 
-def cut(weights: torch.Tensor, scaled: torch.Tensor, random: RandomRows) -> None:
+def cut(weights: torch.Tensor, scaled: torch.Tensor, cuts: Cuts) -> None:
     """Sets the ``weights`` of the tokens that fall to 0.
 
     Args:
-        weights: [random, vocab] float32, proportional to the probabilities; changed in place.
+        weights: [random, vocab] float32, the probabilities before any cut; changed in place.
         scaled: [random, vocab] float32, logits over temperature.
     """
-    if random.log_min_p is not None:
-        # p >= min_p * p_max, without computing any p.
-        _keep(weights, scaled, scaled.amax(dim=-1, keepdim=True) + random.log_min_p)
-    surplus = None
-    if random.top_k is not None:
-        surplus = _keep_top_k(weights, scaled, random.top_k)
-    if random.top_p is not None:
-        _keep_top_p(weights, scaled, random.top_p, surplus)
+    if weights.is_cpu:
+        _cut_one_by_one(weights, scaled, cuts)
+    elif cuts.rows is None:
+        cut_by_sorting(weights, scaled, cuts)
+    else:
+        kept = weights[cuts.rows]
+        cut_by_sorting(kept, scaled[cuts.rows], cuts)
+        weights[cuts.rows] = kept
 
 
-def _keep_top_k(weights: torch.Tensor, scaled: torch.Tensor, limits: Limits) -> torch.Tensor:
-    """Returns [random, 1] float64: what the weights of ties beyond top_k come to."""
-    values = _of(scaled, limits.rows)
-    kept = _of(weights, limits.rows)
-    ones = torch.ones((), dtype=torch.float64, device=weights.device).expand(values.shape)
-    floors = reach(values, ones, limits.values)
-    excess = (floors.weights - limits.values).mul_(kept.gather(1, floors.tokens))
-    _keep(kept, values, floors.values)
-    if limits.rows is None:
-        return excess
-    weights[limits.rows] = kept
-    return excess.new_zeros(len(weights), 1).index_copy_(0, limits.rows, excess)
+def _cut_one_by_one(weights: torch.Tensor, scaled: torch.Tensor, cuts: Cuts) -> None:
+    rows = range(len(weights)) if cuts.rows is None else cuts.rows.tolist()
+    for row, log_min_p, top_k, top_p in zip(
+        rows,
+        cuts.log_min_p.squeeze(1).numpy(),
+        cuts.top_k.squeeze(1).tolist(),
+        cuts.top_p.squeeze(1).tolist(),
+        strict=True,
+    ):
+        cut_row(weights[row].numpy(), scaled[row].numpy(), log_min_p, top_k, top_p)
 
 
-def _keep_top_p(
-    weights: torch.Tensor, scaled: torch.Tensor, limits: Limits, surplus: torch.Tensor | None
-) -> None:
-    """Keeps the shortest prefix, in falling order, that reaches top_p of what top_k left."""
-    values = _of(scaled, limits.rows)
-    kept = _of(weights, limits.rows)
-    mass = totals(kept)
-    if surplus is not None:
-        mass -= _of(surplus, limits.rows)
-    floors = reach(values, kept.to(torch.float64), mass.mul_(limits.values))
-    _keep(kept, values, floors.values)
-    if limits.rows is not None:
-        weights[limits.rows] = kept
-
-
-def _keep(weights: torch.Tensor, values: torch.Tensor, floors: torch.Tensor) -> None:
-    # A mask of float32 takes a fifth of the time of one of bool, which must be converted.
-    weights.mul_(torch.ge(values, floors, out=torch.empty_like(values)))
-
-
-def _of(values: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    return values if rows is None else values[rows]
+def cut_by_sorting(weights: torch.Tensor, scaled: torch.Tensor, cuts: Cuts) -> None:
+    """The plain form, for any device: all rows at once; both [cut, vocab] float32."""
+    falling, order = scaled.sort(dim=-1, descending=True)
+    inside = torch.arange(falling.shape[-1], device=falling.device) < cuts.top_k
+    # p >= min_p * p_max, without computing any p.
+    inside &= falling >= falling[:, :1] + cuts.log_min_p
+    masses = weights.gather(1, order).to(torch.float64).mul_(inside)
+    cumulative = masses.cumsum(dim=-1)
+    before = cumulative.roll(1, dims=-1)
+    before[:, 0] = 0  # the likeliest token always stays
+    inside &= before < cuts.top_p * cumulative[:, -1:]
+    kept = inside.sum(dim=-1, keepdim=True).clamp_(min=1)
+    weights.mul_(scaled >= falling.gather(1, kept - 1))

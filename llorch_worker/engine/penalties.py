@@ -64,9 +64,9 @@ class Penalties:
         """Changes ``logits`` [rows, vocab] float32 in place."""
         values = logits if self._rows is None else logits[self._rows]
         if self._factors is not None:
-            divided = values / self._factors
-            positive = values > 0
-            torch.where(positive, divided, values.mul_(self._factors), out=values)
+            # One of the two is 0. torch.where takes ten times as long.
+            divided = values.clamp(min=0).div_(self._factors)
+            values.clamp_(max=0).mul_(self._factors).add_(divided)
         if self._prices is not None:
             values -= self._prices
         if self._rows is not None:

@@ -44,13 +44,16 @@ _SOUND: frozenset[int] = frozenset()
 
 
 class Sampler:
-    """Chooses tokens and remembers nothing but the parameters of the current rows."""
+    """Chooses tokens; of the past it knows nothing but the parameters of the current rows."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._device = device
         self._batches = SamplingBatchCache(
             lambda sequences: SamplingBatch(sequences, vocab_size, device)
         )
+        # [most random rows so far, vocab] float32. Kept, because the first touch of fresh memory
+        # costs twice what a softmax does.
+        self._weights = torch.empty(0, vocab_size, device=device)
 
     def sample(self, logits: torch.Tensor, sequences: Rows[Sequence]) -> Sampled:
         """The next token of each sequence.
@@ -91,10 +94,27 @@ class Sampler:
             return likeliest(logits)
         row_positions = torch.tensor(positions, device=self._device)
         if random.rows is None:
-            return _draw(logits, random, row_positions)
+            return self._draw(logits, random, row_positions)
         chosen = likeliest(logits)
-        chosen[random.rows] = _draw(logits[random.rows], random, row_positions[random.rows])
+        chosen[random.rows] = self._draw(logits[random.rows], random, row_positions[random.rows])
         return chosen
+
+    def _draw(
+        self, logits: torch.Tensor, random: RandomRows, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """A token for each random row; [random] int64.
+
+        Args:
+            logits: [random, vocab] float32; overwritten.
+            positions: [random] int64.
+        """
+        scaled = logits.div_(random.temperatures)
+        if len(scaled) > len(self._weights):
+            self._weights = torch.empty_like(scaled)
+        weights = torch.softmax(scaled, dim=-1, out=self._weights[: len(scaled)])
+        if random.cuts is not None:
+            cut(weights, scaled, random.cuts)
+        return inverse_cumulative(weights, uniforms(random.seeds, positions))
 
 
 def _logprobs(
@@ -129,16 +149,3 @@ def _shape_logits(logits: torch.Tensor, batch: SamplingBatch, positions: list[in
         logits[rows, ids] = logits[rows, ids].masked_fill(short, -torch.inf)
     if batch.penalties is not None:
         batch.penalties.apply(logits)
-
-
-def _draw(logits: torch.Tensor, random: RandomRows, positions: torch.Tensor) -> torch.Tensor:
-    """A token for each random row; [random] int64.
-
-    Args:
-        logits: [random, vocab] float32; overwritten.
-        positions: [random] int64.
-    """
-    scaled = logits.div_(random.temperatures)
-    weights = scaled.softmax(dim=-1)  # [random, vocab]
-    cut(weights, scaled, random)
-    return inverse_cumulative(weights, uniforms(random.seeds, positions))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.penalties import Penalties
 from llorch_worker.engine.sequence import Sequence
 
@@ -17,28 +18,28 @@ class RandomRows:
     """Parameters of the rows that are not greedy.
 
     ``rows`` [random] int64, or None when every row is random; ``temperatures`` [random, 1]
-    float32; ``seeds`` [random] int64; ``log_min_p`` [random, 1] float32, ``top_k`` and ``top_p``:
-    None when nobody asks.
+    float32; ``seeds`` [random] int64; ``cuts`` None when nobody asks for one.
     """
 
     rows: torch.Tensor | None
     temperatures: torch.Tensor
     seeds: torch.Tensor
-    log_min_p: torch.Tensor | None
-    top_k: Limits | None
-    top_p: Limits | None
+    cuts: Cuts | None
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """top_k or top_p of the random rows that ask for it.
+class Cuts:
+    """min_p, top_k and top_p of the random rows that ask for one of them.
 
-    ``rows`` [asking] int64 index into the random rows, or None for all of them; ``values``
-    [asking, 1] float64.
+    ``rows`` [cut] int64 index into the random rows, or None for all of them; ``log_min_p``
+    [cut, 1] float32, -inf where off; ``top_k`` [cut, 1] int64, the vocabulary's size where off;
+    ``top_p`` [cut, 1] float64, inf where off.
     """
 
     rows: torch.Tensor | None
-    values: torch.Tensor
+    log_min_p: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,30 +86,32 @@ class SamplingBatch:
     def _random_rows(self, sequences: Rows[Sequence], random: list[int]) -> RandomRows:
         requests = [sequences[row].request for row in random]
         everyone = len(random) == len(sequences)
-        vocab = self._vocab_size
-        min_p = None
-        if any(request.min_p > 0 for request in requests):
-            # log(0) = -inf keeps everything.
-            min_p = self._column([request.min_p for request in requests], torch.float32).log()
         return RandomRows(
             rows=None if everyone else self._row(random),
             temperatures=self._column(
                 [max(r.temperature, LOWEST_TEMPERATURE) for r in requests], torch.float32
             ),
             seeds=self._row([sequences[row].seed for row in random]),
-            log_min_p=min_p,
-            top_k=self._limits([k if 0 < (k := r.top_k) < vocab else None for r in requests]),
-            top_p=self._limits([p if (p := r.top_p) < 1 else None for r in requests]),
+            cuts=self._cuts(requests),
         )
 
-    def _limits(self, values: Rows[float | None]) -> Limits | None:
-        """``values``: for each random row, None where it is off."""
-        asking = [(row, value) for row, value in enumerate(values) if value is not None]
+    def _cuts(self, requests: Rows[GenerationRequest]) -> Cuts | None:
+        vocab = self._vocab_size
+        top_k = [min(request.top_k or vocab, vocab) for request in requests]
+        asking = [
+            row
+            for row, request in enumerate(requests)
+            if request.min_p > 0 or top_k[row] < vocab or request.top_p < 1
+        ]
         if not asking:
             return None
-        return Limits(
-            rows=None if len(asking) == len(values) else self._row([row for row, _ in asking]),
-            values=self._column([value for _, value in asking], torch.float64),
+        top_p = [p if (p := requests[row].top_p) < 1 else torch.inf for row in asking]
+        return Cuts(
+            rows=None if len(asking) == len(requests) else self._row(asking),
+            # log(0) = -inf keeps everything.
+            log_min_p=self._column([requests[row].min_p for row in asking], torch.float32).log(),
+            top_k=self._column([top_k[row] for row in asking], torch.int64),
+            top_p=self._column(top_p, torch.float64),
         )
 
     def _biases(self, sequences: Rows[Sequence]) -> Biases | None:

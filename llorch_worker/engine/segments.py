@@ -19,11 +19,6 @@ def likeliest(values: torch.Tensor) -> torch.Tensor:
     return _within(segments, chosen).argmax(dim=-1) + chosen * SEGMENT
 
 
-def totals(weights: torch.Tensor) -> torch.Tensor:
-    """[rows, 1] float64, the sum of each row; weights: [rows, vocab] float32, none negative."""
-    return _cumulative(_segments(weights, 0).sum(dim=-1))[:, -1:]
-
-
 def inverse_cumulative(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The token at which each row's cumulative weight, in the vocabulary's order, passes a share.
 
@@ -68,7 +63,7 @@ def _segments(values: torch.Tensor, filler: float) -> torch.Tensor:
     missing = -values.shape[-1] % SEGMENT
     if missing:
         values = pad(values, (0, missing), value=filler)
-    return values.unflatten(-1, (-1, SEGMENT))
+    return values.reshape(len(values), -1, SEGMENT)
 
 
 def _within(segments: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
