@@ -2,6 +2,7 @@
 
 from llorch_worker.cache.block_pool import BlockAccountingError, BlockPool, NoFreeBlocks
 from llorch_worker.cache.causal_masks import CausalMasks
+from llorch_worker.cache.decode_buffers import DecodeBuffers
 from llorch_worker.cache.kv import PagedKV
 from llorch_worker.cache.rope_tables import RopeScaling, RopeTables
 from llorch_worker.cache.unified import UnifiedCache
@@ -10,6 +11,7 @@ __all__ = [
     "BlockAccountingError",
     "BlockPool",
     "CausalMasks",
+    "DecodeBuffers",
     "NoFreeBlocks",
     "PagedKV",
     "RopeScaling",

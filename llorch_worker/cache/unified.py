@@ -8,6 +8,7 @@ import torch
 
 from llorch_worker.cache.block_pool import BlockPool
 from llorch_worker.cache.causal_masks import CausalMasks
+from llorch_worker.cache.decode_buffers import DecodeBuffers
 from llorch_worker.cache.kv import PagedKV
 from llorch_worker.cache.rope_tables import RopeScaling, RopeTables
 from llorch_worker.kernels import KvForm
@@ -27,6 +28,8 @@ class UnifiedCache:
     blocks: BlockPool
     block_size: int
     max_context: int
+    decode: DecodeBuffers | None = None
+    """Of recorded decode steps, where there are any."""
 
     @classmethod
     def allocate(
@@ -44,12 +47,28 @@ class UnifiedCache:
         dtype: torch.dtype,
         device: torch.device,
         kv_form: KvForm = "exact",
+        decode_rows: int = 0,
+        vocab_size: int = 0,
     ) -> UnifiedCache:
-        """Allocate all parts; ``dtype`` is the compute dtype, ``kv_form`` how KV blocks keep it."""
+        """Allocate all parts; ``dtype`` is the compute dtype, ``kv_form`` how KV blocks keep it.
+
+        With ``decode_rows`` there are buffers for recorded decode steps of so many sequences, and
+        one block more than the pool hands out, for rows of no sequence to write to.
+        """
+        decode = None
+        if decode_rows:
+            decode = DecodeBuffers(
+                rows=decode_rows,
+                table_width=-(-max_context // block_size),
+                vocab_size=vocab_size,
+                scratch_block=num_blocks,
+                block_size=block_size,
+                device=device,
+            )
         return cls(
             kv=PagedKV(
                 num_layers=num_layers,
-                num_blocks=num_blocks,
+                num_blocks=num_blocks + (1 if decode_rows else 0),
                 block_size=block_size,
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
@@ -68,6 +87,7 @@ class UnifiedCache:
             blocks=BlockPool(num_blocks),
             block_size=block_size,
             max_context=max_context,
+            decode=decode,
         )
 
     @staticmethod
@@ -85,9 +105,11 @@ class UnifiedCache:
         dtype: torch.dtype,
         device: torch.device,  # noqa: ARG004
         kv_form: KvForm = "exact",
+        decode_rows: int = 0,
+        vocab_size: int = 0,
     ) -> dict[str, int]:
         """What ``allocate`` with the same arguments would take, by part; allocates nothing."""
-        slots = num_blocks * block_size
+        slots = (num_blocks + (1 if decode_rows else 0)) * block_size
         of_slot = PagedKV.slot_bytes(
             num_layers=num_layers,
             num_kv_heads=num_kv_heads,
@@ -95,16 +117,27 @@ class UnifiedCache:
             dtype=dtype,
             form=kv_form,
         )
-        return {
+        parts = {
             **{part: slots * size for part, size in of_slot.items()},
             "rope": 2 * max_context * (head_dim // 2) * torch.float32.itemsize,
             "masks": min(max_query_tokens, max_context) * max_context,
         }
+        if decode_rows:
+            parts["decode"] = DecodeBuffers.required_bytes(
+                rows=decode_rows,
+                table_width=-(-max_context // block_size),
+                vocab_size=vocab_size,
+            )
+        return parts
 
     def bytes_by_part(self) -> dict[str, int]:
-        """Bytes held, by part: ``kv`` (and ``kv_scales`` where it is int8), ``rope``, ``masks``."""
-        return {
+        """Bytes held, by part: ``kv`` (and ``kv_scales`` where it is int8), ``rope``, ``masks``,
+        and ``decode`` where decode steps are recorded."""
+        parts = {
             **self.kv.bytes_by_part(),
             "rope": self.rope.nbytes,
             "masks": self.masks.nbytes,
         }
+        if self.decode is not None:
+            parts["decode"] = self.decode.nbytes
+        return parts

@@ -11,6 +11,7 @@ import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.kernels import KvForm
 from llorch_worker.model import LlamaConfig
 
 # Of what is free once the weights are loaded. The rest is for activations, for other processes on
@@ -23,7 +24,13 @@ BLOCK_SIZE_TOKENS = 16
 
 
 def cache_shape(
-    config: LlamaConfig, max_context: int, *, dtype: torch.dtype, device: torch.device
+    config: LlamaConfig,
+    max_context: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_form: KvForm = "exact",
+    decode_rows: int = 0,
 ) -> dict[str, Any]:
     """What ``UnifiedCache.allocate`` and ``.required_bytes`` take beside ``num_blocks``."""
     return {
@@ -36,6 +43,9 @@ def cache_shape(
         "block_size": BLOCK_SIZE_TOKENS,
         "dtype": dtype,
         "device": device,
+        "kv_form": kv_form,
+        "decode_rows": decode_rows,
+        "vocab_size": config.vocab_size,
     }
 
 
@@ -97,10 +107,19 @@ def allocate_cache(
     workspace_bytes: int = 0,
     dtype: torch.dtype,
     device: torch.device,
+    kv_form: KvForm = "exact",
+    decode_rows: int = 0,
 ) -> UnifiedCache:
     """The cache that :func:`plan_blocks` plans for what is free on ``device`` now, with
     ``workspace_bytes`` left for the steps."""
-    shape = cache_shape(config, max_context, dtype=dtype, device=device)
+    shape = cache_shape(
+        config,
+        max_context,
+        dtype=dtype,
+        device=device,
+        kv_form=kv_form,
+        decode_rows=decode_rows,
+    )
     num_blocks = plan_blocks(
         lambda blocks: (
             UnifiedCache.required_bytes(num_blocks=blocks, **shape) | {"workspace": workspace_bytes}

@@ -69,6 +69,11 @@ class Ops(Protocol):
     def name(self) -> str:
         """How logs and ``llorch doctor`` call it: ``torch``, ``native``, ``triton``."""
 
+    @property
+    def recordable(self) -> bool:
+        """Whether decode may be recorded and replayed: nothing in it comes from the host, and its
+        cost follows from ``device_contexts``."""
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Each row of ``x: [tokens, hidden]`` at a root mean square of one, times ``weight``.
 

@@ -16,6 +16,7 @@ class NativeOps:
     """See ``Ops``. Tensors are bfloat16 and contiguous, as the model's are."""
 
     name = "native"
+    recordable = False
 
     def __init__(self, library: NativeLibrary) -> None:
         self._rms_norm = library.function(

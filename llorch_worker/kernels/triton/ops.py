@@ -17,6 +17,7 @@ class TritonOps:
     """See ``Ops``."""
 
     name = "triton"
+    recordable = True
 
     def __init__(self, processors: int) -> None:
         """``processors``: the card's streaming multiprocessors, all of which decode is to fill."""

@@ -1,0 +1,116 @@
+"""Decode steps recorded once and replayed: on a card the host then launches one graph a step."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from llorch_worker.cache import DecodeBuffers, UnifiedCache
+from llorch_worker.engine.runner import ForwardModel
+from llorch_worker.model import RaggedBatch
+
+
+def bucket_sizes(max_sequences: int) -> list[int]:
+    """Batch sizes that are recorded: 1, 2, 4, 8, then every 8th, beyond 256 every 32nd, and
+    ``max_sequences`` itself."""
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(288, max_sequences, 32)]
+    return [*(size for size in sizes if size < max_sequences), max_sequences]
+
+
+class Recorder(Protocol):
+    """Makes a launch sequence out of a function that only works on the device."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Runs ``run`` at least once; what is returned repeats what it did on the device, with the
+        host's numbers of that time and with what then lies at the addresses that it used."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs whose temporaries share one memory pool: they never run side by side."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """See ``Recorder``."""
+        with torch.cuda.device(self._device):
+            # Once before, on a stream of its own: kernels are compiled and libraries allocate,
+            # which must not happen in a recording.
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                run()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            # Other engines of the process go on meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                run()
+            return graph.replay
+
+
+class DecodeGraphs:
+    """A model whose decode steps are replayed; all other steps it computes as they come.
+
+    A step of n sequences takes the smallest recorded size that is at least n. The rows beyond n
+    are blank (see ``DecodeBuffers``) and cost a context of one token each.
+    """
+
+    def __init__(self, model: ForwardModel, cache: UnifiedCache, recorder: Recorder) -> None:
+        """Records every size now; ``cache`` was allocated with ``decode_rows``."""
+        if cache.decode is None:
+            raise ValueError("the cache has no buffers for recorded steps")
+        self._model = model
+        self._cache = cache
+        self._buffers: DecodeBuffers = cache.decode
+        self._filled = 0
+        self._sizes = bucket_sizes(self._buffers.rows)
+        self._replays: dict[int, Callable[[], None]] = {}
+        with torch.inference_mode():
+            # The largest first: the others find their temporaries' memory in the pool.
+            for size in reversed(self._sizes):
+                self._replays[size] = recorder.record(partial(self._step, self._batch(size)))
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        """See ``ForwardModel``; the logits are good until the next step."""
+        count = len(batch.query_lengths)
+        decodes = len(batch.token_ids) == len(batch.logits_rows) == count
+        if cache is not self._cache or not decodes or count > self._sizes[-1]:
+            return self._model.forward(batch, cache)
+        self._fill(batch, count)
+        self._replays[self._sizes[bisect_left(self._sizes, count)]]()
+        return self._buffers.logits[:count]
+
+    def _batch(self, size: int) -> RaggedBatch:
+        """The first ``size`` rows of the buffers."""
+        buffers = self._buffers
+        return RaggedBatch(
+            token_ids=buffers.token_ids[:size],
+            positions=buffers.positions[:size],
+            query_lengths=(1,) * size,
+            context_lengths=(self._cache.max_context,) * size,
+            block_tables=buffers.block_tables[:size],
+            slots=buffers.slots[:size],
+            logits_rows=buffers.logits_rows[:size],
+            device_contexts=buffers.contexts[:size],
+        )
+
+    def _step(self, batch: RaggedBatch) -> None:
+        logits = self._model.forward(batch, self._cache)
+        self._buffers.logits[: len(logits)].copy_(logits)
+
+    def _fill(self, batch: RaggedBatch, count: int) -> None:
+        buffers = self._buffers
+        buffers.token_ids[:count].copy_(batch.token_ids)
+        buffers.positions[:count].copy_(batch.positions)
+        buffers.slots[:count].copy_(batch.slots)
+        torch.add(batch.positions, 1, out=buffers.contexts[:count])
+        # What the table had beyond this width lies behind every context, where nobody looks.
+        buffers.block_tables[:count, : batch.block_tables.shape[1]].copy_(batch.block_tables)
+        if count < self._filled:
+            buffers.blank(count, self._filled)
+        self._filled = count

@@ -1,0 +1,51 @@
+"""What a CUDA graph does, on any device: operations with the arguments that they had, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+
+class Recorder:
+    """A ``Recorder`` that replays torch's operations: each again, into the memory it wrote then.
+
+    As in a graph, numbers of the host are those of the recording and Python does not run again.
+    """
+
+    def __init__(self) -> None:
+        self.replayed = 0
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        operations = _Operations()
+        with operations:
+            run()
+
+        def replay() -> None:
+            self.replayed += 1
+            operations.replay()
+
+        return replay
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self._list: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._list.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self._list:
+            again = func(*args, **kwargs)
+            for old, new in zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
