@@ -4,6 +4,7 @@ from llorch_worker.cache.block_pool import BlockAccountingError, BlockPool, NoFr
 from llorch_worker.cache.causal_masks import CausalMasks
 from llorch_worker.cache.decode_buffers import DecodeBuffers
 from llorch_worker.cache.kv import PagedKV
+from llorch_worker.cache.prefix import Prefix
 from llorch_worker.cache.rope_tables import RopeScaling, RopeTables
 from llorch_worker.cache.unified import UnifiedCache
 
@@ -14,6 +15,7 @@ __all__ = [
     "DecodeBuffers",
     "NoFreeBlocks",
     "PagedKV",
+    "Prefix",
     "RopeScaling",
     "RopeTables",
     "UnifiedCache",

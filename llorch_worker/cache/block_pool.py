@@ -1,8 +1,21 @@
-"""Who holds which KV block: the one ledger of a process."""
+"""Who holds which KV block, and what free blocks still hold: the one ledger of a process.
+
+A block is held by one sequence or by several that begin alike; it is free when nobody holds it. A
+free block keeps its contents until the block is needed: those without contents go first, then the
+one that was given up longest ago.
+
+Two rules keep the tree of contents whole. Who holds a block holds one of every prefix before it,
+and gives them up together, the last block first. And of a prefix that someone holds no free block
+has a copy. So a prefix is never forgotten before those that go on from it.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
+from collections.abc import Sequence as Ids
+
+from llorch_worker.cache.prefix import Prefix
 
 
 class NoFreeBlocks(Exception):
@@ -10,7 +23,7 @@ class NoFreeBlocks(Exception):
 
 
 class BlockAccountingError(Exception):
-    """A block was freed twice, or the ledger does not add up: a defect, never a user's fault."""
+    """The ledger does not add up, as when a block is freed twice: a defect, no user's fault."""
 
 
 class BlockPool:
@@ -18,39 +31,147 @@ class BlockPool:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        # The end of the list goes first: low ids first, then what was freed last (still cached).
-        self._free = list(range(total - 1, -1, -1))
-        self._held = bytearray(total)
+        self.root = Prefix()
+        self._holders = [0] * total
+        self._contents: list[Prefix | None] = [None] * total
+        # The end of the list goes first: low ids first, then what was freed last.
+        self._blank = list(range(total - 1, -1, -1))
+        # Free blocks with contents, the one given up longest ago first.
+        self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free_count(self) -> int:
-        return len(self._free)
+        """Blocks that nobody holds, with contents or without."""
+        return len(self._blank) + len(self._kept)
+
+    @property
+    def kept_count(self) -> int:
+        """Free blocks that keep their contents."""
+        return len(self._kept)
+
+    def holders(self, block: int) -> int:
+        """How many hold ``block``."""
+        return self._holders[block]
+
+    def contents(self, block: int) -> Prefix | None:
+        """What was published as the contents of ``block``, as long as it is known."""
+        return self._contents[block]
 
     def allocate(self, count: int) -> list[int]:
-        """``count`` block ids; raises NoFreeBlocks, and takes none, when there are fewer."""
+        """``count`` blocks to write to; raises NoFreeBlocks, and takes none, when there are fewer.
+
+        What they held is forgotten.
+        """
         if count < 0:
             raise ValueError(f"cannot allocate {count} blocks")
-        if count > len(self._free):
-            raise NoFreeBlocks(f"{count} blocks wanted, {len(self._free)} of {self.total} free")
-        ids = [self._free.pop() for _ in range(count)]
-        for block in ids:
-            self._held[block] = 1
+        if count > self.free_count:
+            raise NoFreeBlocks(f"{count} blocks wanted, {self.free_count} of {self.total} free")
+        ids = []
+        for _ in range(count):
+            if not self._blank:
+                self._forget(next(iter(self._kept)))
+            ids.append(self._blank.pop())
+            self._holders[ids[-1]] = 1
         return ids
 
-    def free(self, ids: Iterable[int]) -> None:
-        """Give blocks back; raises BlockAccountingError for one that nobody holds."""
-        for block in ids:
-            if not 0 <= block < self.total or not self._held[block]:
+    def share(self, prefix: Prefix) -> int:
+        """A block that holds the end of ``prefix``, to be read only; the caller now holds it."""
+        block = prefix.copies[0]
+        if not self._holders[block]:
+            del self._kept[block]
+        self._holders[block] += 1
+        return block
+
+    def publish(self, block: int, parent: Prefix, token_ids: tuple[int, ...]) -> Prefix:
+        """Notes that a held ``block`` is full of ``token_ids`` after ``parent``; returns the whole.
+
+        From now on it must not be written to.
+        """
+        if not self._holders[block] or self._contents[block] is not None:
+            raise BlockAccountingError(f"block {block} is free or was published before")
+        prefix = parent.children.get(token_ids)
+        if prefix is None:
+            prefix = parent.children[token_ids] = Prefix(parent, token_ids)
+        prefix.copies.append(block)
+        self._contents[block] = prefix
+        if not self._holders[prefix.copies[0]]:
+            self._forget(prefix.copies[0])
+        return prefix
+
+    def free(self, ids: Ids[int]) -> None:
+        """Gives up a sequence's blocks; raises BlockAccountingError for one that nobody holds."""
+        for block in reversed(ids):
+            if not 0 <= block < self.total or not self._holders[block]:
                 raise BlockAccountingError(f"block {block} was freed but is not held")
-            self._held[block] = 0
-            self._free.append(block)
+            self._holders[block] -= 1
+            if self._holders[block]:
+                continue
+            prefix = self._contents[block]
+            if prefix is None:
+                self._blank.append(block)
+                continue
+            self._kept[block] = None
+            if len(prefix.copies) > 1:
+                self._forget(block)
+
+    def withdraw(self, prefix: Prefix) -> None:
+        """Forgets ``prefix`` and all that goes on from it; who holds the blocks keeps them."""
+        if prefix.parent is None:
+            raise ValueError("the root is no text")
+        del prefix.parent.children[prefix.token_ids]
+        doomed = [prefix]
+        while doomed:
+            prefix = doomed.pop()
+            doomed += prefix.children.values()
+            prefix.children.clear()
+            for block in prefix.copies:
+                self._contents[block] = None
+                if not self._holders[block]:
+                    del self._kept[block]
+                    self._blank.append(block)
+            prefix.copies.clear()
 
     def check_integrity(self) -> None:
-        """Raise BlockAccountingError unless each block is either free once or held."""
-        free = set(self._free)
-        if len(free) != len(self._free):
+        """Raises BlockAccountingError unless each block is either free once or held, and the tree
+        knows exactly what the blocks hold."""
+        free = {*self._blank, *self._kept}
+        if len(free) != self.free_count:
             raise BlockAccountingError("a block is on the free list twice")
         for block in range(self.total):
-            if (block in free) == bool(self._held[block]):
+            if (block in free) == bool(self._holders[block]):
                 state = "both free and held" if block in free else "neither free nor held"
                 raise BlockAccountingError(f"block {block} is {state}")
+            if block in free and (block in self._kept) == (self._contents[block] is None):
+                raise BlockAccountingError(f"free block {block} and its contents disagree")
+        found: set[int] = set()
+        for prefix in self._tree():
+            if prefix.parent is None:
+                continue
+            if any(self._contents[block] is not prefix for block in prefix.copies):
+                raise BlockAccountingError("a prefix claims a block of other contents")
+            if not prefix.copies:
+                raise BlockAccountingError("a prefix was forgotten before what goes on from it")
+            if len(prefix.copies) > 1 and any(block in free for block in prefix.copies):
+                raise BlockAccountingError("a free block copies what others hold")
+            found.update(prefix.copies)
+        if found != {block for block in range(self.total) if self._contents[block] is not None}:
+            raise BlockAccountingError("a block's contents cannot be found")
+
+    def _forget(self, block: int) -> None:
+        """Makes a free block a blank one."""
+        prefix = self._contents[block]
+        assert prefix is not None
+        assert prefix.parent is not None
+        self._contents[block] = None
+        del self._kept[block]
+        self._blank.append(block)
+        prefix.copies.remove(block)
+        if not prefix.copies:
+            del prefix.parent.children[prefix.token_ids]
+
+    def _tree(self) -> Iterable[Prefix]:
+        rest = [self.root]
+        while rest:
+            prefix = rest.pop()
+            rest += prefix.children.values()
+            yield prefix

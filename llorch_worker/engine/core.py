@@ -55,7 +55,7 @@ class EngineCore:
             self._generations[sequence] = generation
         if all(sequence.finish_reason is not None for sequence in generation.sequences):
             now_s = time.monotonic()
-            generation.start(now_s)
+            generation.start(None, now_s)
             self._finish_if_complete(generation, now_s)
             return
         for sequence in generation.sequences:
@@ -94,8 +94,8 @@ class EngineCore:
         if not plan.chunks:
             return plan
         now_s = time.monotonic()
-        for sequence in plan.admitted:
-            self._generations[sequence].start(now_s)
+        for chunk in plan.prefills:
+            self._generations[chunk.sequence].start(chunk.sequence, now_s)
         try:
             output = self._runner.run(plan.chunks)
         except Exception as error:
@@ -115,6 +115,7 @@ class EngineCore:
                 continue  # another choice of its generation failed in this loop
             generation = self._generations[sequence]
             if row in output.sampled.damaged:
+                self.scheduler.blocks.distrust(sequence)
                 self._fail(generation, InternalError("the model's logits are not finite"))
                 continue
             try:

@@ -66,13 +66,15 @@ class Engine:
         weight_bytes: int,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
         max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
+        prefix_caching: bool = True,
         workspace_bytes: int = 0,
     ) -> None:
         """Of parts that are loaded already; :meth:`load` makes them from a file.
 
         The cache decides device, dtype and ``max_context``. At most ``max_sequences`` sequences
-        run at once, and a step computes at most ``max_step_tokens`` tokens. ``workspace_bytes``
-        were planned for the steps.
+        run at once, and a step computes at most ``max_step_tokens`` tokens. With
+        ``prefix_caching``, prompts that begin alike share the KV blocks of their beginning.
+        ``workspace_bytes`` were planned for the steps.
         """
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -98,6 +100,7 @@ class Engine:
             block_size=cache.block_size,
             max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
+            prefix_caching=prefix_caching,
         )
         sampler = Sampler(config.vocab_size, device)
         runner = Runner(model, cache, sampler, device)
@@ -116,6 +119,7 @@ class Engine:
         model_name: str | None = None,
         max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
         kv_cache_bytes: int | None = None,
+        prefix_caching: bool = True,
         num_threads: int | None = None,
         kernels: KernelChoice = "auto",
         progress: Callable[[int, int], None] | None = None,
@@ -129,6 +133,7 @@ class Engine:
                 ``float32``, ``bfloat16`` or ``float16``.
             max_context: tokens that a sequence may hold; by default the model's own context.
             kv_cache_bytes: by default enough for ``max_sequences`` full contexts, if they fit.
+            prefix_caching: compute once what prompts that begin alike have in common.
             num_threads: torch's CPU threads, process-wide; untouched when None.
             kernels: ``auto``, the fastest that this machine allows, or ``torch``, uncompiled.
             progress: called with bytes loaded and bytes in all.
@@ -192,6 +197,7 @@ class Engine:
             weight_bytes=model.weight_bytes,
             max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
+            prefix_caching=prefix_caching,
             workspace_bytes=workspace,
         )
 
@@ -214,9 +220,9 @@ class Engine:
 
         With a ``journal`` the generation goes on where the job's earlier attempts ended: tokens,
         text, logprobs and usage are those of an uninterrupted run, and events tell only what the
-        journal does not. Choices that it shows complete are not run again. ``timings`` are this
-        attempt's, from its own first step and first token; ``queue_ms`` and ``first_token_ms``
-        still count from ``queued_at``, the earlier attempts included.
+        journal does not. Choices that it shows complete are not run again. ``usage.cached`` and
+        ``timings`` are this attempt's, from its own first step and first token; ``queue_ms`` and
+        ``first_token_ms`` still count from ``queued_at``, the earlier attempts included.
 
         Args:
             queued_at: unix time in s at which the job was enqueued; ``deadline_s`` and
@@ -306,7 +312,10 @@ class Engine:
             tokens_per_s=counters.tokens_per_s(),
             kv_blocks_total=self.cache.blocks.total,
             kv_blocks_free=self.cache.blocks.free_count,
+            kv_blocks_kept=self.cache.blocks.kept_count,
             prompt_tokens_total=counters.prompt_tokens_total,
+            cached_tokens_total=self._scheduler.blocks.found_tokens_total,
+            prefix_hits_total=self._scheduler.blocks.hits_total,
             completion_tokens_total=counters.completion_tokens_total,
             finished_total=counters.finished_total,
             preempted_total=self._scheduler.preempted_total,
@@ -355,7 +364,7 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Raises unless every KV block is free or held exactly once. Meant for tests."""
+        """Raises unless every KV block is free or held by who lists it. Meant for tests."""
         self._thread.call(self._scheduler.check_integrity)
 
     def close(self) -> None:

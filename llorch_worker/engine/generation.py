@@ -61,6 +61,7 @@ class Generation:
         waited_s = 0.0 if queued_at is None else max(0.0, time.time() - queued_at)
         self._queued_s = now - waited_s
         self._started_s: float | None = None
+        self._first_prefilled: Sequence | None = None
         self._first_token_s: float | None = None
         self.deadline_s = (
             None if request.deadline_s is None else self._queued_s + request.deadline_s
@@ -121,17 +122,22 @@ class Generation:
 
     # Engine's side ---------------------------------------------------------------------------
 
-    def start(self, now_s: float) -> None:
-        """Notes the first step and tells of it; later calls do nothing."""
+    def start(self, sequence: Sequence | None, now_s: float) -> None:
+        """Notes the first step, a prefill of ``sequence``, and tells of it; later calls do nothing.
+
+        None where no choice is left to run.
+        """
         if self._started_s is not None:
             return
         self._started_s = now_s
+        self._first_prefilled = sequence
         self._emit(
             Started(
                 worker=self._worker,
                 model=self._model_name,
                 attempt=self._attempt,
                 prompt_tokens=self.sequences[0].prompt_length,
+                cached_tokens=self._cached_tokens,
                 queue_ms=(now_s - self._queued_s) * 1e3,
             )
         )
@@ -161,6 +167,7 @@ class Generation:
         choices = tuple(_choice(sequence) for sequence in self.sequences)
         usage = Usage(
             prompt=self.sequences[0].prompt_length,
+            cached=self._cached_tokens,
             completion=sum(len(choice.token_ids) for choice in choices),
         )
         timings = self._timings(now_s)
@@ -200,6 +207,11 @@ class Generation:
             self._changed.notify_all()
         if isinstance(event, TERMINAL_EVENTS):
             self._finished.set()
+
+    @property
+    def _cached_tokens(self) -> int:
+        # What other choices find in the cache is what the first of them has put there.
+        return 0 if self._first_prefilled is None else self._first_prefilled.cached_tokens
 
     def _timings(self, now_s: float) -> Timings:
         started = now_s if self._started_s is None else self._started_s

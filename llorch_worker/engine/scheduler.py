@@ -5,12 +5,20 @@ Running sequences live in one list and waiting ones in another, both sorted by
 
 - Decodes come first: each running sequence that lacks one token gets it in every step. Prefill
   takes what is left of the token budget, so a long prompt delays decodes by one chunk at most.
-- The head of the waiting list is admitted when its known tokens fit into free blocks. Nobody
-  overtakes it, so a long prompt cannot starve behind short ones of its own class.
+- The head of the waiting list is admitted when its known tokens fit into free blocks; what it
+  shares with running sequences needs none. Nobody overtakes it, so a long prompt cannot starve
+  behind short ones of its own class. Blocks are promised at once and taken chunk by chunk.
 - Only a decode can lack a block. Then the last of the running list gives up its own and waits,
   be it the very sequence that asked; so nobody ever yields to one that it outranks. The first of
   the running list never yields while another holds blocks, and alone it fits (larger requests are
   refused at submit): some sequence always advances, hence no deadlock and no livelock.
+- Before each chunk a prefill takes the published blocks that hold what it would compute next.
+  Where an earlier chunk of the same step completes its next block, it sits the step out and
+  finds that block in the next: so jobs that arrive together compute what they share once, and
+  the first of them is always the one that outranks the others. It waits for nothing but work of
+  this very step. Where that is cancelled, preempted or fails, the next step has no such chunk
+  and nobody waits for one; and the first prefill of a step has none before it, so the first of
+  the running list never sits out and all that is said above holds.
 """
 
 from __future__ import annotations
@@ -21,6 +29,7 @@ from operator import attrgetter
 
 from llorch_worker.cache import BlockPool
 from llorch_worker.engine.sequence import Sequence, SequenceState
+from llorch_worker.engine.sequence_blocks import BlockKey, SequenceBlocks
 
 _ORDER = attrgetter("order")
 
@@ -41,10 +50,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The work of one step: decodes, then prefill chunks."""
+    """The work of one step: first ``decodes`` chunks of one token, then prefill chunks."""
 
     chunks: tuple[Chunk, ...]
-    admitted: tuple[Sequence, ...]
+    decodes: int
+
+    @property
+    def prefills(self) -> tuple[Chunk, ...]:
+        """The chunks that begin a sequence or go on with its prefill."""
+        return self.chunks[self.decodes :]
 
     @property
     def tokens(self) -> int:
@@ -55,14 +69,19 @@ class Scheduler:
     """Owns the waiting and the running list and the blocks that running sequences hold."""
 
     def __init__(
-        self, blocks: BlockPool, *, block_size: int, max_sequences: int, max_step_tokens: int
+        self,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        max_sequences: int,
+        max_step_tokens: int,
+        prefix_caching: bool = True,
     ) -> None:
         """``block_size`` in tokens. A step computes at most ``max_step_tokens`` tokens.
 
         As each running sequence is owed one token a step, no more run than the budget has tokens.
         """
-        self._blocks = blocks
-        self._block_size = block_size
+        self.blocks = SequenceBlocks(pool, block_size=block_size, prefix_caching=prefix_caching)
         self._max_step_tokens = max_step_tokens
         self._max_running = min(max_sequences, max_step_tokens)
         self._running_limit = self._max_running
@@ -90,53 +109,57 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold ``tokens`` tokens of one sequence."""
-        return -(-tokens // self._block_size)
-
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence. The caller has checked that it fits into the whole pool."""
+        self.blocks.enter(sequence)
         insort(self._waiting, sequence, key=_ORDER)
 
     def schedule(self) -> StepPlan:
         """The next step. Blocks for its tokens are allocated; nothing else has happened yet."""
         chunks = self._decodes()
-        budget = self._max_step_tokens - len(chunks)
+        decodes = len(chunks)
+        budget = self._max_step_tokens - decodes
         prefills = [s for s in self._running if s.pending > 1]
         prefills.reverse()
-        admitted: list[Sequence] = []
+        completed: set[BlockKey] = set()
         while budget > 0:
             sequence = self._admissible(prefills[-1] if prefills else None)
             if sequence is not None:
                 self._admit(sequence)
-                admitted.append(sequence)
             elif prefills:
                 sequence = prefills.pop()
             else:
                 break
+            self.blocks.take_found(sequence)
+            if completed and self.blocks.could_share(sequence) in completed:
+                continue
             count = min(budget, sequence.pending)
+            self.blocks.cover(sequence, sequence.computed + count)
+            if (key := self.blocks.completes(sequence, count)) is not None:
+                completed.add(key)
             chunks.append(Chunk(sequence, sequence.computed, count))
             budget -= count
-        return StepPlan(tuple(chunks), tuple(admitted))
+        return StepPlan(tuple(chunks), decodes)
 
     def advance(self, plan: StepPlan) -> None:
         """Notes that the step was computed."""
         for chunk in plan.chunks:
             chunk.sequence.computed += chunk.count
+            self.blocks.publish(chunk.sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it is, and frees its blocks; no effect when finished."""
         if sequence.state is SequenceState.FINISHED:
             return
         self._take_out(sequence)
-        self._release(sequence)
+        self.blocks.release(sequence)
         sequence.state = SequenceState.FINISHED
         self._running_limit = min(self._max_running, self._running_limit + 1)
 
     def preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to wait; it will be recomputed from its ids."""
         self._take_out(sequence)
-        self._release(sequence)
+        self.blocks.release(sequence)
         sequence.state = SequenceState.WAITING
         insort(self._waiting, sequence, key=_ORDER)
         self.preempted_total += 1
@@ -150,18 +173,8 @@ class Scheduler:
         self._running_limit = max(1, len(self._running))
 
     def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` unless every block is free or held exactly once."""
-        self._blocks.check_integrity()
-        held = [block for sequence in self._running for block in sequence.blocks]
-        if len(set(held)) != len(held):
-            raise RuntimeError("a KV block is held by two sequences")
-        if len(held) + self._blocks.free_count != self._blocks.total:
-            raise RuntimeError(
-                f"{self._blocks.total} KV blocks, but {len(held)} held "
-                f"and {self._blocks.free_count} free"
-            )
-        if any(sequence.blocks or sequence.computed for sequence in self._waiting):
-            raise RuntimeError("a waiting sequence holds KV blocks")
+        """Raises ``RuntimeError`` unless every block is free or held by those that list it."""
+        self.blocks.check_integrity(self._running, self._waiting)
 
     def _decodes(self) -> list[Chunk]:
         chunks = []
@@ -175,15 +188,11 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> bool:
         """Gives ``sequence`` blocks for all its tokens; False when it had to yield itself."""
-        missing = self.blocks_for(len(sequence.token_ids)) - len(sequence.blocks)
-        if missing <= 0:
-            return True
-        while self._blocks.free_count < missing:
+        while not self.blocks.grow(sequence):
             victim = self._running[-1]
             self.preempt(victim)
             if victim is sequence:
                 return False
-        sequence.blocks.extend(self._blocks.allocate(missing))
         return True
 
     def _admissible(self, rival: Sequence | None) -> Sequence | None:
@@ -193,14 +202,13 @@ class Scheduler:
         head = self._waiting[0]
         if rival is not None and rival.order < head.order:
             return None
-        needed = self.blocks_for(len(head.token_ids))
         # One block of headroom for each running sequence: otherwise the newcomer would be
         # preempted, and its prefill lost, as soon as those cross their next block boundary.
-        return head if needed + len(self._running) <= self._blocks.free_count else None
+        return head if self.blocks.fits(head, spare=len(self._running)) else None
 
     def _admit(self, sequence: Sequence) -> None:
         self._waiting.pop(0)
-        sequence.blocks.extend(self._blocks.allocate(self.blocks_for(len(sequence.token_ids))))
+        self.blocks.promise(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=_ORDER)
 
@@ -208,9 +216,3 @@ class Scheduler:
         waits = sequence.state is SequenceState.WAITING
         queue = self._waiting if waits else self._running
         del queue[bisect_left(queue, sequence.order, key=_ORDER)]
-
-    def _release(self, sequence: Sequence) -> None:
-        if sequence.blocks:
-            self._blocks.free(sequence.blocks)
-        sequence.blocks = []
-        sequence.computed = 0

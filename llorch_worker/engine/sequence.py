@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ids
 from enum import Enum
 
+from llorch_worker.cache import Prefix
 from llorch_worker.contract import FinishReason, GenerationRequest, Priority, TokenLogprobs
 from llorch_worker.engine.choice_text import ChoiceText
 
@@ -27,13 +28,21 @@ class Sequence:
     prompt + generated ids. So is a resumed job: its ids of earlier attempts are appended first.
     """
 
+    prefix: Prefix
+    """Its place among what the KV blocks hold; the scheduler sets it. While it runs, the end of its
+    own published blocks; while it waits, the end of what was last found of its ids."""
+
     __slots__ = (
         "arrival",
         "blocks",
+        "cached_tokens",
         "choice",
         "computed",
         "finish_reason",
         "logprobs",
+        "most_computed",
+        "prefix",
+        "promised_blocks",
         "prompt_length",
         "rank",
         "request",
@@ -71,9 +80,13 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.finish_reason: FinishReason | None = None
         self.computed = 0
-        # A preempted sequence gets a new list, never a cleared one: the runner recognises block
-        # tables that it has already copied by the list's identity and length.
         self.blocks: list[int] = []
+        self.promised_blocks = 0
+        """Blocks that it may still take for tokens of its prefill."""
+        self.cached_tokens = 0
+        """Tokens of the prompt that were found in the KV cache and never computed for it."""
+        self.most_computed = 0
+        """The most tokens that had keys and values before a preemption."""
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -94,6 +107,21 @@ class Sequence:
     def generated_ids(self) -> list[int]:
         """The generated ids, the one that ended the choice included."""
         return self.token_ids[self.prompt_length :]
+
+    def find(self, tokens: int) -> None:
+        """Notes that its first ``tokens`` tokens, more than were computed, are in ``blocks``."""
+        known = max(self.computed, self.most_computed)
+        self.cached_tokens += max(0, min(tokens, self.prompt_length) - known)
+        self.computed = tokens
+
+    def lose_blocks(self) -> None:
+        """Keeps the ids alone: all of them are pending again."""
+        self.most_computed = max(self.most_computed, self.computed)
+        self.computed = 0
+        # A new list, never a cleared one: the runner recognises block tables that it has already
+        # copied by the list's identity and length.
+        self.blocks = []
+        self.promised_blocks = 0
 
     def append(self, token_id: int) -> None:
         """Takes a sampled token: text, stop rules, and ``finish_reason`` where it was the last.

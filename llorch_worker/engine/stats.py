@@ -22,7 +22,10 @@ class EngineStats:
     ``reserved``, what torch's allocator holds beyond that.
 
     ``bytes``: memory held, by part: weights, kv, rope, masks. ``tokens_per_s``: tokens generated
-    over the last 5 s, all sequences together.
+    over the last 5 s, all sequences together. Of the free KV blocks ``kv_blocks_kept`` keep
+    contents that later prompts may find: ``prefix_hits_total`` prefills found their beginning, and
+    ``cached_tokens_total`` tokens did not have to be computed, those of preempted sequences and of
+    resumed jobs included.
     """
 
     model: str
@@ -38,7 +41,10 @@ class EngineStats:
     tokens_per_s: float
     kv_blocks_total: int
     kv_blocks_free: int
+    kv_blocks_kept: int
     prompt_tokens_total: int
+    cached_tokens_total: int
+    prefix_hits_total: int
     completion_tokens_total: int
     finished_total: int
     preempted_total: int

@@ -71,8 +71,10 @@ def over_the_wire(events: list[Event]) -> list[Event]:
 
 
 def same(result: GenerationResult, whole: GenerationResult) -> None:
-    """Everything but time, place and attempt; logprobs up to rounding."""
-    assert (result.text, result.usage, result.seed) == (whole.text, whole.usage, whole.seed)
+    """Everything but time, place, attempt and what lay in the cache; logprobs up to rounding."""
+    for name in ("prompt", "completion"):
+        assert getattr(result.usage, name) == getattr(whole.usage, name)
+    assert (result.text, result.seed) == (whole.text, whole.seed)
     for choice, expected in zip(result.choices, whole.choices, strict=True):
         bare = {"logprobs": None}
         assert choice.model_copy(update=bare) == expected.model_copy(update=bare)
@@ -108,7 +110,7 @@ def cut_everywhere(
         assert result.attempts == 2
         fresh = list(generation.events())
         assert isinstance(fresh[0], Started)
-        assert (fresh[0].attempt, fresh[0].cached_tokens) == (2, 0)
+        assert (fresh[0].attempt, fresh[0].cached_tokens) == (2, result.usage.cached)
         assert isinstance(fresh[-1], Finished)
         assert fresh[-1].usage == result.usage
         assert shown([*cut, *fresh]) == shown(events)

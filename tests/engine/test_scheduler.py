@@ -11,8 +11,17 @@ from llorch_worker.engine.sequence import Sequence, SequenceState
 MakeSequence = Callable[..., Sequence]
 
 
-def scheduler(blocks: int = 100, sequences: int = 8, step: int = 64) -> Scheduler:
-    return Scheduler(BlockPool(blocks), block_size=4, max_sequences=sequences, max_step_tokens=step)
+def scheduler(
+    blocks: int = 100, sequences: int = 8, step: int = 64, *, prefix_caching: bool = False
+) -> Scheduler:
+    """Without prefix caching: what prompts have in common is test_prefix_sharing's matter."""
+    return Scheduler(
+        BlockPool(blocks),
+        block_size=4,
+        max_sequences=sequences,
+        max_step_tokens=step,
+        prefix_caching=prefix_caching,
+    )
 
 
 def run_step(scheduler: Scheduler) -> StepPlan:
@@ -93,7 +102,7 @@ def test_admission_goes_by_priority_and_then_by_arrival(make_sequence: MakeSeque
         s.add(make_sequence(2, arrival=arrival, priority=priority, max_tokens=1))
     admitted = []
     while s.has_work:
-        admitted += [sequence.arrival for sequence in run_step(s).admitted]
+        admitted += [chunk.sequence.arrival for chunk in run_step(s).prefills]
     assert admitted == [2, 4, 1, 5, 0, 3]
 
 
@@ -118,7 +127,7 @@ def test_nobody_overtakes_the_head_of_the_queue_that_lacks_blocks(
     s.add(make_sequence(1, arrival=2))
     run_step(s)
     assert [sequence.arrival for sequence in s.waiting] == [1, 2]
-    assert [sequence.arrival for sequence in run_step(s).admitted] == [1]
+    assert [chunk.sequence.arrival for chunk in run_step(s).prefills] == [1]
 
 
 def test_when_blocks_run_out_the_latest_of_the_lowest_priority_yields(
@@ -214,8 +223,19 @@ def test_lost_and_doubly_held_blocks_are_told(make_sequence: MakeSequence) -> No
     s.add(sequence)
     run_step(s)
     sequence.blocks.append(sequence.blocks[0])
-    with pytest.raises(RuntimeError, match="held by two"):
+    with pytest.raises(RuntimeError, match="holds a KV block twice"):
         s.check_integrity()
     del sequence.blocks[-2:]
-    with pytest.raises(RuntimeError, match="KV blocks, but"):
+    with pytest.raises(RuntimeError, match="more or fewer holders"):
+        s.check_integrity()
+
+
+def test_promises_that_nobody_was_given_are_told(make_sequence: MakeSequence) -> None:
+    s = scheduler(step=4)
+    sequence = make_sequence(10)
+    s.add(sequence)
+    run_step(s)
+    assert sequence.promised_blocks == 2
+    sequence.promised_blocks = 1
+    with pytest.raises(RuntimeError, match="2 KV blocks are promised, 1 of them"):
         s.check_integrity()

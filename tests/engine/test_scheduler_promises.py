@@ -1,4 +1,8 @@
-"""Random arrivals, lengths, priorities, cancels and tiny pools: what the scheduler must keep."""
+"""Random arrivals, lengths, priorities, cancels and tiny pools: what the scheduler must keep.
+
+Prompts begin alike more often than not. A model of the KV memory notes for every slot the text up
+to the token that was written there; whoever reads a slot must find its own text.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,11 @@ from hypothesis.stateful import (
 
 from llorch_worker.cache import BlockPool
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.engine.scheduler import Scheduler, StepPlan
+from llorch_worker.engine.scheduler import Chunk, Scheduler, StepPlan
 from llorch_worker.engine.sequence import Sequence, SequenceState
 
 BLOCK_SIZE = 4
+GARBAGE = (-1,)
 
 
 class NoText:
@@ -31,32 +36,49 @@ class NoText:
 
 
 class SchedulerPromises(RuleBasedStateMachine):
-    """Submits, steps and cancels; the teardown drains and counts."""
+    """Submits, steps, failures and cancels; the teardown drains and counts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sequences: list[Sequence] = []
-        self.cancelled: set[Sequence] = set()
+        self.ended_early: set[Sequence] = set()
+        self.memory: dict[tuple[int, int], tuple[int, ...]] = {}
+        """What each (block, offset) holds: all token ids up to the one whose keys lie there."""
 
-    @initialize(blocks=st.integers(2, 12), max_sequences=st.integers(1, 5), step=st.integers(1, 12))
-    def open(self, blocks: int, max_sequences: int, step: int) -> None:
+    @initialize(
+        blocks=st.integers(2, 12),
+        max_sequences=st.integers(1, 5),
+        step=st.integers(1, 24),
+        prefix_caching=st.sampled_from([True, True, True, False]),
+    )
+    def open(self, blocks: int, max_sequences: int, step: int, prefix_caching: bool) -> None:
         self.pool = BlockPool(blocks)
         self.max_sequences, self.step_tokens = max_sequences, step
+        self.prefix_caching = prefix_caching
         self.scheduler = Scheduler(
-            self.pool, block_size=BLOCK_SIZE, max_sequences=max_sequences, max_step_tokens=step
+            self.pool,
+            block_size=BLOCK_SIZE,
+            max_sequences=max_sequences,
+            max_step_tokens=step,
+            prefix_caching=prefix_caching,
         )
 
     @rule(
         share=st.floats(0.05, 1),
         prompt_share=st.floats(0, 1),
+        alike_share=st.sampled_from([0.0, 0.5, 1.0, 1.0]),
+        family=st.sampled_from([1, 1, 2]),
         priority=st.sampled_from(["high", "normal", "low"]),
     )
-    def submit(self, share: float, prompt_share: float, priority: Any) -> None:
+    def submit(
+        self, share: float, prompt_share: float, alike_share: float, family: int, priority: Any
+    ) -> None:
         # Anything that the pool as a whole can hold is accepted.
         size = max(2, int(share * self.pool.total * BLOCK_SIZE))
         prompt = min(size - 1, max(1, int(prompt_share * size)))
+        alike = int(alike_share * prompt)
         sequence = Sequence(
-            [1] * prompt,
+            [family] * alike + [10 + len(self.sequences)] * (prompt - alike),
             GenerationRequest(prompt="x", max_tokens=size - prompt, priority=priority),
             seed=0,
             text=NoText(),  # type: ignore[arg-type]
@@ -68,16 +90,37 @@ class SchedulerPromises(RuleBasedStateMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        sequence = data.draw(st.sampled_from(self.sequences))
-        if sequence.finish_reason is None:
-            self.cancelled.add(sequence)
-        self.scheduler.finish(sequence)
-        assert sequence.blocks == []
+        self.end(data.draw(st.sampled_from(self.sequences)))
+
+    @precondition(lambda self: self.scheduler.running_count)
+    @rule(data=st.data())
+    def find_damage(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.scheduler.running))
+        self.scheduler.blocks.distrust(sequence)
+        self.end(sequence)
+        first = tuple(sequence.token_ids[:BLOCK_SIZE])
+        if sequence.prefix.depth:
+            assert first not in self.pool.root.children
 
     @precondition(lambda self: self.scheduler.running_count > 1)
     @rule()
     def run_out_of_device_memory(self) -> None:
         self.scheduler.relieve(self.scheduler.running[-1])
+
+    @precondition(lambda self: self.scheduler.has_work)
+    @rule(out_of_memory=st.booleans())
+    def step_fails(self, out_of_memory: bool) -> None:
+        """Whatever it had written by then is garbage."""
+        plan = self.scheduler.schedule()
+        self.check_memory(plan)
+        for chunk in plan.chunks:
+            for position in range(chunk.start, chunk.start + chunk.count):
+                self.memory[self.slot(chunk.sequence, position)] = GARBAGE
+        if out_of_memory and len(plan.chunks) > 1:
+            self.scheduler.relieve(max(plan.chunks, key=lambda chunk: chunk.count).sequence)
+            return
+        for chunk in plan.chunks:
+            self.end(chunk.sequence)
 
     @rule()
     def step(self) -> None:
@@ -85,6 +128,11 @@ class SchedulerPromises(RuleBasedStateMachine):
         waiting = self.scheduler.waiting
         plan = self.scheduler.schedule()
         self.check_plan(plan, waiting, before)
+        self.check_memory(plan)
+        for chunk in plan.chunks:
+            for position in range(chunk.start, chunk.start + chunk.count):
+                text = tuple(chunk.sequence.token_ids[: position + 1])
+                self.memory[self.slot(chunk.sequence, position)] = text
         self.scheduler.advance(plan)
         for chunk in plan.chunks:
             sequence = chunk.sequence
@@ -92,6 +140,34 @@ class SchedulerPromises(RuleBasedStateMachine):
                 sequence.append(1)
                 if sequence.finish_reason is not None:
                     self.scheduler.finish(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        if sequence.finish_reason is None:
+            self.ended_early.add(sequence)
+        self.scheduler.finish(sequence)
+        assert sequence.blocks == []
+
+    def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
+        return sequence.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
+
+    def check_memory(self, plan: StepPlan) -> None:
+        """Everyone reads its own text, and writes where nobody else reads."""
+        written: set[int] = set()
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            for position in range(chunk.start):
+                held = self.memory[self.slot(sequence, position)]
+                assert held == tuple(sequence.token_ids[: position + 1])
+            for index in range(chunk.start // BLOCK_SIZE, self.blocks_of(chunk)):
+                block = sequence.blocks[index]
+                assert self.pool.holders(block) == 1
+                assert self.pool.contents(block) is None
+                assert block not in written
+                written.add(block)
+
+    @staticmethod
+    def blocks_of(chunk: Chunk) -> int:
+        return -(-(chunk.start + chunk.count) // BLOCK_SIZE)
 
     def check_plan(
         self, plan: StepPlan, waiting: tuple[Sequence, ...], before: dict[Sequence, Any]
@@ -104,20 +180,49 @@ class SchedulerPromises(RuleBasedStateMachine):
         for chunk in plan.chunks:
             assert chunk.sequence.state is SequenceState.RUNNING
             assert chunk.start == chunk.sequence.computed
-            assert len(chunk.sequence.blocks) * BLOCK_SIZE >= chunk.start + chunk.count
-        # Each sequence that decoded and still runs has its token.
-        for sequence in self.scheduler.running:
-            if sequence.pending == 1:
-                assert sequence in chunked
+            assert len(chunk.sequence.blocks) >= self.blocks_of(chunk)
+        running = self.scheduler.running
+        assert not running or running[0] in chunked  # no livelock
+        for sequence in running:
+            # Each sequence that decodes has its token; a prefill may wait for work of this step.
+            if sequence not in chunked and plan.tokens < self.step_tokens:
+                assert sequence.pending > 1
+                assert self.completed_by_a_better(plan, sequence)
+        if self.prefix_caching:
+            for chunk in plan.prefills:
+                assert not self.completed_by_a_better(plan, chunk.sequence)
         # Who was admitted outranks everyone still waiting, but for those preempted just now.
         still = [s for s in self.scheduler.waiting if s in waiting]
-        for admitted in plan.admitted:
+        for admitted in [s for s in running if s in waiting]:
             assert all(admitted.order < sequence.order for sequence in still)
         # Who lost its blocks is outranked by every sequence that ran and kept them.
         preempted = [s for s in before if s.state is SequenceState.WAITING]
         kept = [s for s in before if s.state is SequenceState.RUNNING]
         for victim in preempted:
             assert all(sequence.order < victim.order for sequence in kept)
+
+    def completed_by_a_better(self, plan: StepPlan, sequence: Sequence) -> bool:
+        """Whether this step computes the block that ``sequence`` comes to next, for another."""
+        index, inside = divmod(sequence.computed, BLOCK_SIZE)
+        end = (index + 1) * BLOCK_SIZE
+        if inside or end >= len(sequence.token_ids):
+            return False
+        # Blocks that a failed step had allocated, and those that were withdrawn, stay its own.
+        if len(sequence.blocks) > self.blocks_known(plan, sequence) or not sequence.prefix.known:
+            return False
+        return any(
+            other.sequence.order < sequence.order
+            and other.sequence.prefix.known
+            and other.start < end <= other.start + other.count
+            and other.sequence.token_ids[:end] == sequence.token_ids[:end]
+            for other in plan.prefills
+        )
+
+    @staticmethod
+    def blocks_known(plan: StepPlan, sequence: Sequence) -> int:
+        chunk = next((c for c in plan.chunks if c.sequence is sequence), None)
+        tokens = sequence.computed + (chunk.count if chunk else 0)
+        return -(-tokens // BLOCK_SIZE)
 
     @invariant()
     def limits_hold_and_every_block_is_accounted_for(self) -> None:
@@ -129,6 +234,12 @@ class SchedulerPromises(RuleBasedStateMachine):
         ended = {s for s in self.sequences if s.state is SequenceState.FINISHED}
         assert live | ended == set(self.sequences)
         assert not live & ended
+        for sequence in self.sequences:
+            assert (
+                0 <= sequence.cached_tokens < sequence.prompt_length or not sequence.cached_tokens
+            )
+        if not self.prefix_caching:
+            assert self.pool.kept_count == self.scheduler.blocks.hits_total == 0
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
@@ -144,12 +255,12 @@ class SchedulerPromises(RuleBasedStateMachine):
         assert not self.scheduler.has_work
         assert self.pool.free_count == self.pool.total
         for sequence in self.sequences:
-            if sequence not in self.cancelled:
+            if sequence not in self.ended_early:
                 assert sequence.finish_reason == "length"
                 assert sequence.generated_count == sequence.request.max_tokens
 
 
 SchedulerPromises.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
+    max_examples=200, stateful_step_count=40, deadline=None
 )
 TestSchedulerPromises = SchedulerPromises.TestCase

@@ -1,0 +1,253 @@
+"""Prefix caching is invisible but for the time it saves: the same tokens, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.contract import GenerationRequest, InternalError, Started, read_journal
+from llorch_worker.engine import Engine
+from llorch_worker.engine.generation import Generation
+from llorch_worker.model import RaggedBatch
+
+MakeEngine = Callable[..., Engine]
+
+BLOCK = 16
+STORY = [1, *(3 + (7 * i + i * i) % 500 for i in range(399))]
+"""400 token ids: 25 full blocks."""
+
+
+def request(ids: list[int], **fields: Any) -> GenerationRequest:
+    fields = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, **fields}
+    return GenerationRequest(prompt_token_ids=ids, **fields)
+
+
+def started(generation: Generation) -> Started:
+    event = next(generation.events())
+    assert isinstance(event, Started)
+    return event
+
+
+class NotedLogits:
+    """The real model; notes the logits of every row, and may spoil the keys that it writes."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.rows: list[torch.Tensor] = []
+        self.spoil = False
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        logits: torch.Tensor = self.model.forward(batch, cache)
+        if self.spoil:
+            cache.kv.keys.view(len(cache.kv.keys), -1, *cache.kv.keys.shape[3:])[:, batch.slots] = (
+                torch.nan
+            )
+            logits[:] = torch.nan
+        self.rows += logits.clone()
+        return logits
+
+
+@pytest.fixture
+def together(
+    make_engine: MakeEngine, watched: Callable[..., Any], gate: Callable[..., Any]
+) -> Callable[..., tuple[Engine, Any, list[Generation]]]:
+    """Submits requests while a first step is held, so that they are admitted together."""
+
+    def run(
+        requests: list[GenerationRequest], **settings: Any
+    ) -> tuple[Engine, Any, list[Generation]]:
+        hold = gate(at=1)
+        model = watched(hold)
+        engine = make_engine(model=model, **settings)
+        engine.submit(request([2], max_tokens=1))
+        hold.wait_until_reached()
+        generations = [engine.submit(each) for each in requests]
+        hold.open()
+        for generation in generations:
+            generation.result(timeout=60)
+        return engine, model, generations
+
+    return run
+
+
+def test_64_jobs_with_a_prefix_in_common_prefill_it_once(
+    together: Callable[..., Any], make_engine: MakeEngine
+) -> None:
+    requests = [request([*STORY, 3 + i, 7, 11 + i]) for i in range(64)]
+    engine, model, generations = together(requests, max_sequences=64, num_blocks=512)
+    stats = engine.stats()
+    assert stats.prompt_tokens_total == 1 + 400 + 64 * 3
+    assert (stats.prefix_hits_total, stats.cached_tokens_total) == (63, 63 * 400)
+    assert max(model.steps[1]) == 403  # the first of them alone
+    assert model.steps[2] == (1, *[3] * 63)  # and then all others at once
+    cached = [generation.result(timeout=60).usage.cached for generation in generations]
+    assert cached == [0] + [400] * 63
+    assert [started(generation).cached_tokens for generation in generations] == cached
+    plain = make_engine(prefix_caching=False)
+    for generation, each in zip(generations, requests, strict=True):
+        expected = plain.submit(each).result(timeout=60)
+        assert generation.result(timeout=60).choices == expected.choices
+    assert plain.stats().prompt_tokens_total == 64 * 403
+
+
+def test_more_jobs_than_can_run_at_once_share_it_too(together: Callable[..., Any]) -> None:
+    requests = [request([*STORY, 3 + i]) for i in range(40)]
+    engine, _, _ = together(requests, max_sequences=4, num_blocks=64)
+    assert engine.stats().prompt_tokens_total == 1 + 400 + 40
+
+
+@pytest.mark.parametrize("length", [5, 16, 17, 100, 112])
+def test_the_choices_of_a_request_share_the_blocks_of_its_prompt(
+    together: Callable[..., Any], length: int
+) -> None:
+    """At least the last token of the prompt is computed for each."""
+    engine, _, (generation,) = together([request(STORY[:length], n=4, temperature=1, seed=5)])
+    shared = (length - 1) // BLOCK * BLOCK
+    assert engine.stats().prompt_tokens_total == 1 + length + 3 * (length - shared)
+    assert engine.stats().cached_tokens_total == 3 * shared
+    assert generation.result(timeout=60).usage.cached == 0  # it found nothing but its own
+    assert started(generation).cached_tokens == 0
+
+
+def test_a_second_run_has_the_very_logits_of_an_uncached_one(
+    make_engine: MakeEngine, loaded: Any
+) -> None:
+    """Bit by bit, where the uncached run has its chunk begin where the found blocks end."""
+    ids = STORY[: 4 * BLOCK + 9]
+    cached, plain = NotedLogits(loaded.model), NotedLogits(loaded.model)
+    first = make_engine(model=cached, max_step_tokens=4 * BLOCK)
+    first.submit(request([*ids[: 4 * BLOCK], 2], max_tokens=1)).result(timeout=60)
+    cached.rows.clear()
+    found = first.submit(request(ids, max_tokens=40)).result(timeout=60)
+    assert found.usage.cached == 4 * BLOCK
+    other = make_engine(model=plain, max_step_tokens=4 * BLOCK, prefix_caching=False)
+    expected = other.submit(request(ids, max_tokens=40)).result(timeout=60)
+    assert expected.usage.cached == 0
+    assert found.choices == expected.choices
+    assert torch.equal(torch.stack(cached.rows), torch.stack(plain.rows[-40:]))
+
+
+def test_logits_over_a_found_prefix_are_those_of_one_pass(
+    make_engine: MakeEngine, loaded: Any
+) -> None:
+    model = NotedLogits(loaded.model)
+    engine = make_engine(model=model)
+    ids = STORY[:150]
+    for last in (5, 6):
+        result = engine.submit(request([*ids, last], max_tokens=60)).result(timeout=60)
+    assert result.usage.cached == 144
+    whole = [*ids, 6, *result.choices[0].token_ids]
+    expected = engine.logits(whole)[150:-1]
+    rows = torch.stack(model.rows[60:120])
+    assert torch.allclose(rows, expected, rtol=0, atol=1e-4)
+    assert rows.argmax(dim=-1).tolist() == list(result.choices[0].token_ids)
+
+
+def test_a_conversation_finds_its_own_answers(make_engine: MakeEngine) -> None:
+    engine, ids = make_engine(), STORY[:20]
+    for _ in range(4):
+        before = (len(ids) - 1) // BLOCK * BLOCK if len(ids) > 20 else 0
+        result = engine.submit(request(ids, max_tokens=30)).result(timeout=60)
+        assert result.usage.cached == before
+        # The last token that was generated has not been computed.
+        ids = [*ids, *result.choices[0].token_ids]
+
+
+def test_a_resumed_job_finds_prompt_and_journal(make_engine: MakeEngine) -> None:
+    engine, whole = make_engine(), request(STORY[:40], max_tokens=40)
+    first = engine.submit(whole, job_id="job")
+    result = first.result(timeout=60)
+    journal = read_journal(list(first.events())[:30])
+    resumed = engine.submit(whole, job_id="job", attempt=2, journal=journal)
+    assert resumed.result(timeout=60).choices == result.choices
+    assert resumed.result(timeout=60).usage.cached == 40  # all of the prompt
+    assert engine.stats().cached_tokens_total == 64  # and what was generated
+
+
+@pytest.fixture(scope="module")
+def plain_tokens(loaded: Any) -> Iterator[Callable[..., tuple[int, ...]]]:
+    with loaded.engine(prefix_caching=False) as engine:
+
+        def tokens(each: GenerationRequest) -> tuple[int, ...]:
+            ids: tuple[int, ...] = engine.submit(each).result(timeout=60).choices[0].token_ids
+            return ids
+
+        yield tokens
+
+
+@pytest.mark.parametrize("num_blocks", [12, 14, 20])
+@pytest.mark.parametrize("step_tokens", [7, 48])
+def test_a_tiny_pool_gives_the_same_tokens(
+    together: Callable[..., Any],
+    plain_tokens: Callable[..., tuple[int, ...]],
+    num_blocks: int,
+    step_tokens: int,
+) -> None:
+    """Prefixes come, are shared, preempted, evicted and computed anew."""
+    requests = [
+        request(STORY[: 20 + 31 * (i % 4)] + [3 + i % 5] * (i % 7), max_tokens=40 + i)
+        for i in range(20)
+    ]
+    engine, _, generations = together(
+        requests, max_sequences=6, num_blocks=num_blocks, max_step_tokens=step_tokens
+    )
+    engine.check_integrity()
+    assert engine.stats().prefix_hits_total > 0
+    assert engine.stats().preempted_total > 0
+    for generation, each in zip(generations, requests, strict=True):
+        assert generation.result(timeout=60).choices[0].token_ids == plain_tokens(each)
+
+
+def test_a_leader_that_is_cancelled_leaves_nobody_waiting(
+    make_engine: MakeEngine,
+    watched: Callable[..., Any],
+    gate: Callable[..., Any],
+    plain_tokens: Callable[..., tuple[int, ...]],
+) -> None:
+    hold = gate(at=2)
+    engine = make_engine(model=watched(hold), max_step_tokens=64)
+    leader, *others = [engine.submit(request([*STORY, i])) for i in range(3, 7)]
+    hold.wait_until_reached()
+    leader.cancel()
+    hold.open()
+    for i, generation in enumerate(others):
+        assert generation.result(timeout=60).choices[0].token_ids == plain_tokens(
+            request([*STORY, 4 + i])
+        )
+    assert engine.stats().prompt_tokens_total <= 400 + 2 * 64 + 3
+
+
+def test_damaged_values_are_not_found_by_later_jobs(
+    make_engine: MakeEngine, loaded: Any, plain_tokens: Callable[..., tuple[int, ...]]
+) -> None:
+    model = NotedLogits(loaded.model)
+    engine = make_engine(model=model)
+    model.spoil = True
+    with pytest.raises(InternalError, match="not finite"):
+        engine.submit(request(STORY)).result(timeout=60)
+    model.spoil = False
+    again = engine.submit(request(STORY)).result(timeout=60)
+    assert again.usage.cached == 0
+    assert again.choices[0].token_ids == plain_tokens(request(STORY))
+
+
+def test_a_failed_step_leaves_nothing_to_be_found(
+    make_engine: MakeEngine,
+    watched: Callable[..., Any],
+    plain_tokens: Callable[..., tuple[int, ...]],
+) -> None:
+    def fail_once(step: int, batch: RaggedBatch) -> None:
+        if step == 1:
+            raise ValueError("a defect")
+
+    engine = make_engine(model=watched(fail_once))
+    with pytest.raises(InternalError):
+        engine.submit(request(STORY)).result(timeout=60)
+    assert engine.stats().kv_blocks_kept == 0
+    again = engine.submit(request(STORY)).result(timeout=60)
+    assert again.usage.cached == 0
+    assert again.choices[0].token_ids == plain_tokens(request(STORY))
