@@ -9,8 +9,11 @@ import typer
 
 from llorch_worker.cli.bench.engine import engine
 from llorch_worker.cli.bench.overhead import overhead
+from llorch_worker.cli.bench.peers import peers
 from llorch_worker.cli.bench.profile import profile
+from llorch_worker.cli.bench.queue import queue
 from llorch_worker.cli.bench.report import report
+from llorch_worker.cli.bench.scaling import scaling
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,4 +23,7 @@ app = typer.Typer(
 app.command("engine")(engine)
 app.command("overhead")(overhead)
 app.command("profile")(profile)
+app.command("queue")(queue)
+app.command("peers")(peers)
+app.command("scaling")(scaling)
 app.command("report")(report)

@@ -1,0 +1,1 @@
+"""Those that ``llorch bench peers`` measures side by side, each in a process of its own."""

@@ -1,0 +1,347 @@
+"""``llorch bench peers``' measuring: ours and theirs by turns, on one file and one load."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Final, Literal
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.cli.bench.contestants.contestant import (
+    LLAMA_CPP,
+    LLORCH,
+    TRANSFORMERS,
+    TRANSFORMERS_CB,
+    Terms,
+    Work,
+)
+from llorch_worker.cli.bench.contestants.process import CannotRun, ContestantProcess
+from llorch_worker.cli.bench.job_load import JobLoad
+from llorch_worker.cli.bench.job_services import JobService, LlamaServer, OurQueue, StockCelery
+from llorch_worker.cli.bench.passes import Load
+from llorch_worker.cli.bench.provenance import Provenance, provenance
+from llorch_worker.cli.errors import CommandError, usage_error
+from llorch_worker.cli.model_report import ModelReport, report
+from llorch_worker.cli.screen import human_bytes
+from llorch_worker.settings import Settings
+
+LLAMA_SERVER: Final = "llama-server"
+STOCK_CELERY: Final = "stock-celery"
+BATCH_PEERS: Final = (LLAMA_CPP, TRANSFORMERS, TRANSFORMERS_CB)
+JOB_PEERS: Final = (LLAMA_SERVER, STOCK_CELERY)
+PEERS: Final = (*BATCH_PEERS, *JOB_PEERS)
+_MODULES: Final = {LLAMA_CPP: "llama_cpp", TRANSFORMERS: "transformers"}
+_PACKAGES: Final = {LLAMA_CPP: "llama-cpp-python", TRANSFORMERS: "transformers"}
+STOCK_PASSES: Final = 1
+"""One job at a time takes so long that a pass says enough."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Side(_Frozen):
+    """Ours or theirs."""
+
+    tokens_per_s: float
+    """Median of the passes."""
+    spread: float
+    """Largest less smallest of the passes, as a share of the median."""
+    note: str = ""
+
+
+class BatchRow(_Frozen):
+    """A prefill, or the decoding of so many sequences."""
+
+    kind: Literal["prefill", "decode"]
+    peer: str
+    sequences: int
+    prompt_tokens: int
+    ours: Side
+    theirs: Side
+    ratio: float
+    """Our tokens a second against theirs: median over the pairs of passes."""
+
+
+class JobsRow(_Frozen):
+    """Jobs of mixed lengths, all submitted at once; tokens are generated ones."""
+
+    kind: Literal["jobs"] = "jobs"
+    peer: str
+    jobs: int
+    ours: Side
+    theirs: Side
+    our_jobs_per_s: float
+    their_jobs_per_s: float
+    ratio: float
+
+
+class Skipped(_Frozen):
+    """What was not measured, and why."""
+
+    kind: Literal["skipped"] = "skipped"
+    peer: str
+    what: str
+    reason: str
+
+
+class PeersFigures(_Frozen):
+    """The document of ``llorch bench peers --json``."""
+
+    provenance: Provenance
+    model: Path
+    file_types: tuple[str, ...]
+    dtype: str
+    threads: int
+    prefill_tokens: int
+    prompt_tokens: int
+    new_tokens: int
+    passes: int
+    job_prompt_tokens: tuple[int, int]
+    job_new_tokens: tuple[int, int]
+    slots: int
+    versions: dict[str, str]
+    notes: dict[str, str]
+    """How each was set up."""
+    rows: tuple[BatchRow | JobsRow | Skipped, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured."""
+
+    settings: Settings
+    peers: tuple[str, ...]
+    batches: tuple[int, ...]
+    prefill_tokens: int
+    prompt_tokens: int
+    new_tokens: int
+    jobs: JobLoad
+    slots: int
+    passes: int
+    threads: int
+    llama_server: Path | None
+
+
+def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
+    """All rows; a peer that cannot take part is a row that says why.
+
+    Raises:
+        CommandError: the model is no GGUF file, does not fit, or is too short for the loads, or
+            our own side fails.
+    """
+    model = _checked(plan)
+    bench = _Bench(plan, model, now)
+    rows: list[BatchRow | JobsRow | Skipped] = []
+    batch_peers = [peer for peer in plan.peers if peer in BATCH_PEERS]
+    if batch_peers:
+        rows += bench.batch_rows(batch_peers)
+    for peer in plan.peers:
+        if peer in JOB_PEERS:
+            rows.append(bench.jobs_row(peer))
+    return PeersFigures(
+        provenance=provenance(device="cpu", seed=plan.jobs.seed),
+        model=plan.settings.model,
+        file_types=tuple(kind.name for kind in model.tensor_types),
+        dtype=model.memory.dtype,
+        threads=plan.threads,
+        prefill_tokens=plan.prefill_tokens,
+        prompt_tokens=plan.prompt_tokens,
+        new_tokens=plan.new_tokens,
+        passes=plan.passes,
+        job_prompt_tokens=plan.jobs.prompt_tokens,
+        job_new_tokens=plan.jobs.new_tokens,
+        slots=plan.slots,
+        versions=bench.versions,
+        notes=bench.notes,
+        rows=tuple(rows),
+    )
+
+
+def _checked(plan: Plan) -> ModelReport:
+    model = report(plan.settings)
+    if model.layout != "gguf":
+        raise usage_error(f"{plan.settings.model} is no .gguf file, which llama.cpp needs")
+    longest = {
+        "--prefill": plan.prefill_tokens,
+        "--prompt-tokens and --new-tokens": plan.prompt_tokens + plan.new_tokens,
+        "--job-prompt-tokens and --job-new-tokens": plan.jobs.longest_tokens,
+    }
+    for options, tokens in longest.items():
+        if tokens >= model.context_tokens:
+            raise usage_error(
+                f"{options} ask for {tokens} tokens, which the model's context of "
+                f"{model.context_tokens} does not hold with one more"
+            )
+    loads = {"max_sequences": max(*plan.batches, plan.slots), "max_context": max(longest.values())}
+    return report(plan.settings.model_copy(update=loads))
+
+
+class _Bench:
+    """The pieces of one run."""
+
+    def __init__(self, plan: Plan, model: ModelReport, now: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._model = model
+        self._now = now
+        self.versions: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
+
+    def batch_rows(self, peers: list[str]) -> Iterator[BatchRow | Skipped]:
+        """Every peer against ours, which stays loaded."""
+        self._now(f"{LLORCH}'s load")
+        terms = self._terms(max(self._plan.batches))
+        try:
+            with ContestantProcess(LLORCH, terms) as ours:
+                self.notes[LLORCH] = ours.ready.note
+                for peer in peers:
+                    try:
+                        yield from self._against(ours, peer, terms)
+                    except CannotRun as cannot:
+                        yield Skipped(peer=peer, what="all", reason=str(cannot))
+        except CannotRun as cannot:
+            raise CommandError("NOT_MEASURED", f"our own engine {cannot}") from None
+
+    def jobs_row(self, peer: str) -> JobsRow | Skipped:
+        """Mixed jobs through ``peer`` and through ours."""
+        plan = self._plan
+        what = f"{plan.jobs.jobs} mixed jobs"
+        terms = replace(self._terms(plan.slots), context_tokens=plan.jobs.longest_tokens + 1)
+        try:
+            theirs = self._service(peer, terms)
+            # Two models are in memory: theirs and ours.
+            self._require_memory(2)
+            passes = STOCK_PASSES if peer == STOCK_CELERY else plan.passes
+            with theirs, OurQueue(terms, plan.slots) as ours:
+                self.notes |= {peer: theirs.note, f"{LLORCH} through Redis": ours.note}
+                return self._jobs(peer, ours, theirs, passes)
+        except CannotRun as cannot:
+            return Skipped(peer=peer, what=what, reason=str(cannot))
+
+    def _against(
+        self, ours: ContestantProcess, peer: str, terms: Terms
+    ) -> Iterator[BatchRow | Skipped]:
+        _require_installed(peer)
+        self._require_memory(1)
+        self._now(f"{peer}'s load")
+        with ContestantProcess(peer, terms) as theirs:
+            self.versions |= theirs.ready.versions
+            self.notes[peer] = theirs.ready.note
+            for work in self._works():
+                self._now(f"{peer}: {_title(work)}")
+                try:
+                    yield self._row(ours, theirs, work)
+                except CannotRun as cannot:
+                    yield Skipped(peer=peer, what=_title(work), reason=str(cannot))
+                    # Its process ended with the failure.
+                    return
+
+    def _works(self) -> Iterator[Work]:
+        plan = self._plan
+        yield self._work("prefill", Load(plan.prefill_tokens, 1, 1, 0.0, plan.jobs.seed))
+        for sequences in plan.batches:
+            load = Load(plan.prompt_tokens, plan.new_tokens, sequences, 0.0, plan.jobs.seed)
+            yield self._work("decode", load)
+
+    def _work(self, kind: Literal["prefill", "decode"], load: Load) -> Work:
+        prompts = (each.prompt_token_ids or () for each in load.requests(self._model.vocab_size))
+        return Work(kind, tuple(map(tuple, prompts)), load.new_tokens, load.seed)
+
+    def _row(self, ours: ContestantProcess, theirs: ContestantProcess, work: Work) -> BatchRow:
+        for side in (ours, theirs):
+            side.warm_up(work)
+        pairs = []
+        for number in range(self._plan.passes):
+            # By turns, and each time the other first: what slows the machine meets both.
+            order = (ours, theirs) if number % 2 == 0 else (theirs, ours)
+            rates = {side: side.run(work) for side in order}
+            pairs.append((rates[ours], rates[theirs]))
+        return BatchRow(
+            kind=work.kind,
+            peer=theirs.name,
+            sequences=work.sequences,
+            prompt_tokens=work.prompt_tokens,
+            ours=_side([mine.tokens_per_s for mine, _ in pairs]),
+            theirs=_side([their.tokens_per_s for _, their in pairs], pairs[0][1].note),
+            ratio=median(mine.tokens_per_s / their.tokens_per_s for mine, their in pairs),
+        )
+
+    def _jobs(self, peer: str, ours: JobService, theirs: JobService, passes: int) -> JobsRow:
+        plan = self._plan
+        warm_up = replace(plan.jobs, jobs=min(plan.jobs.jobs, plan.slots), new_tokens=(2, 2))
+        self._now(f"{peer}: the warm-up")
+        for service in (ours, theirs):
+            service.run(warm_up.draw(self._model.vocab_size))
+        pairs = []
+        for number in range(passes):
+            self._now(f"{peer}: {plan.jobs.jobs} mixed jobs, pass {number + 1} of {passes}")
+            load = replace(plan.jobs, seed=plan.jobs.seed + number)
+            jobs = load.draw(self._model.vocab_size)
+            order = (ours, theirs) if number % 2 == 0 else (theirs, ours)
+            done = {id(service): service.run(jobs) for service in order}
+            pairs.append((done[id(ours)], done[id(theirs)]))
+        return JobsRow(
+            peer=peer,
+            jobs=plan.jobs.jobs,
+            ours=_side([mine.tokens_per_s for mine, _ in pairs]),
+            theirs=_side([their.tokens_per_s for _, their in pairs]),
+            our_jobs_per_s=median(mine.jobs_per_s for mine, _ in pairs),
+            their_jobs_per_s=median(their.jobs_per_s for _, their in pairs),
+            ratio=median(mine.jobs_per_s / their.jobs_per_s for mine, their in pairs),
+        )
+
+    def _service(self, peer: str, terms: Terms) -> JobService:
+        if peer == STOCK_CELERY:
+            _require_installed(TRANSFORMERS)
+            return StockCelery(terms)
+        binary = self._plan.llama_server or shutil.which(LLAMA_SERVER)
+        if binary is None or not Path(binary).is_file():
+            where = "on the PATH" if binary is None else f"at {binary}"
+            raise CannotRun(f"there is none {where}; give --llama-server PATH")
+        return LlamaServer(Path(binary), terms, self._plan.slots)
+
+    def _terms(self, most_sequences: int) -> Terms:
+        plan = self._plan
+        return Terms(
+            model=plan.settings.model.resolve(),
+            dtype=self._model.memory.dtype,
+            threads=plan.threads,
+            most_sequences=most_sequences,
+            context_tokens=max(plan.prefill_tokens + 1, plan.prompt_tokens + plan.new_tokens),
+            prefill_tokens=plan.prefill_tokens,
+        )
+
+    def _require_memory(self, copies: int) -> None:
+        """Enough for what is about to be loaded; at least the weights, in file or in dtype."""
+        memory = self._model.memory
+        needed = copies * (max(memory.weights_bytes, self._model.file_bytes) + memory.kv_bytes)
+        free = psutil.virtual_memory().available
+        if needed > free:
+            raise CannotRun(
+                f"needs about {human_bytes(needed)} of memory beside what is loaded, and "
+                f"{human_bytes(free)} are free"
+            )
+
+
+def _require_installed(peer: str) -> None:
+    family = LLAMA_CPP if peer == LLAMA_CPP else TRANSFORMERS
+    if find_spec(_MODULES[family]) is None:
+        raise CannotRun(f"it is not installed: pip install {_PACKAGES[family]}")
+
+
+def _title(work: Work) -> str:
+    if work.kind == "prefill":
+        return f"prefill of {work.prompt_tokens} tokens"
+    return f"decode of {work.sequences} sequences"
+
+
+def _side(rates: list[float], note: str = "") -> Side:
+    return Side(
+        tokens_per_s=median(rates), spread=(max(rates) - min(rates)) / median(rates), note=note
+    )

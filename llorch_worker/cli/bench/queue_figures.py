@@ -1,0 +1,300 @@
+"""``llorch bench queue``'s measuring: one load straight through the engine and through Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.cli.bench.job_load import JobLoad
+from llorch_worker.cli.bench.no_op_figures import NoOpFigures
+from llorch_worker.cli.bench.percentiles import Percentiles, percentiles_ms
+from llorch_worker.cli.bench.provenance import Provenance, provenance
+from llorch_worker.cli.bench.rig import Rig
+from llorch_worker.cli.errors import CommandError, usage_error
+from llorch_worker.cli.model_report import report
+from llorch_worker.cli.options import worker_hostname
+from llorch_worker.cli.screen import human_bytes
+from llorch_worker.client import AsyncClient, Client
+from llorch_worker.contract import GenerationRequest, GenerationResult
+from llorch_worker.engine import Engine
+from llorch_worker.settings import Settings
+
+SINGLE_PROMPT_TOKENS = 16
+SINGLE_NEW_TOKENS = 8
+"""Of the jobs that are timed one at a time."""
+RESULT_TIMEOUT_S = 3600.0
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Way(_Frozen):
+    """One way of running a load; medians over the passes."""
+
+    jobs_per_s: float
+    tokens_per_s: float
+    """Generated ones."""
+    spread: float
+    """Largest less smallest ``tokens_per_s`` of the passes, as a share of the median."""
+
+
+class LoadRow(_Frozen):
+    """So many jobs, all submitted at once."""
+
+    jobs: int
+    straight: Way
+    queued: Way
+    share: float
+    """Of the engine's tokens a second, those that arrive through Redis."""
+    delivery_ms: Percentiles
+    """Of a job through Redis, all that is neither waiting nor computing: from the call of
+    ``submit`` to the enqueueing, and from the last token to the result in the client's hands."""
+
+
+class SingleJobs(_Frozen):
+    """Jobs one at a time: from submit to result, less the engine's own time on the job."""
+
+    straight_ms: Percentiles
+    queued_ms: Percentiles
+    added_p50_ms: float
+    added_p95_ms: float
+
+
+class QueueFigures(_Frozen):
+    """The document of ``llorch bench queue --json``."""
+
+    provenance: Provenance
+    model: Path | None
+    """None where only the queue itself was measured."""
+    dtype: str | None
+    concurrency: int
+    prompt_tokens: tuple[int, int]
+    new_tokens: tuple[int, int]
+    passes: int
+    rows: tuple[LoadRow, ...]
+    single: SingleJobs | None
+    no_op: NoOpFigures | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured through a model."""
+
+    settings: Settings
+    load: JobLoad
+    """Its jobs are each of ``jobs`` in turn."""
+    jobs: tuple[int, ...]
+    single_jobs: int
+    passes: int
+    threads: int | None
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One pass: seconds in all, and of each job from its submission to its result."""
+
+    wall_s: float
+    results: list[GenerationResult]
+    took_s: list[float]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(result.usage.completion for result in self.results) / self.wall_s
+
+    @property
+    def delivery_s(self) -> list[float]:
+        return [
+            took - (result.timings.queue_ms + own_ms(result)) / 1e3
+            for took, result in zip(self.took_s, self.results, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What :func:`measure_queue` found."""
+
+    rows: tuple[LoadRow, ...]
+    single: SingleJobs
+    dtype: str
+    provenance: Provenance
+
+
+def own_ms(result: GenerationResult) -> float:
+    """The engine's own time on a job: from its first step to its last token."""
+    return result.timings.prefill_ms + result.timings.decode_ms
+
+
+def measure_queue(
+    plan: Plan, rig: Rig, progress: Callable[[int, int], None], now: Callable[[str], None]
+) -> Measured:
+    """Load the model here and in a worker, and run all passes, the two ways by turns.
+
+    ``progress`` is of the load here, in bytes; ``now`` is told what begins.
+
+    Raises:
+        CommandError: the load is longer than the model's context, memory does not hold the model
+            twice, or the worker does not start.
+    """
+    settings = checked_settings(plan)
+    now("the worker's load")
+    worker = rig.worker_of(settings, plan.threads)
+    rig.start_worker(worker, lambda pid: worker_hostname(settings, pid))
+    with (
+        Engine.load(
+            settings.model,
+            settings.device,
+            settings.dtype,
+            max_sequences=settings.max_sequences,
+            max_context=settings.max_context,
+            max_step_tokens=settings.max_step_tokens,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            num_threads=plan.threads,
+            progress=progress,
+        ) as engine,
+        Client(rig.redis_url, model=settings.served_name) as client,
+    ):
+        origin = provenance(device=engine.stats().device, seed=plan.load.seed)
+        passes = _Passes(engine, client, rig.redis_url, settings.served_name)
+        now("the warm-up")
+        warm_up = replace(plan.load, jobs=settings.max_sequences, new_tokens=(2, 2))
+        passes.both_ways(warm_up, 0)
+        now(f"{plan.single_jobs} jobs, one at a time")
+        single = passes.single_jobs(plan.single_jobs, plan.load.seed)
+        rows = []
+        for jobs in plan.jobs:
+            now(f"{jobs} jobs")
+            load = replace(plan.load, jobs=jobs)
+            # Other prompts in each pass: none may profit from what another has left behind.
+            pairs = [passes.both_ways(load, number) for number in range(plan.passes)]
+            rows.append(_row(jobs, pairs))
+        return Measured(tuple(rows), single, engine.stats().dtype, origin)
+
+
+def checked_settings(plan: Plan) -> Settings:
+    """The settings for the load, where model and memory allow it."""
+    longest = plan.load.longest_tokens
+    own = report(plan.settings).context_tokens
+    if longest > own:
+        raise usage_error(
+            f"jobs of up to {longest} tokens exceed the model's context of {own} tokens; lower "
+            "--prompt-tokens or --new-tokens"
+        )
+    context = max(longest, SINGLE_PROMPT_TOKENS + SINGLE_NEW_TOKENS)
+    settings = plan.settings.model_copy(update={"max_context": min(own, context)})
+    memory = report(settings).memory
+    if not memory.fits or 2 * memory.total_bytes > memory.free_bytes:
+        raise CommandError(
+            "OUT_OF_MEMORY",
+            f"{settings.model} is loaded twice, here and in the worker, which needs "
+            f"{human_bytes(2 * memory.total_bytes)} as {memory.dtype}, and "
+            f"{human_bytes(memory.free_bytes)} are free on {memory.device}; take a smaller dtype "
+            "or model, or a lower --concurrency",
+        )
+    return settings
+
+
+class _Passes:
+    """A loaded engine and a worker with the same model, and loads for both."""
+
+    def __init__(self, engine: Engine, client: Client, redis_url: str, model: str) -> None:
+        self._engine = engine
+        self._client = client
+        self._redis_url = redis_url
+        self._model = model
+        self._vocab_size = engine.config.vocab_size
+
+    def both_ways(self, load: JobLoad, number: int) -> tuple[Ran, Ran]:
+        """Pass ``number``, straight and queued. Who goes first changes from pass to pass."""
+        load = replace(load, seed=load.seed + number)
+        requests = [job.request() for job in load.draw(self._vocab_size)]
+        if number % 2:
+            queued = self._queued(requests)
+            return self._straight(requests), queued
+        return self._straight(requests), self._queued(requests)
+
+    def single_jobs(self, count: int, seed: int) -> SingleJobs:
+        """``count`` short jobs each way, by turns."""
+        lengths = (SINGLE_PROMPT_TOKENS,) * 2, (SINGLE_NEW_TOKENS,) * 2
+        straight_s, queued_s = [], []
+        for job in JobLoad(count + 1, *lengths, seed).draw(self._vocab_size):
+            request = job.request()
+            straight_s.append(_outside_s(lambda r: self._engine.submit(r).result(), request))
+            queued_s.append(_outside_s(lambda r: self._client.submit(r).result(), request))
+        # The first pair warms up.
+        straight, queued = percentiles_ms(straight_s[1:]), percentiles_ms(queued_s[1:])
+        return SingleJobs(
+            straight_ms=straight,
+            queued_ms=queued,
+            added_p50_ms=queued.p50 - straight.p50,
+            added_p95_ms=queued.p95 - straight.p95,
+        )
+
+    def _straight(self, requests: list[GenerationRequest]) -> Ran:
+        began_s = time.perf_counter()
+
+        def wait(request: GenerationRequest) -> tuple[GenerationResult, float]:
+            return self._engine.submit(request).result(), time.perf_counter() - began_s
+
+        # A thread a job, as in the worker's pool, where those wait that the engine has no room for.
+        with ThreadPoolExecutor(len(requests)) as threads:
+            ended = list(threads.map(wait, requests))
+        return Ran(
+            wall_s=max(took for _, took in ended),
+            results=[result for result, _ in ended],
+            took_s=[took for _, took in ended],
+        )
+
+    def _queued(self, requests: list[GenerationRequest]) -> Ran:
+        return asyncio.run(run_queued(self._redis_url, self._model, requests))
+
+
+async def run_queued(redis_url: str, model: str, requests: list[GenerationRequest]) -> Ran:
+    """All ``requests`` through the real client, which waits for each result."""
+    async with AsyncClient(redis_url, model=model) as client:
+
+        async def wait(request: GenerationRequest) -> tuple[GenerationResult, float]:
+            sent_s = time.perf_counter()
+            job = await client.submit(request)
+            return await job.result(RESULT_TIMEOUT_S), time.perf_counter() - sent_s
+
+        began_s = time.perf_counter()
+        ended = await asyncio.gather(*map(wait, requests))
+        wall_s = time.perf_counter() - began_s
+    return Ran(wall_s, [result for result, _ in ended], [took for _, took in ended])
+
+
+def _outside_s(
+    run: Callable[[GenerationRequest], GenerationResult], request: GenerationRequest
+) -> float:
+    began_s = time.perf_counter()
+    result = run(request)
+    return time.perf_counter() - began_s - own_ms(result) / 1e3
+
+
+def _row(jobs: int, pairs: list[tuple[Ran, Ran]]) -> LoadRow:
+    straight, queued = _way([ran for ran, _ in pairs]), _way([ran for _, ran in pairs])
+    return LoadRow(
+        jobs=jobs,
+        straight=straight,
+        queued=queued,
+        # Of each pair, because its two passes had the same jobs.
+        share=median(queued.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
+        delivery_ms=percentiles_ms([s for _, ran in pairs for s in ran.delivery_s]),
+    )
+
+
+def _way(passes: list[Ran]) -> Way:
+    rates = [each.tokens_per_s for each in passes]
+    return Way(
+        jobs_per_s=median(len(each.results) / each.wall_s for each in passes),
+        tokens_per_s=median(rates),
+        spread=(max(rates) - min(rates)) / median(rates),
+    )

