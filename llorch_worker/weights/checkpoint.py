@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.weights.groups import GroupForm, Groups
+from llorch_worker.weights.mapped_file import Bytes
+
+TakeRows = Callable[[int, Bytes, npt.NDArray[np.int64] | None], None]
+"""Called with (first row, raw rows [rows, row bytes], order): the model's row ``first + i`` is
+``rows[order[i]]``, or ``rows[i]`` where there is no order. Valid during the call."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,14 @@ class Checkpoint(Protocol):
 
     def read_groups(self, name: str, rope_heads: int | None = None) -> Groups:
         """All rows of a tensor that has a form, not dequantised; see ``read_into`` for the rest."""
+
+    def each_piece(
+        self, name: str, take: TakeRows, *, row_multiple: int, rope_heads: int | None = None
+    ) -> None:
+        """Call ``take`` with all rows of a tensor that has a form, raw, in pieces.
+
+        Pieces begin at multiples of ``row_multiple`` and come in no order, several at a time.
+        """
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -17,7 +17,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.weights.checkpoint import TensorInfo, missing_tensor, require_shape
+from llorch_worker.weights.checkpoint import TakeRows, TensorInfo, missing_tensor, require_shape
 from llorch_worker.weights.gguf_header import GgufHeader, read_gguf_header
 from llorch_worker.weights.groups import GroupForm, Groups, group_form, unpack_groups
 from llorch_worker.weights.mapped_file import Bytes, MappedFile
@@ -134,7 +134,7 @@ class GgufCheckpoint:
         destination = self._destination(len(out), rope_heads)
 
         def take(first: int, piece: Bytes) -> None:
-            values = torch.from_numpy(_dequantised(piece, type_)).view(len(piece), -1)
+            values = _values(piece, type_).view(len(piece), -1)
             if destination is None:
                 out[first : first + len(values)].copy_(values)
             else:
@@ -153,26 +153,39 @@ class GgufCheckpoint:
         form = group_form(type_)
         if form is None:
             raise ValueError(f"{name} is of type {type_.name}, which has no scaled integers")
-        groups = columns // form.group
         whole = Groups(
             np.empty((rows, columns), np.uint8),
-            np.empty((rows, groups), np.float32),
-            np.empty((rows, groups), np.float32) if form.has_offsets else None,
+            np.empty((rows, columns // form.group), np.float32),
+            np.empty((rows, columns // form.group), np.float32) if form.has_offsets else None,
         )
-        destination = self._destination(rows, rope_heads)
 
-        def take(first: int, piece: Bytes) -> None:
-            part = unpack_groups(piece, type_)
-            to: slice | npt.NDArray[np.int64] = slice(first, first + len(piece))
-            if destination is not None:
-                to = destination[to].numpy()
+        def take(first: int, piece: Bytes, order: npt.NDArray[np.int64] | None) -> None:
+            part = unpack_groups(piece if order is None else piece[order], type_)
+            to = slice(first, first + len(piece))
             whole.codes[to] = part.codes
             whole.scales[to] = part.scales
             if whole.offsets is not None and part.offsets is not None:
                 whole.offsets[to] = part.offsets
 
-        self._each_chunk(name, take)
+        self.each_piece(name, take, row_multiple=1, rope_heads=rope_heads)
         return whole
+
+    def each_piece(
+        self, name: str, take: TakeRows, *, row_multiple: int, rope_heads: int | None = None
+    ) -> None:
+        """See ``Checkpoint.each_piece``."""
+        rows = self.tensors[name].shape[0]
+        destination = self._destination(rows, rope_heads)
+        order = None
+        if destination is not None:
+            # Rows change places within a head only: whole heads to a piece.
+            row_multiple = math.lcm(row_multiple, rows // (rope_heads or 1))
+            order = destination.argsort().numpy()
+
+        def take_ordered(first: int, piece: Bytes) -> None:
+            take(first, piece, None if order is None else order[first : first + len(piece)] - first)
+
+        self._each_chunk(name, take_ordered, row_multiple)
 
     def _destination(self, rows: int, rope_heads: int | None) -> torch.Tensor | None:
         """Where each stored row goes: [rows] int64; None where all stay in their order."""
@@ -180,7 +193,9 @@ class GgufCheckpoint:
             return None
         return _half_split_rows(rows, rope_heads)
 
-    def _each_chunk(self, name: str, take: Callable[[int, Bytes], None]) -> None:
+    def _each_chunk(
+        self, name: str, take: Callable[[int, Bytes], None], row_multiple: int = 1
+    ) -> None:
         info, stored = self.tensors[name], self._stored[name]
         row_elements = info.shape[-1]
         rows = math.prod(info.shape) // row_elements
@@ -188,7 +203,7 @@ class GgufCheckpoint:
             stored.start,
             rows,
             info.stored_bytes // rows,
-            max(1, _CHUNK_ELEMENTS // row_elements),
+            max(1, _CHUNK_ELEMENTS // row_elements // row_multiple) * row_multiple,
             take,
             torch.get_num_threads(),
         )
@@ -237,11 +252,18 @@ def can_dequantise(type_: GGMLQuantizationType) -> bool:
     return True
 
 
-def _dequantised(
-    piece: npt.NDArray[np.uint8], type_: GGMLQuantizationType
-) -> npt.NDArray[np.float32]:
-    """``piece``: [rows, row_bytes] as float32 values in the same order, in memory of their own."""
+_FLOATS = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+
+
+def _values(piece: Bytes, type_: GGMLQuantizationType) -> torch.Tensor:
+    """``piece``: [rows, row_bytes] as values in the same order, in memory of their own."""
+    dtype = _FLOATS.get(type_)
+    if dtype is not None:
+        # A copy: the file's memory is read-only, and perhaps not aligned.
+        return torch.from_numpy(np.array(piece).reshape(-1)).view(dtype)
     # One long row: gguf would otherwise work in groups of 16 rows, however short they are.
-    values: npt.NDArray[np.float32] = dequantize(piece.reshape(1, -1), type_)
-    # An F32 tensor comes back as a view of the file: read-only, and perhaps not aligned.
-    return values.copy() if type_ is GGMLQuantizationType.F32 else values
+    return torch.from_numpy(dequantize(piece.reshape(1, -1), type_))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.weights.checkpoint import TensorInfo, missing_tensor, require_shape
+from llorch_worker.weights.checkpoint import TakeRows, TensorInfo, missing_tensor, require_shape
 from llorch_worker.weights.groups import GroupForm, Groups
 from llorch_worker.weights.mapped_file import Bytes, MappedFile
 
@@ -132,7 +132,13 @@ class HuggingFaceCheckpoint:
 
     def read_groups(self, name: str, rope_heads: int | None = None) -> Groups:
         """Never asked for, as no tensor has a form."""
-        raise NotImplementedError(f"{name} is not quantised ({rope_heads=})")
+        raise NotImplementedError(f"{name} is not quantised")
+
+    def each_piece(
+        self, name: str, take: TakeRows, *, row_multiple: int, rope_heads: int | None = None
+    ) -> None:
+        """Never asked for, as no tensor has a form."""
+        raise NotImplementedError(f"{name} is not quantised")
 
 
 def _weight_files(path: Path) -> list[str]:

@@ -72,7 +72,8 @@ class MappedFile:
         if threads <= 1:
             read(0, rows)
             return
-        borders = [rows * i // threads for i in range(threads + 1)]
+        chunks = -(-rows // rows_per_chunk)
+        borders = [min(rows, chunks * i // threads * rows_per_chunk) for i in range(threads + 1)]
         with ThreadPoolExecutor(threads) as pool:
             # list() raises what a thread raised.
             list(pool.map(read, borders[:-1], borders[1:]))

@@ -93,14 +93,11 @@ class QuantisedTiles:
         scales: npt.NDArray[np.float32],
         offsets: npt.NDArray[np.float32] | None,
     ) -> None:
-        """Fill some rows, from a multiple of 16 on.
+        """Fill some rows, from a multiple of 16 on. Several threads may fill rows of their own.
 
         ``codes``: [rows, columns]; ``scales``, ``offsets``: [rows, columns / group], contiguous.
         """
-        if first_row % TILE_ROWS:
-            raise ValueError(f"row {first_row} is within a tile")
-        first = first_row // TILE_ROWS
-        threads = torch.get_num_threads()
+        first = _first_tile(first_row)
         functions = _functions()
         functions.pack_codes(
             codes.ctypes.data,
@@ -108,8 +105,7 @@ class QuantisedTiles:
             len(codes),
             self.columns,
             self.bits,
-            self.zero,
-            threads,
+            self.group,
         )
         for values, tiles in ((scales, self.scales), (offsets, self.offsets)):
             if values is not None and tiles is not None:
@@ -119,8 +115,26 @@ class QuantisedTiles:
                     len(values),
                     self.columns // self.group,
                     self.factor,
-                    threads,
                 )
+
+    def pack_blocks(
+        self, first_row: int, rows: npt.NDArray[np.uint8], order: npt.NDArray[np.int64] | None
+    ) -> None:
+        """As ``pack``, from raw rows of Q4_0 or Q8_0, whose codes lie as tiles want them.
+
+        ``rows``: [rows, row bytes]; with an ``order``, row i is ``rows[order[i]]``.
+        """
+        first = _first_tile(first_row)
+        _functions().pack_blocks(
+            rows.ctypes.data,
+            None if order is None else order.ctypes.data,
+            self.codes[first:].data_ptr(),
+            self.scales[first:].data_ptr(),
+            len(rows),
+            self.columns // self.group,
+            self.group * self.bits // 8,
+            0x80 if self.bits == 8 else 0,  # Q8_0's codes are signed; here they count from 0
+        )
 
     @property
     def nbytes(self) -> int:
@@ -209,12 +223,19 @@ class Bf16Tiles:
         )
 
 
+def _first_tile(row: int) -> int:
+    if row % TILE_ROWS:
+        raise ValueError(f"row {row} is within a tile")
+    return row // TILE_ROWS
+
+
 @dataclass(frozen=True)
 class _Functions:
     """The C functions; their arguments are named where they are defined."""
 
     pack_codes: Callable[..., None]
     pack_scales: Callable[..., None]
+    pack_blocks: Callable[..., None]
     quantised_work_bytes: Callable[..., int]
     quantised_linear: Callable[..., None]
     pack_bf16: Callable[..., None]
@@ -227,8 +248,11 @@ def _functions() -> _Functions:
     target = (Pointer, Long, Int)  # where results go: data, stride, wide
     sizes = (Long, Long, Long)
     return _Functions(
-        pack_codes=function("llorch_pack_codes", Pointer, Pointer, Long, Long, Int, Int, Int),
-        pack_scales=function("llorch_pack_scales", Pointer, Pointer, Long, Long, Float, Int),
+        pack_codes=function("llorch_pack_codes", Pointer, Pointer, Long, Long, Int, Int),
+        pack_scales=function("llorch_pack_scales", Pointer, Pointer, Long, Long, Float),
+        pack_blocks=function(
+            "llorch_pack_blocks", Pointer, Pointer, Pointer, Pointer, Long, Long, Long, Int
+        ),
         quantised_work_bytes=function("llorch_quantised_work_bytes", Long, Long, Long, result=Long),
         quantised_linear=function(
             "llorch_quantised_linear",

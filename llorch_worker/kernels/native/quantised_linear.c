@@ -4,8 +4,8 @@
 //
 // with a float16 scale, and in some types a float16 offset, for each output row and each group of G
 // input columns. A tile holds 16 output rows. For one group it has G / 4 vectors of 64 bytes: lane r
-// of vector s is row r's columns 4 s .. 4 s + 3, a byte each. Codes of 4 bits: two vectors share 64
-// bytes, the even one in the low halves. Scales and offsets lie as [tiles][groups][16].
+// of vector s is row r's columns 4 s .. 4 s + 3, a byte each. Codes of 4 bits: vectors s and s + G / 8
+// share 64 bytes, the first in the low halves. Scales and offsets lie as [tiles][groups][16].
 //
 // Activations are rounded to int8, one scale for each row and group, as llama.cpp does too: products
 // of bytes are the fastest that these processors have, and the sums stay exact within a group.
@@ -64,8 +64,8 @@ ALWAYS_INLINE void multiply_tile(
                 __m512i both = _mm512_load_si512(packed + p * CACHE_LINE);
                 // Decoding is over sooner than the next lines are there: ask for them in time.
                 _mm_prefetch((const char *)packed + p * CACHE_LINE + 2048, _MM_HINT_T0);
-                weights[2 * p] = _mm512_and_si512(both, low_half);
-                weights[2 * p + 1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
+                weights[p] = _mm512_and_si512(both, low_half);
+                weights[p + vectors / 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
             }
         } else {
             const uint8_t *bytes = tile.codes + g * group * TILE_ROWS;
@@ -184,48 +184,6 @@ void llorch_quantised_linear(
             for (long m = 0; m < rows; m += piece) {
                 const int count = (int)(rows - m < piece ? rows - m : piece);
                 form(count, &activations, m, tile, out, first, lanes);
-            }
-        }
-    }
-}
-
-// codes[outputs][columns], a byte each, to tiles; rows beyond the last are filled with `zero`.
-void llorch_pack_codes(
-    const uint8_t *codes, uint8_t *tiles, long outputs, long columns, int bits, int zero, int threads
-) {
-    const long count = (outputs + TILE_ROWS - 1) / TILE_ROWS, fours = columns / 4;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (long t = 0; t < count; t++) {
-        uint32_t *out = (uint32_t *)(tiles + t * TILE_ROWS * columns * bits / 8);
-        for (long r = 0; r < TILE_ROWS; r++) {
-            const long row = t * TILE_ROWS + r;
-            for (long v = 0; v < fours; v++) {
-                uint32_t four = 0x01010101u * (uint32_t)zero;
-                if (row < outputs) memcpy(&four, codes + row * columns + 4 * v, 4);
-                if (bits == 8) {
-                    out[v * TILE_ROWS + r] = four;
-                } else if (v % 2 == 0) {
-                    out[v / 2 * TILE_ROWS + r] = four;
-                } else {
-                    out[v / 2 * TILE_ROWS + r] |= four << 4;
-                }
-            }
-        }
-    }
-}
-
-// values[outputs][groups] divided by the factor to float16 tiles [tiles][groups][16], padded with 0.
-void llorch_pack_scales(
-    const float *values, uint16_t *tiles, long outputs, long groups, float factor, int threads
-) {
-    const long count = (outputs + TILE_ROWS - 1) / TILE_ROWS;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (long t = 0; t < count; t++) {
-        for (long g = 0; g < groups; g++) {
-            for (long r = 0; r < TILE_ROWS; r++) {
-                const long row = t * TILE_ROWS + r;
-                float value = row < outputs ? values[row * groups + g] / factor : 0.0f;
-                tiles[(t * groups + g) * TILE_ROWS + r] = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
             }
         }
     }

@@ -1,0 +1,82 @@
+// Quantised matrices on their way from a file's rows to tiles; see quantised_linear.c for these.
+//
+// Each function fills whole tiles from `count` rows; lanes beyond the last row get a scale
+// of 0. Calls are for one thread: the reader of the file has several, each with rows of its own.
+#include "tiles.h"
+
+static inline long tiles_of(long count) { return (count + TILE_ROWS - 1) / TILE_ROWS; }
+
+// codes[count][columns], a byte each.
+void llorch_pack_codes(
+    const uint8_t *codes, uint8_t *tiles, long count, long columns, int bits, int group
+) {
+    const long half = group / 8;  // vectors of a group of 4-bit codes
+    for (long t = 0; t < tiles_of(count); t++) {
+        uint32_t *out = (uint32_t *)(tiles + t * TILE_ROWS * columns * bits / 8);
+        for (long r = 0; r < TILE_ROWS; r++) {
+            const long row = t * TILE_ROWS + r;
+            for (long v = 0; v < columns / 4; v++) {
+                uint32_t four = 0;
+                if (row < count) memcpy(&four, codes + row * columns + 4 * v, 4);
+                if (bits == 8) {
+                    out[v * TILE_ROWS + r] = four;
+                    continue;
+                }
+                const long within = v % (2 * half);
+                uint32_t *at = out + (v / (2 * half) * half + within % half) * TILE_ROWS + r;
+                *at = within < half ? four : *at | four << 4;
+            }
+        }
+    }
+}
+
+// values[count][groups] divided by the factor, as float16.
+void llorch_pack_scales(
+    const float *values, uint16_t *tiles, long count, long groups, float factor
+) {
+    for (long t = 0; t < tiles_of(count); t++) {
+        for (long g = 0; g < groups; g++) {
+            for (long r = 0; r < TILE_ROWS; r++) {
+                const long row = t * TILE_ROWS + r;
+                const float value = row < count ? values[row * groups + g] / factor : 0.0f;
+                tiles[(t * groups + g) * TILE_ROWS + r] = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+            }
+        }
+    }
+}
+
+// Raw rows of blocks that are a float16 scale and then codes in the order that tiles have too:
+// Q4_0 (16 bytes, columns 0 to 15 in the low halves) and Q8_0 (32 signed bytes; `flip` 0x80 makes
+// them count from 0). Row r comes from rows[order[r]], or from rows[r] where there is no order.
+void llorch_pack_blocks(
+    const uint8_t *rows, const int64_t *order, uint8_t *tiles, uint16_t *scales,
+    long count, long blocks, long code_bytes, int flip
+) {
+    const long block_bytes = 2 + code_bytes, vectors = code_bytes / 4;
+    const uint32_t flips = 0x01010101u * (uint32_t)flip;
+    for (long t = 0; t < tiles_of(count); t++) {
+        uint32_t *out = (uint32_t *)(tiles + t * TILE_ROWS * blocks * code_bytes);
+        uint16_t *scale = scales + t * TILE_ROWS * blocks;
+        const uint8_t *from[TILE_ROWS];
+        for (long r = 0; r < TILE_ROWS; r++) {
+            const long row = t * TILE_ROWS + r;
+            from[r] = row >= count ? 0 : rows + (order ? order[row] : row) * blocks * block_bytes;
+        }
+        for (long b = 0; b < blocks; b++) {
+            for (long r = 0; r < TILE_ROWS; r++) {
+                if (from[r] == 0) {
+                    scale[b * TILE_ROWS + r] = 0;
+                    for (long v = 0; v < vectors; v++) out[(b * vectors + v) * TILE_ROWS + r] = 0;
+                    continue;
+                }
+                const uint8_t *block = from[r] + b * block_bytes;
+                memcpy(scale + b * TILE_ROWS + r, block, 2);
+                for (long v = 0; v < vectors; v++) {
+                    uint32_t four;
+                    memcpy(&four, block + 2 + 4 * v, 4);
+                    out[(b * vectors + v) * TILE_ROWS + r] = four ^ flips;
+                }
+            }
+        }
+    }
+}
