@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +46,8 @@ def _without_gradients() -> Any:
 
 
 def pytest_benchmark_update_machine_info(machine_info: Any) -> None:
-    """Saved runs tell what torch was and what it could use."""
+    """Saved runs tell by which command, what torch was and what it could use."""
+    machine_info["command"] = shlex.join(["pytest", *sys.argv[1:]])
     machine_info["torch"] = {
         "version": torch.__version__,
         "threads": torch.get_num_threads(),

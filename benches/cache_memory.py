@@ -1,0 +1,70 @@
+"""What caches hold, one for all against many: ``python -m benches.cache_memory``.
+
+Bytes are of tensors that are made here, but for the map of masks, of which the largest alone is
+made: the others follow from its size.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from llorch_worker.cache import CausalMasks, RopeTables
+from llorch_worker.cache.unified import DEFAULT_MAX_QUERY_TOKENS
+from llorch_worker.cli.screen import human_bytes
+
+CONTEXTS = (512, 2048, 4096)
+LAYERS = 32
+HEAD_DIM = 128
+ROPE_THETA = 10000.0
+CPU = torch.device("cpu")
+
+
+def strip_bytes(context: int) -> int:
+    """The one mask that every smaller or offset one is a view of."""
+    return CausalMasks(max_query=DEFAULT_MAX_QUERY_TOKENS, max_context=context, device=CPU).nbytes
+
+
+def map_bytes(context: int, dtype: torch.dtype) -> int:
+    """A square mask for each length, once prompts of every length up to ``context`` were seen."""
+    largest = torch.ones(context, context, dtype=dtype).tril_()
+    assert largest.nbytes == context**2 * dtype.itemsize
+    return sum(length**2 for length in range(1, context + 1)) * dtype.itemsize
+
+
+def rope_bytes(context: int) -> int:
+    return RopeTables(
+        head_dim=HEAD_DIM, theta=ROPE_THETA, scaling=None, max_context=context, device=CPU
+    ).nbytes
+
+
+def main() -> None:
+    """Print the table, a line for each context."""
+    rows = [
+        (
+            "context",
+            "one strip",
+            "a square mask",
+            "a mask per length, bool",
+            "the same, float32",
+            "RoPE tables",
+            f"in each of {LAYERS} layers: strip and tables",
+        )
+    ]
+    for context in CONTEXTS:
+        strip, rope = strip_bytes(context), rope_bytes(context)
+        sizes = (
+            strip,
+            context**2,
+            map_bytes(context, torch.bool),
+            map_bytes(context, torch.float32),
+            rope,
+            LAYERS * (strip + rope),
+        )
+        rows.append((f"{context:,}", *map(human_bytes, sizes)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+if __name__ == "__main__":
+    main()
