@@ -32,6 +32,7 @@ def cut(weights: torch.Tensor, scaled: torch.Tensor, cuts: Cuts) -> None:
 
 def _cut_one_by_one(weights: torch.Tensor, scaled: torch.Tensor, cuts: Cuts) -> None:
     rows = range(len(weights)) if cuts.rows is None else cuts.rows.tolist()
+    weight_rows, value_rows = weights.numpy(), scaled.numpy()
     for row, log_min_p, top_k, top_p in zip(
         rows,
         cuts.log_min_p.squeeze(1).numpy(),
@@ -39,7 +40,7 @@ def _cut_one_by_one(weights: torch.Tensor, scaled: torch.Tensor, cuts: Cuts) -> 
         cuts.top_p.squeeze(1).tolist(),
         strict=True,
     ):
-        cut_row(weights[row].numpy(), scaled[row].numpy(), log_min_p, top_k, top_p)
+        cut_row(weight_rows[row], value_rows[row], log_min_p, top_k, top_p)
 
 
 def cut_by_sorting(weights: torch.Tensor, scaled: torch.Tensor, cuts: Cuts) -> None:

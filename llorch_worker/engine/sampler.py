@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 
@@ -40,9 +41,6 @@ class Sampled:
     damaged: frozenset[int]
 
 
-_SOUND: frozenset[int] = frozenset()
-
-
 class Sampler:
     """Chooses tokens; of the past it knows nothing but the parameters of the current rows."""
 
@@ -65,7 +63,7 @@ class Sampler:
         positions = [sequence.generated_count for sequence in sequences]
         batch = self._batches.batch(sequences, positions)
         # The largest logit of a row is finite unless the row is damaged: NaN wins every maximum.
-        sound = torch.isfinite(logits.amax(dim=-1))
+        peaks = logits.amax(dim=-1)
         raw = None
         if batch.logprob_rows:
             raw = logits[batch.logprob_rows].log_softmax(dim=-1)
@@ -75,9 +73,7 @@ class Sampler:
 
         if batch.penalties is not None:
             batch.penalties.count(chosen)
-        damaged = _SOUND
-        if not bool(sound.all()):
-            damaged = frozenset((~sound).nonzero().flatten().tolist())
+        damaged = frozenset(row for row, peak in enumerate(peaks.tolist()) if not isfinite(peak))
         logprobs = {} if raw is None else _logprobs(raw, chosen, batch)
         return Sampled(chosen.tolist(), logprobs, damaged)
 
