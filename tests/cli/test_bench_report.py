@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from llorch_worker.cli import bench
+from llorch_worker.cli.bench.reports.kinds import KINDS
 from llorch_worker.cli.bench.reports.numbers import gain, shown
+from llorch_worker.cli.bench.reports.page import TITLES
 from llorch_worker.cli.bench.reports.readings import NotARun
+from llorch_worker.cli.bench.reports.runs import COMPONENTS as PARTS
 from llorch_worker.cli.bench.reports.runs import kind_of, read_run
 from tests.cli.command import Ran, run
 from tests.cli.test_bad_input import sentence
@@ -162,6 +166,35 @@ def test_jobs_through_redis_are_plotted_over_their_number(tmp_path: Path) -> Non
     assert "16 at once, 16 to 256 prompt tokens, 8 to 64 new tokens" in text
     for cell in ("<td>99</td>", "<td>2.5</td>", "<td>900</td>", "<td>stock Celery</td>"):
         assert cell in text
+
+
+def test_how_cost_grows_is_plotted(tmp_path: Path) -> None:
+    document = {
+        "provenance": provenance("llorch bench scaling --model some.gguf --json"),
+        "model": "some.gguf",
+        "dtype": "float32",
+        "concurrency": 16,
+        "prompt_tokens": 128,
+        "new_tokens": 32,
+        "queued": [{"queued": jobs, "tokens_per_s": 64.0} for jobs in (10, 100, 1000)],
+        "contexts": [
+            {"context_tokens": tokens, "prefill_tokens_per_s": 500.0, "decode_tokens_per_s": 50.0}
+            for tokens in (128, 2048)
+        ],
+    }
+    text, _ = made(tmp_path, saved(tmp_path, "scaling.json", document))
+    for label in (
+        "tokens with jobs waiting, tokens/s, over jobs waiting at the start",
+        "prefill, tokens/s, over tokens of context",
+        "decode, tokens/s, over tokens of context",
+    ):
+        assert f'aria-label="{label}"' in text
+
+
+def test_every_command_that_measures_has_its_plots() -> None:
+    commands = {command.name for command in bench.app.registered_commands}
+    assert commands - {"report"} == KINDS.keys()
+    assert TITLES.keys() == {*KINDS, PARTS}
 
 
 def test_peers_stand_beside_us_and_those_that_could_not_run_are_named(tmp_path: Path) -> None:

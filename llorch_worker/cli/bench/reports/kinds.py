@@ -132,6 +132,24 @@ def _queue_load(document: Document) -> str:
     return ", ".join(parts)
 
 
+_QUEUED = {"tokens_per_s": Metric("tokens with jobs waiting", "tokens/s", "higher")}
+_CONTEXTS = {
+    "prefill_tokens_per_s": Metric("prefill", "tokens/s", "higher"),
+    "decode_tokens_per_s": Metric("decode", "tokens/s", "higher"),
+}
+
+
+def _scaling(document: Document) -> Iterator[Reading]:
+    for row in rows(document, "queued"):
+        queued = number(row, "queued") or 0
+        place = Place("jobs waiting at the start", queued, "")
+        yield from _of_row(row, f"{queued:,.0f} jobs", _QUEUED, place)
+    for row in rows(document, "contexts"):
+        tokens = number(row, "context_tokens") or 0
+        place = Place("tokens of context", tokens, "")
+        yield from _of_row(row, f"{tokens:,.0f} tokens of context", _CONTEXTS, place)
+
+
 _PEERS_RATES = {
     "prefill": Metric("prefill", "tokens/s", "higher"),
     "decode": Metric("decode", "tokens/s", "higher"),
@@ -196,6 +214,7 @@ KINDS = {
     ),
     "profile": Kind(readings=_profile, load=_load, subject=_model),
     "queue": Kind(readings=_queue, load=_queue_load, subject=_model),
+    "scaling": Kind(readings=_scaling, load=_load, subject=_model),
     "peers": Kind(readings=_peers, load=_load, subject=_model, notes=_peers_notes),
 }
 """By the command that made the document: ``llorch bench <kind>``."""

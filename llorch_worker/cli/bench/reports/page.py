@@ -25,6 +25,7 @@ TITLES: Final = {
     "overhead": "Outside the model",
     "profile": "Where a step's time goes",
     "queue": "Through the queue",
+    "scaling": "Over the size of the load",
     "peers": "Beside its peers",
     "components": "The parts one by one",
 }
