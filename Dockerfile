@@ -20,7 +20,9 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip \
     wheel=$(ls /wheels/*.whl) && pip install "${wheel}[worker,flower]"
-RUN useradd --create-home --uid 10001 llorch
+# A volume that is mounted on the folder of device locks takes its owner over when it is made.
+RUN useradd --create-home --uid 10001 llorch \
+    && install --directory --owner llorch --mode 1777 /var/lib/llorch/devices
 USER llorch
 WORKDIR /home/llorch
 STOPSIGNAL SIGTERM

@@ -6,7 +6,8 @@ import os
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,6 +18,9 @@ from llorch_worker.cli.cluster import Cluster
 from llorch_worker.cli.screen import human_bytes, human_count
 from llorch_worker.contract import LlorchError
 from llorch_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from llorch_worker.worker.devices import Card
 
 OLDEST_REDIS = (6, 2)
 
@@ -133,37 +137,68 @@ def _no_redis(url: str, error: BrokerUnavailable, *, asked_for: bool) -> Check:
     )
 
 
-def devices(wanted: str) -> Iterator[Check]:
-    """torch, and the device that a worker would take."""
+def devices(settings: Settings) -> Iterator[Check]:
+    """torch, the cards and who has them, and the device that a worker would take."""
     if "torch" in extras.missing_modules("worker"):
         return
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    build = f"torch {torch.__version__}"
-    yield Check(subject="torch", verdict="ok", finding=build)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for index in range(count):
-        free, total = torch.cuda.mem_get_info(index)
-        name = torch.cuda.get_device_name(index)
-        finding = f"cuda:{index} {name}, {human_bytes(free)} free of {human_bytes(total)}"
-        yield Check(subject="device", verdict="ok", finding=finding)
     from llorch_worker.engine.placement import resolve_device
+    from llorch_worker.worker.devices import DeviceUnavailable
+    from llorch_worker.worker.launcher import usable_cards
 
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Check(subject="torch", verdict="ok", finding=f"torch {torch.__version__}")
     try:
-        device = resolve_device(wanted)
+        cards = usable_cards()
+        no_cards = ""
+    except DeviceUnavailable as error:
+        cards, no_cards = (), error.message
+    for number, card in enumerate(cards):
+        yield _card(f"cuda:{number}", card, settings.device_locks)
+    try:
+        device = resolve_device(settings.device)
     except LlorchError as error:
         yield Check(
             subject="device",
             verdict="fail",
-            finding=error.message,
+            finding=no_cards or error.message,
             remedy="give --device or LLORCH_DEVICE one of auto, cpu"
-            + "".join(f", cuda:{index}" for index in range(count)),
+            + "".join(f", cuda:{number}" for number in range(len(cards))),
         )
         return
     if device.type == "cpu":
-        note = "" if count or wanted == "cpu" else "; no GPU found"
-        yield Check(subject="device", verdict="ok", finding=f"cpu, {cores} cores{note}")
+        asked = settings.device == "cpu"
+        why = "" if asked else f"; {no_cards or 'this torch is built without CUDA'}"
+        yield Check(
+            subject="device",
+            verdict="warn" if cards and not asked else "ok",
+            finding=f"cpu, {cores} cores{why}",
+            remedy="install a CUDA build of torch" if cards and not asked else None,
+        )
+
+
+def _card(name: str, card: Card, locks: Path) -> Check:
+    from llorch_worker.worker.device_lock import DeviceLocks
+
+    if card.fault is not None:
+        return Check(
+            subject="device",
+            verdict="fail",
+            finding=f"{name} ({card.name}) does not answer: {card.fault}",
+            remedy="look at nvidia-smi and the kernel's log; a lost card needs a reset or a reboot",
+        )
+    memory = f"{human_bytes(card.free_bytes)} free of {human_bytes(card.total_bytes)}"
+    try:
+        holder = DeviceLocks(locks).holder(card)
+        taken = f"held by {holder}" if holder else "no worker has it"
+    except OSError as error:
+        taken = f"who has it cannot be seen: {locks}: {error.strerror}"
+    return Check(
+        subject="device",
+        verdict="ok",
+        finding=f"{name} ({card.name}) {card.model}, {memory}; {taken}",
+    )
 
 
 def model_file(settings: Settings) -> Iterator[Check]:

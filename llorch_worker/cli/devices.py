@@ -2,69 +2,104 @@
 
 from __future__ import annotations
 
-import subprocess
+from collections import Counter
+from dataclasses import dataclass
 
-from llorch_worker.cli.children import python
 from llorch_worker.cli.errors import usage_error
+from llorch_worker.worker.devices import Card, DeviceUnavailable, torch_has_cuda
+from llorch_worker.worker.launcher import chosen_cards, usable_cards
 
-_COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-_COUNT_TIMEOUT_S = 120
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class WorkerDevices:
+    """(name, device) of each worker, and the cards among the devices."""
+
+    workers: tuple[tuple[str, str], ...]
+    cards: tuple[Card, ...] = ()
+
+    @property
+    def mixture(self) -> str | None:
+        """The cards' models, where they are of several: ``2 x NVIDIA H200, 1 x NVIDIA A10``."""
+        models = Counter(card.model for card in self.cards)
+        if len(models) < 2:
+            return None
+        return ", ".join(f"{count} x {model}" for model, count in models.items())
 
 
 def worker_devices(
-    device: str, devices: str | None, workers: int | None
-) -> tuple[tuple[str, str], ...]:
-    """(name, device) of each worker.
+    device: str, *, gpus: str | None, devices: str | None, workers: int | None
+) -> WorkerDevices:
+    """Where to put workers, one a card, each called after its card.
 
-    ``devices`` is a list as given, ``cuda:0,cuda:1``; without it ``device`` (``auto``: every GPU,
-    else the CPU) is used for as many ``workers`` as wanted.
+    Args:
+        device: what is used where no list is given; ``auto``: every card, else the CPU.
+        gpus: ``all``, or numbers of cards, ``0,2``.
+        devices: a list as given, ``cuda:0,cuda:1`` or ``cpu,cpu``.
+        workers: how many, where no list says it.
 
     Raises:
-        CommandError: for an empty name in the list, or a count that disagrees with it.
+        CommandError: a list with an empty, doubled or wrong name, two lists, or a count that
+            disagrees with them.
+        DeviceUnavailable: no driver, or no such card.
     """
-    if devices is not None:
+    if gpus is not None and devices is not None:
+        raise usage_error("--gpus and --devices both say where workers go: give one of them")
+    if gpus is not None:
+        chosen = _numbered(gpus)
+    elif devices is not None:
         chosen = [part.strip() for part in devices.split(",")]
         if not all(chosen):
             raise usage_error(f"--devices {devices!r} has an empty name: give cuda:0,cuda:1 or cpu")
-        if workers is not None and workers != len(chosen):
-            raise usage_error(
-                f"--devices names {len(chosen)} and --workers says {workers}: give one of them"
-            )
-    elif device in ("auto", "cuda"):
-        gpus = gpu_count()
-        available = [f"cuda:{index}" for index in range(gpus)] or [
-            "cpu" if device == "auto" else device
-        ]
-        count = workers or len(available)
-        chosen = [available[index % len(available)] for index in range(count)]
     else:
-        chosen = [device] * (workers or 1)
-    if len(chosen) == 1:
-        return (("worker", chosen[0]),)
-    return tuple((f"worker-{index}", name) for index, name in enumerate(chosen))
+        chosen = _default(device, workers)
+    if workers is not None and workers != len(chosen):
+        raise usage_error(
+            f"there are {len(chosen)} devices for workers and --workers says {workers}: "
+            "a card takes one worker, and a list says how many there are"
+        )
+    return _named(chosen)
 
 
-def gpu_count() -> int:
-    """How many GPUs torch may use here; 0 without asking torch where there is no driver."""
-    if not _nvidia_driver_answers():
-        return 0
-    # In a process of its own: a CUDA context here would take memory from the workers.
-    counted = subprocess.run(
-        python("-c", _COUNT_GPUS),
-        capture_output=True,
-        text=True,
-        timeout=_COUNT_TIMEOUT_S,
-        check=False,
-    )
-    return int(counted.stdout) if counted.returncode == 0 else 0
+def _numbered(gpus: str) -> list[str]:
+    if gpus == ALL:
+        return _every_card()
+    numbers = [part.strip() for part in gpus.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise usage_error(f"--gpus {gpus!r} is neither all nor numbers of cards, such as 0,2")
+    return [f"cuda:{int(number)}" for number in numbers]
 
 
-def _nvidia_driver_answers() -> bool:
-    import pynvml
+def _every_card() -> list[str]:
+    return [f"cuda:{number}" for number, card in enumerate(usable_cards()) if card.fault is None]
 
+
+def _default(device: str, workers: int | None) -> list[str]:
+    if device not in ("auto", "cuda"):
+        return [device] * (workers or 1)
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return False
-    pynvml.nvmlShutdown()
-    return True
+        if device == "auto" and not torch_has_cuda():
+            raise DeviceUnavailable("this torch is built without CUDA")
+        cards = _every_card()
+    except DeviceUnavailable:
+        if device == "cuda":
+            raise
+        return ["cpu"] * (workers or 1)
+    return cards if workers is None else cards[:workers]
+
+
+def _named(devices: list[str]) -> WorkerDevices:
+    cards: list[Card] = []
+    workers = []
+    for index, device in enumerate(devices):
+        kind, _, number = device.partition(":")
+        if kind == "cuda" and number.isdecimal():
+            (card,) = chosen_cards(int(number))
+            if card in cards:
+                raise usage_error(f"{device} is named twice: a card takes one worker")
+            cards.append(card)
+            workers.append((card.name, device))
+        else:
+            workers.append(("worker" if len(devices) == 1 else f"worker-{index}", device))
+    return WorkerDevices(tuple(workers), tuple(cards))

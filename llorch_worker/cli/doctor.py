@@ -46,7 +46,7 @@ def doctor(
     for check in chain(
         checks.packages(),
         checks.redis_server(settings.redis_url, asked_for=asked_for_redis),
-        checks.devices(settings.device),
+        checks.devices(settings),
         checks.model_file(settings),
         checks.flower(flower_port),
         checks.served_workers(settings.redis_url),

@@ -44,17 +44,19 @@ def submit_many(
     settings: Settings,
     requests: list[GenerationRequest],
     *,
+    worker: str | None,
     wait: bool,
     output: Path | None,
 ) -> None:
     """Enqueue ``requests``; print their ids, or with ``wait`` what became of each.
 
-    Exits 1 if a job fails. Ctrl-C cancels the jobs that have not ended.
+    They are for ``worker`` alone where one is named. Exits 1 if a job fails. Ctrl-C cancels the
+    jobs that have not ended.
     """
     # Opened first: a path that cannot be written should not cost a night's work.
     sink = output.open("w", encoding="utf-8") if output is not None else None
     try:
-        ended = asyncio.run(_run(screen, settings, requests, wait=wait))
+        ended = asyncio.run(_run(screen, settings, requests, worker=worker, wait=wait))
         if sink is not None:
             sink.writelines(json.dumps(e.document(), ensure_ascii=False) + "\n" for e in ended)
     finally:
@@ -78,14 +80,19 @@ def submit_many(
 
 
 async def _run(
-    screen: Screen, settings: Settings, requests: list[GenerationRequest], *, wait: bool
+    screen: Screen,
+    settings: Settings,
+    requests: list[GenerationRequest],
+    *,
+    worker: str | None,
+    wait: bool,
 ) -> list[Ended]:
     from llorch_worker.client import AsyncClient
 
     async with AsyncClient(settings) as client:
         jobs: list[AsyncJob] = []
         try:
-            await _enqueue(screen, client, requests, jobs, show_ids=not wait)
+            await _enqueue(screen, client, requests, jobs, worker=worker, show_ids=not wait)
             return await _await_all(screen, jobs) if wait else []
         except asyncio.CancelledError:
             if wait:
@@ -100,12 +107,13 @@ async def _enqueue(
     requests: list[GenerationRequest],
     jobs: list[AsyncJob],
     *,
+    worker: str | None,
     show_ids: bool,
 ) -> None:
     """Appends to ``jobs`` as they are enqueued, so that an interrupt knows which are."""
     with screen.bar("enqueueing", "jobs") as advance:
         for request in requests:
-            jobs.append(await _submit(screen, client, request))
+            jobs.append(await _submit(screen, client, request, worker))
             advance(len(jobs), len(requests))
     if show_ids:
         if screen.as_json:
@@ -114,12 +122,14 @@ async def _enqueue(
             screen.write_raw("".join(f"{job.id}\n" for job in jobs))
 
 
-async def _submit(screen: Screen, client: AsyncClient, request: GenerationRequest) -> AsyncJob:
+async def _submit(
+    screen: Screen, client: AsyncClient, request: GenerationRequest, worker: str | None
+) -> AsyncJob:
     """Enqueues one job, when there is room for it: a file may be longer than a queue."""
     told = False
     while True:
         try:
-            return await client.submit(request)
+            return await client.submit(request, worker=worker)
         except QueueFull as error:
             if not told:
                 screen.note(f"waiting for room: {error.message}", "yellow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from llorch_worker.cli.children import HEALTHY_AFTER_S, Child, Program, backoff_
 from llorch_worker.cli.cluster import Cluster
 from llorch_worker.cli.errors import CommandError, MissingExtra
 from llorch_worker.cli.interrupts import deaf
-from llorch_worker.cli.options import worker_hostname
 from llorch_worker.cli.programs import FLOWER, REDIS
 from llorch_worker.settings import Settings
 
@@ -107,12 +107,11 @@ class Stack:
             waiting = set(names)
             while waiting:
                 self._fail_if_ended()
-                alive = {worker.hostname: worker for worker in cluster.workers()}
-                hostnames = {name: self._hostname(name) for name in names}
-                waiting = {name for name in names if hostnames[name] not in alive}
+                cards = self._cards(cluster.workers())
+                waiting = set(names) - set(cards)
                 if not waiting:
-                    answering = cluster.answering(set(hostnames.values()))
-                    waiting = {name for name in names if hostnames[name] not in answering}
+                    answering = cluster.answering({card.hostname for card in cards.values()})
+                    waiting = {name for name in names if cards[name].hostname not in answering}
                 if give_up_s is not None and time.monotonic() > give_up_s and waiting:
                     raise CommandError(
                         "NOT_READY",
@@ -120,7 +119,7 @@ class Stack:
                         f"{self._children[min(waiting)].last_words()}",
                     )
         self._starting = False
-        return [alive[hostname] for hostname in hostnames.values()]
+        return [cards[name] for name in names]
 
     @property
     def flower_url(self) -> str | None:
@@ -275,8 +274,13 @@ class Stack:
         child.kill()
         return False
 
-    def _hostname(self, name: str) -> str:
-        return worker_hostname(self._plan.settings, self._children[name].pid)
+    def _cards(self, announced: list[WorkerCard]) -> dict[str, WorkerCard]:
+        """What our own workers say of themselves, by the name that the plan gives them. They choose
+        their own node names, after the card that they got."""
+        here = f"@{socket.gethostname()}"
+        by_pid = {card.pid: card for card in announced if card.hostname.endswith(here)}
+        names = {name: self._children[name].pid for name, _ in self._plan.workers}
+        return {name: by_pid[pid] for name, pid in names.items() if pid in by_pid}
 
 
 def _did_not_start(child: Child) -> CommandError:

@@ -26,6 +26,10 @@ def submit(
     priority: Annotated[
         str | None, typer.Option("--priority", help=r"high, normal or low \[normal].")
     ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option("--worker", metavar="NAME", help="The worker that is to take it: gpu0@host."),
+    ] = None,
     file: Annotated[
         str | None,
         typer.Option("--file", "-f", help="JSON lines, one request each; - is stdin."),
@@ -57,14 +61,15 @@ def submit(
     if file is not None:
         from llorch_worker.cli.many import submit_many
 
-        submit_many(screen, settings, read_requests(file, fields), wait=wait, output=output)
+        requests = read_requests(file, fields)
+        submit_many(screen, settings, requests, worker=worker, wait=wait, output=output)
         return
     request = GenerationRequest(**request_fields(prompt, fields))
     from llorch_worker.cli.following import follow
     from llorch_worker.client import Client
 
     with Client(settings) as client:
-        job = client.submit(request)
+        job = client.submit(request, worker=worker)
         if stream or wait:
             if not client.workers():
                 screen.note("no worker is running: the job waits until one comes", "yellow")

@@ -54,6 +54,10 @@ def up(
         typer.Option("--devices", metavar="LIST", help="One worker each: cuda:0,cuda:1 or cpu."),
     ] = None,
     flower: Annotated[bool, typer.Option("--flower/--no-flower", help="Show Flower.")] = True,
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", metavar="LIST", help="One worker a card: all, or numbers, 0,2."),
+    ] = None,
     flower_port: Annotated[
         int | None, typer.Option("--flower-port", help="Flower's port (default: 5555 or next).")
     ] = None,
@@ -89,7 +93,10 @@ def up(
     screen = Screen(as_json=as_json)
     plan = Plan(
         settings=settings,
-        workers=worker_devices(settings.device, devices, workers),
+        workers=places.workers,
+    places = worker_devices(settings.device, gpus=gpus, devices=devices, workers=workers)
+    if places.mixture is not None:
+        screen.note(f"Mixed cards ({places.mixture}): each worker plans its own memory.", "yellow")
         redis_url=settings.redis_url if "redis_url" in settings.model_fields_set else None,
         flower_port=_flower_port(screen, wanted=flower, port=flower_port),
         flower_port_asked=flower_port is not None,
@@ -187,7 +194,8 @@ def _banner(
         user, _, password = plan.flower_login.partition(":")
         flower += f"  (user {user}, password {password})"
     workers = ", ".join(
-        f"{worker} on {card.device}" for (worker, _), card in zip(plan.workers, cards, strict=True)
+        card.hostname if worker == card.device else f"{worker} on {card.device}"
+        for (worker, _), card in zip(plan.workers, cards, strict=True)
     )
     url = safe_url(stack.redis_url)
     screen.err.print(

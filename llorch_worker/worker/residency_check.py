@@ -53,14 +53,14 @@ def _card_fault(place: Place) -> str | None:
     if place.card is None:
         return None
     try:
-        cards = {card.cuda_id: card for card in list_cards()}
+        cards = list_cards()
     except DeviceUnavailable as error:
         return error.message
-    card = cards.get(place.card.cuda_id)
-    if card is None or card.fault is not None:
-        fault = "it is gone" if card is None else card.fault
-        return f"{place.name} does not answer ({fault})"
-    return None
+    if any(card.cuda_id == place.card.cuda_id and card.fault is None for card in cards):
+        return None
+    # One that does not answer does not tell its UUID either.
+    faults = [card.fault for card in cards if card.index == place.card.index and card.fault]
+    return f"{place.name} does not answer ({faults[0] if faults else 'it is gone'})"
 
 
 class ResidencyCheck:

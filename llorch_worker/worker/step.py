@@ -58,7 +58,10 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             engine = self._load(worker, place)
             _warm_up(engine, worker.app.settings, place)
         except LlorchError as error:
-            _give_up(error.message)
+            place = worker.app.place
+            # In here torch calls every card cuda:0.
+            on_card = "" if place is None or place.card is None else f"on {place.name}: "
+            _give_up(on_card + error.message)
         except ModuleNotFoundError as error:
             _give_up(f'{error.name} is missing: pip install "llorch-worker[worker]"')
         fault = wrong_card(place) or violation(engine, place)

@@ -43,10 +43,18 @@ def test_redis_without_a_password_is_offered_to_this_machine_only(services: Any)
     assert all(port.startswith("127.0.0.1:") for port in services["redis"]["ports"])
 
 
-def test_a_worker_has_one_gpu_and_time_to_drain(services: Any) -> None:
+def test_each_replica_claims_one_of_all_gpus_and_has_time_to_drain(services: Any) -> None:
     worker = services["worker"]
     (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
-    assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", 1, ["gpu"])
+    assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", "all", ["gpu"])
+    assert worker["environment"]["LLORCH_DEVICE"] == "${LLORCH_DEVICE:-cuda}"
+    # All replicas share the locks, in a folder that the image makes for its user.
+    locks = worker["environment"]["LLORCH_DEVICE_LOCKS"]
+    assert f"device-locks:{locks}" in worker["volumes"]
+    made = f"install --directory --owner llorch --mode 1777 {locks}"
+    assert made in (REPOSITORY / "Dockerfile").read_text()
+    assert "container_name" not in worker
+    assert worker["restart"] == "unless-stopped"
     assert worker["stop_signal"] == "SIGTERM"
     assert worker["stop_grace_period"].endswith("m")
     assert worker["depends_on"]["redis"]["condition"] == "service_healthy"

@@ -1,0 +1,179 @@
+"""Workers on cards, from the command line, on a machine whose cards are a file.
+
+No card is here: torch and NVIDIA's library are told that there are some (``tests/fake_gpu``), and
+the workers run the toy engine. Claims, names, environment, supervision and sentences are real.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llorch_worker.client import Client
+from tests.cli.command import REPOSITORY, Ran, Started, run
+from tests.fake_gpu.machine import SITE, Machine, card
+from tests.services import own_redis, wait_until
+
+HOST = socket.gethostname()
+GET_S = 60
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A Redis of its own: workers are called after cards, and two machines here are one host."""
+    with own_redis() as server:
+        yield server.url
+
+
+def variables(machine: Machine, **more: str) -> dict[str, str]:
+    path = os.pathsep.join(map(str, (SITE, REPOSITORY)))
+    return machine.variables | {"PYTHONPATH": path} | more
+
+
+def refused(*arguments: str, machine: Machine, **more: str) -> str:
+    """The one sentence with which the command ends."""
+    ran: Ran = run(*arguments, **variables(machine, **more))
+    assert ran.code != 0, ran
+    assert "Traceback" not in ran.err, ran.err
+    (line,) = [line for line in ran.err.splitlines() if line.startswith("error: ")]
+    return line.removeprefix("error: ")
+
+
+def test_a_worker_is_called_after_its_card_and_is_the_only_one_there(
+    machine: Machine, url: str
+) -> None:
+    arguments = ("worker", "--redis", url, "--model", "demo", "--device", "cuda:1")
+    worker = Started(*arguments, **variables(machine, CUDA_VISIBLE_DEVICES="0,3"))
+    try:
+        worker.wait_for(f"gpu3@{HOST} ready.")
+        with Client(url) as client:
+            (found,) = client.workers()
+            assert (found.hostname, found.device) == (f"gpu3@{HOST}", "gpu3")
+            assert found.engine["device"] == "gpu3"
+            job = client.submit(prompt="x", max_tokens=3, worker=f"gpu3@{HOST}")
+            assert job.result(GET_S).worker == f"gpu3@{HOST}"
+            assert client.redis.zscore("llorch:own_queues", f"llorch.demo@gpu3.{HOST}")
+        said = refused("worker", "--redis", url, "--device", "cuda:3", machine=machine)
+        assert said.startswith("device cuda:3 has its worker already (gpu3 by gpu3 (process ")
+        doctor = run("doctor", "--redis", url, "--model", "demo", "--json", **variables(machine))
+        cards = [c["finding"] for c in doctor.json["checks"] if c["subject"] == "device"]
+        assert len([line for line in cards if "no worker has it" in line]) == 3
+        assert any(f"(gpu3) NVIDIA H200, 140.0 GiB free of 141.0 GiB; held by gpu3 (process "
+                   f"{worker.pid} of {HOST})" in line for line in cards)  # fmt: skip
+        worker.signal(signal.SIGTERM)
+        assert worker.ended() == 0
+        assert (
+            "no worker has it"
+            in run("doctor", "--redis", url, "--model", "demo", "--json", **variables(machine)).out
+        )
+    finally:
+        worker.child.kill()
+
+
+def test_replicas_take_a_free_card_each_and_one_too_many_says_so(
+    machine: Machine, url: str
+) -> None:
+    machine.show(card(0), card(1))
+    arguments = ("worker", "--redis", url, "--model", "demo", "--device", "cuda")
+    replicas = [Started(*arguments, **variables(machine)) for _ in range(2)]
+    try:
+        with Client(url) as client:
+            names = {f"gpu{i}@{HOST}" for i in range(2)}
+            wait_until(lambda: {w.hostname for w in client.workers()} == names, timeout_s=GET_S)
+            said = refused(*arguments, machine=machine)
+            assert said.startswith("each of the 2 cards has its worker already (gpu0 by gpu0 (")
+            # One that is killed leaves its card to the next.
+            (first,) = [w.pid for w in client.workers() if w.hostname.startswith("gpu0@")]
+            os.kill(first, signal.SIGKILL)
+            for replica in replicas:
+                if replica.pid == first:
+                    replica.ended()
+            replicas.append(Started(*arguments, **variables(machine)))
+            replicas[-1].wait_for(f"gpu0@{HOST} ready.")
+    finally:
+        for replica in replicas:
+            replica.child.kill()
+
+
+def test_up_runs_a_worker_a_card_restarts_a_dead_one_and_drains_all(machine: Machine) -> None:
+    machine.show(card(0), card(1, model="NVIDIA A10"), card(2))
+    command = Started(
+        "up",
+        "--no-flower",
+        "--model",
+        "demo",
+        "--gpus",
+        "0,1",
+        **variables(machine, TOY_STEP_MS="5"),
+    )
+    try:
+        command.wait_for("Mixed cards (1 x NVIDIA H200, 1 x NVIDIA A10)")
+        workers = command.wait_for("workers  ")
+        assert f"gpu0@{HOST}, gpu1@{HOST}" in workers
+        command.wait_for("Ctrl-C drains and ends")
+        family = command.family()
+        with Client(command.wait_for("Redis  ").split()[1]) as client:
+            first = next(w for w in client.workers() if w.hostname == f"gpu0@{HOST}")
+            os.kill(first.pid, signal.SIGKILL)
+            command.wait_for("gpu0 ended (killed by SIGKILL); starting it again in 1 s")
+            command.wait_for(f"gpu0@{HOST} ready.", count=2)
+            family |= command.family()
+            jobs = [
+                client.submit(prompt="x", max_tokens=200, worker=f"gpu{i}@{HOST}") for i in range(2)
+            ]
+            for job in jobs:
+                next(job.stream())
+            command.signal(signal.SIGTERM)
+            command.wait_for("Draining")
+            workers_of = {job.result(GET_S).worker for job in jobs}
+            assert workers_of == {f"gpu0@{HOST}", f"gpu1@{HOST}"}
+            assert command.ended() == 0
+        assert not {pid for pid in family if psutil.pid_exists(pid)}
+    finally:
+        command.child.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--gpus", "0,9"), "device cuda:9 was asked for, but the last card here is cuda:3"),
+        (("--gpus", "none"), "--gpus 'none' is neither all nor numbers of cards, such as 0,2"),
+        (("--gpus", "1,1"), "cuda:1 is named twice: a card takes one worker"),
+        (("--gpus", "all", "--workers", "5"), "there are 4 devices for workers"),
+        (("--gpus", "0", "--devices", "cpu"), "--gpus and --devices both say where workers go"),
+    ],
+)  # fmt: skip
+def test_up_refuses_cards_that_are_not_there(
+    machine: Machine, options: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in refused("up", "--no-flower", "--model", "demo", *options, machine=machine)
+
+
+@pytest.mark.parametrize("command", [("worker", "--device", "cuda"), ("up", "--gpus", "all")])
+def test_without_a_driver_nothing_becomes_the_cpu(
+    machine: Machine, redis_url: str, command: tuple[str, ...]
+) -> None:
+    machine.lose_driver()
+    said = refused(*command, "--redis", redis_url, "--model", "demo", machine=machine)
+    assert said.startswith("no NVIDIA driver answers here (Driver Not Loaded); check `nvidia-smi`")
+
+
+def test_a_card_that_is_full_already_is_refused_with_needed_and_available(
+    machine: Machine, redis_url: str, demo_model: Path
+) -> None:
+    machine.show(card(0, free=20 * 2**20))
+    ran = run("inspect", demo_model, "--device", "cuda:0", **variables(machine))
+    assert ran.code == 1, ran
+    assert "workspace" in ran.out
+    assert "20.0 MiB free" in ran.out

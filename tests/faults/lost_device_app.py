@@ -1,0 +1,29 @@
+"""The whole worker with the real engine, on a device that is lost after ``LOST_AFTER_STEPS``."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+import torch
+
+from llorch_worker.model.batch import RaggedBatch
+from llorch_worker.model.llama import Llama
+from llorch_worker.settings import Settings
+from tasks.app import build_app
+
+LAST_STEP = int(os.environ["LOST_AFTER_STEPS"])
+
+_forward = Llama.forward
+_steps = itertools.count(1)
+
+
+def lost_forward(self: Llama, batch: RaggedBatch, *args: Any, **options: Any) -> torch.Tensor:
+    if next(_steps) > LAST_STEP:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure\nmore lines")
+    return _forward(self, batch, *args, **options)
+
+
+Llama.forward = lost_forward  # type: ignore[method-assign]
+app = build_app(Settings())

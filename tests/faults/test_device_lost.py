@@ -1,0 +1,123 @@
+"""A device that fails under a worker: its jobs go on elsewhere; the worker ends and says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llorch_worker.client import Client
+from llorch_worker.contract import AttemptsExhausted
+from tests.fake_gpu.machine import SITE, Machine, card
+from tests.faults.conftest import StartWorker
+from tests.faults.witness import Witness
+from tests.services import REPOSITORY, RedisServer, held_ids, wait_until
+
+GET_S = 60
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path, count=2)
+
+
+@pytest.fixture
+def on_a_card(machine: Machine) -> dict[str, Any]:
+    """Options of a worker on the first free card that looks after it every 0.2 s."""
+    path = f"{SITE}:{REPOSITORY}"
+    variables = machine.variables
+    return {
+        "device": "cuda", "residency_check_s": 0.2, "PYTHONPATH": path,
+        "FAKE_CARDS": variables["FAKE_CARDS"], "device_locks": variables["LLORCH_DEVICE_LOCKS"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", ["card", "driver"])
+def test_a_driver_that_dies_ends_the_worker_and_its_jobs_resume_elsewhere(
+    start_worker: StartWorker,
+    witness: Witness,
+    client: Client,
+    machine: Machine,
+    on_a_card: dict[str, Any],
+    loss: str,
+) -> None:
+    worker = start_worker("gpu0", **on_a_card)
+    jobs = [witness.begun(witness.send(300), 10) for _ in range(3)]
+    if loss == "card":
+        machine.show(card(0, fault="GPU is lost"), card(1))
+        sentence = "gpu0 does not answer (GPU is lost); the worker ends, its jobs resume elsewhere"
+    else:
+        machine.lose_driver()
+        sentence = "no NVIDIA driver answers here (Driver Not Loaded)"
+    assert worker.wait_exit() == 1
+    assert sentence in worker.text()
+    assert not held_ids(client.redis), "its leases are released, not left to lapse"
+    start_worker("w2")
+    witness.assert_whole(*jobs)
+    for job in jobs:
+        assert (job.result(0).worker, job.result(0).attempts) == ("w2@test", 1)
+
+
+def test_a_tensor_that_left_the_device_ends_the_worker(
+    start_worker: StartWorker, witness: Witness, client: Client, tmp_path: Path
+) -> None:
+    flag = tmp_path / "misplaced"
+    worker = start_worker("w1", residency_check_s=0.2, TOY_MISPLACED=flag)
+    job = witness.begun(witness.send(300), 10)
+    flag.touch()
+    assert worker.wait_exit() == 1
+    assert "not all of model and cache is on toy: blocks.0.weight on cpu" in worker.text()
+    assert not held_ids(client.redis)
+    start_worker("w2")
+    witness.assert_whole(job)
+
+
+def test_a_worker_whose_tensors_are_not_where_they_belong_does_not_start(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    (tmp_path / "misplaced").touch()
+    worker = start_worker("w1", ready=False, TOY_MISPLACED=tmp_path / "misplaced")
+    assert worker.wait_exit() == 1
+    assert "cannot start: not all of model and cache is on toy" in worker.text()
+
+
+def test_the_jobs_of_a_broken_engine_resume_elsewhere_with_the_attempt_counted(
+    start_worker: StartWorker, witness: Witness
+) -> None:
+    worker = start_worker("w1")
+    neighbours = [witness.begun(witness.send(300), 10) for _ in range(2)]
+    breaking = witness.send(20, prompt="break once")
+    assert worker.wait_exit() == 1
+    start_worker("w2")
+    witness.assert_whole(breaking, *neighbours)
+    assert breaking.result(0).attempts == 2
+
+
+def test_a_job_that_breaks_every_engine_ends(start_worker: StartWorker, client: Client) -> None:
+    job = client.submit(prompt="break", max_tokens=5)
+    for number in range(3):
+        assert start_worker(f"w{number}", ready=False).wait_exit(GET_S) == 1
+    start_worker("last")
+    with pytest.raises(AttemptsExhausted):
+        job.result(GET_S)
+
+
+def test_a_dead_driver_breaks_the_real_engine_and_the_tokens_go_on_elsewhere(
+    server: RedisServer, start_worker: StartWorker, demo_model: Path
+) -> None:
+    options = {"model": demo_model, "model_name": "demo", "max_sequences": 4}
+    ask = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 60}
+    with Client(server.url, model="demo") as client:
+        lost = start_worker(
+            "w1", app="tests.faults.lost_device_app", LOST_AFTER_STEPS=40, **options
+        )
+        jobs = [client.submit(**ask) for _ in range(3)]
+        assert lost.wait_exit(GET_S) == 1
+        assert "the device is lost: CUDA error: unspecified launch failure" in lost.text()
+        start_worker("w2", app="tasks", **options)
+        results = [job.result(GET_S) for job in jobs]
+        whole = client.submit(**ask).result(GET_S)
+        assert {result.text for result in results} == {whole.text}
+        assert {result.attempts for result in results} == {2}
+        wait_until(lambda: not held_ids(client.redis))

@@ -1,0 +1,145 @@
+"""Which card ``cuda:N`` is, and what the driver says of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.worker.devices import Card, DeviceUnavailable, visible_cards
+from tests.fake_gpu.machine import SITE, Machine, card, uuid
+from tests.services import REPOSITORY
+
+CARDS = tuple(Card(i, uuid(i), "NVIDIA H200", 1, 2) for i in range(4))
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("", []),
+        ("2", [2]),
+        ("3,1", [3, 1]),
+        (" 3 , 1 ", [3, 1]),
+        (uuid(2), [2]),
+        (f"{uuid(2)[:9]},0", [2, 0]),
+        ("1,7,2", [1]),
+        ("-1,1", []),
+        ("1,1,2", [1]),
+        ("GPU-,1", []),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(
+    visible: str | None, indices: list[int]
+) -> None:
+    assert [card.index for card in visible_cards(CARDS, visible)] == indices
+
+
+def test_a_part_of_a_card_is_refused() -> None:
+    with pytest.raises(DeviceUnavailable, match="MIG"):
+        visible_cards(CARDS, "MIG-1234")
+
+
+SHOW = """
+import os, sys
+from pathlib import Path
+from llorch_worker.worker.launcher import take_place
+from llorch_worker.contract import LlorchError
+try:
+    place = take_place(sys.argv[1], Path(os.environ["LLORCH_DEVICE_LOCKS"]))
+except LlorchError as error:
+    sys.exit(error.message)
+assert "torch" not in sys.modules
+print(place.name, place.device, os.environ.get("CUDA_VISIBLE_DEVICES"),
+      os.environ.get("CUDA_DEVICE_ORDER"))
+"""
+
+
+@pytest.fixture
+def take(tmp_path: Path) -> Callable[..., str]:
+    """What a process that takes a place says: of it, or why it has none."""
+
+    def run(
+        device: str, machine: Machine | None, *more_path: Path, visible: str | None = None
+    ) -> str:
+        env = {name: text for name, text in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        env |= machine.variables if machine else {"LLORCH_DEVICE_LOCKS": str(tmp_path)}
+        paths = [*more_path, SITE, REPOSITORY]
+        env["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+        if visible is not None:
+            env["CUDA_VISIBLE_DEVICES"] = visible
+        done = subprocess.run(
+            [sys.executable, "-c", SHOW, device],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return (done.stdout if done.returncode == 0 else done.stderr).strip()
+
+    return run
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_process_sees_the_one_card_that_was_asked_for(
+    take: Callable[..., str], machine: Machine
+) -> None:
+    assert take("cuda:3", machine) == f"gpu3 cuda:0 {uuid(3)} PCI_BUS_ID"
+    # The second of those that are visible, by nvidia-smi's number.
+    assert take("cuda:1", machine, visible="3,2") == f"gpu2 cuda:0 {uuid(2)} PCI_BUS_ID"
+    assert take("cuda", machine, visible="2,1") == f"gpu2 cuda:0 {uuid(2)} PCI_BUS_ID"
+    assert take("cpu", machine) == "cpu cpu None None"
+
+
+def test_a_card_without_a_uuid_is_named_by_its_number(
+    take: Callable[..., str], machine: Machine
+) -> None:
+    machine.show(card(0), card(1, uuid=None))
+    assert take("cuda:1", machine) == "gpu1 cuda:0 1 PCI_BUS_ID"
+
+
+def test_what_is_not_there_is_said_in_one_sentence(
+    take: Callable[..., str], machine: Machine
+) -> None:
+    said = take("cuda", None)
+    assert said.startswith("no NVIDIA driver answers here (Driver Not Loaded); check `nvidia-smi`")
+    assert "the last card here is cuda:3" in take("cuda:4", machine)
+    assert "the last card here is cuda:1" in take("cuda:2", machine, visible="0,3")
+    assert "CUDA_VISIBLE_DEVICES is ''" in take("cuda", machine, visible="")
+    machine.show(card(0), card(1, fault="GPU is lost"))
+    assert "gpu1 does not answer (GPU is lost)" in take("cuda:1", machine)
+    machine.show(card(0, fault="GPU is lost"))
+    assert "no card works: gpu0 does not answer" in take("cuda", machine)
+    machine.show()
+    assert "this machine has none" in take("cuda", machine)
+
+
+def test_cuda_passes_over_a_card_that_does_not_answer(
+    take: Callable[..., str], machine: Machine
+) -> None:
+    machine.show(card(0, fault="GPU is lost"), card(1))
+    assert take("cuda", machine).startswith("gpu1 ")
+
+
+def test_auto_is_a_card_where_torch_could_use_one(
+    take: Callable[..., str], machine: Machine, tmp_path: Path
+) -> None:
+    for name, cuda in (("cpu_build", "None"), ("cuda_build", "'13.0'")):
+        package = tmp_path / name / "torch"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("raise RuntimeError('loaded too early')")
+        (package / "version.py").write_text(f"cuda: Optional[str] = {cuda}\n")
+    assert take("auto", machine, tmp_path / "cpu_build") == "cpu cpu None None"
+    assert take("auto", machine, tmp_path / "cuda_build").startswith("gpu0 cuda:0 ")
+    assert take("auto", None, tmp_path / "cuda_build") == "cpu cpu None None"
+    machine.show(card(0, fault="GPU is lost"))
+    assert "no card works" in take("auto", machine, tmp_path / "cuda_build")

@@ -1,0 +1,177 @@
+"""Jobs for one worker alone: it takes them and no other, and they never wait for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from llorch_worker.broker import direct, keys
+from llorch_worker.broker.queues import model_of, own_queue, queues, route
+from llorch_worker.client import Client
+from llorch_worker.contract import TASK_NAME, Cancelled, ModelNotServed
+from tests.services import (
+    RedisServer,
+    WorkerProcess,
+    begun,
+    held_ids,
+    own_redis,
+    running_worker,
+    wait_until,
+)
+
+GET_S = 30
+OWN = "llorch.toy@w1.test"
+
+
+def test_a_workers_own_queues_come_before_the_shared_ones_of_the_same_priority() -> None:
+    assert queues("toy", "gpu0@host") == (
+        "llorch.toy@gpu0.host:high", "llorch.toy:high", "llorch.toy@gpu0.host", "llorch.toy",
+    )  # fmt: skip
+    assert own_queue("toy", "we:ird name@host.example") == "llorch.toy@we-ird-name.host.example"
+    for priority in ("high", "normal", "low"):
+        assert model_of(route("toy", priority, "gpu0@host").queue) == "toy"
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with own_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[Client]:
+    with Client(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def pair(server: RedisServer, tmp_path: Path) -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
+    """Two workers of one model, short leases, two jobs at once each."""
+    options = {"model_name": "toy", "max_sequences": 2, "TOY_STEP_MS": 5, "lease_s": 1}
+    options |= {"sweep_s": 0.5}
+    with (
+        running_worker(server.url, tmp_path, name="w1", **options) as first,
+        running_worker(server.url, tmp_path, name="w2", **options) as second,
+    ):
+        yield first, second
+
+
+def go_away(client: Client, worker: WorkerProcess) -> None:
+    """Kills the worker and lets its grace pass."""
+    worker.process.kill()
+    worker.process.wait()
+    client.redis.zadd(keys.OWN_QUEUES, {OWN: 0})
+
+
+@pytest.mark.usefixtures("pair")
+def test_direct_jobs_run_where_they_are_sent_at_every_priority(client: Client) -> None:
+    jobs = [
+        client.submit(prompt="x", max_tokens=3, priority=priority, worker="w1@test")
+        for priority in ("high", "normal", "low")
+        for _ in range(4)
+    ]
+    assert {job.result(GET_S).worker for job in jobs} == {"w1@test"}
+    assert not held_ids(client.redis)
+    assert not client.redis.keys("llorch.toy*")
+
+
+@pytest.mark.usefixtures("pair")
+def test_a_stock_producer_addresses_a_worker_by_its_queue(server: RedisServer) -> None:
+    with Celery("stock", broker=server.url, backend=server.url, set_as_current=False) as stock:
+        sent = [
+            stock.send_task(
+                TASK_NAME, queue=OWN, kwargs={"prompt": "x", "max_tokens": 3}, priority=p
+            )
+            for p in (None, 3, 9)
+        ]
+        assert {job.get(timeout=GET_S)["worker"] for job in sent} == {"w1@test"}
+
+
+def test_a_direct_job_waits_while_its_worker_is_busy_and_others_are_idle(
+    client: Client, pair: tuple[WorkerProcess, WorkerProcess]
+) -> None:
+    running = [begun(client.submit(prompt="x", max_tokens=300, worker="w1@test")) for _ in "ab"]
+    job = client.submit(prompt="x", max_tokens=3, worker="w1@test")
+    # The other one has taken and ended a later one by now.
+    assert client.submit(prompt="x", max_tokens=3).result(GET_S).worker == "w2@test"
+    assert job.status().state == "queued"
+    assert running[0].cancel()
+    assert job.result(GET_S).worker == "w1@test"
+    with pytest.raises(Cancelled):
+        running[0].result(GET_S)
+
+
+def test_a_queued_direct_job_is_cancelled_like_any_other(
+    client: Client, pair: tuple[WorkerProcess, WorkerProcess]
+) -> None:
+    for _ in "ab":
+        begun(client.submit(prompt="x", max_tokens=300, worker="w1@test"))
+    job = client.submit(prompt="x", worker="w1@test")
+    job.cancel()
+    with pytest.raises(Cancelled):
+        job.result(GET_S)
+
+
+def test_a_claimed_direct_job_of_a_dead_worker_resumes_at_once_elsewhere(
+    client: Client, pair: tuple[WorkerProcess, WorkerProcess]
+) -> None:
+    job = begun(client.submit(prompt="x", max_tokens=300, worker="w1@test"))
+    pair[0].process.kill()
+    result = job.result(GET_S)
+    assert (result.worker, result.attempts) == ("w2@test", 2)
+    assert result.choices[0].token_ids == tuple(range(300))
+
+
+def test_what_waits_for_a_worker_that_is_gone_is_everyones_in_its_order(
+    client: Client, pair: tuple[WorkerProcess, WorkerProcess]
+) -> None:
+    pair[0].process.kill()
+    pair[0].process.wait()
+    jobs = [
+        client.submit(prompt="x", max_tokens=3, priority=p, worker="w1@test")
+        for p in ("normal", "high", "low", "normal")
+    ]
+    # Known, and so within its grace: the jobs wait for it.
+    assert client.submit(prompt="x", max_tokens=3).result(GET_S).worker == "w2@test"
+    assert {job.status().state for job in jobs} == {"queued"}
+    client.redis.zadd(keys.OWN_QUEUES, {OWN: 0})
+    assert {job.result(GET_S).worker for job in jobs} == {"w2@test"}
+    assert {job.result(0).attempts for job in jobs} == {1}
+    wait_until(lambda: "the worker of llorch.toy@w1.test is gone; its 4 jobs" in pair[1].text())
+
+
+def test_a_worker_that_comes_back_in_time_finds_its_jobs(
+    server: RedisServer, client: Client, pair: tuple[WorkerProcess, WorkerProcess], tmp_path: Path
+) -> None:
+    pair[0].stop()
+    job = client.submit(prompt="x", max_tokens=3, worker="w1@test")
+    folder = tmp_path / "again"
+    folder.mkdir()
+    with running_worker(server.url, folder, name="w1", model_name="toy"):
+        assert job.result(GET_S).worker == "w1@test"
+
+
+@pytest.mark.usefixtures("pair")
+def test_a_worker_that_nobody_knows_is_refused(client: Client) -> None:
+    with pytest.raises(ModelNotServed, match="no worker 'w9@test' serves 'toy'; there is w1@test"):
+        client.submit(prompt="x", worker="w9@test")
+
+
+def test_strays_keep_their_priority_and_order(client: Client) -> None:
+    store = client.redis
+    step = "\x06\x163"
+    for suffix in ("", ":high", step):
+        store.rpush(f"llorch.toy{suffix}", "waits longest")
+        store.lpush(f"{OWN}{suffix}", "first", "second")
+    store.zadd(keys.OWN_QUEUES, {OWN: 0})
+    assert direct.return_strays(store, 60) == {OWN: 6}
+    for suffix in ("", ":high", step):
+        assert store.lrange(f"llorch.toy{suffix}", 0, -1) == ["second", "first", "waits longest"]
+    assert not store.exists(OWN)
+    assert not store.zcard(keys.OWN_QUEUES), "a day later nobody looks there any more"
+    direct.mark_seen(store, OWN)
+    store.lpush(OWN, "third")
+    assert direct.return_strays(store, 0) == {}
