@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from llorch_worker.cli.bench.engine import parse_concurrencies
+from llorch_worker.cli.bench.overhead_figures import SAMPLINGS
 from llorch_worker.cli.errors import CommandError
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
@@ -99,7 +100,8 @@ def test_overhead_is_a_share_of_a_real_models_step() -> None:
     )
     assert (ran.code, ran.err) == (0, ""), ran
     rows = ran.json["rows"]
-    assert [row["model"] for row in rows] == ["no-op"] * 6 + ["demo"] * 3
+    kinds = len(SAMPLINGS)
+    assert [row["model"] for row in rows] == ["no-op"] * 2 * kinds + ["demo"] * kinds
     assert {row["vocab_size"] for row in rows if row["model"] == "no-op"} == {512, 32000}
     for row in rows:
         assert row["steps"] == 10

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,13 +33,19 @@ class Sampling:
 
     name: str
     temperature: float
-    top_p: float
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 SAMPLINGS = (
-    Sampling("greedy", 0.0, 1.0),
-    Sampling("temperature 1", 1.0, 1.0),
-    Sampling("temperature 1, top_p 0.9", 1.0, 0.9),
+    Sampling("greedy", 0.0),
+    Sampling("greedy, penalties", 0.0, {"repetition_penalty": 1.1, "frequency_penalty": 0.1}),
+    Sampling("greedy, logprobs 5", 0.0, {"logprobs": 5}),
+    Sampling("greedy, 2 stop strings", 0.0, {"stop": ("\n\n", "User:")}),
+    Sampling("temperature 1", 1.0),
+    Sampling("min_p 0.05", 1.0, {"min_p": 0.05}),
+    Sampling("top_k 40", 1.0, {"top_k": 40}),
+    Sampling("top_p 0.9", 1.0, {"top_p": 0.9}),
+    Sampling("top_k 40, top_p 0.9", 1.0, {"top_k": 40, "top_p": 0.9}),
 )
 
 
@@ -132,7 +139,7 @@ def _rows(
             concurrency=sequences,
             temperature=sampling.temperature,
             seed=seed,
-            top_p=sampling.top_p,
+            fields=sampling.fields,
         )
         phase = run_pass(engine, watched, load).decode_phase()
         if phase is None or len(phase.steps) <= steps:

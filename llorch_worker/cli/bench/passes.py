@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from llorch_worker.cli.bench.watched_model import Step, WatchedModel
 from llorch_worker.contract import Event, GenerationRequest, Tokens
@@ -26,7 +27,8 @@ class Load:
     concurrency: int
     temperature: float
     seed: int
-    top_p: float = 1.0
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """What each request asks for besides."""
 
     def requests(self, vocab_size: int) -> list[GenerationRequest]:
         """Random prompts, all different, so that no cache can know one from another."""
@@ -37,8 +39,8 @@ class Load:
                 max_tokens=self.new_tokens,
                 ignore_eos=True,
                 temperature=self.temperature,
-                top_p=self.top_p,
                 seed=chance.randrange(2**31),
+                **self.fields,
             )
             for _ in range(self.concurrency)
         ]
