@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Final, Literal
@@ -18,6 +19,7 @@ from llorch_worker.cli.bench.contestants.contestant import (
     LLORCH,
     TRANSFORMERS,
     TRANSFORMERS_CB,
+    BatchKind,
     Terms,
     Work,
 )
@@ -59,7 +61,7 @@ class Side(_Frozen):
 class BatchRow(_Frozen):
     """A prefill, or the decoding of so many sequences."""
 
-    kind: Literal["prefill", "decode"]
+    kind: BatchKind
     peer: str
     sequences: int
     prompt_tokens: int
@@ -190,6 +192,8 @@ class _Bench:
         self._plan = plan
         self._model = model
         self._now = now
+        # Other prompts in each pass: ours keeps what it computed for the next that begins the same.
+        self._seeds = count(plan.jobs.seed)
         self.versions: dict[str, str] = {}
         self.notes: dict[str, str] = {}
 
@@ -233,40 +237,44 @@ class _Bench:
         with ContestantProcess(peer, terms) as theirs:
             self.versions |= theirs.ready.versions
             self.notes[peer] = theirs.ready.note
-            for work in self._works():
-                self._now(f"{peer}: {_title(work)}")
+            for kind, load in self._loads():
+                self._now(f"{peer}: {_title(kind, load)}")
                 try:
-                    yield self._row(ours, theirs, work)
+                    yield self._row(ours, theirs, kind, load)
                 except CannotRun as cannot:
-                    yield Skipped(peer=peer, what=_title(work), reason=str(cannot))
+                    yield Skipped(peer=peer, what=_title(kind, load), reason=str(cannot))
                     # Its process ended with the failure.
                     return
 
-    def _works(self) -> Iterator[Work]:
+    def _loads(self) -> Iterator[tuple[BatchKind, Load]]:
         plan = self._plan
-        yield self._work("prefill", Load(plan.prefill_tokens, 1, 1, 0.0, plan.jobs.seed))
+        yield "prefill", Load(plan.prefill_tokens, 1, 1, 0.0, 0)
         for sequences in plan.batches:
-            load = Load(plan.prompt_tokens, plan.new_tokens, sequences, 0.0, plan.jobs.seed)
-            yield self._work("decode", load)
+            yield "decode", Load(plan.prompt_tokens, plan.new_tokens, sequences, 0.0, 0)
 
-    def _work(self, kind: Literal["prefill", "decode"], load: Load) -> Work:
+    def _work(self, kind: BatchKind, load: Load) -> Work:
+        load = replace(load, seed=next(self._seeds))
         prompts = (each.prompt_token_ids or () for each in load.requests(self._model.vocab_size))
         return Work(kind, tuple(map(tuple, prompts)), load.new_tokens, load.seed)
 
-    def _row(self, ours: ContestantProcess, theirs: ContestantProcess, work: Work) -> BatchRow:
+    def _row(
+        self, ours: ContestantProcess, theirs: ContestantProcess, kind: BatchKind, load: Load
+    ) -> BatchRow:
+        warm_up = self._work(kind, load)
         for side in (ours, theirs):
-            side.warm_up(work)
+            side.warm_up(warm_up)
         pairs = []
         for number in range(self._plan.passes):
+            work = self._work(kind, load)
             # By turns, and each time the other first: what slows the machine meets both.
             order = (ours, theirs) if number % 2 == 0 else (theirs, ours)
             rates = {side: side.run(work) for side in order}
             pairs.append((rates[ours], rates[theirs]))
         return BatchRow(
-            kind=work.kind,
+            kind=kind,
             peer=theirs.name,
-            sequences=work.sequences,
-            prompt_tokens=work.prompt_tokens,
+            sequences=load.concurrency,
+            prompt_tokens=load.prompt_tokens,
             ours=_side([mine.tokens_per_s for mine, _ in pairs]),
             theirs=_side([their.tokens_per_s for _, their in pairs], pairs[0][1].note),
             ratio=median(mine.tokens_per_s / their.tokens_per_s for mine, their in pairs),
@@ -274,14 +282,19 @@ class _Bench:
 
     def _jobs(self, peer: str, ours: JobService, theirs: JobService, passes: int) -> JobsRow:
         plan = self._plan
-        warm_up = replace(plan.jobs, jobs=min(plan.jobs.jobs, plan.slots), new_tokens=(2, 2))
+        warm_up = replace(
+            plan.jobs,
+            jobs=min(plan.jobs.jobs, plan.slots),
+            new_tokens=(2, 2),
+            seed=next(self._seeds),
+        )
         self._now(f"{peer}: the warm-up")
         for service in (ours, theirs):
             service.run(warm_up.draw(self._model.vocab_size))
         pairs = []
         for number in range(passes):
             self._now(f"{peer}: {plan.jobs.jobs} mixed jobs, pass {number + 1} of {passes}")
-            load = replace(plan.jobs, seed=plan.jobs.seed + number)
+            load = replace(plan.jobs, seed=next(self._seeds))
             jobs = load.draw(self._model.vocab_size)
             order = (ours, theirs) if number % 2 == 0 else (theirs, ours)
             done = {id(service): service.run(jobs) for service in order}
@@ -335,10 +348,10 @@ def _require_installed(peer: str) -> None:
         raise CannotRun(f"it is not installed: pip install {_PACKAGES[family]}")
 
 
-def _title(work: Work) -> str:
-    if work.kind == "prefill":
-        return f"prefill of {work.prompt_tokens} tokens"
-    return f"decode of {work.sequences} sequences"
+def _title(kind: BatchKind, load: Load) -> str:
+    if kind == "prefill":
+        return f"prefill of {load.prompt_tokens} tokens"
+    return f"decode of {load.concurrency} sequences"
 
 
 def _side(rates: list[float], note: str = "") -> Side:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from statistics import median
 
@@ -162,18 +163,16 @@ def measure_queue(
         Client(rig.redis_url, model=settings.served_name) as client,
     ):
         origin = provenance(device=engine.stats().device, seed=plan.load.seed)
-        passes = _Passes(engine, client, rig.redis_url, settings.served_name)
+        passes = _Passes(engine, client, plan.load.seed)
         now("the warm-up")
-        warm_up = replace(plan.load, jobs=settings.max_sequences, new_tokens=(2, 2))
-        passes.both_ways(warm_up, 0)
+        passes.both_ways(replace(plan.load, jobs=settings.max_sequences, new_tokens=(2, 2)))
         now(f"{plan.single_jobs} jobs, one at a time")
-        single = passes.single_jobs(plan.single_jobs, plan.load.seed)
+        single = passes.single_jobs(plan.single_jobs)
         rows = []
         for jobs in plan.jobs:
             now(f"{jobs} jobs")
             load = replace(plan.load, jobs=jobs)
-            # Other prompts in each pass: none may profit from what another has left behind.
-            pairs = [passes.both_ways(load, number) for number in range(plan.passes)]
+            pairs = [passes.both_ways(load) for _ in range(plan.passes)]
             rows.append(_row(jobs, pairs))
         return Measured(tuple(rows), single, engine.stats().dtype, origin)
 
@@ -204,28 +203,28 @@ def checked_settings(plan: Plan) -> Settings:
 class _Passes:
     """A loaded engine and a worker with the same model, and loads for both."""
 
-    def __init__(self, engine: Engine, client: Client, redis_url: str, model: str) -> None:
+    def __init__(self, engine: Engine, client: Client, seed: int) -> None:
         self._engine = engine
         self._client = client
-        self._redis_url = redis_url
-        self._model = model
-        self._vocab_size = engine.config.vocab_size
+        # Other prompts in each pass: both engines keep what they computed for the next that begins
+        # the same.
+        self._seeds = count(seed)
+        self._queue_first = False
 
-    def both_ways(self, load: JobLoad, number: int) -> tuple[Ran, Ran]:
-        """Pass ``number``, straight and queued. Who goes first changes from pass to pass."""
-        load = replace(load, seed=load.seed + number)
-        requests = [job.request() for job in load.draw(self._vocab_size)]
-        if number % 2:
+    def both_ways(self, load: JobLoad) -> tuple[Ran, Ran]:
+        """Straight and queued. Who goes first changes from pass to pass."""
+        requests = self._requests(load)
+        queue_first, self._queue_first = self._queue_first, not self._queue_first
+        if queue_first:
             queued = self._queued(requests)
             return self._straight(requests), queued
         return self._straight(requests), self._queued(requests)
 
-    def single_jobs(self, count: int, seed: int) -> SingleJobs:
-        """``count`` short jobs each way, by turns."""
+    def single_jobs(self, jobs: int) -> SingleJobs:
+        """``jobs`` short jobs each way, by turns."""
         lengths = (SINGLE_PROMPT_TOKENS,) * 2, (SINGLE_NEW_TOKENS,) * 2
         straight_s, queued_s = [], []
-        for job in JobLoad(count + 1, *lengths, seed).draw(self._vocab_size):
-            request = job.request()
+        for request in self._requests(JobLoad(jobs + 1, *lengths, seed=0)):
             straight_s.append(_outside_s(lambda r: self._engine.submit(r).result(), request))
             queued_s.append(_outside_s(lambda r: self._client.submit(r).result(), request))
         # The first pair warms up.
@@ -236,6 +235,10 @@ class _Passes:
             added_p50_ms=queued.p50 - straight.p50,
             added_p95_ms=queued.p95 - straight.p95,
         )
+
+    def _requests(self, load: JobLoad) -> list[GenerationRequest]:
+        load = replace(load, seed=next(self._seeds))
+        return [job.request() for job in load.draw(self._engine.config.vocab_size)]
 
     def _straight(self, requests: list[GenerationRequest]) -> Ran:
         began_s = time.perf_counter()
@@ -253,7 +256,8 @@ class _Passes:
         )
 
     def _queued(self, requests: list[GenerationRequest]) -> Ran:
-        return asyncio.run(run_queued(self._redis_url, self._model, requests))
+        client = self._client
+        return asyncio.run(run_queued(client.settings.redis_url, self._engine.model_name, requests))
 
 
 async def run_queued(redis_url: str, model: str, requests: list[GenerationRequest]) -> Ran:

@@ -11,6 +11,8 @@ LLAMA_CPP = "llama.cpp"
 TRANSFORMERS = "transformers"
 TRANSFORMERS_CB = "transformers-cb"
 
+BatchKind = Literal["prefill", "decode"]
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -32,7 +34,7 @@ class Work:
     """One pass. ``prefill``: from the prompts to the first token of each. ``decode``: the steps
     from then on, in which all sequences decode."""
 
-    kind: Literal["prefill", "decode"]
+    kind: BatchKind
     prompts: tuple[tuple[int, ...], ...]
     """Token ids, all prompts of one length and no two the same."""
     new_tokens: int

@@ -13,7 +13,7 @@ import llama_cpp
 
 from llorch_worker.cli.bench.contestants.contestant import Rate, Ready, Terms, Work
 
-TRIAL_TOKENS = 4
+TRIAL_TOKENS = 8
 CONTEXT_MULTIPLE = 256
 """llama.cpp pads contexts to it."""
 
