@@ -2,7 +2,7 @@
 
 The flat twin calls the same operations on the same weights, so the difference is what objects and
 calls cost. It hardly depends on the size: where a layer is tiny it shows, where it is Llama-2-7B's
-it drowns in what the layer computes.
+it drowns in what the layer computes. Matrices are torch's own here, in both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benches.components.sizes import (
     HIDDEN,
     INTERMEDIATE,
     ROPE_THETA,
-    linear,
+    matrix,
     randoms,
 )
 from llorch_worker.cache import UnifiedCache
@@ -34,6 +34,7 @@ from llorch_worker.model.attention import Attention
 from llorch_worker.model.block import Block
 from llorch_worker.model.rms_norm import RmsNorm
 from llorch_worker.model.swiglu import SwiGlu
+from llorch_worker.weights import DenseLinear
 
 EPS = 1e-5
 DTYPE = torch.bfloat16
@@ -77,25 +78,27 @@ class Layer:
     def of(cls, shape: Shape) -> Layer:
         ops = select_ops(CPU, DTYPE, head_dim=shape.head_dim)
         hidden, intermediate = shape.hidden, shape.intermediate
-        qkv, output = linear(3 * hidden, hidden, DTYPE), linear(hidden, hidden, DTYPE, seed=2)
-        gate_up = linear(2 * intermediate, hidden, DTYPE, seed=3)
-        down = linear(hidden, intermediate, DTYPE, seed=4)
+        qkv, output = matrix(3 * hidden, hidden, DTYPE), matrix(hidden, hidden, DTYPE, seed=2)
+        gate_up = matrix(2 * intermediate, hidden, DTYPE, seed=3)
+        down = matrix(hidden, intermediate, DTYPE, seed=4)
         norms = [randoms(hidden, dtype=DTYPE, seed=seed) for seed in (5, 6)]
         return cls(
             shape=shape,
             ops=ops,
             block=Block(
                 attention_norm=RmsNorm(norms[0], EPS, ops),
-                attention=Attention(0, qkv, output, head_dim=shape.head_dim),
+                attention=Attention(
+                    0, DenseLinear(qkv), DenseLinear(output), head_dim=shape.head_dim
+                ),
                 mlp_norm=RmsNorm(norms[1], EPS, ops),
-                mlp=SwiGlu(gate_up, down, ops),
+                mlp=SwiGlu(DenseLinear(gate_up), DenseLinear(down), ops),
             ),
             attention_norm=norms[0],
-            qkv=qkv.weight,
-            output=output.weight,
+            qkv=qkv,
+            output=output,
             mlp_norm=norms[1],
-            gate_up=gate_up.weight,
-            down=down.weight,
+            gate_up=gate_up,
+            down=down,
         )
 
     def cache(self, batch: RaggedBatch) -> UnifiedCache:

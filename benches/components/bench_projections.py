@@ -13,6 +13,7 @@ from benches.components.sizes import (
     HEADS,
     HIDDEN,
     INTERMEDIATE,
+    KnownLinear,
     cache,
     check,
     linear,
@@ -21,13 +22,12 @@ from benches.components.sizes import (
 from llorch_worker.kernels import Ops
 from llorch_worker.model.rms_norm import RmsNorm
 from llorch_worker.model.swiglu import SwiGlu
-from llorch_worker.weights import DenseLinear
 
 TOKENS = [1, 8, 32, 128]
 
 
 @pytest.fixture(scope="module")
-def qkv(dtype: torch.dtype) -> DenseLinear:
+def qkv(dtype: torch.dtype) -> KnownLinear:
     return linear(3 * HIDDEN, HIDDEN, dtype)
 
 
@@ -41,7 +41,7 @@ def swiglu(dtype: torch.dtype, ops: Ops) -> SwiGlu:
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.benchmark(group="qkv_projection")
 def test_qkv_projection(
-    benchmark: Any, dtype: torch.dtype, ops: Ops, qkv: DenseLinear, tokens: int
+    benchmark: Any, dtype: torch.dtype, ops: Ops, qkv: KnownLinear, tokens: int
 ) -> None:
     """With RoPE, and the new keys and values in the cache."""
     x = randoms(tokens, HIDDEN, dtype=dtype)

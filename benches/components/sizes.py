@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.weights import DenseLinear
+from llorch_worker.kernels.native.linear import Bf16Tiles
+from llorch_worker.weights import DenseLinear, Linear, select_linears
+from llorch_worker.weights.native_linear import NativeLinear, NativeLinears
 
 HIDDEN = 4096
 HEADS = 32
@@ -26,11 +30,34 @@ def randoms(*shape: int, dtype: torch.dtype, spread: float = 1.0, seed: int = 0)
     return (torch.randn(*shape, generator=chance) * spread).to(dtype)
 
 
-def linear(out_features: int, in_features: int, dtype: torch.dtype, seed: int = 1) -> DenseLinear:
-    """A layer that keeps the size of what goes through it."""
-    return DenseLinear(
-        randoms(out_features, in_features, dtype=dtype, spread=in_features**-0.5, seed=seed)
-    )
+def matrix(out_features: int, in_features: int, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
+    """[out, in] that keeps the size of what goes through it."""
+    return randoms(out_features, in_features, dtype=dtype, spread=in_features**-0.5, seed=seed)
+
+
+@dataclass(frozen=True)
+class KnownLinear:
+    """The engine's own layer for this machine and dtype, and the matrix that it was made of."""
+
+    weight: torch.Tensor
+    layer: Linear
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.layer.weight_bytes
+
+    def __call__(self, x: torch.Tensor, *, wide: bool = False) -> torch.Tensor:
+        return self.layer(x, wide=wide)
+
+
+def linear(out_features: int, in_features: int, dtype: torch.dtype, seed: int = 1) -> KnownLinear:
+    """A layer of a ``matrix``."""
+    weight = matrix(out_features, in_features, dtype, seed)
+    if not isinstance(select_linears(torch.device("cpu"), dtype), NativeLinears):
+        return KnownLinear(weight, DenseLinear(weight))
+    tiles = Bf16Tiles.empty(*weight.shape)
+    tiles[:out_features] = weight
+    return KnownLinear(weight, NativeLinear((Bf16Tiles.pack_in_place(tiles, out_features),)))
 
 
 def cache(dtype: torch.dtype, context_tokens: int = CONTEXT_TOKENS) -> UnifiedCache:
