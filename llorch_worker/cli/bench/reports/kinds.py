@@ -76,8 +76,9 @@ _OVERHEAD = {
 
 def _overhead(document: Document) -> Iterator[Reading]:
     for row in rows(document, "rows"):
-        words = (text(row, "model"), f"{text(row, 'vocab_size')} words", text(row, "sampling"))
-        yield from _of_row(row, ", ".join(words), _OVERHEAD)
+        vocabulary = f"{number(row, 'vocab_size') or 0:,.0f} tokens"
+        category = ", ".join((text(row, "model"), vocabulary, text(row, "sampling")))
+        yield from _of_row(row, category, _OVERHEAD)
 
 
 def _profile(document: Document) -> Iterator[Reading]:

@@ -90,11 +90,17 @@ def _components(path: Path, document: Document) -> Run:
         path=path,
         kind=COMPONENTS,
         load="",
-        subject=text(document, "commit_info.id")[:10],
+        subject=_commit(document),
         origin=tuple(_components_origin(document)),
         readings=tuple(_component_readings(document)),
         notes=(),
     )
+
+
+def _commit(document: Document) -> str:
+    """Empty outside a repository, where pytest-benchmark has a word for it."""
+    found = text(document, "commit_info.id")
+    return f"commit {found[:10]}" if re.fullmatch("[0-9a-f]{16,}", found) else ""
 
 
 def _component_readings(document: Document) -> Iterator[Reading]:
@@ -135,7 +141,7 @@ def _components_origin(document: Document) -> Iterator[str]:
         f"torch {text(machine, 'torch.version')}" if at(machine, "torch") else "",
         f"{text(machine, 'torch.threads')} threads" if at(machine, "torch") else "",
         f"pytest-benchmark {text(document, 'version')}",
-        f"commit {text(document, 'commit_info.id')[:10]}",
+        _commit(document),
         text(document, "datetime"),
     )
 
