@@ -129,7 +129,7 @@ def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
 
 def _components_origin(document: Document) -> Iterator[str]:
     machine: Any = at(document, "machine_info")
-    command = text(machine, "command")
+    command = text(document, "command")
     yield f"$ {command}" if command else "saved by pytest-benchmark, which notes no command"
     yield _commas(
         text(machine, "cpu.brand_raw"),
