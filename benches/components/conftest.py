@@ -54,7 +54,7 @@ def pytest_benchmark_update_machine_info(machine_info: Any) -> None:
     }
 
 
-def pytest_benchmark_update_json(config: Any, benchmarks: Any, output_json: Any) -> None:
+def pytest_benchmark_update_json(output_json: Any) -> None:
     """And by which command; not a part of the machine, whose changes a comparison warns of."""
     output_json["command"] = shlex.join(["pytest", *sys.argv[1:]])
 
