@@ -109,7 +109,9 @@ def measure_profile(
     ``progress`` is of the load, in bytes; ``now`` is told what begins.
     """
     load, notes = plan.load, []
-    with engine_for(plan.settings, load, plan.threads, progress) as loaded:
+    # A recorded step that is replayed has no parts that could be told apart.
+    settings = plan.settings.model_copy(update={"cuda_graphs": False})
+    with engine_for(settings, load, plan.threads, progress) as loaded:
         reason = loaded.no_room(load)
         if reason is not None:
             raise CommandError(
@@ -118,6 +120,11 @@ def measure_profile(
             )
         stats = loaded.engine.stats()
         origin = provenance(device=stats.device, seed=load.seed)
+        if loaded.engine.cache.kv.keys.device.type == "cuda":
+            notes.append(
+                "without CUDA graphs, and waiting for the card after each part: steps take longer "
+                "than those of llorch bench engine"
+            )
         # Other prompts in each pass: none may profit from what another has left behind.
         loads = (replace(load, seed=seed) for seed in count(load.seed))
         now("a warm-up")
