@@ -42,6 +42,8 @@ class Settings(BaseSettings):
     """Token budget of one engine step: the most that a long prompt delays running decodes."""
     kv_cache_bytes: int | None = Field(None, ge=1)
     """Bytes for KV blocks; by default enough for ``max_sequences`` full contexts, if they fit."""
+    prefix_caching: bool = True
+    """Whether prompts that begin alike share the KV blocks of their beginning."""
 
     lease_s: float = Field(10.0, ge=1)
     """How long a job stays with a worker that gives no sign of life."""

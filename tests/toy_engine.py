@@ -64,6 +64,8 @@ class ToyStats:
     tokens_per_s: float
     kv_blocks_total: int
     kv_blocks_free: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
     steps_total: int
 
 
@@ -257,6 +259,8 @@ class ToyEngine:
             tokens_per_s=0.0,
             kv_blocks_total=1,
             kv_blocks_free=1,
+            prompt_tokens_total=0,
+            cached_tokens_total=0,
             steps_total=self.steps_total,
         )
 

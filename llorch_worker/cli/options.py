@@ -72,6 +72,15 @@ KvCacheBytesOption = Annotated[
     int | None,
     typer.Option("--kv-cache-bytes", help="Bytes for KV blocks.", envvar="LLORCH_KV_CACHE_BYTES"),
 ]
+PrefixCachingOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefix-caching/--no-prefix-caching",
+        help="Compute once what prompts have in common (default: yes).",
+        envvar="LLORCH_PREFIX_CACHING",
+        show_default=False,
+    ),
+]
 
 
 def model_path(word: str | Path) -> Path:

@@ -22,6 +22,7 @@ from llorch_worker.cli.options import (
     MaxStepTokensOption,
     ModelFileOption,
     ModelNameOption,
+    PrefixCachingOption,
     RedisOption,
     queue_of,
     settings_from,
@@ -66,6 +67,7 @@ def up(
     max_context: MaxContextOption = None,
     max_step_tokens: MaxStepTokensOption = None,
     kv_cache_bytes: KvCacheBytesOption = None,
+    prefix_caching: PrefixCachingOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start all that is needed: Redis if none is given, a worker a device, Flower.
@@ -82,6 +84,7 @@ def up(
         max_context=max_context,
         max_step_tokens=max_step_tokens,
         kv_cache_bytes=kv_cache_bytes,
+        prefix_caching=prefix_caching,
         redis_url=redis,
     )
     if workers is not None and workers < 1:

@@ -16,6 +16,7 @@ from llorch_worker.cli.options import (
     MaxStepTokensOption,
     ModelFileOption,
     ModelNameOption,
+    PrefixCachingOption,
     RedisOption,
     queue_of,
     settings_from,
@@ -33,6 +34,7 @@ def worker(
     max_context: MaxContextOption = None,
     max_step_tokens: MaxStepTokensOption = None,
     kv_cache_bytes: KvCacheBytesOption = None,
+    prefix_caching: PrefixCachingOption = None,
     redis: RedisOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,6 +53,7 @@ def worker(
         max_context=max_context,
         max_step_tokens=max_step_tokens,
         kv_cache_bytes=kv_cache_bytes,
+        prefix_caching=prefix_caching,
         redis_url=redis,
     )
     extras.require("worker")

@@ -129,6 +129,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             model_name=settings.served_name,
             max_step_tokens=settings.max_step_tokens,
             kv_cache_bytes=settings.kv_cache_bytes,
+            prefix_caching=settings.prefix_caching,
             kernels=settings.kernels,
             progress=_progress(app.on_load_progress),
         )
@@ -197,6 +198,8 @@ def _figures(residency: Residency) -> dict[str, Any]:
     return figures | {
         "tokens_per_s": round(stats["tokens_per_s"], 1),
         "kv_blocks_used": f"{used} of {stats['kv_blocks_total']}",
+        "prompt_tokens": f"{stats['prompt_tokens_total']} computed, "
+        f"{stats['cached_tokens_total']} found in the KV cache",
         "memory": _by_part(stats["bytes"]),
         "memory_planned": _by_part(stats["planned_bytes"]),
         "memory_measured": _by_part(stats["measured_bytes"]),

@@ -144,6 +144,20 @@ def test_a_step_that_failed_publishes_nothing(pool: BlockPool, make_sequence: Ma
     assert plan_step(s) == [(1, 0, 13)]
 
 
+def test_blocks_of_a_step_that_failed_are_written_again(
+    pool: BlockPool, make_sequence: MakeSequence
+) -> None:
+    """Even where all that they should hold has been published by another meanwhile."""
+    s = scheduler(pool, step=8)
+    text = [*COMMON, *COMMON]
+    s.add(make_sequence([*text, 1], arrival=1))
+    s.schedule()
+    s.add(make_sequence([*text, 2]))
+    for _ in range(3):
+        plan_step(s)
+    assert plan_step(s) == [(0, 24, 1), (1, 0, 7)]
+
+
 def test_a_preempted_sequence_finds_its_own_blocks(
     pool: BlockPool, make_sequence: MakeSequence
 ) -> None:

@@ -87,7 +87,14 @@ def test_the_workers_page_shows_the_engines_figures(
     flower: Flower, toy_worker: WorkerProcess
 ) -> None:
     page = flower.get(f"/worker/{toy_worker.hostname}")
-    for figure in ("Running jobs", "Tokens per s", "KV blocks used", "Memory", "toy"):
+    for figure in (
+        "Running jobs",
+        "Tokens per s",
+        "KV blocks used",
+        "Prompt tokens",
+        "Memory",
+        "toy",
+    ):
         assert figure.lower() in page.lower()
 
 

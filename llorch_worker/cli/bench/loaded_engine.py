@@ -64,6 +64,7 @@ def engine_for(
         max_context=model.memory.max_context_tokens,
         max_step_tokens=settings.max_step_tokens,
         kv_cache_bytes=_kv_bytes(largest, model),
+        prefix_caching=settings.prefix_caching,
         num_threads=threads,
         kernels=settings.kernels,
         progress=progress,
