@@ -44,6 +44,7 @@ def status(
                     | {
                         "queued": waiting[model.name].jobs,
                         "suspects": waiting[model.name].suspects,
+                        "direct": waiting[model.name].direct,
                     }
                     for model in models
                 ],

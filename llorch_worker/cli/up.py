@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llorch_worker.cli import extras, ports
-from llorch_worker.cli.devices import worker_devices
 from llorch_worker.cli.errors import usage_error
 from llorch_worker.cli.options import (
     DtypeOption,
@@ -93,6 +92,7 @@ def up(
     from llorch_worker.cli.interrupts import terminable
     from llorch_worker.cli.stack import Plan, Stack
 
+    from llorch_worker.cli.devices import worker_devices
     screen = Screen(as_json=as_json)
     plan = Plan(
         settings=settings,

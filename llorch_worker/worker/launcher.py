@@ -139,7 +139,7 @@ def _claim(
         )
     raise DeviceUnavailable(
         f"each of the {len(cards)} cards has its worker already ({held}); a card takes one, "
-        "so start fewer workers or add cards"
+        "so start fewer workers, add cards, or use device cpu"
     )
 
 

@@ -251,8 +251,12 @@ class Residency:
         finally:
             self.publisher.close_job(job.id)
             if not self.engine.healthy:
-                # Every job would fail here; the process ends and another takes over.
-                self._on_broken()
+                self._end_broken()
+
+    def _end_broken(self) -> None:
+        """Every job would fail here; the process ends and another takes over."""
+        logger.critical("the engine is broken; the worker ends, its jobs resume elsewhere")
+        self._on_broken()
 
     def _abandon(self, claim: Claim) -> None:
         """The engine broke under this job, or beside it: its claim ends as if the whole worker had
@@ -291,7 +295,7 @@ class Residency:
 
         try:
             if not self.engine.healthy:
-                self._on_broken()
+                self._end_broken()
                 raise HandedBack
             request = _request(arguments, fields)
             self._check_idempotency(request, job.id)

@@ -14,6 +14,7 @@ from llorch_worker.worker.launcher import Place
 logger = get_logger(__name__)
 
 MOST_NAMED = 3
+CLOSE_TIMEOUT_S = 5.0
 
 
 class CheckedEngine(Protocol):
@@ -87,7 +88,8 @@ class ResidencyCheck:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join()
+        # A driver in trouble may not answer; the thread goes with the process then.
+        self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         while not self._stop.wait(self._period_s):

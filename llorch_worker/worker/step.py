@@ -183,7 +183,6 @@ def _give_up(sentence: str) -> None:
 def _shut_down() -> None:
     # Celery looks at this in every turn of its loop. A worker whose engine is broken must not
     # stay: it would take job after job only to fail each.
-    logger.critical("the engine is broken; the worker ends")
     state.should_stop = EX_FAILURE
 
 

@@ -91,7 +91,7 @@ def test_eight_that_race_for_four_cards_get_one_each_or_a_sentence(
     assert len(refused) == 4
     for sentence in refused:
         assert sentence.startswith("each of the 4 cards has its worker already (gpu0 by gpu0 (")
-        assert "start fewer workers or add cards" in sentence
+        assert "start fewer workers, add cards, or use device cpu" in sentence
 
 
 def test_a_card_is_free_again_however_its_holder_ended(claimer: Callable[..., Claimer]) -> None:

@@ -21,12 +21,18 @@ redis.call('PERSIST', KEYS[1])
 local moved = {}
 for _, queue in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now_ms - ARGV[1])) do
   local count = 0
-  for _, suffix in ipairs({':high', '', '\6\0223', '\6\0226', '\6\0229'}) do
-    local own = queue .. suffix
-    local shared = own:gsub('@[^:\6]*', '')
-    while left > 0 and redis.call('RPOPLPUSH', own, shared) do
-      left = left - 1
-      count = count + 1
+  local own = {}
+  for i, suffix in ipairs({':high', '', '\6\0223', '\6\0226', '\6\0229'}) do
+    own[i] = queue .. suffix
+  end
+  -- Most are empty, and there may be many.
+  if redis.call('EXISTS', unpack(own)) > 0 then
+    for _, list in ipairs(own) do
+      local shared = list:gsub('@[^:\6]*', '')
+      while left > 0 and redis.call('RPOPLPUSH', list, shared) do
+        left = left - 1
+        count = count + 1
+      end
     end
   end
   if count > 0 then
