@@ -53,11 +53,11 @@ def up(
         str | None,
         typer.Option("--devices", metavar="LIST", help="One worker each: cuda:0,cuda:1 or cpu."),
     ] = None,
-    flower: Annotated[bool, typer.Option("--flower/--no-flower", help="Show Flower.")] = True,
     gpus: Annotated[
         str | None,
         typer.Option("--gpus", metavar="LIST", help="One worker a card: all, or numbers, 0,2."),
     ] = None,
+    flower: Annotated[bool, typer.Option("--flower/--no-flower", help="Show Flower.")] = True,
     flower_port: Annotated[
         int | None, typer.Option("--flower-port", help="Flower's port (default: 5555 or next).")
     ] = None,
@@ -89,17 +89,17 @@ def up(
     if workers is not None and workers < 1:
         raise usage_error(f"--workers must be at least 1 (got {workers})")
     extras.require("worker")
+    from llorch_worker.cli.devices import worker_devices
     from llorch_worker.cli.interrupts import terminable
     from llorch_worker.cli.stack import Plan, Stack
 
-    from llorch_worker.cli.devices import worker_devices
     screen = Screen(as_json=as_json)
-    plan = Plan(
-        settings=settings,
-        workers=places.workers,
     places = worker_devices(settings.device, gpus=gpus, devices=devices, workers=workers)
     if places.mixture is not None:
         screen.note(f"Mixed cards ({places.mixture}): each worker plans its own memory.", "yellow")
+    plan = Plan(
+        settings=settings,
+        workers=places.workers,
         redis_url=settings.redis_url if "redis_url" in settings.model_fields_set else None,
         flower_port=_flower_port(screen, wanted=flower, port=flower_port),
         flower_port_asked=flower_port is not None,
