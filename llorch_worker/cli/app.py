@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect as introspection
 import os
 import sys
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from llorch_worker.cli import (
     worker,
 )
 from llorch_worker.cli.errors import INTERRUPTED, USAGE, explain
+from llorch_worker.cli.paragraphs import flowing
 from llorch_worker.cli.screen import Screen
 from llorch_worker.contract import ErrorDocument
 
@@ -44,10 +44,7 @@ app = typer.Typer(
 
 
 def _add(name: str, command: Callable[..., Any], panel: str) -> None:
-    # typer keeps the line ends of a docstring's later paragraphs; the terminal has its own width.
-    paragraphs = introspection.cleandoc(command.__doc__ or "").split("\n\n")
-    flowing = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    app.command(name, help=flowing, rich_help_panel=panel)(command)
+    app.command(name, help=flowing(command), rich_help_panel=panel)(command)
 
 
 _add("demo", demo.demo, _FIRST)

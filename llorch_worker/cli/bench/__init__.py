@@ -14,16 +14,12 @@ from llorch_worker.cli.bench.profile import profile
 from llorch_worker.cli.bench.queue import queue
 from llorch_worker.cli.bench.report import report
 from llorch_worker.cli.bench.scaling import scaling
+from llorch_worker.cli.paragraphs import flowing
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Measure the engine on this machine.",
     epilog="Every table says on what, with what and by which command it was measured.",
 )
-app.command("engine")(engine)
-app.command("overhead")(overhead)
-app.command("profile")(profile)
-app.command("queue")(queue)
-app.command("peers")(peers)
-app.command("scaling")(scaling)
-app.command("report")(report)
+for command in (engine, overhead, profile, queue, peers, scaling, report):
+    app.command(command.__name__, help=flowing(command))(command)

@@ -16,7 +16,7 @@ from llorch_worker.cli.screen import Screen, counted
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN.json...", help="Saved --json runs of llorch bench.")
+        list[Path], typer.Argument(metavar="RUN.json", help="Saved --json runs of llorch bench.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="PATH", help="The page.")] = Path(
         "report.html"
