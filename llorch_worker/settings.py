@@ -34,6 +34,10 @@ class Settings(BaseSettings):
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
     kernels: Literal["auto", "torch"] = "auto"
     """``auto``: the fastest that fit the device; ``torch``: nothing compiled on this machine."""
+    kv_dtype: Literal["auto", "fp8", "int8"] = "auto"
+    """What keys and values are kept in; ``auto`` is the compute dtype."""
+    cuda_graphs: bool = True
+    """Whether decode steps are recorded and replayed on CUDA."""
     max_sequences: int = Field(16, ge=1, le=1024)
     """The most sequences in flight; also Celery's concurrency and prefetch."""
     max_context: int | None = Field(None, ge=1)

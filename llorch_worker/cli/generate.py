@@ -11,6 +11,7 @@ from llorch_worker.cli.options import (
     DeviceOption,
     DtypeOption,
     JsonOption,
+    KvDtypeOption,
     MaxContextOption,
     ModelFileOption,
     settings_from,
@@ -28,6 +29,7 @@ def generate(
     model: ModelFileOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    kv_dtype: KvDtypeOption = None,
     max_context: MaxContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,7 +40,9 @@ def generate(
     screen = Screen(as_json=as_json)
     # Checked before the model loads: a wrong number should not cost a minute.
     request = GenerationRequest(**request_fields(prompt, fields))
-    settings = settings_from(model=model, device=device, dtype=dtype, max_context=max_context)
+    settings = settings_from(
+        model=model, device=device, dtype=dtype, kv_dtype=kv_dtype, max_context=max_context
+    )
     extras.require("worker")
     from llorch_worker.engine import Engine
 
@@ -49,6 +53,8 @@ def generate(
         max_sequences=request.n,
         max_context=settings.max_context,
         kernels=settings.kernels,
+        kv_dtype=settings.kv_dtype,
+        cuda_graphs=settings.cuda_graphs,
         progress=screen.loading_bar(f"loading {settings.served_name}"),
     ) as engine:
         generation = engine.submit(request)

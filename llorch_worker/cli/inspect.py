@@ -14,6 +14,7 @@ from llorch_worker.cli.options import (
     DtypeOption,
     JsonOption,
     KvCacheBytesOption,
+    KvDtypeOption,
     MaxContextOption,
     MaxSequencesOption,
     settings_from,
@@ -25,6 +26,7 @@ def inspect(
     path: Annotated[str, typer.Argument(help="A .gguf file, a Hugging Face folder, or demo.")],
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    kv_dtype: KvDtypeOption = None,
     max_sequences: MaxSequencesOption = None,
     max_context: MaxContextOption = None,
     kv_cache_bytes: KvCacheBytesOption = None,
@@ -38,6 +40,7 @@ def inspect(
         model=path,
         device=device,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         max_sequences=max_sequences,
         max_context=max_context,
         kv_cache_bytes=kv_cache_bytes,
@@ -99,6 +102,8 @@ def _show_memory(screen: Screen, memory: MemoryReport) -> None:
     table.add_row("  KV cache", human_bytes(memory.kv_bytes), held + wish)
     table.add_row("  RoPE tables", human_bytes(memory.rope_bytes), "")
     table.add_row("  causal masks", human_bytes(memory.masks_bytes), "")
+    if memory.decode_bytes:
+        table.add_row("  decode", human_bytes(memory.decode_bytes), "buffers of recorded steps")
     table.add_row("  workspace", human_bytes(memory.workspace_bytes), "of one step, as planned")
     table.add_row(
         "  [not dim bold]total[/]",

@@ -42,8 +42,11 @@ class MemoryReport(BaseModel):
     """How many contexts of ``max_context_tokens`` the KV blocks hold at once."""
     weights_bytes: int
     kv_bytes: int
+    """With their scales, where they are quantised."""
     rope_bytes: int
     masks_bytes: int
+    decode_bytes: int
+    """Buffers of recorded decode steps."""
     workspace_bytes: int
     total_bytes: int
     free_bytes: int
@@ -128,8 +131,10 @@ def report(settings: Settings) -> ModelReport:
 def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> MemoryReport:
     from llorch_worker.cache import UnifiedCache
     from llorch_worker.engine import block_plan
+    from llorch_worker.engine.decode_graphs import records_decode
     from llorch_worker.engine.placement import resolve_device, resolve_dtype
     from llorch_worker.engine.workspace import workspace_bytes
+    from llorch_worker.kernels import choose_ops, kv_form_of
     from llorch_worker.model import model_bytes
     from llorch_worker.weights import select_linears
 
@@ -142,12 +147,24 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
             f"(got {max_context})"
         )
 
-    shape = block_plan.cache_shape(config, max_context, dtype=dtype, device=device)
+    kv_form = kv_form_of(settings.kv_dtype)
+    chosen = choose_ops(device, dtype, settings.kernels, head_dim=config.head_dim, kv_form=kv_form)
+    recorded = settings.cuda_graphs and records_decode(device, chosen.ops)
+    decode_rows = settings.max_sequences if recorded else 0
+    shape = block_plan.cache_shape(
+        config,
+        max_context,
+        dtype=dtype,
+        device=device,
+        kv_form=kv_form,
+        decode_rows=decode_rows,
+    )
     workspace = workspace_bytes(
         config,
         max_context=max_context,
         max_sequences=settings.max_sequences,
         max_step_tokens=settings.max_step_tokens,
+        decode_rows=decode_rows,
         dtype=dtype,
         device=device,
     )
@@ -182,9 +199,10 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
         max_context_tokens=max_context,
         full_contexts=round(blocks / one_context, 2),
         weights_bytes=weights,
-        kv_bytes=parts["kv"],
+        kv_bytes=parts["kv"] + parts.get("kv_scales", 0),
         rope_bytes=parts["rope"],
         masks_bytes=parts["masks"],
+        decode_bytes=parts.get("decode", 0),
         workspace_bytes=workspace,
         total_bytes=weights + sum(parts.values()),
         free_bytes=free,

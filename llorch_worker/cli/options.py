@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -47,6 +47,14 @@ DeviceOption = Annotated[
 DtypeOption = Annotated[
     str | None,
     typer.Option("--dtype", help="auto, float32, bfloat16 or float16.", envvar="LLORCH_DTYPE"),
+]
+KvDtypeOption = Annotated[
+    Literal["auto", "fp8", "int8"] | None,
+    typer.Option(
+        "--kv-dtype",
+        help="What keys and values are kept in; auto is the compute dtype.",
+        envvar="LLORCH_KV_DTYPE",
+    ),
 ]
 MaxSequencesOption = Annotated[
     int | None,

@@ -16,6 +16,7 @@ from llorch_worker.cli.options import (
     DtypeOption,
     JsonOption,
     KvCacheBytesOption,
+    KvDtypeOption,
     MaxContextOption,
     MaxSequencesOption,
     MaxStepTokensOption,
@@ -62,6 +63,7 @@ def up(
         int | None, typer.Option("--flower-port", help="Flower's port (default: 5555 or next).")
     ] = None,
     dtype: DtypeOption = None,
+    kv_dtype: KvDtypeOption = None,
     max_sequences: MaxSequencesOption = None,
     max_context: MaxContextOption = None,
     max_step_tokens: MaxStepTokensOption = None,
@@ -79,6 +81,7 @@ def up(
         model=model,
         model_name=name,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         max_sequences=max_sequences,
         max_context=max_context,
         max_step_tokens=max_step_tokens,

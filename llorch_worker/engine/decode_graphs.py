@@ -11,6 +11,7 @@ import torch
 
 from llorch_worker.cache import DecodeBuffers, UnifiedCache
 from llorch_worker.engine.runner import ForwardModel
+from llorch_worker.kernels import Ops
 from llorch_worker.model import RaggedBatch
 
 
@@ -19,6 +20,11 @@ def bucket_sizes(max_sequences: int) -> list[int]:
     ``max_sequences`` itself."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(288, max_sequences, 32)]
     return [*(size for size in sizes if size < max_sequences), max_sequences]
+
+
+def records_decode(device: torch.device, ops: Ops) -> bool:
+    """Whether decode steps of ``ops`` on ``device`` are worth recording, and can be."""
+    return device.type == "cuda" and ops.recordable
 
 
 class Recorder(Protocol):
@@ -41,7 +47,7 @@ class CudaRecorder:
         with torch.cuda.device(self._device):
             # Once before, on a stream of its own: kernels are compiled and libraries allocate,
             # which must not happen in a recording.
-            aside = torch.cuda.Stream()
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 run()

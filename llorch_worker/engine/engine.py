@@ -24,6 +24,7 @@ from llorch_worker.contract import (
 from llorch_worker.engine.block_plan import allocate_cache, require_room
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
+from llorch_worker.engine.decode_graphs import CudaRecorder, DecodeGraphs, records_decode
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.placement import resolve_device, resolve_dtype
 from llorch_worker.engine.probe import uncached_logits
@@ -38,11 +39,11 @@ from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uniforms import choice_seed, job_seed
 from llorch_worker.engine.workspace import workspace_bytes
-from llorch_worker.kernels import KernelChoice, select_ops
+from llorch_worker.kernels import KernelChoice, KvDtype, kv_form_of, select_ops
 from llorch_worker.model import Llama, LlamaConfig, model_bytes, resolve_config
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
-from llorch_worker.weights import open_checkpoint
+from llorch_worker.weights import open_checkpoint, select_linears
 
 DEFAULT_MAX_SEQUENCES = 16
 DEFAULT_MAX_STEP_TOKENS = 512
@@ -68,13 +69,15 @@ class Engine:
         max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
         prefix_caching: bool = True,
         workspace_bytes: int = 0,
+        weights: object = None,
     ) -> None:
         """Of parts that are loaded already; :meth:`load` makes them from a file.
 
         The cache decides device, dtype and ``max_context``. At most ``max_sequences`` sequences
         run at once, and a step computes at most ``max_step_tokens`` tokens. With
         ``prefix_caching``, prompts that begin alike share the KV blocks of their beginning.
-        ``workspace_bytes`` were planned for the steps.
+        ``workspace_bytes`` were planned for the steps. ``weights`` holds the weights, where
+        ``model`` holds more.
         """
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -83,6 +86,7 @@ class Engine:
         self.max_context = cache.max_context
         self.max_sequences = max_sequences
         self._model = model
+        self._weights = weights or model
         self._weight_bytes = weight_bytes
         self._planned_bytes = {
             "weights": weight_bytes, **cache.bytes_by_part(), "workspace": workspace_bytes
@@ -122,6 +126,8 @@ class Engine:
         prefix_caching: bool = True,
         num_threads: int | None = None,
         kernels: KernelChoice = "auto",
+        kv_dtype: KvDtype = "auto",
+        cuda_graphs: bool = True,
         progress: Callable[[int, int], None] | None = None,
         around_model: Callable[[ForwardModel], ForwardModel] | None = None,
     ) -> Engine:
@@ -136,6 +142,9 @@ class Engine:
             prefix_caching: compute once what prompts that begin alike have in common.
             num_threads: torch's CPU threads, process-wide; untouched when None.
             kernels: ``auto``, the fastest that this machine allows, or ``torch``, uncompiled.
+            kv_dtype: ``auto``, the compute dtype, or ``fp8`` or ``int8``: half the bytes or less,
+                and an error that docs/GPU.md states.
+            cuda_graphs: on CUDA, record decode steps and replay them.
             progress: called with bytes loaded and bytes in all.
             around_model: gives what the engine runs in the model's place: it, watched or timed.
 
@@ -158,13 +167,18 @@ class Engine:
                 f"the context of {path.name}; leave it out for the model's own"
             )
         tokenizer = load_tokenizer(checkpoint)
-        require_room(model_bytes(config, compute_dtype), place)
+        linears = select_linears(place, compute_dtype, kernels)
+        require_room(model_bytes(config, checkpoint, linears, compute_dtype), place)
+        kv_form = kv_form_of(kv_dtype)
+        ops = select_ops(place, compute_dtype, kernels, head_dim=config.head_dim, kv_form=kv_form)
+        decode_rows = max_sequences if cuda_graphs and records_decode(place, ops) else 0
         model = Llama.load(
             checkpoint,
             config,
             dtype=compute_dtype,
             device=place,
-            ops=select_ops(place, compute_dtype, kernels, head_dim=config.head_dim),
+            linears=linears,
+            ops=ops,
             progress=progress,
         )
         max_context = max_context or config.max_context
@@ -173,6 +187,7 @@ class Engine:
             max_context=max_context,
             max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
+            decode_rows=decode_rows,
             dtype=compute_dtype,
             device=place,
         )
@@ -184,12 +199,17 @@ class Engine:
             workspace_bytes=workspace,
             dtype=compute_dtype,
             device=place,
+            kv_form=kv_form,
+            decode_rows=decode_rows,
         )
         if place.type == "cuda":
             # A load may peak higher than any step.
             torch.cuda.reset_peak_memory_stats(place)
+        steps: ForwardModel = model
+        if decode_rows:
+            steps = DecodeGraphs(model, cache, CudaRecorder(place))
         return cls(
-            model=model if around_model is None else around_model(model),
+            model=steps if around_model is None else around_model(steps),
             config=config,
             cache=cache,
             tokenizer=tokenizer,
@@ -199,6 +219,7 @@ class Engine:
             max_step_tokens=max_step_tokens,
             prefix_caching=prefix_caching,
             workspace_bytes=workspace,
+            weights=model,
         )
 
     def submit(
@@ -357,10 +378,11 @@ class Engine:
     def _parts(self) -> tuple[tuple[str, object], ...]:
         cache = self.cache
         return (
-            ("weights", self._model),
+            ("weights", self._weights),
             ("kv", cache.kv),
             ("rope", cache.rope),
             ("masks", cache.masks),
+            ("decode", cache.decode),
         )
 
     def check_integrity(self) -> None:

@@ -30,6 +30,7 @@ def uncached_logits(
         head_dim=config.head_dim,
         dtype=cache.kv.dtype,
         device=device,
+        form=cache.kv.form,
     )
     row = torch.arange(count, device=device)
     batch = RaggedBatch(

@@ -18,19 +18,26 @@ def workspace_bytes(
     max_context: int,
     max_sequences: int,
     max_step_tokens: int,
+    decode_rows: int = 0,
     dtype: torch.dtype,
     device: torch.device,
 ) -> int:
     """The largest of what is alive at once in a full step: of its MLP, of its attention with the
     keys and values of one full context gathered, or of its logits and sampling.
 
+    Recorded decode steps of ``decode_rows`` sequences keep their memory beside it for good.
+
     A plan, to keep room for; what a step really takes is measured after the warm-up.
     """
     item, hidden = dtype.itemsize, config.hidden_size
     heads = config.num_heads + 2 * config.num_kv_heads
-    mlp = max_step_tokens * (2 * hidden + 4 * config.intermediate_size) * item
-    qkv = max_step_tokens * (2 * hidden + (heads + config.num_heads) * config.head_dim) * item
+    mlp_row = (2 * hidden + 4 * config.intermediate_size) * item
+    qkv_row = (2 * hidden + (heads + config.num_heads) * config.head_dim) * item
     gathered = 2 * max_context * config.num_kv_heads * config.head_dim * item
     logits = max_sequences * config.vocab_size * (item + _SAMPLER_ROW_BYTES)
     libraries = CUDA_LIBRARY_BYTES if device.type == "cuda" else 0
-    return max(mlp, qkv + gathered, logits) + libraries
+    step = max(max_step_tokens * mlp_row, max_step_tokens * qkv_row + gathered, logits)
+    # A recorded step gathers nothing: who records, reads the blocks in place.
+    logits_row = config.vocab_size * (item + torch.float32.itemsize)
+    recorded = decode_rows * max(mlp_row, qkv_row, logits_row)
+    return step + recorded + libraries

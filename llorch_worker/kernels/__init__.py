@@ -3,7 +3,7 @@
 Imports nothing of the model, the cache or the weights: kernels see tensors only.
 """
 
-from llorch_worker.kernels.layer_kv import KvForm, LayerKV
+from llorch_worker.kernels.layer_kv import KvDtype, KvForm, LayerKV, kv_form_of
 from llorch_worker.kernels.ops import CausalMask, Ops, PagedAttention, PagedSequences
 from llorch_worker.kernels.select import ChosenOps, KernelChoice, choose_ops, select_ops
 from llorch_worker.kernels.torch_ops import TorchOps
@@ -12,6 +12,7 @@ __all__ = [
     "CausalMask",
     "ChosenOps",
     "KernelChoice",
+    "KvDtype",
     "KvForm",
     "LayerKV",
     "Ops",
@@ -19,5 +20,6 @@ __all__ = [
     "PagedSequences",
     "TorchOps",
     "choose_ops",
+    "kv_form_of",
     "select_ops",
 ]

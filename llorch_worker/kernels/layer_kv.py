@@ -7,6 +7,9 @@ from typing import Literal
 
 import torch
 
+KvDtype = Literal["auto", "fp8", "int8"]
+"""What may be asked for; ``auto`` is the compute dtype."""
+
 KvForm = Literal["exact", "fp8", "int8"]
 """``exact``: the compute dtype; ``fp8``: float8 e4m3, clamped to its range, without a scale;
 ``int8``: with one float32 scale for each token and KV head."""
@@ -16,6 +19,11 @@ FP8_LARGEST = 448.0
 INT8_LARGEST = 127.0
 SMALLEST_AMPLITUDE = 1e-20
 """Taken for less, so that a row of zeros has a scale to be divided by."""
+
+
+def kv_form_of(kv_dtype: KvDtype) -> KvForm:
+    """The form that is asked for."""
+    return "exact" if kv_dtype == "auto" else kv_dtype
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from llorch_worker.kernels.torch_ops import TorchOps
 KernelChoice = Literal["auto", "torch"]
 """``auto``: the fastest that the device, the dtype and this machine allow; ``torch``: plain."""
 
+FP8_CAPABILITY = (8, 9)
+"""Ada and later convert float8 e4m3; Triton compiles it for no card before."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -53,15 +56,17 @@ def choose_ops(
     if kernels == "torch":
         return ChosenOps(TorchOps(), "asked for")
     if device.type == "cuda":
-        return _for_cuda(device)
+        return _for_cuda(device, kv_form)
     if device.type == "cpu":
         return _for_cpu(dtype, head_dim, kv_form)
     return ChosenOps(TorchOps(), f"there are no others for {device.type}")
 
 
-def _for_cuda(device: torch.device) -> ChosenOps:
+def _for_cuda(device: torch.device, kv_form: KvForm) -> ChosenOps:
     if find_spec("triton") is None:
         return ChosenOps(TorchOps(), "Triton is not installed")
+    if kv_form == "fp8" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        return ChosenOps(TorchOps(), "this card has no float8 arithmetic; int8 would be faster")
     # Not at the top: it reads the environment when it is imported, and only CUDA needs it.
     from llorch_worker.kernels.triton import TritonOps
 

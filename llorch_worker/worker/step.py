@@ -131,6 +131,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             kv_cache_bytes=settings.kv_cache_bytes,
             prefix_caching=settings.prefix_caching,
             kernels=settings.kernels,
+            kv_dtype=settings.kv_dtype,
+            cuda_graphs=settings.cuda_graphs,
             progress=_progress(app.on_load_progress),
         )
         return engine

@@ -67,6 +67,8 @@ def engine_for(
         prefix_caching=settings.prefix_caching,
         num_threads=threads,
         kernels=settings.kernels,
+        kv_dtype=settings.kv_dtype,
+        cuda_graphs=settings.cuda_graphs,
         progress=progress,
         around_model=watch,
     ) as engine:
