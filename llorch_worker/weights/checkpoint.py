@@ -13,7 +13,7 @@ import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.weights.groups import GroupForm, Groups
-from llorch_worker.weights.mapped_file import Bytes
+from llorch_worker.weights.model_file import Bytes
 
 TakeRows = Callable[[int, Bytes, npt.NDArray[np.int64] | None], None]
 """Called with (first row, raw rows [rows, row bytes], order): the model's row ``first + i`` is

@@ -20,11 +20,7 @@ from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.weights.checkpoint import TakeRows, TensorInfo, missing_tensor, require_shape
 from llorch_worker.weights.gguf_header import GgufHeader, read_gguf_header
 from llorch_worker.weights.groups import GroupForm, Groups, group_form, unpack_groups
-from llorch_worker.weights.mapped_file import Bytes, MappedFile
-
-_CHUNK_ELEMENTS = 32 * 1024 - 1
-"""Unpacked at a time: temporaries stay in the caches, and torch, which splits what has 32,768
-elements over threads of its own, leaves it to the thread that reads."""
+from llorch_worker.weights.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 
 _TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -50,7 +46,7 @@ _INTERLEAVED_ARCHITECTURES = frozenset({"llama"})
 
 @dataclass(frozen=True)
 class _StoredTensor:
-    file: MappedFile
+    file: ModelFile
     start: int
     type: GGMLQuantizationType
 
@@ -64,7 +60,7 @@ class GgufCheckpoint:
         self.path = path
         self._stored: dict[str, _StoredTensor] = {}
         tensors: dict[str, TensorInfo] = {}
-        files = [MappedFile(part) for part in _parts(path)]
+        files = [ModelFile(part) for part in _parts(path)]
         headers = [read_gguf_header(file) for file in files]
         for file, header in zip(files, headers, strict=True):
             tensors.update(self._index(file, header))
@@ -79,7 +75,7 @@ class GgufCheckpoint:
         architecture = str(self.metadata.get("general.architecture"))
         self._interleaved = architecture in _INTERLEAVED_ARCHITECTURES
 
-    def _index(self, file: MappedFile, header: GgufHeader) -> dict[str, TensorInfo]:
+    def _index(self, file: ModelFile, header: GgufHeader) -> dict[str, TensorInfo]:
         infos: dict[str, TensorInfo] = {}
         for entry in header.entries:
             name = canonical_name(entry.name)
@@ -203,7 +199,7 @@ class GgufCheckpoint:
             stored.start,
             rows,
             info.stored_bytes // rows,
-            max(1, _CHUNK_ELEMENTS // row_elements // row_multiple) * row_multiple,
+            max(1, CHUNK_ELEMENTS // row_elements // row_multiple) * row_multiple,
             take,
             torch.get_num_threads(),
         )

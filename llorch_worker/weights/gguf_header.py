@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.weights.mapped_file import MappedFile
+from llorch_worker.weights.model_file import ModelFile
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -54,13 +54,13 @@ class GgufHeader:
     data_start: int
 
 
-def read_gguf_header(file: MappedFile) -> GgufHeader:
+def read_gguf_header(file: ModelFile) -> GgufHeader:
     """Parse the header; raises ModelLoadFailed for a file that is damaged or no GGUF."""
     return _HeaderReader(file).header()
 
 
 class _HeaderReader:
-    def __init__(self, file: MappedFile) -> None:
+    def __init__(self, file: ModelFile) -> None:
         self._file = file
         self._at = 0
 

@@ -20,9 +20,8 @@ import torch
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.weights.checkpoint import TakeRows, TensorInfo, missing_tensor, require_shape
 from llorch_worker.weights.groups import GroupForm, Groups
-from llorch_worker.weights.mapped_file import Bytes, MappedFile
+from llorch_worker.weights.model_file import Bytes, ModelFile
 
-_CHUNK_BYTES = 1024 * 1024
 _MAX_HEADER_BYTES = 100_000_000
 """The format's own limit on the JSON header."""
 
@@ -33,7 +32,7 @@ _SIDE_FILES = ("generation_config", "tokenizer_config")
 
 @dataclass(frozen=True)
 class _StoredTensor:
-    file: MappedFile
+    file: ModelFile
     start: int
 
 
@@ -58,10 +57,10 @@ class HuggingFaceCheckpoint:
         self._stored: dict[str, _StoredTensor] = {}
         tensors: dict[str, TensorInfo] = {}
         for name in names:
-            tensors.update(self._index(MappedFile(path / name)))
+            tensors.update(self._index(ModelFile(path / name)))
         self.tensors: Mapping[str, TensorInfo] = tensors
 
-    def _index(self, file: MappedFile) -> dict[str, TensorInfo]:
+    def _index(self, file: ModelFile) -> dict[str, TensorInfo]:
         header_bytes = int.from_bytes(file.read(0, 8), "little")
         if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, file.size_bytes - 8):
             raise _damaged(file, f"its header announces {header_bytes} bytes")
@@ -117,14 +116,20 @@ class HuggingFaceCheckpoint:
         require_shape(self.path, info, tuple(out.shape))
         dtype = _DTYPES[info.dtype_name]
         flat = out.view(-1)
-        elements_per_chunk = _CHUNK_BYTES // dtype.itemsize
 
         def take(first: int, piece: Bytes) -> None:
             # A copy, because torch refuses memory that it may not write to.
             values = torch.from_numpy(np.array(piece).reshape(-1)).view(dtype)
             flat[first : first + len(values)].copy_(values)
 
-        stored.file.each_chunk(stored.start, flat.numel(), dtype.itemsize, elements_per_chunk, take)
+        stored.file.each_chunk(
+            stored.start,
+            flat.numel(),
+            dtype.itemsize,
+            CHUNK_ELEMENTS,
+            take,
+            torch.get_num_threads(),
+        )
 
     def group_form(self, name: str) -> GroupForm | None:  # noqa: ARG002 - nothing here is quantised
         """None: these files hold plain floats."""
@@ -187,5 +192,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     return document
 
 
-def _damaged(file: MappedFile, what: str) -> ModelLoadFailed:
+def _damaged(file: ModelFile, what: str) -> ModelLoadFailed:
     return ModelLoadFailed(f"{file.path} is truncated or damaged ({what}); download it again.")

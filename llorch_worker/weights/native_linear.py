@@ -15,7 +15,7 @@ from llorch_worker.kernels.native.linear import TILE_ROWS, Bf16Tiles, QuantisedT
 from llorch_worker.weights.checkpoint import Checkpoint, TakeRows
 from llorch_worker.weights.groups import GroupForm, fits_half, unpack_groups
 from llorch_worker.weights.linear import DenseLinear, Linear
-from llorch_worker.weights.mapped_file import Bytes
+from llorch_worker.weights.model_file import Bytes
 from llorch_worker.weights.packed_weight import PackedWeight, Part
 
 

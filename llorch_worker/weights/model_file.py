@@ -1,0 +1,97 @@
+"""A model file: its header through a mapping, its tensors in large reads, a piece at a time."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_worker.contract import ModelLoadFailed
+
+Bytes = npt.NDArray[np.uint8]
+
+CHUNK_ELEMENTS = 32 * 1024 - 1
+"""Unpacked at a time: temporaries stay in the caches, and torch, which splits what has 32,768
+elements over threads of its own, leaves it to the thread that reads."""
+_READ_BYTES = 4 * 1024 * 1024
+"""Read at a time. Through a mapping a cold file comes in small pieces: a 3.8 GB model took 71 s."""
+_BYTES_WORTH_A_THREAD = 512 * 1024
+"""A thread that reads less costs more than it saves."""
+
+
+class ModelFile:
+    """One file, read-only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self.size_bytes = file.seek(0, 2)
+                if self.size_bytes == 0:
+                    raise ModelLoadFailed(f"{path} is empty; download or convert the model again.")
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._descriptor = os.dup(file.fileno())
+        except OSError as error:
+            raise ModelLoadFailed(
+                f"{path} cannot be read ({error.strerror}); check the path and its permissions."
+            ) from error
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self, start: int, length: int) -> bytes:
+        """A copy of ``length`` bytes; shorter where the file ends before."""
+        return self._map[start : start + length]
+
+    def each_chunk(
+        self,
+        start: int,
+        rows: int,
+        row_bytes: int,
+        rows_per_chunk: int,
+        take: Callable[[int, Bytes], None],
+        threads: int = 1,
+    ) -> None:
+        """Call ``take`` with the rows from byte ``start`` on, in pieces: (first row, bytes).
+
+        Each piece is [its rows, row_bytes] and valid during its call: a load holds the model and
+        a few megabytes of its file. With more than one thread pieces come in no order, several at
+        a time.
+        """
+
+        rows_per_read = max(1, _READ_BYTES // (rows_per_chunk * row_bytes)) * rows_per_chunk
+
+        def read(first: int, end: int) -> None:
+            buffer = np.empty(min(rows_per_read, end - first) * row_bytes, np.uint8)
+            for at in range(first, end, rows_per_read):
+                rows_here = min(rows_per_read, end - at)
+                piece = buffer[: rows_here * row_bytes]
+                self._fill(piece, start + at * row_bytes)
+                for row in range(0, rows_here, rows_per_chunk):
+                    chunk = piece[row * row_bytes : (row + rows_per_chunk) * row_bytes]
+                    take(at + row, chunk.reshape(-1, row_bytes))
+
+        threads = min(threads, rows * row_bytes // _BYTES_WORTH_A_THREAD)
+        if threads <= 1:
+            read(0, rows)
+            return
+        chunks = -(-rows // rows_per_chunk)
+        borders = [min(rows, chunks * i // threads * rows_per_chunk) for i in range(threads + 1)]
+        with ThreadPoolExecutor(threads) as pool:
+            # list() raises what a thread raised.
+            list(pool.map(read, borders[:-1], borders[1:]))
+
+    def _fill(self, out: Bytes, offset: int) -> None:
+        """Read ``out`` from byte ``offset`` on, and have the disk go on with what follows."""
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(self._descriptor, offset, 4 * len(out), os.POSIX_FADV_WILLNEED)
+        done = 0
+        while done < len(out):
+            count = os.preadv(self._descriptor, [out[done:].data], offset + done)
+            if count == 0:
+                raise ModelLoadFailed(f"{self.path} became shorter while it was read; load again.")
+            done += count
