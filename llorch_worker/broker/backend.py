@@ -40,18 +40,21 @@ class _OneEnd:
             end = decode_state(document).end
             event = encode_event(terminal_event(end)) if end is not None else ""
         claim = HELD.get(task_id)
-        run_script(
+        stored = run_script(
             self.client,
             "finish",
-            [keys.result(task_id), keys.job(task_id), keys.events(task_id)],
+            [keys.result(task_id), keys.job(task_id), keys.events(task_id), keys.LEASES],
             [
                 "" if claim is None else claim.fence,
                 document,
                 self.app.settings.result_ttl_s,
                 event,
                 self.app.settings.stream_ttl_s,
+                task_id,
             ],
         )
+        if claim is not None and event and stored:
+            HELD.note_end(claim)
         return result
 
 

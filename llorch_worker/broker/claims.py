@@ -119,23 +119,29 @@ def renew(client: Redis, claims: Iterable[Claim], *, lease_ms: int) -> list[str]
 
 
 def end(client: Redis, claim: Claim, terms: ClaimTerms) -> bool:
-    """End a claim whose job is over; False if the claim was no longer ours."""
+    """End a claim whose job is over without a result of ours; False if it was no longer ours."""
     return _release(client, claim, "ended", terms.result_ttl_s)
 
 
 def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> bool:
-    """Store ``error`` as the job's result and end its stream; False if the claim was lost."""
+    """Store ``error`` as the job's result, end its stream and the claim; False if it was lost."""
     return bool(
         run_script(
             client,
             "finish",
-            [keys.result(claim.job_id), keys.job(claim.job_id), keys.events(claim.job_id)],
+            [
+                keys.result(claim.job_id),
+                keys.job(claim.job_id),
+                keys.events(claim.job_id),
+                keys.LEASES,
+            ],
             [
                 claim.fence,
                 failure_document(claim.job_id, error),
                 terms.result_ttl_s,
                 encode_event(Failed(error=error.document())),
                 terms.stream_ttl_s,
+                claim.job_id,
             ],
         )
     )

@@ -15,6 +15,7 @@ class HeldClaims:
 
     def __init__(self) -> None:
         self._claims: dict[str, Claim] = {}
+        self._ended: set[Claim] = set()
         # Reentrant: a signal handler may settle claims while its thread is in here.
         self._lock = threading.RLock()
 
@@ -26,6 +27,16 @@ class HeldClaims:
         with self._lock:
             if self._claims.get(claim.job_id) is claim:
                 del self._claims[claim.job_id]
+            self._ended.discard(claim)
+
+    def note_end(self, claim: Claim) -> None:
+        """Its result is stored and the claim ended with it: nothing is left to tell Redis."""
+        with self._lock:
+            self._ended.add(claim)
+
+    def has_ended(self, claim: Claim) -> bool:
+        with self._lock:
+            return claim in self._ended
 
     def get(self, job_id: str) -> Claim | None:
         with self._lock:

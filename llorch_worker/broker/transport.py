@@ -88,12 +88,16 @@ class ClaimQoS(kombu_redis.QoS):
         claim = self.channel.delivered.pop(delivery_tag, None)
         if claim is None:
             return False
+        if not self.can_consume():
+            # There will be room, and nobody brings news of what waits already.
+            self.channel.look_again()
         try:
-            with self.channel.conn_or_acquire() as client:
-                if requeue:
-                    claims.hand_back(client, claim)
-                else:
-                    claims.end(client, claim, self.channel.terms)
+            if not HELD.has_ended(claim):
+                with self.channel.conn_or_acquire() as client:
+                    if requeue:
+                        claims.hand_back(client, claim)
+                    else:
+                        claims.end(client, claim, self.channel.terms)
         finally:
             # Where Redis is away the lease lapses: an ended job's is swept, another's job comes
             # back. In neither case may the slot stay taken.
@@ -115,6 +119,7 @@ class ClaimChannel(kombu_redis.Channel):
         self._tracked_socket: Any = None
         self._refused = False
         self._kept_parameters: dict[str, Any] = {}
+        self._pooled_client: Any = None
         super().__init__(*args, **kwargs)
 
     @property
@@ -157,27 +162,31 @@ class ClaimChannel(kombu_redis.Channel):
         if not self.consumes_jobs:
             super()._brpop_start(timeout)
             return
-        # Listen first, then look: what is pushed in between is news.
+        # Listen first, then look: what is pushed in between is news. What is older is seen now.
         self._track()
+        self._read_news()
         self._claim_and_deliver()
-        if self.qos.can_consume():
-            self._in_poll = self.client.connection
+        # Also where there is no more room: kombu then stops polling until there is, while it closes
+        # a connection that speaks although nothing is expected of it.
+        self._in_poll = self.client.connection
 
     def _brpop_read(self, **options: Any) -> Any:
         if not self.consumes_jobs:
             return super()._brpop_read(**options)
-        connection = self.client.connection
-        # Not waiting any more: the next turn claims.
+        # Not waiting any more: the next turn claims, and reads what comes until then.
         self._in_poll = None
+        self._read_news()
+        return True
+
+    def _read_news(self) -> None:
+        connection = self.client.connection
         try:
-            connection.read_response()
             while connection.can_read(timeout=0):
                 connection.read_response()
         except self.connection_errors:
             # Closed, it is opened and registered anew at the next turn of the loop.
             connection.disconnect()
             raise
-        return True
 
     def _track(self) -> None:
         connection = self.client.connection
@@ -270,6 +279,14 @@ class ClaimChannel(kombu_redis.Channel):
         except _NO_ENVELOPE:
             return None
         return dict(envelope) if all(isinstance(name, str) for name in names) else None
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        if asynchronous:
+            return super()._create_client(asynchronous=True)
+        # kombu makes one for every command, which costs more than the command.
+        if self._pooled_client is None or self._pooled_client.connection_pool is not self.pool:
+            self._pooled_client = super()._create_client()
+        return self._pooled_client
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         if self.connection is None or self.connection.client is None:

@@ -41,7 +41,11 @@ class _Outbox:
     next_entry: int
     events: list[Event] = field(default_factory=list)
     sending: list[Event] = field(default_factory=list)
-    written_at_s: float = float("-inf")
+    written_at_s: float = field(default_factory=time.monotonic)
+    """From its opening: the first event, which says that the job began, waits for the first token
+    as long as tokens would wait."""
+    settled: threading.Event = field(default_factory=threading.Event)
+    """Set when nothing is left to write; of each job's own, so that one write wakes one thread."""
     watched: bool = True
     urgent: bool = False
     began: bool = False
@@ -76,7 +80,6 @@ class Publisher:
         self._on_lost = on_lost
         self._outboxes: dict[str, _Outbox] = {}
         self._changed = threading.Condition()
-        self._written = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="llorch-publisher", daemon=True)
 
@@ -106,11 +109,12 @@ class Publisher:
         ``give_up`` says so while Redis is away."""
         with self._changed:
             outbox = self._outboxes[job_id]
-            outbox.urgent = True
-            self._changed.notify()
-        with self._written:
-            while not (outbox.empty or outbox.lost or give_up()):
-                self._written.wait(GIVE_UP_CHECK_S)
+            if not outbox.empty:
+                outbox.urgent = True
+                outbox.settled.clear()
+                self._changed.notify()
+        while not (outbox.empty or outbox.lost or give_up()):
+            outbox.settled.wait(GIVE_UP_CHECK_S)
         return outbox.empty and not outbox.lost
 
     def close_job(self, job_id: str) -> None:
@@ -151,8 +155,6 @@ class Publisher:
             if retry_s:
                 logger.info("writing to streams again")
                 retry_s = 0.0
-            with self._written:
-                self._written.notify_all()
 
     def _load_script(self) -> None:
         try:
@@ -213,10 +215,13 @@ class Publisher:
             outbox.sending = []
             outbox.written_at_s = time.monotonic()
             outbox.watched = watched
+            if outbox.empty:
+                outbox.settled.set()
 
     def _lose(self, outbox: _Outbox) -> None:
         with self._changed:
             outbox.lost = True
             outbox.events, outbox.sending = [], []
+            outbox.settled.set()
         logger.warning("lost the claim on job %s; another worker goes on", outbox.claim.job_id)
         self._on_lost(outbox.claim.job_id)

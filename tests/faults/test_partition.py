@@ -159,7 +159,7 @@ def test_a_result_whose_reply_is_lost_is_stored_once(
     assert_all_slots_serve(worker, witness, client)
 
 
-@pytest.mark.parametrize("script", ["append", "release"])
+@pytest.mark.parametrize("script", ["append", "finish"])
 @pytest.mark.parametrize("lost", ["request", "reply"])
 def test_a_write_that_is_lost_on_its_way_is_made_once(
     start_worker: StartWorker,

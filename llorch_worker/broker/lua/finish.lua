@@ -1,4 +1,5 @@
--- Store a job's state in the key and format of Celery's Redis backend; a terminal one ends it.
+-- Store a job's state in the key and format of Celery's Redis backend; a terminal one ends it, and
+-- the claim with it.
 --
 -- The result and the stream's last event appear together, once: whoever comes second, or comes
 -- with a claim that was lost, stores nothing.
@@ -6,11 +7,13 @@
 -- KEYS[1]  celery-task-meta-<id>   string
 -- KEYS[2]  llorch:job:<id>         hash    state, fence
 -- KEYS[3]  llorch:job:<id>:events  stream
+-- KEYS[4]  llorch:leases           zset    job id -> when its lease ends, ms of Redis' own clock
 -- ARGV[1]  fence of the claim; '' for a job that nobody claimed
 -- ARGV[2]  the document
 -- ARGV[3]  seconds that it is kept
 -- ARGV[4]  the last event, one JSON document, or '' where the state is not terminal
 -- ARGV[5]  seconds that the stream is kept
+-- ARGV[6]  job id
 --
 -- Returns 1 if it was stored, else 0.
 
@@ -36,6 +39,10 @@ if ARGV[4] ~= '' then
     redis.pcall('XADD', KEYS[3], string.format('%d-0', number), 'event', ARGV[4])
     redis.call('EXPIRE', KEYS[3], ARGV[5])
   end
+  -- As release.lua would, so that the worker need not come back for it; but a refused message is
+  -- buried after its result, and that needs the list.
+  redis.call('ZREM', KEYS[4], ARGV[6])
+  redis.call('HDEL', KEYS[2], 'message')
   redis.call('HSET', KEYS[2], 'state', 'ended')
   redis.call('EXPIRE', KEYS[2], ARGV[3])
 end
