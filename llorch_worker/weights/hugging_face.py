@@ -20,7 +20,7 @@ import torch
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.weights.checkpoint import TakeRows, TensorInfo, missing_tensor, require_shape
 from llorch_worker.weights.groups import GroupForm, Groups
-from llorch_worker.weights.model_file import Bytes, ModelFile
+from llorch_worker.weights.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 
 _MAX_HEADER_BYTES = 100_000_000
 """The format's own limit on the JSON header."""
