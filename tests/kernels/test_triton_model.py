@@ -1,0 +1,99 @@
+"""A whole model through the Triton kernels: its tokens are those of the plain torch operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benches.gpu.random_model import LLAMA_2_7B, random_llama
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.engine.block_plan import cache_shape
+from llorch_worker.engine.decode_graphs import CudaRecorder, DecodeGraphs
+from llorch_worker.kernels import KvForm, Ops, TorchOps
+from llorch_worker.kernels.triton import TritonOps
+from llorch_worker.model import RaggedBatch
+from tests.kernels.interpreter import DEVICE, INTERPRETED
+
+CONFIG = replace(
+    LLAMA_2_7B,
+    vocab_size=97,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_context=96,
+)
+PROMPTS = ([5, 9, 2, 11, 7], list(range(20, 57)), [3])
+BLOCKS = ([4, 0, 9, 1], [8, 2, 6, 3], [5, 7, 10, 11])
+
+
+class Replayed:
+    """Calls the function again: what it holds of the host is of the recording."""
+
+    def record(self, run):
+        run()
+        return run
+
+
+def greedy(ops: Ops, form: KvForm, new_tokens: int, *, graphs: bool = False) -> list[list[int]]:
+    """Tokens of all prompts: prefilled together, the second in two chunks, then decoded."""
+    model = random_llama(CONFIG, ops, dtype=torch.float32, device=DEVICE)
+    shape = cache_shape(
+        CONFIG, 64, dtype=torch.float32, device=DEVICE, kv_form=form, decode_rows=3 * graphs
+    )
+    cache = UnifiedCache.allocate(num_blocks=12, **shape)
+    runs = model
+    if graphs:
+        runs = DecodeGraphs(model, cache, Replayed() if INTERPRETED else CudaRecorder(DEVICE))
+
+    def step(chunks: list[list[int]], starts: list[int]) -> list[int]:
+        lengths = [len(chunk) for chunk in chunks]
+        positions = [s + i for s, n in zip(starts, lengths, strict=True) for i in range(n)]
+        owners = [i for i, n in enumerate(lengths) for _ in range(n)]
+        slots = [BLOCKS[o][p // 16] * 16 + p % 16 for o, p in zip(owners, positions, strict=True)]
+        ends = torch.tensor(lengths).cumsum(0) - 1
+
+        def row(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, device=DEVICE)
+
+        batch = RaggedBatch(
+            token_ids=row([token for chunk in chunks for token in chunk]),
+            positions=row(positions),
+            query_lengths=tuple(lengths),
+            context_lengths=tuple(s + n for s, n in zip(starts, lengths, strict=True)),
+            block_tables=torch.tensor(BLOCKS, device=DEVICE),
+            slots=row(slots),
+            logits_rows=ends.to(DEVICE),
+        )
+        return runs.forward(batch, cache).argmax(-1).tolist()
+
+    step([PROMPTS[0], PROMPTS[1][:20], PROMPTS[2]], [0, 0, 0])
+    # The first and the last decode one of their own tokens again beside the second's chunk.
+    next_ids = step(
+        [PROMPTS[0][-1:], PROMPTS[1][20:], PROMPTS[2][-1:]],
+        [len(PROMPTS[0]) - 1, 20, len(PROMPTS[2]) - 1],
+    )
+    lengths = [len(prompt) for prompt in PROMPTS]
+    out = [[token] for token in next_ids]
+    for _ in range(new_tokens - 1):
+        next_ids = step([[token] for token in next_ids], lengths)
+        lengths = [length + 1 for length in lengths]
+        for tokens, token in zip(out, next_ids, strict=True):
+            tokens.append(token)
+    return out
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+def test_greedy_tokens_are_those_of_the_torch_operations(graphs: bool) -> None:
+    expected = greedy(TorchOps(), "exact", 4)
+    assert greedy(TritonOps(processors=8), "exact", 4, graphs=graphs) == expected
+
+
+@pytest.mark.parametrize("form", ["fp8", "int8"])
+def test_a_quantised_cache_gives_tokens_of_its_own_with_graphs_as_without(form: KvForm) -> None:
+    eager = greedy(TritonOps(processors=8), form, 3)
+    assert greedy(TritonOps(processors=8), form, 3, graphs=True) == eager
