@@ -23,7 +23,7 @@ from llorch_worker.engine import Engine
 from llorch_worker.engine.block_plan import cache_shape
 from llorch_worker.engine.placement import resolve_device, resolve_dtype
 from llorch_worker.kernels import KvDtype, TorchOps, kv_form_of
-from llorch_worker.model import Llama, RaggedBatch, resolve_config
+from llorch_worker.model import Llama, RaggedBatch, parameter_count, resolve_config
 from llorch_worker.weights import DenseLinears, open_checkpoint
 
 PROMPTS = (
@@ -110,7 +110,8 @@ def greedy(path: Path, device: str, dtype: str, kv_dtype: KvDtype, tokens: int) 
 
 def measure(path: Path, device: str, dtype: str, tokens: int) -> list[KvError]:
     place = resolve_device(device)
-    compute = resolve_dtype(dtype, place)
+    config = resolve_config(open_checkpoint(path))
+    compute = resolve_dtype(dtype, place, parameters=parameter_count(config))
     texts = greedy(path, device, dtype, "auto", tokens)
     exact, exact_bytes = read_by_decode(path, place, compute, "auto", texts)
     errors = []

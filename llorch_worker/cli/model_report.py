@@ -135,11 +135,13 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     from llorch_worker.engine.placement import resolve_device, resolve_dtype
     from llorch_worker.engine.workspace import workspace_bytes
     from llorch_worker.kernels import choose_ops, kv_form_of
-    from llorch_worker.model import model_bytes
+    from llorch_worker.model import model_bytes, parameter_count
     from llorch_worker.weights import select_linears
 
     device = resolve_device(settings.device)
-    dtype = resolve_dtype(settings.dtype, device)
+    dtype = resolve_dtype(
+        settings.dtype, device, parameters=parameter_count(config), kernels=settings.kernels
+    )
     max_context = settings.max_context or config.max_context
     if max_context > config.max_context:
         raise usage_error(

@@ -40,7 +40,7 @@ from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uniforms import choice_seed, job_seed
 from llorch_worker.engine.workspace import workspace_bytes
 from llorch_worker.kernels import KernelChoice, KvDtype, kv_form_of, select_ops
-from llorch_worker.model import Llama, LlamaConfig, model_bytes, resolve_config
+from llorch_worker.model import Llama, LlamaConfig, model_bytes, parameter_count, resolve_config
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint, select_linears
@@ -135,8 +135,7 @@ class Engine:
 
         Args:
             device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-            dtype: ``auto`` (float32 on the CPU, where results are exact; bfloat16 on CUDA),
-                ``float32``, ``bfloat16`` or ``float16``.
+            dtype: ``auto`` (see ``resolve_dtype``), ``float32``, ``bfloat16`` or ``float16``.
             max_context: tokens that a sequence may hold; by default the model's own context.
             kv_cache_bytes: by default enough for ``max_sequences`` full contexts, if they fit.
             prefix_caching: compute once what prompts that begin alike have in common.
@@ -156,11 +155,13 @@ class Engine:
             if value < 1:
                 raise ModelLoadFailed(f"{name} must be at least 1 (got {value})")
         place = resolve_device(device)
-        compute_dtype = resolve_dtype(dtype, place)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         checkpoint = open_checkpoint(path)
         config = resolve_config(checkpoint)
+        compute_dtype = resolve_dtype(
+            dtype, place, parameters=parameter_count(config), kernels=kernels
+        )
         if max_context is not None and not 1 <= max_context <= config.max_context:
             raise ModelLoadFailed(
                 f"max_context {max_context} is outside 1 to {config.max_context}, "

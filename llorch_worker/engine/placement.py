@@ -8,12 +8,16 @@ import re
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.kernels import KernelChoice, native_kernels_load
 
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+EXACT_PARAMETERS = 100_000_000
+"""Models below this are computed in float32 on the CPU unless told otherwise."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -51,14 +55,24 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """``auto`` is float32 on the CPU, where results are exact, and bfloat16 on CUDA.
+def resolve_dtype(
+    name: str, device: torch.device, *, parameters: int, kernels: KernelChoice = "auto"
+) -> torch.dtype:
+    """The compute dtype for a model of so many parameters.
+
+    ``auto`` is bfloat16 on CUDA. On the CPU it is float32, the exact reference, for a model small
+    enough that exactness costs little, and on processors for which there are no native kernels;
+    for larger ones bfloat16, in which quantised matrices stay quantised.
 
     Raises:
         ModelLoadFailed: an unknown name.
     """
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        if device.type == "cpu" and (
+            parameters < EXACT_PARAMETERS or kernels != "auto" or not native_kernels_load()
+        ):
+            return torch.float32
+        return torch.bfloat16
     if name not in DTYPES:
         raise ModelLoadFailed(f"there is no dtype {name!r}; use auto, {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -5,7 +5,13 @@ Imports nothing of the model, the cache or the weights: kernels see tensors only
 
 from llorch_worker.kernels.layer_kv import KvDtype, KvForm, LayerKV, kv_form_of
 from llorch_worker.kernels.ops import CausalMask, Ops, PagedAttention, PagedSequences
-from llorch_worker.kernels.select import ChosenOps, KernelChoice, choose_ops, select_ops
+from llorch_worker.kernels.select import (
+    ChosenOps,
+    KernelChoice,
+    choose_ops,
+    native_kernels_load,
+    select_ops,
+)
 from llorch_worker.kernels.torch_ops import TorchOps
 
 __all__ = [
@@ -21,5 +27,6 @@ __all__ = [
     "TorchOps",
     "choose_ops",
     "kv_form_of",
+    "native_kernels_load",
     "select_ops",
 ]

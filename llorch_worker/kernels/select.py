@@ -62,6 +62,18 @@ def choose_ops(
     return ChosenOps(TorchOps(), f"there are no others for {device.type}")
 
 
+def native_kernels_load() -> bool:
+    """Whether this machine has native kernels for the CPU. The first call may compile."""
+    from llorch_worker.kernels.native.compiler import NativeUnavailable
+    from llorch_worker.kernels.native.library import native_library
+
+    try:
+        native_library()
+    except NativeUnavailable:
+        return False
+    return True
+
+
 def _for_cuda(device: torch.device, kv_form: KvForm) -> ChosenOps:
     if find_spec("triton") is None:
         return ChosenOps(TorchOps(), "Triton is not installed")

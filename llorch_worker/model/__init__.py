@@ -5,7 +5,7 @@ from llorch_worker.model.config import LlamaConfig
 from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.model.llama import Llama
 from llorch_worker.model.resolve import resolve_config
-from llorch_worker.model.weight_table import model_bytes
+from llorch_worker.model.weight_table import model_bytes, parameter_count
 
 __all__ = [
     "ForwardPass",
@@ -13,5 +13,6 @@ __all__ = [
     "LlamaConfig",
     "RaggedBatch",
     "model_bytes",
+    "parameter_count",
     "resolve_config",
 ]

@@ -87,6 +87,11 @@ def all_weights(config: LlamaConfig) -> Iterator[PackedWeight]:
         yield from (*table.norms, *table.matrices)
 
 
+def parameter_count(config: LlamaConfig) -> int:
+    """Numbers in all weights."""
+    return sum(weight.elements for weight in all_weights(config))
+
+
 def shares_embedding(config: LlamaConfig, linears: Linears) -> bool:
     """Whether the output matrix is the embedding's own tensor and takes no memory."""
     return config.tie_word_embeddings and linears.keeps_rows

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from llorch_worker.kernels import KernelChoice
+from llorch_worker.kernels import KernelChoice, native_kernels_load
 from llorch_worker.weights.checkpoint import Checkpoint
 from llorch_worker.weights.linear import DenseLinear, Linear
 from llorch_worker.weights.packed_weight import PackedWeight
@@ -58,15 +58,10 @@ def select_linears(
     float32 is the exact reference: whatever the file holds is dequantised for it.
     """
     if kernels == "auto" and device.type == "cpu" and dtype is torch.bfloat16:
-        # Imported where needed: the first use compiles.
-        from llorch_worker.kernels.native.compiler import NativeUnavailable
-        from llorch_worker.kernels.native.library import native_library
+        if not native_kernels_load():
+            return DenseLinears(device, dtype)  # select_ops logs the reason
         from llorch_worker.weights.native_linear import NativeLinears
 
-        try:
-            native_library()
-        except NativeUnavailable:
-            return DenseLinears(device, dtype)  # select_ops logs the reason
         return NativeLinears()
     if kernels == "auto" and device.type == "cuda" and dtype is not torch.float32:
         if find_spec("triton") is None:

@@ -5,6 +5,7 @@ import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine.placement import resolve_device, resolve_dtype
+from llorch_worker.kernels import native_kernels_load
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -52,9 +53,12 @@ def test_a_device_that_is_not_there_is_refused_and_never_replaced(name: str, sen
         resolve_device(name)
 
 
-def test_the_compute_dtype_is_exact_on_the_cpu_and_fast_on_cuda() -> None:
-    assert resolve_dtype("auto", CPU) is torch.float32
-    assert resolve_dtype("auto", CUDA) is torch.bfloat16
-    assert resolve_dtype("float16", CPU) is torch.float16
+def test_the_compute_dtype_is_exact_where_that_is_cheap_and_fast_elsewhere() -> None:
+    fast = torch.bfloat16 if native_kernels_load() else torch.float32
+    assert resolve_dtype("auto", CPU, parameters=1_000_000) is torch.float32
+    assert resolve_dtype("auto", CPU, parameters=1_000_000_000) is fast
+    assert resolve_dtype("auto", CPU, parameters=10**9, kernels="torch") is torch.float32
+    assert resolve_dtype("auto", CUDA, parameters=1_000_000) is torch.bfloat16
+    assert resolve_dtype("float16", CPU, parameters=1_000_000) is torch.float16
     with pytest.raises(ModelLoadFailed, match="no dtype 'fp32'; use auto, float32"):
-        resolve_dtype("fp32", CPU)
+        resolve_dtype("fp32", CPU, parameters=1)
