@@ -14,6 +14,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.sampler import Sampled, Sampler
 from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.upload import upload
 from llorch_worker.model import RaggedBatch
 
 
@@ -78,18 +79,18 @@ class Runner:
         size = self._cache.block_size
         slots = tables[owners, positions // size] * size + positions % size
         due = np.array([chunk.samples for chunk in chunks])
+        token_ids, places, blocks, cells, rows = upload(
+            (ids, positions, tables, slots, (ends - 1)[due]), self._device
+        )
         return RaggedBatch(
-            token_ids=self._tensor(ids),
-            positions=self._tensor(positions),
+            token_ids=token_ids,
+            positions=places,
             query_lengths=lengths,
             context_lengths=tuple((starts + query).tolist()),
-            block_tables=self._tensor(tables),
-            slots=self._tensor(slots),
-            logits_rows=self._tensor((ends - 1)[due]),
+            block_tables=blocks,
+            slots=cells,
+            logits_rows=rows,
         )
-
-    def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, torch.int64)
 
 
 class BlockTables:
