@@ -217,10 +217,15 @@ def _row(
         )
     read_share = _share(read_bytes_per_s, ceilings.read_bytes_per_s)
     flops_share = _share(prefill_flops_per_s, ceilings.flops_per_s)
-    if max(read_share or 0, flops_share or 0) > 1:
+    if (read_share or 0) > 1:
         notes.append(
-            "a share above 100%: the model fits into the processor's caches, or the machine was "
+            "reads above 100%: the model fits into the processor's caches, or the machine was "
             "busy with other things when its ceilings were measured"
+        )
+    if (flops_share or 0) > 1:
+        notes.append(
+            f"computes above 100%: quantised matrices multiply as 8-bit integers, faster than "
+            f"{ceilings.gemm_dtype}, or the machine was busy when its ceilings were measured"
         )
     between_s = [gap for each in measured.full for gap in each.between_tokens_s]
     peak_blocks = max(each.peak_kv_blocks for each in measured.full)
