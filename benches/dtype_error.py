@@ -1,0 +1,89 @@
+"""What bfloat16 costs in exactness on this machine, with its own kernels and with torch's.
+
+``python -m benches.dtype_error MODEL [--device cpu] [--json]``
+
+A greedy text of the float32 reference is read once in each form, and the logits are compared.
+On a CPU with native kernels a quantised model multiplies 8-bit activations there, as
+llama.cpp does; with torch's it is dequantised to bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine import Engine
+from llorch_worker.kernels import KernelChoice
+
+PROMPT = "Once upon a time"
+KERNELS: tuple[KernelChoice, ...] = ("auto", "torch")
+
+
+@dataclass(frozen=True)
+class DtypeError:
+    """Of bfloat16 with one choice of kernels, over all places of the text."""
+
+    kernels: str
+    places: int
+    mean_logit_error: float
+    logit_spread: float
+    """Standard deviation of the reference's logits, to see the error against."""
+    mean_divergence: float
+    """Kullback-Leibler, in nats, from the reference's distribution of the next token."""
+    same_top_token: float
+    """Share of places."""
+
+
+def measure(model: Path, device: str, tokens: int) -> list[DtypeError]:
+    with Engine.load(model, device=device, dtype="float32") as engine:
+        request = GenerationRequest(
+            prompt=PROMPT, max_tokens=tokens, temperature=0, ignore_eos=True
+        )
+        text = engine.submit(request).result(600).choices[0].token_ids
+        ids = [*engine.tokenizer.encode(PROMPT), *text]
+        exact = engine.logits(ids).cpu()
+    errors = []
+    for kernels in KERNELS:
+        with Engine.load(model, device=device, dtype="bfloat16", kernels=kernels) as engine:
+            logits = engine.logits(ids).cpu()
+        divergence = torch.nn.functional.kl_div(
+            logits.log_softmax(-1), exact.log_softmax(-1), reduction="none", log_target=True
+        ).sum(-1)
+        errors.append(
+            DtypeError(
+                kernels=kernels,
+                places=len(ids),
+                mean_logit_error=float((logits - exact).abs().mean()),
+                logit_spread=float(exact.std()),
+                mean_divergence=float(divergence.mean()),
+                same_top_token=float((logits.argmax(-1) == exact.argmax(-1)).float().mean()),
+            )
+        )
+    return errors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tokens", type=int, default=250)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    errors = measure(given.model, given.device, given.tokens)
+    if given.json:
+        print(json.dumps([asdict(error) for error in errors], indent=2))
+        return
+    for error in errors:
+        print(f"bfloat16, kernels {error.kernels}")
+        for name, value in asdict(error).items():
+            if name != "kernels":
+                print(f"  {name:20} {value:.4g}")
+
+
+if __name__ == "__main__":
+    main()
