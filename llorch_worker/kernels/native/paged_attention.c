@@ -21,6 +21,7 @@
 #define SPLIT_KEYS 256 // a multiple of TILE_KEYS
 #define MAX_HEAD_DIM 256
 #define ROWS 4
+#define TASKS_PER_THREAD 2
 #define VECTORS (TILE_KEYS / LANES)
 
 // Some query rows of one sequence against some of its keys, for each KV head. Rows are numbered
@@ -73,10 +74,10 @@ static inline void transpose(__m512i row[16]) {
     }
 }
 
-// Where the tile's keys (or values) of one KV head lie, in elements from the layer's start; -1
-// for what is beyond the end: it belongs to nobody, and may hold anything.
-static void locate(const struct problem *p, const int64_t *table, int64_t kv_head,
-                   int64_t first_key, int64_t count, int64_t offsets[TILE_KEYS]) {
+// Where the tile's tokens lie, in elements from the layer's start; -1 for what is beyond the end: it
+// belongs to nobody, and may hold anything.
+static void locate(const struct problem *p, const int64_t *table, int64_t first_key, int64_t count,
+                   int64_t offsets[TILE_KEYS]) {
     const int64_t token_stride = p->kv_heads * p->head_dim;
     int64_t block = first_key / p->block_size, within = first_key % p->block_size;
     for (int64_t i = 0; i < TILE_KEYS; i++) {
@@ -84,19 +85,18 @@ static void locate(const struct problem *p, const int64_t *table, int64_t kv_hea
             offsets[i] = -1;
             continue;
         }
-        offsets[i] =
-            (table[block] * p->block_size + within) * token_stride + kv_head * p->head_dim;
+        offsets[i] = (table[block] * p->block_size + within) * token_stride;
         if (++within == p->block_size) within = 0, block++;
     }
 }
 
-// Starts to bring in what the next tile will want, while this one is computed: rows of one KV head
-// lie far apart, where the processor does not expect them.
+// Starts to bring in what comes next, while this is computed: rows of one KV head lie too far apart
+// for the processor to foresee them. To the second cache level: the first is full.
 static void prefetch(const bf16 *cells, const int64_t offsets[TILE_KEYS], int64_t head_dim) {
     for (int64_t i = 0; i < TILE_KEYS; i++) {
         if (offsets[i] < 0) return;
         for (int64_t dim = 0; dim < head_dim; dim += 32)
-            _mm_prefetch((const char *)(cells + offsets[i] + dim), _MM_HINT_T0);
+            _mm_prefetch((const char *)(cells + offsets[i] + dim), _MM_HINT_T1);
     }
 }
 
@@ -203,49 +203,56 @@ static inline __attribute__((always_inline)) void attend_rows(
     }
 }
 
-// The unit's rows against its keys, for one KV head. queries: [rows][head_dim], copied.
-static void attend(const struct problem *p, const struct unit *u, int64_t kv_head,
+// The unit's rows of some KV heads against its keys. queries: [heads][rows][head_dim], copied.
+// Heads go within tiles, as they lie in memory.
+static void attend(const struct problem *p, const struct unit *u, int64_t first_head, int64_t heads,
                    const bf16 *queries, struct rows *rows) {
     _Alignas(64) __m512i keys[MAX_HEAD_DIM / 2 * VECTORS];
     _Alignas(64) __m512i values[TILE_KEYS / 2 * MAX_HEAD_DIM / LANES];
     const int64_t *table = p->tables + u->sequence * p->table_stride;
     const int64_t context = p->context_lengths[u->sequence];
     const int64_t first_position = context - p->query_lengths[u->sequence];
-    const float scale = 1.442695041f / sqrtf((float)p->head_dim); // scores as powers of two
-    memset(rows->sums, 0, u->rows * p->head_dim * sizeof(float));
-    for (int64_t r = 0; r < u->rows; r++) rows->largest[r] = -INFINITY, rows->total[r] = 0.0f;
-    int64_t offsets[TILE_KEYS];
-    locate(p, table, kv_head, u->first_key, u->end_key - u->first_key, offsets);
-    prefetch(p->values, offsets, p->head_dim);
+    const int64_t head_dim = p->head_dim;
+    const float scale = 1.442695041f / sqrtf((float)head_dim); // scores as powers of two
+    memset(rows->sums, 0, heads * u->rows * head_dim * sizeof(float));
+    for (int64_t r = 0; r < heads * u->rows; r++)
+        rows->largest[r] = -INFINITY, rows->total[r] = 0.0f;
+    int64_t here[TILE_KEYS], next[TILE_KEYS];
+    locate(p, table, u->first_key, u->end_key - u->first_key, next);
     for (int64_t key = u->first_key; key < u->end_key; key += TILE_KEYS) {
-        pack_keys(p->keys, offsets, p->head_dim, keys);
-        pack_values(p->values, offsets, p->head_dim, values);
-        const int64_t next = key + TILE_KEYS;
-        if (next < u->end_key) {
-            locate(p, table, kv_head, next, u->end_key - next, offsets);
-            prefetch(p->keys, offsets, p->head_dim);
-            prefetch(p->values, offsets, p->head_dim);
-        }
-        for (int64_t r = 0; r < u->rows; r += ROWS) {
-            const int count = (int)smaller(ROWS, u->rows - r);
-            int64_t visible[ROWS];
-            for (int i = 0; i < count; i++) {
-                int64_t position = first_position + (u->first_row + r + i) / p->group;
-                visible[i] = smaller(position + 1, u->end_key) - key;
-            }
-            if (visible[count - 1] <= 0) continue;
-            const bf16 *q = queries + r * p->head_dim;
-            float *sums = rows->sums + r * p->head_dim;
-            float *largest = rows->largest + r, *total = rows->total + r;
+        memcpy(here, next, sizeof here);
+        locate(p, table, key + TILE_KEYS, u->end_key - key - TILE_KEYS, next);
+        for (int64_t head = 0; head < heads; head++) {
+            const int64_t first_dim = (first_head + head) * head_dim;
+            pack_keys(p->keys + first_dim, here, head_dim, keys);
+            pack_values(p->values + first_dim, here, head_dim, values);
+            const int more = head + 1 < heads;
+            const int64_t soon = more ? first_dim + head_dim : first_head * head_dim;
+            prefetch(p->keys + soon, more ? here : next, head_dim);
+            prefetch(p->values + soon, more ? here : next, head_dim);
+
+            for (int64_t r = 0; r < u->rows; r += ROWS) {
+                const int count = (int)smaller(ROWS, u->rows - r);
+                int64_t visible[ROWS];
+                for (int i = 0; i < count; i++) {
+                    int64_t position = first_position + (u->first_row + r + i) / p->group;
+                    visible[i] = smaller(position + 1, u->end_key) - key;
+                }
+                if (visible[count - 1] <= 0) continue;
+                const int64_t row = head * u->rows + r;
+                const bf16 *q = queries + row * head_dim;
+                float *sums = rows->sums + row * head_dim;
+                float *largest = rows->largest + row, *total = rows->total + row;
 #define ATTEND(COUNT)                                                                              \
     case COUNT:                                                                                    \
-        attend_rows(COUNT, q, keys, values, visible, p->head_dim, scale, sums, largest, total);    \
+        attend_rows(COUNT, q, keys, values, visible, head_dim, scale, sums, largest, total);       \
         break;
-            switch (count) {
-                ATTEND(1)
-                ATTEND(2)
-                ATTEND(3)
-                ATTEND(4)
+                switch (count) {
+                    ATTEND(1)
+                    ATTEND(2)
+                    ATTEND(3)
+                    ATTEND(4)
+                }
             }
         }
     }
@@ -267,28 +274,32 @@ static float *partial(const struct problem *p, const struct unit *u, int64_t spl
     return p->partials + index * (p->head_dim + 2);
 }
 
-static void run_unit(const struct problem *p, const struct unit *u, int64_t kv_head) {
+static void run_unit(const struct problem *p, const struct unit *u, int64_t first_head,
+                     int64_t heads) {
     _Alignas(64) bf16 queries[TILE_ROWS * MAX_HEAD_DIM];
     struct rows rows;
     const int64_t head_dim = p->head_dim, token_stride = (p->heads + 2 * p->kv_heads) * head_dim;
-    for (int64_t r = 0; r < u->rows; r++) {
-        int64_t token = p->first_rows[u->sequence] + (u->first_row + r) / p->group;
-        int64_t head = kv_head * p->group + (u->first_row + r) % p->group;
-        memcpy(queries + r * head_dim, p->qkv + token * token_stride + head * head_dim,
-               head_dim * sizeof(bf16));
-    }
-    attend(p, u, kv_head, queries, &rows);
-    for (int64_t r = 0; r < u->rows; r++) {
-        const float *sums = rows.sums + r * head_dim;
-        if (u->splits == 1) {
-            write_row(p, u, kv_head, u->first_row + r, sums, rows.total[r]);
-            continue;
+    bf16 *query = queries;
+    for (int64_t kv_head = first_head; kv_head < first_head + heads; kv_head++)
+        for (int64_t r = u->first_row; r < u->first_row + u->rows; r++, query += head_dim) {
+            int64_t token = p->first_rows[u->sequence] + r / p->group;
+            int64_t head = kv_head * p->group + r % p->group;
+            memcpy(query, p->qkv + token * token_stride + head * head_dim, head_dim * sizeof(bf16));
         }
-        float *to = partial(p, u, u->split, kv_head, u->first_row + r);
-        memcpy(to, sums, head_dim * sizeof(float));
-        to[head_dim] = rows.largest[r];
-        to[head_dim + 1] = rows.total[r];
-    }
+    attend(p, u, first_head, heads, queries, &rows);
+    int64_t row = 0;
+    for (int64_t kv_head = first_head; kv_head < first_head + heads; kv_head++)
+        for (int64_t r = u->first_row; r < u->first_row + u->rows; r++, row++) {
+            const float *sums = rows.sums + row * head_dim;
+            if (u->splits == 1) {
+                write_row(p, u, kv_head, r, sums, rows.total[row]);
+                continue;
+            }
+            float *to = partial(p, u, u->split, kv_head, r);
+            memcpy(to, sums, head_dim * sizeof(float));
+            to[head_dim] = rows.largest[row];
+            to[head_dim + 1] = rows.total[row];
+        }
 }
 
 // The pieces of a decoding sequence, put together in the order of its context.
@@ -341,6 +352,19 @@ static int64_t plan(const struct problem *p, int64_t count, struct unit *units) 
     return made;
 }
 
+// KV heads that a task takes: as many as its rows leave room for, but not so many that threads are
+// left with nothing. Changes no result: heads know nothing of each other.
+static int64_t heads_at_once(const struct problem *p, const struct unit *units, int64_t total,
+                             int threads) {
+    int64_t most_rows = 1;
+    for (int64_t i = 0; i < total; i++)
+        if (units[i].rows > most_rows) most_rows = units[i].rows;
+    int64_t heads = smaller(TILE_ROWS / most_rows, p->kv_heads);
+    while (heads > 1 && total * divided_up(p->kv_heads, heads) < TASKS_PER_THREAD * threads)
+        heads = (heads + 1) / 2;
+    return heads;
+}
+
 // How many partial results `llorch_paged_attention` needs room for.
 int64_t llorch_paged_attention_partials(const int64_t *sequences, int64_t count) {
     int64_t partials = 0;
@@ -381,11 +405,15 @@ int llorch_paged_attention(const bf16 *qkv, const bf16 *keys, const bf16 *values
     struct unit *units = malloc(total * sizeof(struct unit));
     if (units == NULL) return -1;
     plan(&p, count, units);
+    const int64_t most_heads = heads_at_once(&p, units, total, threads);
+    const int64_t tasks = divided_up(kv_heads, most_heads);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < total * kv_heads; task++)
-            run_unit(&p, &units[task / kv_heads], task % kv_heads);
+        for (int64_t task = 0; task < total * tasks; task++) {
+            const int64_t first = task % tasks * most_heads;
+            run_unit(&p, &units[task / tasks], first, smaller(most_heads, kv_heads - first));
+        }
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < total * kv_heads; task++) {
             const struct unit *u = &units[task / kv_heads];
