@@ -20,6 +20,7 @@ from llorch_worker.contract import LlorchError
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
+    from llorch_worker.cli.model_report import MemoryReport
     from llorch_worker.worker.devices import Card
 
 OLDEST_REDIS = (6, 2)
@@ -224,6 +225,7 @@ def model_file(settings: Settings) -> Iterator[Check]:
         f"context {found.context_tokens}",
     )
     memory = found.memory
+    yield _kernels(memory, wanted=settings.kernels)
     total, free = human_bytes(memory.total_bytes), human_bytes(memory.free_bytes)
     if memory.fits:
         finding = f"needs {total} on {memory.device} as {memory.dtype}; {free} free"
@@ -235,6 +237,22 @@ def model_file(settings: Settings) -> Iterator[Check]:
             finding=f"needs {total} on {memory.device} as {memory.dtype}, {free} free",
             remedy="lower --max-context or --max-sequences, or take a smaller model",
         )
+
+
+def _kernels(memory: MemoryReport, *, wanted: str) -> Check:
+    """Which kernels a worker would use, and why not faster ones."""
+    from llorch_worker.kernels import native_absence
+
+    finding = f"{memory.kernels} for {memory.dtype}: {memory.kernels_reason}"
+    absence = native_absence() if memory.device == "cpu" and wanted == "auto" else None
+    if absence is None:
+        return Check(subject="kernels", verdict="ok", finding=finding)
+    return Check(
+        subject="kernels",
+        verdict="warn",
+        finding=f"{memory.kernels} for {memory.dtype}; native ones cannot be had: {absence}",
+        remedy="install gcc, on a processor with AVX-512 BF16 and VNNI; or do without",
+    )
 
 
 def flower(port: int) -> Iterator[Check]:

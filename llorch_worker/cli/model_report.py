@@ -36,6 +36,9 @@ class MemoryReport(BaseModel):
 
     device: str
     dtype: str
+    kernels: str
+    """What computes between the matrices: ``torch``, ``native`` or ``triton``."""
+    kernels_reason: str
     max_sequences: int
     max_context_tokens: int
     full_contexts: float
@@ -197,6 +200,8 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     return MemoryReport(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
+        kernels=chosen.ops.name,
+        kernels_reason=chosen.reason,
         max_sequences=settings.max_sequences,
         max_context_tokens=max_context,
         full_contexts=round(blocks / one_context, 2),

@@ -9,6 +9,7 @@ from llorch_worker.kernels.select import (
     ChosenOps,
     KernelChoice,
     choose_ops,
+    native_absence,
     native_kernels_load,
     select_ops,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "TorchOps",
     "choose_ops",
     "kv_form_of",
+    "native_absence",
     "native_kernels_load",
     "select_ops",
 ]

@@ -64,14 +64,22 @@ def choose_ops(
 
 def native_kernels_load() -> bool:
     """Whether this machine has native kernels for the CPU. The first call may compile."""
+    return native_absence() is None
+
+
+def native_absence() -> str | None:
+    """Why this machine has no native kernels for the CPU; None where it has them.
+
+    The first call may compile.
+    """
     from llorch_worker.kernels.native.compiler import NativeUnavailable
     from llorch_worker.kernels.native.library import native_library
 
     try:
         native_library()
-    except NativeUnavailable:
-        return False
-    return True
+    except NativeUnavailable as missing:
+        return str(missing)
+    return None
 
 
 def _for_cuda(device: torch.device, kv_form: KvForm) -> ChosenOps:

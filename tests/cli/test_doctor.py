@@ -32,6 +32,7 @@ def test_a_healthy_place_passes(served: Served, demo_model: Path) -> None:
     found = by_subject(ran)
     for subject in ("python", "redis", "memory", "torch", "device", "model", "fit", "workers"):
         assert found[subject]["verdict"] == "ok", found[subject]
+    assert found["kernels"]["finding"].startswith("torch for float32")
     assert found["storage"]["verdict"] == "warn", "this Redis keeps nothing"
     assert "appendonly yes" in found["storage"]["remedy"]
 

@@ -1,0 +1,15 @@
+"""What tests of native kernels need: the kernels, or a skip that says why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from llorch_worker.kernels.native.compiler import NativeUnavailable
+from llorch_worker.kernels.native.library import NativeLibrary, native_library
+
+
+def library_or_skip() -> NativeLibrary:
+    try:
+        return native_library()
+    except NativeUnavailable as reason:
+        pytest.skip(str(reason))
