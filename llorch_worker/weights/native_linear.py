@@ -11,6 +11,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.kernels.native.arena import Arena
 from llorch_worker.kernels.native.linear import TILE_ROWS, Bf16Tiles, QuantisedTiles
 from llorch_worker.weights.checkpoint import Checkpoint, TakeRows
 from llorch_worker.weights.groups import GroupForm, fits_half, unpack_groups
@@ -60,6 +61,9 @@ class NativeLinears:
     name = "native AVX-512"
     keeps_rows = False
 
+    def __init__(self) -> None:
+        self._arena = Arena()
+
     def weight_bytes(self, checkpoint: Checkpoint, weight: PackedWeight) -> int:
         """See ``Linears``."""
         rows, columns = weight.shape
@@ -72,7 +76,7 @@ class NativeLinears:
         if weight.shape[1] % 2:  # no shape that anybody trains
             return DenseLinear(weight.load(checkpoint, torch.bfloat16))
         pieces = _pieces(checkpoint, weight)
-        return NativeLinear(tuple(_tiles(checkpoint, piece) for piece in pieces))
+        return NativeLinear(tuple(_tiles(self._arena, checkpoint, piece) for piece in pieces))
 
 
 def _pieces(checkpoint: Checkpoint, weight: PackedWeight) -> Iterator[_Piece]:
@@ -100,19 +104,20 @@ def _piece_bytes(piece: _Piece) -> int:
     )
 
 
-def _tiles(checkpoint: Checkpoint, piece: _Piece) -> QuantisedTiles | Bf16Tiles:
+def _tiles(arena: Arena, checkpoint: Checkpoint, piece: _Piece) -> QuantisedTiles | Bf16Tiles:
     if piece.form is not None:
-        return _quantised_tiles(checkpoint, piece.weight, piece.form)
+        return _quantised_tiles(arena, checkpoint, piece.weight, piece.form)
     rows, columns = piece.weight.shape
-    matrix = Bf16Tiles.empty(rows, columns)
+    matrix = Bf16Tiles.empty(arena, rows, columns)
     piece.weight.read_into(checkpoint, matrix[:rows])
     return Bf16Tiles.pack_in_place(matrix, rows)
 
 
 def _quantised_tiles(
-    checkpoint: Checkpoint, weight: PackedWeight, form: GroupForm
+    arena: Arena, checkpoint: Checkpoint, weight: PackedWeight, form: GroupForm
 ) -> QuantisedTiles:
     tiles = QuantisedTiles.empty(
+        arena,
         *weight.shape,
         bits=form.bits,
         group=form.group,

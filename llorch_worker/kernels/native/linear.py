@@ -6,7 +6,6 @@ The layouts are explained in ``quantised_linear.c`` and ``bf16_linear.c``.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,23 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from llorch_worker.kernels.native.arena import ALIGNMENT_BYTES, Arena
 from llorch_worker.kernels.native.library import Float, Int, Long, Pointer, native_library
 
 TILE_ROWS = 16
-ALIGNMENT_BYTES = 64
 
 
 def tile_count(rows: int) -> int:
     """Tiles that hold ``rows`` rows."""
     return -(-rows // TILE_ROWS)
-
-
-def aligned_empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor that begins at a cache line, as the kernels' loads want it."""
-    size = math.prod(shape) * dtype.itemsize
-    raw = torch.empty(size + ALIGNMENT_BYTES, dtype=torch.uint8)
-    start = -raw.data_ptr() % ALIGNMENT_BYTES
-    return raw[start : start + size].view(dtype).view(shape)
 
 
 @dataclass(frozen=True)
@@ -59,6 +50,7 @@ class QuantisedTiles:
     @classmethod
     def empty(
         cls,
+        arena: Arena,
         rows: int,
         columns: int,
         *,
@@ -72,10 +64,10 @@ class QuantisedTiles:
         tiles = tile_count(rows)
 
         def table() -> torch.Tensor:
-            return aligned_empty(tiles, columns // group, TILE_ROWS, dtype=torch.float16)
+            return arena.empty(tiles, columns // group, TILE_ROWS, dtype=torch.float16)
 
         return cls(
-            codes=aligned_empty(tiles, TILE_ROWS * columns * bits // 8, dtype=torch.uint8),
+            codes=arena.empty(tiles, TILE_ROWS * columns * bits // 8, dtype=torch.uint8),
             scales=table(),
             offsets=table() if has_offsets else None,
             factor=factor,
@@ -185,9 +177,9 @@ class Bf16Tiles:
         return tile_count(rows) * TILE_ROWS * columns * torch.bfloat16.itemsize
 
     @staticmethod
-    def empty(rows: int, columns: int) -> torch.Tensor:
+    def empty(arena: Arena, rows: int, columns: int) -> torch.Tensor:
         """Room for a matrix that ``pack_in_place`` will take: [tiles * 16, columns], padded."""
-        weights = aligned_empty(tile_count(rows) * TILE_ROWS, columns, dtype=torch.bfloat16)
+        weights = arena.empty(tile_count(rows) * TILE_ROWS, columns, dtype=torch.bfloat16)
         weights[rows:] = 0
         return weights
 
