@@ -113,6 +113,29 @@ def test_a_plain_matrix_multiplies_as_in_float64(rows, columns, tokens, weight_f
     assert relative_error(linear(x, wide=True), expected) < 1e-6
 
 
+@pytest.mark.parametrize("type_", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.F16])
+def test_a_step_without_logits_multiplies_no_rows(type_, weight_file):
+    raw = random_rows(GGMLQuantizationType.Q4_0, 40, 64, seed=0)
+    if type_ is GGMLQuantizationType.F16:
+        raw = np.ones((40, 64), np.float16).view(np.uint8)
+    linear = NativeLinears().load(weight_file(w=(raw, type_)), PackedWeight((Part("w", (40, 64)),)))
+    assert linear(torch.empty(0, 64).bfloat16(), wide=True).shape == (0, 40)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
+def test_activations_that_are_not_finite_give_no_finite_results(type_, value, weight_file):
+    raw = random_rows(type_, 40, 256, seed=0)
+    checkpoint = weight_file(w=(raw, type_))
+    linear = NativeLinears().load(checkpoint, PackedWeight((Part("w", (40, 256)),)))
+    for column in range(0, 256, 15):
+        x = torch.randn(2, 256).bfloat16()
+        x[1, column] = value
+        out = linear(x, wide=True)
+        assert out[0].isfinite().all()
+        assert not out[1].isfinite().any()
+
+
 def test_parts_of_different_types_stand_side_by_side_as_rows(weight_file):
     parts = {
         "q": (random_rows(GGMLQuantizationType.Q4_K, 40, 256, 0), GGMLQuantizationType.Q4_K),

@@ -14,21 +14,26 @@
 // One group of activations to int8; gives its scale and the sum of the rounded values.
 ALWAYS_INLINE float quantise_group(const bf16 *x, int8_t *codes, int32_t *sum, int group) {
     __m512 values[2];
-    __m512i rounded[2];
     const int halves = group / 16;
-    __m512 top = _mm512_setzero_ps();
+    __m512i top = _mm512_setzero_si512();
     for (int h = 0; h < halves; h++) {
         __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(x + 16 * h)));
         values[h] = _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-        top = _mm512_max_ps(top, _mm512_abs_ps(values[h]));
+        // As integers, the bits of a NaN are larger than all numbers': it is kept, and the scale,
+        // hence every output, is NaN too. The maximum of floats would lose it.
+        top = _mm512_max_epi32(top, _mm512_castps_si512(_mm512_abs_ps(values[h])));
     }
-    float largest = _mm512_reduce_max_ps(top);
+    const int32_t bits = _mm512_reduce_max_epi32(top);
+    float largest;
+    memcpy(&largest, &bits, 4);
     __m512 to_codes = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
     __m512i total = _mm512_setzero_si512();
     for (int h = 0; h < halves; h++) {
-        rounded[h] = _mm512_cvtps_epi32(_mm512_mul_ps(values[h], to_codes));
-        _mm_storeu_si128((__m128i *)(codes + 16 * h), _mm512_cvtsepi32_epi8(rounded[h]));
-        total = _mm512_add_epi32(total, rounded[h]);
+        __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(values[h], to_codes));
+        // What is no number became the smallest integer, of which a sum would overflow.
+        rounded = _mm512_max_epi32(rounded, _mm512_set1_epi32(-127));
+        _mm_storeu_si128((__m128i *)(codes + 16 * h), _mm512_cvtsepi32_epi8(rounded));
+        total = _mm512_add_epi32(total, rounded);
     }
     *sum = _mm512_reduce_add_epi32(total);
     return largest / 127.0f;

@@ -27,8 +27,10 @@ ALWAYS_INLINE void store_lanes(Output out, long m, long column, __m512 values, i
     }
 }
 
-// Rows of activations to take at once: even pieces of at most `most`.
+// Rows of activations to take at once: even pieces of at most `most`. A step that gives no logits
+// has no rows at the output matrix.
 static inline long even_pieces(long rows, long most) {
+    if (rows == 0) return 1;
     long pieces = (rows + most - 1) / most;
     return (rows + pieces - 1) / pieces;
 }
