@@ -22,27 +22,31 @@ class Arena:
     """
 
     def __init__(self) -> None:
-        self._chunk = torch.empty(0, dtype=torch.uint8)
-        self._used_bytes = 0
+        self._chunk: mmap.mmap | None = None
+        self._free, self._end = 0, 0
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor that begins at a cache line."""
-        size = math.prod(shape) * dtype.itemsize
-        start = -(-self._used_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        if start + size > len(self._chunk):
-            self._chunk = _chunk(max(size, _CHUNK_BYTES))
-            start = 0
-        self._used_bytes = start + size
-        return self._chunk[start : start + size].view(dtype).view(shape)
+        """An uninitialised tensor that begins at a cache line. Its storage is its own bytes only,
+        so that who adds storages up does not count a chunk's unused end."""
+        count = math.prod(shape)
+        size = count * dtype.itemsize
+        if self._chunk is None or self._free + size > self._end:
+            room = max(size, _CHUNK_BYTES)
+            self._chunk, self._free = _chunk(room)
+            self._end = self._free + room
+        start = self._free
+        self._free += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return torch.frombuffer(self._chunk, dtype=dtype, count=count, offset=start).view(shape)
 
 
-def _chunk(size: int) -> torch.Tensor:
-    """[size] uint8 that begins at a huge page."""
-    memory = mmap.mmap(-1, size + _HUGE_PAGE_BYTES)
+def _chunk(size: int) -> tuple[mmap.mmap, int]:
+    """Memory, and where in it ``size`` bytes begin at a huge page."""
+    # Private: what may be shared with a child gets no huge pages by this advice.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A kernel built without them refuses: small pages do the same, more slowly.
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
-    chunk = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -chunk.data_ptr() % _HUGE_PAGE_BYTES
-    return chunk[start : start + size]
+    address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    return memory, -address % _HUGE_PAGE_BYTES
