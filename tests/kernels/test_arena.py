@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import itertools
+import re
+from pathlib import Path
 
 import psutil
+import pytest
 import torch
 
 from llorch_worker.kernels.native.arena import ALIGNMENT_BYTES, Arena
@@ -20,6 +23,7 @@ def test_tensors_lie_side_by_side_each_from_a_cache_line_on() -> None:
     assert first.shape == (3, 5)
     assert first.data_ptr() % ALIGNMENT_BYTES == 0
     assert second.data_ptr() == first.data_ptr() + ALIGNMENT_BYTES
+    assert [tensor.untyped_storage().nbytes() for tensor in (first, second)] == [30, 7]
 
 
 def test_tensors_share_no_memory_across_chunks() -> None:
@@ -28,6 +32,22 @@ def test_tensors_share_no_memory_across_chunks() -> None:
     tensors.append(arena.empty(300 * MIB, dtype=torch.uint8))  # more than a chunk
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def huge_bytes() -> int:
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return sum(int(kib) * 1024 for kib in re.findall(r"^AnonHugePages: +(\d+) kB", rollup, re.M))
+
+
+def test_memory_is_in_huge_pages() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("this kernel gives no huge pages")
+    before = huge_bytes()
+    tensor = Arena().empty(64 * MIB, dtype=torch.uint8)
+    tensor.fill_(1)
+    # Not all of it: a machine's memory may be in pieces.
+    assert huge_bytes() - before > 0
 
 
 def test_memory_is_taken_as_it_is_written_and_goes_with_the_tensors() -> None:
