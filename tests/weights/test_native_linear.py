@@ -31,6 +31,11 @@ def _native() -> None:
         pytest.skip(str(reason))
 
 
+@pytest.fixture(autouse=True)
+def _same_activations_each_time() -> None:
+    torch.manual_seed(0)
+
+
 def random_rows(type_: GGMLQuantizationType, rows: int, columns: int, seed: int) -> np.ndarray:
     """Raw blocks whose scales are of a size that models have."""
     block, block_bytes = GGML_QUANT_SIZES[type_]
