@@ -2,11 +2,12 @@
 
 Keys and documents are Celery's own, so ``AsyncResult`` of any app reads them. What differs is the
 write: one script (``lua/finish.lua``) stores the state only while the claim it is made under holds
-and the job has not ended, and puts the stream's last event beside the result in the same step.
+and the job has not ended, and puts the stream's last events beside the result in the same step.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from celery import states
@@ -16,7 +17,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.held import HELD
 from llorch_worker.broker.results import decode_state, terminal_event
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.contract import encode_event
+from llorch_worker.contract import GenerationResult, encode_event
 
 
 class _OneEnd:
@@ -34,12 +35,20 @@ class _OneEnd:
         meta = self._get_result_meta(
             result=result, state=state, traceback=traceback, request=request
         )
-        document = self.encode(meta | {"task_id": task_id})
-        event = ""
-        if state in states.READY_STATES:
+        meta["task_id"] = task_id
+        if state == states.SUCCESS and isinstance(result, GenerationResult):
+            # As Celery would encode it, without its way of finding out what this is.
+            document = json.dumps(meta | {"result": result.__json__()})
+            event = encode_event(terminal_event(result))
+        else:
+            document = self.encode(meta)
             end = decode_state(document).end
             event = encode_event(terminal_event(end)) if end is not None else ""
         claim = HELD.get(task_id)
+        entries: tuple[Any, ...] = ()
+        if claim is not None and event:
+            last = HELD.last_entries(claim)
+            entries = (last.first_entry, *map(encode_event, last.events))
         stored = run_script(
             self.client,
             "finish",
@@ -51,6 +60,7 @@ class _OneEnd:
                 event,
                 self.app.settings.stream_ttl_s,
                 task_id,
+                *entries,
             ],
         )
         if claim is not None and event and stored:

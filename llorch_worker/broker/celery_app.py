@@ -57,7 +57,7 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "task_queues": task_queues(model),
         "task_default_queue": normal_queue(model),
         "task_acks_late": True,
-        "task_track_started": True,
+        "task_track_started": False,  # the claim does it: see lua/claim.lua
         "worker_pool": "llorch_worker.worker.pool:EnginePool",
         "worker_consumer": "llorch_worker.worker.consumer:JobConsumer",
         "worker_concurrency": settings.max_sequences,

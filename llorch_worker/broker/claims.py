@@ -7,13 +7,14 @@ lost its claim cannot write another token or result. All times are Redis' own cl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redis import Redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.results import failure_document
+from llorch_worker.broker.results import failure_document, started_document
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import AttemptsExhausted, Failed, LlorchError, encode_event
 
@@ -52,6 +53,10 @@ class Claim:
     """Unix time of this claim, by Redis' clock."""
     first: bool = False
     """Nobody claimed it before: it has no journal."""
+    cancelled: bool = False
+    """A cancel was asked for before it was claimed."""
+    taken_s: float = field(default_factory=time.monotonic, compare=False)
+    """When the claim came here, by this process' monotonic clock."""
 
     @property
     def redelivered(self) -> bool:
@@ -92,6 +97,7 @@ def claim(
             encode_event(Failed(error=error.document())),
             terms.stream_ttl_s,
             MOST_DEAD_LETTERS,
+            started_document("@ID@", worker),
             *(claim.job_id for claim in held if claim.redelivered),
         ],
     )
@@ -106,8 +112,20 @@ def claim(
             first_claimed_ms=int(first_ms),
             claimed_ms=int(now_ms),
             first=bool(int(first)),
+            cancelled=bool(int(cancelled)),
         )
-        for job_id, message, attempt, fence, list_key, suspect, first_ms, now_ms, first in rows
+        for (
+            job_id,
+            message,
+            attempt,
+            fence,
+            list_key,
+            suspect,
+            first_ms,
+            now_ms,
+            first,
+            cancelled,
+        ) in rows
     ]
 
 

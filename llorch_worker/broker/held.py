@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from llorch_worker.broker.claims import Claim
+from llorch_worker.contract import Event
+
+
+@dataclass(frozen=True)
+class LastEntries:
+    """Events of a job that go to its stream with its end, from entry ``first_entry`` on."""
+
+    first_entry: int
+    events: Sequence[Event] = ()
 
 
 class HeldClaims:
@@ -16,6 +27,7 @@ class HeldClaims:
     def __init__(self) -> None:
         self._claims: dict[str, Claim] = {}
         self._ended: set[Claim] = set()
+        self._last_entries: dict[Claim, LastEntries] = {}
         # Reentrant: a signal handler may settle claims while its thread is in here.
         self._lock = threading.RLock()
 
@@ -28,6 +40,16 @@ class HeldClaims:
             if self._claims.get(claim.job_id) is claim:
                 del self._claims[claim.job_id]
             self._ended.discard(claim)
+            self._last_entries.pop(claim, None)
+
+    def leave_entries(self, claim: Claim, entries: LastEntries) -> None:
+        """To whoever stores the job's end."""
+        with self._lock:
+            self._last_entries[claim] = entries
+
+    def last_entries(self, claim: Claim) -> LastEntries:
+        with self._lock:
+            return self._last_entries.get(claim, _NO_ENTRIES)
 
     def note_end(self, claim: Claim) -> None:
         """Its result is stored and the claim ended with it: nothing is left to tell Redis."""
@@ -49,6 +71,8 @@ class HeldClaims:
     def __len__(self) -> int:
         return len(self._claims)
 
+
+_NO_ENTRIES = LastEntries(1)
 
 HELD = HeldClaims()
 """kombu makes channels, and Celery result backends, by themselves and without a context; claims

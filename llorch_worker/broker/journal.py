@@ -13,6 +13,8 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.scripts import digest
 from llorch_worker.contract import Event, Journal, Tokens, decode_event, encode_event, read_journal
 
+WRITTEN, WRITTEN_CANCEL = 1, 2
+
 
 @dataclass(frozen=True)
 class JournalPage:
@@ -39,13 +41,15 @@ def queue_append(
 ) -> None:
     """Puts the write of ``events`` as entries ``first_entry``, ... into a pipeline.
 
-    The reply is 1, or 0 where the claim was lost. Sent twice, it writes once.
+    The reply is ``WRITTEN``, ``WRITTEN_CANCEL`` where a cancel was asked for besides, or 0 where
+    the claim was lost. Sent twice, it writes once.
     """
     pipe.evalsha(
         digest("append"),
-        2,
+        3,
         keys.job(claim.job_id),
         keys.events(claim.job_id),
+        keys.cancel(claim.job_id),
         claim.fence,
         first_entry,
         ttl_s,

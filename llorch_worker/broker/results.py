@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -75,26 +77,36 @@ def _error(stored: Any) -> LlorchError:
 
 def failure_document(job_id: str, error: LlorchError) -> str:
     """What Celery's Redis backend stores for a task that raised ``error``."""
-    return _document(job_id, FAILURE, error)
+    return _error_document(job_id, FAILURE, error)
 
 
 def revoked_document(job_id: str) -> str:
     """What Celery's Redis backend stores for a task that was revoked."""
-    return _document(job_id, REVOKED, TaskRevokedError("cancelled"))
+    return _error_document(job_id, REVOKED, TaskRevokedError("cancelled"))
 
 
-def _document(job_id: str, status: str, error: Exception) -> str:
+def started_document(job_id: str, worker: str) -> str:
+    """What Celery's Redis backend stores for a task that this process begins."""
+    return _document(job_id, STARTED, {"pid": os.getpid(), "hostname": worker}, None)
+
+
+def _error_document(job_id: str, status: str, error: Exception) -> str:
+    result = {
+        "exc_type": type(error).__name__,
+        "exc_message": error.args,
+        "exc_module": type(error).__module__,
+    }
+    return _document(job_id, status, result, datetime.now(UTC).isoformat())
+
+
+def _document(job_id: str, status: str, result: Mapping[str, Any], date_done: str | None) -> str:
     return json.dumps(
         {
             "status": status,
-            "result": {
-                "exc_type": type(error).__name__,
-                "exc_message": error.args,
-                "exc_module": type(error).__module__,
-            },
+            "result": result,
             "traceback": None,
             "children": [],
-            "date_done": datetime.now(UTC).isoformat(),
+            "date_done": date_done,
             "task_id": job_id,
         }
     )

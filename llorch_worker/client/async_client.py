@@ -163,10 +163,13 @@ class AsyncJob:
         end = (await self._state()).end
         if end is not None:
             return end
-        async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
+        async with self._redis.pubsub() as pubsub:
             await pubsub.subscribe(keys.result(self.id))
             while end is None:
-                # Read after each message; the first one only confirms the subscription.
-                await pubsub.get_message(timeout=RESULT_POLL_S)
-                end = (await self._state()).end
+                match await pubsub.get_message(timeout=RESULT_POLL_S):
+                    case {"type": "message", "data": str(document)}:
+                        end = decode_state(document).end
+                    case _:
+                        # Subscribed only now, or silence: read what may have been missed.
+                        end = (await self._state()).end
             return end

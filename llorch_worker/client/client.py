@@ -231,13 +231,16 @@ class Job:
         give_up_s = None if timeout is None else time.monotonic() + timeout
         with subscribe(self._redis, keys.result(self.id)) as pubsub:
             while True:
-                # Read after each message; the first one only confirms the subscription.
-                end = self._state().end
-                if end is not None:
-                    return end
                 left_s = RESULT_POLL_S
                 if give_up_s is not None:
                     left_s = min(left_s, give_up_s - time.monotonic())
                     if left_s <= 0:
                         raise TimeoutError(f"job {self.id} has not ended within {timeout} s")
-                pubsub.get_message(timeout=left_s)
+                match pubsub.get_message(timeout=left_s):
+                    case {"type": "message", "data": str(document)}:
+                        end = decode_state(document).end
+                    case _:
+                        # Subscribed only now, or silence: read what may have been missed.
+                        end = self._state().end
+                if end is not None:
+                    return end

@@ -13,6 +13,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from llorch_worker.broker import journal, keys, scripts
 from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.held import LastEntries
 from llorch_worker.contract import Event, Tokens
 from llorch_worker.worker.coalesce import coalesce
 
@@ -45,15 +46,23 @@ class _Outbox:
     """From its opening: the first event, which says that the job began, waits for the first token
     as long as tokens would wait."""
     settled: threading.Event = field(default_factory=threading.Event)
-    """Set when nothing is left to write; of each job's own, so that one write wakes one thread."""
+    """Set when nothing is left to write here. Each job has its own, so that one write wakes one
+    thread."""
     watched: bool = True
     urgent: bool = False
     began: bool = False
     lost: bool = False
+    ending: bool = False
+    """What is left goes with the result."""
 
     @property
     def empty(self) -> bool:
         return not self.events and not self.sending
+
+    @property
+    def waits(self) -> bool:
+        """For the publisher's thread."""
+        return bool(self.sending or (self.events and not self.ending))
 
 
 class Publisher:
@@ -62,7 +71,8 @@ class Publisher:
     A job's first tokens go out at once; between them and the end tokens are collected for
     ``flush_interval_ms`` while somebody reads the stream, for 200 ms otherwise. Where Redis is away
     everything is kept, joined, and written when it is back, once and in order. Entry ids are
-    ``1-0``, ``2-0``, ... in each stream. The last event is not written here but with the result.
+    ``1-0``, ``2-0``, ... in each stream. The last event is not written here but with the result,
+    and so is what is unwritten when it comes.
     """
 
     def __init__(
@@ -72,12 +82,15 @@ class Publisher:
         flush_interval_ms: int,
         stream_ttl_s: int,
         on_lost: Callable[[str], None],
+        on_cancelled: Callable[[str], None],
     ) -> None:
-        """``on_lost`` is called with the id of a job whose claim turns out to be lost."""
+        """``on_lost`` is called with the id of a job whose claim turns out to be lost,
+        ``on_cancelled`` with that of one that somebody asked to be cancelled."""
         self._redis = client
         self._interval_s = flush_interval_ms / 1e3
         self._ttl_s = stream_ttl_s
         self._on_lost = on_lost
+        self._on_cancelled = on_cancelled
         self._outboxes: dict[str, _Outbox] = {}
         self._changed = threading.Condition()
         self._closing = False
@@ -109,6 +122,7 @@ class Publisher:
         ``give_up`` says so while Redis is away."""
         with self._changed:
             outbox = self._outboxes[job_id]
+            outbox.ending = False
             if not outbox.empty:
                 outbox.urgent = True
                 outbox.settled.clear()
@@ -116,6 +130,26 @@ class Publisher:
         while not (outbox.empty or outbox.lost or give_up()):
             outbox.settled.wait(GIVE_UP_CHECK_S)
         return outbox.empty and not outbox.lost
+
+    def expect_end(self, job_id: str) -> None:
+        """The job has told its last: what is not on its way yet waits for :meth:`take`."""
+        with self._changed:
+            self._outboxes[job_id].ending = True
+
+    def take(self, job_id: str, give_up: Callable[[], bool]) -> LastEntries | None:
+        """What is to be written with the job's end, once what is on its way has arrived; None if
+        its claim was lost, or ``give_up`` says so while Redis is away."""
+        with self._changed:
+            outbox = self._outboxes[job_id]
+            outbox.ending = True
+            outbox.settled.clear()
+        while outbox.sending and not (outbox.lost or give_up()):
+            outbox.settled.wait(GIVE_UP_CHECK_S)
+        with self._changed:
+            if outbox.sending or outbox.lost:
+                return None
+            events, outbox.events = coalesce(outbox.events), []
+            return LastEntries(outbox.next_entry, events)
 
     def close_job(self, job_id: str) -> None:
         """Ends a job; drops what is left of it."""
@@ -167,7 +201,7 @@ class Publisher:
         """The outboxes whose time has come; ``None`` when closing and all is written."""
         while True:
             now_s = time.monotonic()
-            waiting = [outbox for outbox in self._outboxes.values() if not outbox.empty]
+            waiting = [outbox for outbox in self._outboxes.values() if outbox.waits]
             times = {id(outbox): self._due_at_s(outbox) for outbox in waiting}
             due = [o for o in waiting if self._closing or times[id(o)] <= now_s]
             if due:
@@ -202,8 +236,10 @@ class Publisher:
                 self._confirm(outbox, watched=False)
             elif isinstance(written, RedisError):
                 failure = written
-            elif written == 1:
+            elif written in (journal.WRITTEN, journal.WRITTEN_CANCEL):
                 self._confirm(outbox, watched=watched == 1)
+                if written == journal.WRITTEN_CANCEL:
+                    self._on_cancelled(outbox.claim.job_id)
             else:
                 self._lose(outbox)
         if failure is not None:
@@ -215,7 +251,7 @@ class Publisher:
             outbox.sending = []
             outbox.written_at_s = time.monotonic()
             outbox.watched = watched
-            if outbox.empty:
+            if outbox.empty or outbox.ending:
                 outbox.settled.set()
 
     def _lose(self, outbox: _Outbox) -> None:

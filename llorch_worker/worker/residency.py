@@ -47,6 +47,8 @@ HAND_BACK_FLUSH_S = 5.0
 """How long a job that goes back to its queue waits for its tokens to be journalled. What is not,
 the next worker computes again."""
 CLOSE_TIMEOUT_S = 10.0
+ASK_AFTER_S = 0.5
+"""A job that begins so long after its claim asks whether it was cancelled meanwhile."""
 
 
 class HandedBack(Exception):
@@ -118,6 +120,7 @@ class Residency:
             flush_interval_ms=settings.flush_interval_ms,
             stream_ttl_s=settings.stream_ttl_s,
             on_lost=self.hand_back,
+            on_cancelled=self.cancel,
         )
         self._leases_redis = connect(
             settings.redis_url, reply_timeout_s=settings.lease_s / RENEWALS_A_LEASE
@@ -192,8 +195,8 @@ class Residency:
         *,
         enqueued_at: float | None = None,
     ) -> GenerationResult:
-        """Runs one claimed job and waits for its end. All its tokens are in its stream before this
-        returns or raises; its last event goes there with the result.
+        """Runs one claimed job and waits for its end. Tokens that are not in its stream by then are
+        left to whoever stores the result: they go there in the same step.
 
         ``enqueued_at``: unix time in s at which the producer sent the job, where that is known.
 
@@ -236,13 +239,19 @@ class Residency:
             generation = self._submit(job, claim, arguments, fields, enqueued_at, page.journal)
             job.attach(generation)
             try:
-                return generation.result()
-            except Cancelled:
-                if job.handed_back:
-                    raise HandedBack from None
+                result = generation.result()
+            except LlorchError as error:
+                if self._goes_on_elsewhere(job, error):
+                    self._flush(job)
+                else:
+                    self._leave_entries(job, claim)
                 raise
-            finally:
-                self._flush(job)
+            self._leave_entries(job, claim)
+            return result
+        except Cancelled:
+            if job.handed_back:
+                raise HandedBack from None
+            raise
         except InternalError:
             if self.engine.healthy:
                 raise
@@ -266,7 +275,28 @@ class Residency:
         except RedisError as error:
             logger.warning("the lease of job %s is left to lapse: %s", claim.job_id, error)
 
+    def _goes_on_elsewhere(self, job: RunningJob, error: LlorchError) -> bool:
+        """Whether a job whose generation ended with ``error`` has not ended by that."""
+        match error:
+            case Cancelled():
+                return job.handed_back
+            case InternalError():
+                return not self.engine.healthy
+        return False
+
     def _flush(self, job: RunningJob) -> None:
+        """Puts all that is unwritten into the journal."""
+        if not self.publisher.flush(job.id, self._patience(job)):
+            raise HandedBack
+
+    def _leave_entries(self, job: RunningJob, claim: Claim) -> None:
+        """What is unwritten is for whoever stores the result."""
+        entries = self.publisher.take(job.id, self._patience(job))
+        if entries is None:
+            raise HandedBack
+        HELD.leave_entries(claim, entries)
+
+    def _patience(self, job: RunningJob) -> Callable[[], bool]:
         """Waits for Redis as long as it takes, so that a result never precedes its tokens."""
         give_up_s: float | None = None
 
@@ -276,8 +306,7 @@ class Residency:
                 give_up_s = time.monotonic() + HAND_BACK_FLUSH_S
             return give_up_s is not None and time.monotonic() > give_up_s
 
-        if not self.publisher.flush(job.id, give_up):
-            raise HandedBack
+        return give_up
 
     def _submit(
         self,
@@ -290,7 +319,9 @@ class Residency:
     ) -> ResidentGeneration:
         def on_event(event: Event) -> None:
             # The last event is written with the result, in one step.
-            if not isinstance(event, TERMINAL_EVENTS):
+            if isinstance(event, TERMINAL_EVENTS):
+                self.publisher.expect_end(job.id)
+            else:
                 self.publisher.append(job.id, event)
 
         try:
@@ -301,7 +332,7 @@ class Residency:
             self._check_idempotency(request, job.id)
             if job.handed_back or self._leaving:
                 raise HandedBack
-            if job.cancelled or self._listener.is_cancelled(job.id):
+            if job.cancelled or self._was_cancelled(claim):
                 raise Cancelled("the job was cancelled before it ran")
             return self.engine.submit(
                 request,
@@ -321,6 +352,15 @@ class Residency:
             place = "".join(traceback.format_tb(error.__traceback__))
             logger.error("job %s met a defect: %s\n%s", job.id, type(error).__name__, place)
             raise InternalError(f"a defect of the worker: {type(error).__name__}") from None
+
+    def _was_cancelled(self, claim: Claim) -> bool:
+        """Whether a cancel came before the job was known here.
+
+        The claim tells of those before it. One in the moments between is found by the first write;
+        only a job that has waited here since must ask.
+        """
+        waited = time.monotonic() - claim.taken_s > ASK_AFTER_S
+        return claim.cancelled or (waited and self._listener.is_cancelled(claim.job_id))
 
     def _check_idempotency(self, request: GenerationRequest, job_id: str) -> None:
         """Our client never sends a second job for a key; what another producer sends is refused."""

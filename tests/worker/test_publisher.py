@@ -38,9 +38,14 @@ def publisher(store: redis.Redis) -> Iterator[Publisher]:
     publisher.close(timeout_s=2)
 
 
-def started(client: redis.Redis, lost: list[str] | None = None) -> Publisher:
+def started(
+    client: redis.Redis, lost: list[str] | None = None, cancelled: list[str] | None = None
+) -> Publisher:
     on_lost = ([] if lost is None else lost).append
-    publisher = Publisher(client, flush_interval_ms=5, stream_ttl_s=60, on_lost=on_lost)
+    on_cancelled = ([] if cancelled is None else cancelled).append
+    publisher = Publisher(
+        client, flush_interval_ms=5, stream_ttl_s=60, on_lost=on_lost, on_cancelled=on_cancelled
+    )
     publisher.start()
     return publisher
 

@@ -2,6 +2,7 @@
 --
 -- KEYS[1]   llorch:job:<id>         hash    state, fence, progress
 -- KEYS[2]   llorch:job:<id>:events  stream  entries 1-0, 2-0, ..., each with one field, event
+-- KEYS[3]   llorch:job:<id>:cancel  string  present once a cancel was asked for
 -- ARGV[1]   fence of the claim
 -- ARGV[2]   number of the first entry here; entries that are there already are passed over, so a
 --           write whose answer was lost can be sent again
@@ -9,7 +10,7 @@
 -- ARGV[4]   1 if there are tokens among the events, else 0
 -- ARGV[5..] events, each one JSON document
 --
--- Returns 1 if they are in the stream, 0 if the claim was lost.
+-- Returns 1 if they are in the stream, 2 if besides a cancel was asked for, 0 if the claim was lost.
 
 local record = redis.call('HMGET', KEYS[1], 'state', 'fence')
 if record[1] ~= 'claimed' or record[2] ~= ARGV[1] then
@@ -30,4 +31,4 @@ if ARGV[4] == '1' then
   redis.call('HSET', KEYS[1], 'progress', 1)
 end
 redis.call('EXPIRE', KEYS[2], ARGV[3])
-return 1
+return 1 + redis.call('EXISTS', KEYS[3])

@@ -20,16 +20,22 @@
 -- ARGV[8]    its last event
 -- ARGV[9]    seconds that an event stream is kept
 -- ARGV[10]   the most dead letters to keep
--- ARGV[11..] ids of the jobs that the caller holds and that already lost a worker
+-- ARGV[11]   state of a job that is claimed, a template with @ID@
+-- ARGV[12..] ids of the jobs that the caller holds and that already lost a worker
 -- Touches    llorch:job:<id>    hash  state, message, list, attempts, fence, worker, history, ...
---            llorch:job:<id>:events, celery-task-meta-<id> of jobs without attempts left
+--            llorch:job:<id>:events of jobs without attempts left
+--            celery-task-meta-<id> of those, and of jobs that begin now
+-- Reads      llorch:job:<id>:cancel
 --
 -- The pop comes first: a server at maxmemory refuses scripts that begin with a write that grows,
 -- and jobs must go on there, because their ends are what makes room.
 --
--- Returns for each job taken 
+-- A worker claims what it has room for, so a job begins with its claim and is STARTED from here on; but
+-- not one with an ETA, which is only held until its time.
+--
+-- Returns for each job taken
 -- {id, message, attempts, fence, list, 1 if it is a suspect, ms of its first claim, ms of this,
--- 1 if nobody claimed it before}.
+-- 1 if nobody claimed it before, 1 if a cancel was asked for}.
 
 local leases, dead, suspects = KEYS[1], KEYS[2], KEYS[3]
 local lease_ms, max_attempts, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -39,7 +45,7 @@ local clock = redis.call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local taken = {}
 local redelivered = {}
-for i = 11, #ARGV do
+for i = 12, #ARGV do
   redelivered[#redelivered + 1] = ARGV[i]
 end
 local redelivered_before = #redelivered
@@ -61,7 +67,8 @@ local function is_text(bytes)
   return not bytes:find('[\128-\255]')
 end
 
-local function job_id(message)
+-- The job's id, and whether it waits for an ETA; nil where the message has none.
+local function read(message)
   local ok, decoded = pcall(cjson.decode, message)
   if not ok or type(decoded) ~= 'table' or type(decoded.headers) ~= 'table' then
     return nil
@@ -74,7 +81,22 @@ local function job_id(message)
   if type(id) ~= 'string' or #id == 0 or #id > 255 or not is_text(id) then
     return nil
   end
-  return id
+  local eta = decoded.headers.eta
+  return id, eta ~= nil and eta ~= cjson.null
+end
+
+-- A template as the document of one job.
+local function document_of(template, id)
+  local id_json = cjson.encode(id):sub(2, -2):gsub('%%', '%%%%')
+  local document = template:gsub('@ID@', id_json)
+  return document
+end
+
+local function store(id, document)
+  local result = 'celery-task-meta-' .. id
+  redis.call('SET', result, document, 'EX', keep_s)
+  -- As Celery's own backend does: it wakes AsyncResult.get().
+  redis.call('PUBLISH', result, document)
 end
 
 local function bury(id, reason, message, list, attempts, history)
@@ -92,11 +114,8 @@ local function exhaust(id, message, list, attempts, history)
   bury(id, 'attempts exhausted', message, list, attempts, history)
   redis.call('HSET', 'llorch:job:' .. id, 'state', 'ended')
   redis.call('EXPIRE', 'llorch:job:' .. id, keep_s)
-  local id_json = cjson.encode(id):sub(2, -2):gsub('%%', '%%%%')
-  local document = ARGV[7]:gsub('@ID@', id_json)
-  local result, events = 'celery-task-meta-' .. id, 'llorch:job:' .. id .. ':events'
-  redis.call('SET', result, document, 'EX', keep_s)
-  redis.call('PUBLISH', result, document)
+  store(id, document_of(ARGV[7], id))
+  local events = 'llorch:job:' .. id .. ':events'
   -- Protected, as below: an error here would lose all that this script popped.
   local entries = redis.pcall('XREVRANGE', events, '+', '-', 'COUNT', 1)
   if not entries.err then
@@ -108,7 +127,7 @@ end
 
 -- Returns false where the job must stay in its list for now.
 local function take(message, list, from_suspects, may_be_redelivered)
-  local id = job_id(message)
+  local id, waits = read(message)
   if not id then
     bury('', 'malformed', message, list, 0, '')
     return true
@@ -153,7 +172,10 @@ local function take(message, list, from_suspects, may_be_redelivered)
     redelivered[#redelivered + 1] = id
   end
   taken[#taken + 1] = {id, message, attempts, fence, list, from_suspects and 1 or 0,
-    first_claim_ms, now_ms, state and 0 or 1}
+    first_claim_ms, now_ms, state and 0 or 1, redis.call('EXISTS', job .. ':cancel')}
+  if not waits then
+    store(id, document_of(ARGV[11], id))
+  end
   return true
 end
 

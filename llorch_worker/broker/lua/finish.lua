@@ -1,7 +1,7 @@
 -- Store a job's state in the key and format of Celery's Redis backend; a terminal one ends it, and
 -- the claim with it.
 --
--- The result and the stream's last event appear together, once: whoever comes second, or comes
+-- The result and the stream's last events appear together, once: whoever comes second, or comes
 -- with a claim that was lost, stores nothing.
 --
 -- KEYS[1]  celery-task-meta-<id>   string
@@ -14,6 +14,9 @@
 -- ARGV[4]  the last event, one JSON document, or '' where the state is not terminal
 -- ARGV[5]  seconds that the stream is kept
 -- ARGV[6]  job id
+-- ARGV[7]  number of the first of the entries that are still to be written before the last event;
+--          those that are there already are passed over
+-- ARGV[8..] those entries, each one JSON document
 --
 -- Returns 1 if it was stored, else 0.
 
@@ -35,8 +38,15 @@ if ARGV[4] ~= '' then
   -- Protected calls: a stream key that somebody else wrote to must not cost the result.
   local entries = redis.pcall('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)
   if not entries.err then
-    local number = (entries[1] and tonumber(entries[1][1]:match('^%d+')) or 0) + 1
-    redis.pcall('XADD', KEYS[3], string.format('%d-0', number), 'event', ARGV[4])
+    local number = entries[1] and tonumber(entries[1][1]:match('^%d+')) or 0
+    for i = 8, #ARGV do
+      local own = tonumber(ARGV[7]) + i - 8
+      if own > number then
+        number = own
+        redis.pcall('XADD', KEYS[3], string.format('%d-0', number), 'event', ARGV[i])
+      end
+    end
+    redis.pcall('XADD', KEYS[3], string.format('%d-0', number + 1), 'event', ARGV[4])
     redis.call('EXPIRE', KEYS[3], ARGV[5])
   end
   -- As release.lua would, so that the worker need not come back for it; but a refused message is
