@@ -36,6 +36,12 @@ def _same_activations_each_time() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """One row's error may be three times the usual one, where its offsets nearly cancel."""
+    torch.manual_seed(0)
+
+
 def random_rows(type_: GGMLQuantizationType, rows: int, columns: int, seed: int) -> np.ndarray:
     """Raw blocks whose scales are of a size that models have."""
     block, block_bytes = GGML_QUANT_SIZES[type_]
