@@ -1,0 +1,33 @@
+"""A whole engine on the native kernels of this processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine import Engine
+from llorch_worker.kernels import native_absence
+
+PROMPT = "Once upon a time there was a little girl who lived in a house by the sea. " * 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _native() -> None:
+    absence = native_absence()
+    if absence is not None:
+        pytest.skip(absence)
+
+
+def test_a_prompt_longer_than_a_step_gives_the_tokens_of_one_step(demo_model: Path) -> None:
+    request = GenerationRequest(prompt=PROMPT, max_tokens=24, temperature=0)
+    answers = []
+    for step_tokens in (16, 512):
+        with Engine.load(demo_model, dtype="bfloat16", max_step_tokens=step_tokens) as engine:
+            assert engine.stats().dtype == "bfloat16"
+            answers.append(engine.submit(request).result(timeout=60).choices[0].token_ids)
+            prompt_tokens = engine.stats().prompt_tokens_total
+    assert 16 < prompt_tokens < 512
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 24
