@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +25,8 @@ CONNECT_TIMEOUT_S = 3.0
 REPLY_TIMEOUT_S = 15.0
 MAX_CONNECTIONS = 10_000
 """Every waiting reader holds one. redis-py's own limit of 100 would fail the hundred and first."""
+MOST_IDLE_SUBSCRIPTIONS = 16
+"""Kept for the next who waits."""
 RETRIES = 2
 """A connection that Redis closed while it was idle is opened again; an absent Redis is not
 waited for."""
@@ -113,6 +117,48 @@ def subscribe(client: redis.Redis, channel: str) -> Iterator[PubSub]:
         yield pubsub
     finally:
         pubsub.close()
+
+
+class Subscriptions:
+    """As :func:`subscribe`, on connections that are kept for the next: opening one costs Redis and
+    us as much as a short job. Safe to share between threads.
+
+    A message may be an earlier subscriber's: its channel tells.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+        self._idle: deque[PubSub] = deque()
+        self._pid = os.getpid()
+
+    @contextmanager
+    def to(self, channel: str) -> Iterator[PubSub]:
+        pubsub = self._take()
+        try:
+            pubsub.subscribe(channel)
+            yield pubsub
+            pubsub.unsubscribe(channel)
+        except BaseException:
+            pubsub.close()
+            raise
+        if len(self._idle) < MOST_IDLE_SUBSCRIPTIONS:
+            self._idle.append(pubsub)
+        else:
+            pubsub.close()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _take(self) -> PubSub:
+        if self._pid != os.getpid():
+            # Forked: the connections are the parent's.
+            self._idle, self._pid = deque(), os.getpid()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pubsub: PubSub = self._redis.pubsub()
+            return pubsub
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.celery_app import producer_app
-from llorch_worker.broker.connection import broker_errors, connect, is_out_of_memory, subscribe
+from llorch_worker.broker.connection import Subscriptions, broker_errors, connect, is_out_of_memory
 from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.admission import Admission
@@ -52,6 +52,7 @@ class Client:
         self.redis = connect(settings.redis_url)
         self._app = producer_app(settings.redis_url)
         self._admission = Admission(self.redis)
+        self._subscriptions = Subscriptions(self.redis)
 
     def submit(
         self,
@@ -108,6 +109,7 @@ class Client:
 
     def close(self) -> None:
         self._app.close()
+        self._subscriptions.close()
         self.redis.close()
 
     def __enter__(self) -> Self:
@@ -229,7 +231,8 @@ class Job:
 
     def _wait(self, timeout: float | None) -> GenerationResult | LlorchError:
         give_up_s = None if timeout is None else time.monotonic() + timeout
-        with subscribe(self._redis, keys.result(self.id)) as pubsub:
+        channel = keys.result(self.id)
+        with self._client._subscriptions.to(channel) as pubsub:
             while True:
                 left_s = RESULT_POLL_S
                 if give_up_s is not None:
@@ -237,7 +240,9 @@ class Job:
                     if left_s <= 0:
                         raise TimeoutError(f"job {self.id} has not ended within {timeout} s")
                 match pubsub.get_message(timeout=left_s):
-                    case {"type": "message", "data": str(document)}:
+                    case {"type": "message", "channel": str(of), "data": str(document)} if (
+                        of == channel
+                    ):
                         end = decode_state(document).end
                     case _:
                         # Subscribed only now, or silence: read what may have been missed.

@@ -8,6 +8,7 @@ import time
 import pytest
 from celery import Celery
 
+from llorch_worker.broker import keys
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import (
     TASK_NAME,
@@ -62,6 +63,17 @@ def test_a_stock_producer_gets_a_dict(story_worker: WorkerProcess) -> None:
     assert value["text"] == value["choices"][0]["text"] != ""
     assert value["usage"] == {"prompt": 5, "cached": 0, "completion": 16}
     assert value["worker"] == story_worker.hostname
+
+
+def test_a_job_with_a_countdown_has_not_begun_while_its_worker_holds_it(
+    story_worker: WorkerProcess, stock: Celery, client: Client
+) -> None:
+    kwargs = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    result = stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE, countdown=2)
+    wait_until(lambda: client.redis.hget(keys.job(result.id), "state") == "claimed")
+    assert result.state == "PENDING"
+    wait_until(lambda: result.state == "STARTED")
+    assert result.get(timeout=GET_S)["usage"]["completion"] == 400
 
 
 def test_a_refused_job_gives_a_stock_producer_the_code_and_the_faults(

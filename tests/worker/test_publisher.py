@@ -198,3 +198,50 @@ def test_closing_writes_what_is_left(store: redis.Redis) -> None:
         publisher.append("a", token(index))
     publisher.close(timeout_s=5)
     assert ids_of(read(store, "a")) == list(range(10))
+
+
+def test_what_is_unwritten_at_the_end_is_left_to_the_result(
+    publisher: Publisher, store: redis.Redis
+) -> None:
+    publisher.open(claimed(store, "a"), 3)
+    publisher.expect_end("a")
+    publisher.append("a", token(0))
+    publisher.append("a", token(1))
+    left = publisher.take("a", patience(FLUSH_S))
+    assert left is not None
+    assert (left.first_entry, ids_of(list(left.events))) == (3, [0, 1])
+    assert publisher.flush("a", patience(FLUSH_S)), "nothing is left here"
+    assert read(store, "a") == []
+
+
+def test_a_job_that_goes_elsewhere_after_its_last_event_is_journalled(
+    publisher: Publisher, store: redis.Redis
+) -> None:
+    publisher.open(claimed(store, "a"), 1)
+    publisher.expect_end("a")
+    publisher.append("a", token(0))
+    assert publisher.flush("a", patience(FLUSH_S))
+    assert ids_of(read(store, "a")) == [0]
+
+
+def test_nothing_is_left_to_the_result_where_the_claim_was_lost(store: redis.Redis) -> None:
+    lost: list[str] = []
+    publisher = started(store, lost)
+    publisher.open(claimed(store, "a"), 1)
+    claimed(store, "a")
+    publisher.append("a", token(0))
+    wait_until(lambda: lost)
+    assert publisher.take("a", patience(FLUSH_S)) is None
+    publisher.close(timeout_s=5)
+
+
+def test_a_write_finds_the_cancel_that_nobody_heard(store: redis.Redis) -> None:
+    cancelled: list[str] = []
+    publisher = started(store, cancelled=cancelled)
+    publisher.open(claimed(store, "a"), 1)
+    store.set(keys.cancel("a"), 1)
+    publisher.append("a", token(0))
+    wait_until(lambda: cancelled)
+    publisher.close(timeout_s=5)
+    assert set(cancelled) == {"a"}
+    assert ids_of(read(store, "a")) == [0]

@@ -1,0 +1,97 @@
+"""What a claim tells those who look at the job, and the worker; and what its end brings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from llorch_worker.broker import claims, keys
+from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.queues import suspects
+from llorch_worker.broker.results import decode_state
+from llorch_worker.broker.scripts import run_script
+from tests.messages import GOOD_BODY, QUEUE, envelope
+from tests.services import RedisServer
+
+TERMS = ClaimTerms(lease_ms=60_000, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
+
+
+@pytest.fixture
+def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    with connect(redis_server.url) as client:
+        client.flushall()
+        yield client
+
+
+def take(store: redis.Redis, **headers: str | None) -> Claim:
+    store.lpush(QUEUE, json.dumps(envelope(GOOD_BODY, headers={"id": "a"} | headers)))
+    (claim,) = claims.claim(
+        store,
+        lists=[QUEUE],
+        suspects=suspects("toy"),
+        held=(),
+        limit=1,
+        worker="w@h",
+        terms=TERMS,
+    )
+    return claim
+
+
+def finish(store: redis.Redis, claim: Claim, first_entry: int, *events: str) -> int:
+    stored: int = run_script(
+        store,
+        "finish",
+        [keys.result("a"), keys.job("a"), keys.events("a"), keys.LEASES],
+        [claim.fence, "{}", 60, "end", 60, "a", first_entry, *events],
+    )
+    return stored
+
+
+def entries(store: redis.Redis) -> list[tuple[str, str]]:
+    return [(entry_id, fields["event"]) for entry_id, fields in store.xrange(keys.events("a"))]
+
+
+@pytest.mark.parametrize("eta", [{}, {"eta": None}], ids=["none", "null"])
+def test_a_claimed_job_has_begun_at_its_worker(
+    store: redis.Redis, eta: dict[str, str | None]
+) -> None:
+    take(store, **eta)
+    state = decode_state(store.get(keys.result("a")))
+    assert (state.status, state.worker) == ("STARTED", "w@h")
+    assert 0 < store.ttl(keys.result("a")) <= TERMS.result_ttl_s
+
+
+def test_a_job_that_waits_for_its_time_has_not_begun(store: redis.Redis) -> None:
+    take(store, eta="2100-01-01T00:00:00+00:00")
+    assert store.get(keys.result("a")) is None
+
+
+def test_a_claim_tells_of_a_cancel_before_it(store: redis.Redis) -> None:
+    store.set(keys.cancel("a"), 1)
+    assert take(store).cancelled
+
+
+def test_a_claim_without_a_cancel_says_so(store: redis.Redis) -> None:
+    assert not take(store).cancelled
+
+
+def test_an_end_brings_the_entries_that_are_missing_each_once(store: redis.Redis) -> None:
+    claim = take(store)
+    store.xadd(keys.events("a"), {"event": "first"}, id="1-0")
+    store.xadd(keys.events("a"), {"event": "second"}, id="2-0")
+    assert finish(store, claim, 2, "second", "third") == 1
+    assert finish(store, claim, 2, "second", "third") == 0
+    assert entries(store) == [
+        ("1-0", "first"), ("2-0", "second"), ("3-0", "third"), ("4-0", "end"),
+    ]  # fmt: skip
+
+
+def test_an_end_under_a_lost_claim_brings_nothing(store: redis.Redis) -> None:
+    claim = take(store)
+    store.hincrby(keys.job("a"), "fence", 1)
+    assert finish(store, claim, 1, "first") == 0
+    assert entries(store) == []
