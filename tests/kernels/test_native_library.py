@@ -102,6 +102,54 @@ def test_a_cache_folder_that_cannot_be_made_is_a_reason(
         compiler.shared_object(link_openmp=False)
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
+def test_a_cache_folder_that_others_may_write_to_is_no_source_of_code(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    folder = elsewhere / "llorch-worker"
+    folder.mkdir()
+    folder.chmod(mode)
+    monkeypatch.setattr(compiler, "_compiler", lambda: "/bin/true")
+    with pytest.raises(NativeUnavailable, match="others may write to"):
+        compiler.shared_object(link_openmp=False)
+
+
+def test_a_cache_folder_of_another_user_is_no_source_of_code(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere / "llorch-worker").mkdir(mode=0o700)
+    monkeypatch.setattr(compiler, "_compiler", lambda: "/bin/true")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    # Root may do anything anyway: what it left, an image's build say, is taken.
+    monkeypatch.setattr(compiler, "ROOT", owner + 2)
+    with pytest.raises(NativeUnavailable, match="belongs to another user"):
+        compiler.shared_object(link_openmp=False)
+
+
+def test_a_cache_folder_is_made_for_this_user_alone(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "_compiler", lambda: "/bin/false")
+    monkeypatch.setattr(compiler, "_version_of", str)
+    with pytest.raises(NativeUnavailable, match="failed"):
+        compiler.shared_object(link_openmp=False)
+    assert (elsewhere / "llorch-worker").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_user_without_a_home_has_a_reason(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(compiler, "_compiler", lambda: "/bin/true")
+    with pytest.raises(NativeUnavailable, match="no home folder"):
+        compiler.shared_object(link_openmp=False)
+
+
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "kernels", "reason"),
     [

@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-e
 COMPILERS = ("cc", "gcc", "clang")
 REQUIRED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"})
 TIMEOUT_S = 120.0
+ROOT = 0
+"""The user whose files are trusted beside one's own: an image's build may have compiled."""
+_ELSEWHERE = "XDG_CACHE_HOME names another place"
 
 
 class NativeUnavailable(Exception):
@@ -32,7 +36,8 @@ def shared_object(*, link_openmp: bool) -> Path:
     system's OpenMP library in it; without, it uses what the process has loaded.
 
     Raises:
-        NativeUnavailable: no compiler, no fitting processor, or the compiler's first complaint.
+        NativeUnavailable: no compiler, no fitting processor, no cache folder that is this user's
+            alone to write to, or the compiler's first complaint.
     """
     processor = _processor()
     compiler = _compiler()
@@ -44,10 +49,11 @@ def shared_object(*, link_openmp: bool) -> Path:
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     folder = cache_folder()
     target = folder / f"kernels-{digest.hexdigest()[:24]}.so"
-    if target.exists():
-        return target
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_own(folder)
+        if target.exists():
+            return target
         with (
             _only_one(target.with_suffix(".lock")),
             tempfile.TemporaryDirectory(dir=folder) as scratch,
@@ -57,7 +63,7 @@ def shared_object(*, link_openmp: bool) -> Path:
                 _build(compiler, sources, Path(scratch), link_openmp).replace(target)
     except OSError as error:
         raise NativeUnavailable(
-            f"cannot write to {folder}: {error.strerror} (XDG_CACHE_HOME names another place)"
+            f"cannot write to {folder}: {error.strerror} ({_ELSEWHERE})"
         ) from error
     return target
 
@@ -65,7 +71,21 @@ def shared_object(*, link_openmp: bool) -> Path:
 def cache_folder() -> Path:
     """``$XDG_CACHE_HOME/llorch-worker``, or ``~/.cache/llorch-worker``."""
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "llorch-worker"
+    if root:
+        return Path(root) / "llorch-worker"
+    try:
+        return Path.home() / ".cache" / "llorch-worker"
+    except RuntimeError as error:
+        raise NativeUnavailable(f"this user has no home folder ({_ELSEWHERE})") from error
+
+
+def _require_own(folder: Path) -> None:
+    """Raises where another user could have put code there: what lies in it is run."""
+    status = folder.stat()
+    if status.st_uid not in (os.geteuid(), ROOT):
+        raise NativeUnavailable(f"{folder} belongs to another user ({_ELSEWHERE})")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NativeUnavailable(f"{folder} is one that others may write to ({_ELSEWHERE})")
 
 
 @contextmanager
