@@ -39,7 +39,13 @@ from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uniforms import choice_seed, job_seed
 from llorch_worker.engine.workspace import workspace_bytes
-from llorch_worker.kernels import KernelChoice, KvDtype, kv_form_of, select_ops
+from llorch_worker.kernels import (
+    KernelChoice,
+    KvDtype,
+    end_own_threads,
+    kv_form_of,
+    select_ops,
+)
 from llorch_worker.model import Llama, LlamaConfig, model_bytes, parameter_count, resolve_config
 from llorch_worker.settings import default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
@@ -209,6 +215,8 @@ class Engine:
         steps: ForwardModel = model
         if decode_rows:
             steps = DecodeGraphs(model, cache, CudaRecorder(place))
+        # This thread loads, the engine's own computes: two pools of threads would be too many.
+        end_own_threads()
         return cls(
             model=steps if around_model is None else around_model(steps),
             config=config,

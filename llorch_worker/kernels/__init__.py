@@ -4,6 +4,7 @@ Imports nothing of the model, the cache or the weights: kernels see tensors only
 """
 
 from llorch_worker.kernels.layer_kv import KvDtype, KvForm, LayerKV, kv_form_of
+from llorch_worker.kernels.openmp import end_own_threads
 from llorch_worker.kernels.ops import CausalMask, Ops, PagedAttention, PagedSequences
 from llorch_worker.kernels.select import (
     ChosenOps,
@@ -27,6 +28,7 @@ __all__ = [
     "PagedSequences",
     "TorchOps",
     "choose_ops",
+    "end_own_threads",
     "kv_form_of",
     "native_absence",
     "native_kernels_load",

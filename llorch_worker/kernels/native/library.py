@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from llorch_worker.kernels.native.compiler import NativeUnavailable, shared_object
+from llorch_worker.kernels.openmp import torch_openmp
 
 Pointer = ctypes.c_void_p
 """A tensor's ``data_ptr()``."""
@@ -27,7 +25,7 @@ class NativeLibrary:
     """
 
     def __init__(self) -> None:
-        openmp = _torch_openmp()
+        openmp = torch_openmp()
         if openmp is not None:
             ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
         self._library = ctypes.CDLL(str(shared_object(link_openmp=openmp is None)))
@@ -62,12 +60,3 @@ def _load() -> NativeLibrary | NativeUnavailable:
         return reason
     except OSError as error:  # the dynamic linker's
         return NativeUnavailable(f"the compiled kernels do not load: {error}")
-
-
-def _torch_openmp() -> Path | None:
-    """The GNU OpenMP library that this torch brought along, if it did."""
-    root = Path(torch.__file__).parent
-    for folder in (root / "lib", root.parent / "torch.libs"):
-        for found in sorted(folder.glob("libgomp*.so*")):
-            return found
-    return None
