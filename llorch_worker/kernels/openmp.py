@@ -21,7 +21,7 @@ def torch_openmp() -> Path | None:
 
 
 def end_own_threads() -> None:
-    """End the OpenMP threads that work for the calling thread; its next parallel work makes new ones.
+    """End the OpenMP threads that work for the calling thread; its next parallel work makes more.
 
     Every thread that ever ran parallel work keeps a pool. With more threads in all pools than there
     are processors the library lets waiting ones sleep at once, and waking them at each of the
