@@ -13,12 +13,15 @@ from llorch_worker.kernels.select import (
     native_absence,
     native_kernels_load,
     select_ops,
+    select_sample,
 )
 from llorch_worker.kernels.torch_ops import TorchOps
+from llorch_worker.kernels.torch_sample import FusedSample
 
 __all__ = [
     "CausalMask",
     "ChosenOps",
+    "FusedSample",
     "KernelChoice",
     "KvDtype",
     "KvForm",
@@ -33,4 +36,5 @@ __all__ = [
     "native_absence",
     "native_kernels_load",
     "select_ops",
+    "select_sample",
 ]

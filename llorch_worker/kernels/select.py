@@ -9,9 +9,11 @@ from typing import Literal
 
 import torch
 
+from llorch_worker.kernels import torch_sample
 from llorch_worker.kernels.layer_kv import KvForm
 from llorch_worker.kernels.ops import Ops
 from llorch_worker.kernels.torch_ops import TorchOps
+from llorch_worker.kernels.torch_sample import FusedSample
 
 KernelChoice = Literal["auto", "torch"]
 """``auto``: the fastest that the device, the dtype and this machine allow; ``torch``: plain."""
@@ -60,6 +62,17 @@ def choose_ops(
     if device.type == "cpu":
         return _for_cpu(dtype, head_dim, kv_form)
     return ChosenOps(TorchOps(), f"there are no others for {device.type}")
+
+
+def select_sample(device: torch.device, kernels: KernelChoice = "auto") -> FusedSample | None:
+    """What samples on ``device`` without a word from the host; None where the host computes."""
+    if device.type != "cuda":
+        return None
+    if kernels == "torch" or find_spec("triton") is None:
+        return torch_sample.sample
+    from llorch_worker.kernels.triton.sample import sample  # not at the top: see _for_cuda
+
+    return sample
 
 
 def native_kernels_load() -> bool:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from llorch_worker.kernels import torch_sample
+from llorch_worker.kernels import select_sample, torch_sample
 from llorch_worker.kernels.triton import sample as triton_sample
 from tests.kernels.interpreter import DEVICE
 
@@ -59,3 +59,10 @@ def test_triton_draws_what_the_twin_draws():
     uniforms = torch.rand(rows, generator=generator, dtype=torch.float64).to(DEVICE)
     expected = torch_sample.sample(logits, temperatures, floors, uniforms)
     assert torch.equal(triton_sample.sample(logits, temperatures, floors, uniforms), expected)
+
+
+def test_cards_sample_with_the_kernel_or_its_twin_and_the_cpu_with_neither():
+    card = torch.device("cuda")
+    assert select_sample(card) is triton_sample.sample
+    assert select_sample(card, "torch") is torch_sample.sample
+    assert select_sample(torch.device("cpu")) is None
