@@ -18,8 +18,9 @@ from llorch_worker.contract import (
     TokenLogprobs,
 )
 from llorch_worker.engine.failures import is_device_lost, is_out_of_memory
+from llorch_worker.engine.flight import Flight
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.runner import Runner, StepOutput
+from llorch_worker.engine.runner import Launch, Runner, StepOutput
 from llorch_worker.engine.sampler import RowLogprobs
 from llorch_worker.engine.scheduler import Scheduler, StepPlan
 from llorch_worker.engine.sequence import Sequence, SequenceState
@@ -29,7 +30,14 @@ logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Generations and their sequences, step by step. Not thread-safe: one thread owns it."""
+    """Generations and their sequences, step by step. Not thread-safe: one thread owns it.
+
+    Where the device works while the host does something else, a step is launched before the tokens
+    of the one before it are read, if the scheduler can plan it without them; two steps at most are
+    launched and not delivered, and one between two calls. All else happens as if each step had
+    waited for the one before: tokens are delivered in the order of the steps, and those that a
+    step computed for a sequence that had ended by then go to nobody.
+    """
 
     def __init__(
         self,
@@ -44,10 +52,12 @@ class EngineCore:
         self._token_text = token_text
         self._generations: dict[Sequence, Generation] = {}
         self._deadlines: list[tuple[float, int, Generation]] = []
+        self._flight: Flight | None = None
+        """The step that was launched ahead and is to be delivered next."""
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._flight is not None
 
     def add(self, generation: Generation) -> None:
         """Takes a generation that was checked to fit; one that is complete ends here."""
@@ -73,12 +83,15 @@ class EngineCore:
         """Ends a generation and frees its blocks at once; no effect on one that is done."""
         if not generation.done:
             self._free(generation)
+            # Who sees the event may count on the blocks being free.
+            self._settle()
             generation.stop_cancelled(Cancelled(reason))
             self._forget(generation)
 
     def cancel_all(self, reason: str) -> None:
         for generation in self._active():
             self.cancel(generation, reason)
+        self._settle()
 
     def fail_all(self, error: LlorchError) -> None:
         """Ends every generation with ``error``; touches no blocks, so it works after a crash."""
@@ -88,31 +101,79 @@ class EngineCore:
         self._generations.clear()
 
     def step(self) -> StepPlan:
-        """Applies deadlines, then computes one step and delivers its tokens."""
+        """Applies deadlines, then computes one step and delivers its tokens.
+
+        Where it can be, the next step is launched before the tokens are read.
+        """
         self._apply_deadlines(time.monotonic())
-        plan = self.scheduler.schedule()
-        if not plan.chunks:
-            return plan
-        now_s = time.monotonic()
-        for chunk in plan.prefills:
-            self._generations[chunk.sequence].start(chunk.sequence, now_s)
+        flight, self._flight = self._flight, None
+        if flight is None:
+            plan = self.scheduler.schedule()
+            if not plan.chunks:
+                return plan
+            now_s = time.monotonic()
+            for chunk in plan.prefills:
+                self._generations[chunk.sequence].start(chunk.sequence, now_s)
+            flight = self._launch(plan)
+        self._flight = self._launch_ahead(flight)
+        self._land(flight)
+        if not self.has_work:
+            self._runner.forget()
+        return flight.plan
+
+    def _launch(self, plan: StepPlan, after: Launch | None = None) -> Flight:
         try:
-            output = self._runner.run(plan.chunks)
+            return Flight(plan, self._runner.launch(plan.chunks, after))
+        except Exception as error:
+            logger.debug("a step could not be launched", exc_info=True)
+            return Flight(plan, None, error)
+
+    def _launch_ahead(self, flight: Flight) -> Flight | None:
+        """The step after ``flight``, where it can be launched before ``flight`` is read."""
+        if flight.launch is None or not self._runner.overlaps:
+            return None
+        plan = self.scheduler.schedule_ahead(flight.plan)
+        return None if plan is None else self._launch(plan, flight.launch)
+
+    def _land(self, flight: Flight) -> None:
+        """Waits for a step and delivers its tokens."""
+        plan = flight.plan
+        try:
+            output = flight.read()
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(plan.chunks))
+            self._drop_flight()
+            self.scheduler.drop(plan)
             self._survive(plan, error)
-            return plan
+            return
         self.scheduler.advance(plan)
-        self._counters.count_step(plan, output)
+        wanted = sum(s.state is not SequenceState.FINISHED for s in output.sequences)
+        self._counters.count_step(plan, wanted)
         self._deliver(output, time.monotonic())
-        if not self.scheduler.has_work:
-            self._runner.forget()
-        return plan
+
+    def _settle(self) -> None:
+        """Nothing is in flight afterwards."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._land(flight)
+
+    def _drop_flight(self) -> None:
+        """Waits for the step that was launched ahead of one that failed; its tokens are void."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        try:
+            flight.read()
+        except Exception:
+            logger.debug("a step after one that failed has failed too", exc_info=True)
+        self.scheduler.drop(flight.plan)
 
     def _deliver(self, output: StepOutput, now_s: float) -> None:
         for row, sequence in enumerate(output.sequences):
             if sequence.state is SequenceState.FINISHED:
-                continue  # another choice of its generation failed in this loop
+                # Another choice of its generation failed in this loop; or it had ended before the
+                # tokens of the step before this one were known.
+                continue
             generation = self._generations[sequence]
             if row in output.sampled.damaged:
                 self.scheduler.blocks.distrust(sequence)
@@ -140,7 +201,8 @@ class EngineCore:
             sequence.logprobs.extend(logprobs)
         sequence.append(token_id)
         if sequence.finish_reason is not None:
-            # Before the event: who sees it may count on the blocks being free.
+            # Before the event: who sees it may count on the blocks being free, or on their being
+            # so after the step that is on the device.
             self.scheduler.finish(sequence)
         generation.take_tokens(sequence, (token_id,), logprobs, now_s)
         if sequence.finish_reason is not None:
@@ -166,6 +228,7 @@ class EngineCore:
                 if sequence.finish_reason is None:
                     self.scheduler.finish(sequence)
                     sequence.close("deadline")
+            self._settle()
             self._finish_if_complete(generation, now_s)
 
     def _finish_if_complete(self, generation: Generation, now_s: float) -> None:
@@ -183,15 +246,18 @@ class EngineCore:
             logger.critical("the device is lost: %s", str(error).partition("\n")[0])
             raise error
         self._runner.forget()
+        chunks = [c for c in plan.chunks if c.sequence.state is not SequenceState.FINISHED]
         if not is_out_of_memory(error):
             failure = InternalError(f"the engine step failed: {type(error).__name__}")
-            for chunk in plan.chunks:
+            for chunk in chunks:
                 self._fail(self._generations.get(chunk.sequence), failure)
             return
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        largest = max(plan.chunks, key=lambda chunk: (chunk.count, chunk.start)).sequence
-        if len(plan.chunks) > 1:
+        if len(chunks) < len(plan.chunks):
+            return  # Some have ended since it was planned: the next step is smaller as it is.
+        largest = max(chunks, key=lambda chunk: (chunk.count, chunk.start)).sequence
+        if len(chunks) > 1:
             logger.warning("out of memory with %d sequences; one waits", len(plan.chunks))
             self.scheduler.relieve(largest)
         else:

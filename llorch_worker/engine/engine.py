@@ -25,6 +25,7 @@ from llorch_worker.engine.block_plan import allocate_cache, require_room
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.decode_graphs import CudaRecorder, DecodeGraphs, records_decode
+from llorch_worker.engine.device_queue import DeviceQueue
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.placement import resolve_device, resolve_dtype
 from llorch_worker.engine.probe import uncached_logits
@@ -45,6 +46,7 @@ from llorch_worker.kernels import (
     end_own_threads,
     kv_form_of,
     select_ops,
+    select_sample,
 )
 from llorch_worker.model import Llama, LlamaConfig, model_bytes, parameter_count, resolve_config
 from llorch_worker.settings import default_model_name
@@ -76,6 +78,8 @@ class Engine:
         prefix_caching: bool = True,
         workspace_bytes: int = 0,
         weights: object = None,
+        kernels: KernelChoice = "auto",
+        queue: DeviceQueue | None = None,
     ) -> None:
         """Of parts that are loaded already; :meth:`load` makes them from a file.
 
@@ -83,7 +87,8 @@ class Engine:
         run at once, and a step computes at most ``max_step_tokens`` tokens. With
         ``prefix_caching``, prompts that begin alike share the KV blocks of their beginning.
         ``workspace_bytes`` were planned for the steps. ``weights`` holds the weights, where
-        ``model`` holds more.
+        ``model`` holds more. ``kernels`` sample; ``queue``, by default that of the device, runs
+        the steps.
         """
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -112,8 +117,8 @@ class Engine:
             max_step_tokens=max_step_tokens,
             prefix_caching=prefix_caching,
         )
-        sampler = Sampler(config.vocab_size, device)
-        runner = Runner(model, cache, sampler, device)
+        sampler = Sampler(config.vocab_size, device, select_sample(device, kernels))
+        runner = Runner(model, cache, sampler, device, queue)
         core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
         self._thread = EngineThread(core, name=f"llorch-engine-{model_name}")
 
@@ -229,6 +234,7 @@ class Engine:
             prefix_caching=prefix_caching,
             workspace_bytes=workspace,
             weights=model,
+            kernels=kernels,
         )
 
     def submit(

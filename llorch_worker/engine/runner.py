@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
@@ -11,10 +12,11 @@ import numpy as np
 import torch
 
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.engine.sampler import Sampled, Sampler
+from llorch_worker.engine.device_queue import DeviceQueue, Pending, device_queue
+from llorch_worker.engine.sampler import Chosen, Draw, Sampled, Sampler
 from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.engine.upload import upload
+from llorch_worker.engine.upload import Integers, upload
 from llorch_worker.model import RaggedBatch
 
 
@@ -33,34 +35,102 @@ class StepOutput:
     sampled: Sampled
 
 
-_NOTHING = StepOutput((), Sampled([], {}, frozenset()))
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A step that was launched: the sequences that are due a token, and their tokens to come."""
+
+    sequences: tuple[Sequence, ...]
+    pending: Pending
+
+    def read(self) -> StepOutput:
+        """Waits until the step is done. Raises what it raised."""
+        return StepOutput(self.sequences, self.pending.read())
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A step's arrays as the host lays them out.
+
+    ``ids`` are token ids or, where those are on the device still, rows of the step before.
+    """
+
+    ids: Integers
+    positions: Integers
+    tables: Integers
+    slots: Integers
+    logits_rows: Integers
+    query_lengths: tuple[int, ...]
+    context_lengths: tuple[int, ...]
 
 
 class Runner:
     """Owns the step's arrays. The engine thread alone calls it."""
 
     def __init__(
-        self, model: ForwardModel, cache: UnifiedCache, sampler: Sampler, device: torch.device
+        self,
+        model: ForwardModel,
+        cache: UnifiedCache,
+        sampler: Sampler,
+        device: torch.device,
+        queue: DeviceQueue | None = None,
     ) -> None:
+        """``queue``: by default that of ``device``."""
         self._model = model
         self._cache = cache
         self._sampler = sampler
         self._device = device
+        self._queue = device_queue(device) if queue is None else queue
         self._tables = BlockTables()
+
+    @property
+    def overlaps(self) -> bool:
+        """See ``DeviceQueue``."""
+        return self._queue.overlaps
 
     def run(self, chunks: Items[Chunk]) -> StepOutput:
         """Computes the chunks and samples for those that reach the end of what is known."""
-        batch = self._batch(chunks)
-        logits = self._model.forward(batch, self._cache)
-        due = tuple(chunk.sequence for chunk in chunks if chunk.samples)
-        return StepOutput(due, self._sampler.sample(logits, due)) if due else _NOTHING
+        return self.launch(chunks).read()
+
+    def launch(self, chunks: Items[Chunk], after: Launch | None = None) -> Launch:
+        """As ``run``, but waits for nothing.
+
+        With ``after`` each chunk is the token that this earlier step chooses for its sequence,
+        known or not.
+        """
+        due = [chunk for chunk in chunks if chunk.samples]
+        sequences = tuple(chunk.sequence for chunk in due)
+        draw = None
+        if due:
+            places = [c.start + c.count - c.sequence.prompt_length for c in due]
+            draw = self._sampler.prepare(sequences, places)
+        layout = self._layout(chunks, after)
+        before = None if after is None else after.pending
+        return Launch(sequences, self._queue.launch(partial(self._compute, layout, before, draw)))
 
     def forget(self) -> None:
         """After a failed step, or when idle: keeps nothing of any sequence."""
         self._sampler.forget()
         self._tables = BlockTables()
 
-    def _batch(self, chunks: Items[Chunk]) -> RaggedBatch:
+    def _compute(self, layout: _Layout, before: Pending | None, draw: Draw | None) -> Chosen | None:
+        """On the device; looks at nothing that the host may have changed since the launch."""
+        ids, positions, tables, slots, rows = upload(
+            (layout.ids, layout.positions, layout.tables, layout.slots, layout.logits_rows),
+            self._device,
+        )
+        batch = RaggedBatch(
+            token_ids=ids if before is None else before.token_ids.index_select(0, ids),
+            positions=positions,
+            query_lengths=layout.query_lengths,
+            context_lengths=layout.context_lengths,
+            block_tables=tables,
+            slots=slots,
+            logits_rows=rows,
+        )
+        logits = self._model.forward(batch, self._cache)
+        return None if draw is None else self._sampler.choose(logits, draw)
+
+    def _layout(self, chunks: Items[Chunk], after: Launch | None) -> _Layout:
         count = len(chunks)
         lengths = tuple(chunk.count for chunk in chunks)
         starts = np.array([chunk.start for chunk in chunks])
@@ -69,7 +139,11 @@ class Runner:
         tables = self._tables.of([chunk.sequence.blocks for chunk in chunks])
         if int(ends[-1]) == count:
             # Decodes only: one token a sequence.
-            ids = np.array([chunk.sequence.token_ids[chunk.start] for chunk in chunks])
+            if after is None:
+                ids = np.array([chunk.sequence.token_ids[chunk.start] for chunk in chunks])
+            else:
+                row_of = {sequence: row for row, sequence in enumerate(after.sequences)}
+                ids = np.array([row_of[chunk.sequence] for chunk in chunks])
             owners, positions = np.arange(count), starts
         else:
             pieces = [c.sequence.token_ids[c.start : c.start + c.count] for c in chunks]
@@ -79,17 +153,14 @@ class Runner:
         size = self._cache.block_size
         slots = tables[owners, positions // size] * size + positions % size
         due = np.array([chunk.samples for chunk in chunks])
-        token_ids, places, blocks, cells, rows = upload(
-            (ids, positions, tables, slots, (ends - 1)[due]), self._device
-        )
-        return RaggedBatch(
-            token_ids=token_ids,
-            positions=places,
+        return _Layout(
+            ids=ids,
+            positions=positions,
+            tables=tables,
+            slots=slots,
+            logits_rows=(ends - 1)[due],
             query_lengths=lengths,
             context_lengths=tuple((starts + query).tolist()),
-            block_tables=blocks,
-            slots=cells,
-            logits_rows=rows,
         )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from math import isfinite
 
+import numpy as np
 import torch
 
 from llorch_worker.engine.cuts import cut
@@ -21,6 +22,8 @@ from llorch_worker.engine.sampling_batch import RandomRows, SamplingBatch, Sampl
 from llorch_worker.engine.segments import inverse_cumulative, likeliest
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.uniforms import uniforms
+from llorch_worker.engine.upload import upload
+from llorch_worker.kernels import FusedSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,55 @@ class Sampled:
     damaged: frozenset[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What the host says to a step's choice of tokens before there are logits: the parameters of
+    the rows, and the positions of their next tokens within their choices."""
+
+    batch: SamplingBatch
+    positions: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLogprobs:
+    """Of the rows that ask: ``chosen`` [asking], ``top`` and ``top_ids`` [asking, widest]."""
+
+    chosen: torch.Tensor
+    top: torch.Tensor
+    top_ids: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A step's tokens, still on the device.
+
+    ``token_ids`` [rows] int64; ``peaks`` [rows] float32, the largest logit of each row, finite
+    unless the row is damaged: NaN wins every maximum.
+    """
+
+    token_ids: torch.Tensor
+    peaks: torch.Tensor
+    logprobs: DeviceLogprobs | None
+    batch: SamplingBatch
+
+    def read(self) -> Sampled:
+        """Waits for the device."""
+        peaks = self.peaks.tolist()
+        damaged = frozenset(row for row, peak in enumerate(peaks) if not isfinite(peak))
+        logprobs = {} if self.logprobs is None else _read_logprobs(self.logprobs, self.batch)
+        return Sampled(self.token_ids.tolist(), logprobs, damaged)
+
+
 class Sampler:
     """Chooses tokens; of the past it knows nothing but the parameters of the current rows."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, device: torch.device, fused: FusedSample | None = None
+    ) -> None:
+        """``fused`` serves the batches in which everyone samples plainly, without a word from the
+        host between logits and tokens; the other batches, or all, go through torch's operations."""
         self._device = device
+        self._fused = fused
         self._batches = SamplingBatchCache(
             lambda sequences: SamplingBatch(sequences, vocab_size, device)
         )
@@ -61,25 +108,42 @@ class Sampler:
             sequences: one for each row.
         """
         positions = [sequence.generated_count for sequence in sequences]
-        batch = self._batches.batch(sequences, positions)
-        # The largest logit of a row is finite unless the row is damaged: NaN wins every maximum.
+        return self.choose(logits, self.prepare(sequences, positions)).read()
+
+    def prepare(self, sequences: Rows[Sequence], positions: list[int]) -> Draw:
+        """The host's part of choosing tokens at ``positions`` of the choices of ``sequences``."""
+        return Draw(self._batches.batch(sequences, positions), positions)
+
+    def choose(self, logits: torch.Tensor, draw: Draw) -> Chosen:
+        """The device's part: the next token of each row; ``logits`` as in ``sample``."""
+        batch = draw.batch
         peaks = logits.amax(dim=-1)
+        if self._fused is not None and batch.is_plain:
+            return Chosen(self._choose_at_once(logits, draw, self._fused), peaks, None, batch)
         raw = None
         if batch.logprob_rows:
             raw = logits[batch.logprob_rows].log_softmax(dim=-1)
 
-        _shape_logits(logits, batch, positions)
-        chosen = self._choose(logits, batch, positions)
+        _shape_logits(logits, batch, draw.positions)
+        chosen = self._choose(logits, batch, draw.positions)
 
         if batch.penalties is not None:
             batch.penalties.count(chosen)
-        damaged = frozenset(row for row, peak in enumerate(peaks.tolist()) if not isfinite(peak))
-        logprobs = {} if raw is None else _logprobs(raw, chosen, batch)
-        return Sampled(chosen.tolist(), logprobs, damaged)
+        logprobs = None if raw is None else _logprobs(raw, chosen, batch)
+        return Chosen(chosen, peaks, logprobs, batch)
 
     def forget(self) -> None:
         """Drops the current rows: after a failed step, or when nothing runs."""
         self._batches.forget()
+
+    def _choose_at_once(self, logits: torch.Tensor, draw: Draw, fused: FusedSample) -> torch.Tensor:
+        """[rows] int64."""
+        rows = draw.batch.plain_rows
+        shares = rows.no_shares
+        if draw.batch.random is not None:
+            (positions,) = upload((np.array(draw.positions),), self._device)
+            shares = uniforms(rows.seeds, positions)
+        return fused(logits, rows.temperatures, rows.log_min_p, shares)
 
     def _choose(
         self, logits: torch.Tensor, batch: SamplingBatch, positions: list[int]
@@ -113,19 +177,22 @@ class Sampler:
         return inverse_cumulative(weights, uniforms(random.seeds, positions))
 
 
-def _logprobs(
-    raw: torch.Tensor, chosen: torch.Tensor, batch: SamplingBatch
-) -> dict[int, RowLogprobs]:
-    """By row; raw: [asking, vocab] float32 log-softmax of the model's own logits."""
-    of_chosen = raw.gather(1, chosen[batch.logprob_rows].unsqueeze(1)).squeeze(1).tolist()
+def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, batch: SamplingBatch) -> DeviceLogprobs:
+    """raw: [asking, vocab] float32 log-softmax of the model's own logits."""
+    of_chosen = raw.gather(1, chosen[batch.logprob_rows].unsqueeze(1)).squeeze(1)
     width = max(batch.logprob_tops)
     values, ids = raw.topk(min(width, raw.shape[-1]), dim=-1)
+    return DeviceLogprobs(of_chosen, values, ids)
+
+
+def _read_logprobs(logprobs: DeviceLogprobs, batch: SamplingBatch) -> dict[int, RowLogprobs]:
+    """By row."""
     asked = zip(
         batch.logprob_rows,
         batch.logprob_tops,
-        of_chosen,
-        ids.tolist(),
-        values.tolist(),
+        logprobs.chosen.tolist(),
+        logprobs.top_ids.tolist(),
+        logprobs.top.tolist(),
         strict=True,
     )
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -61,6 +62,20 @@ class Suppressions:
     longest: int
 
 
+@dataclass(frozen=True, slots=True)
+class PlainRows:
+    """Parameters of a batch in which everyone samples plainly, as ``FusedSample`` wants them.
+
+    ``temperatures`` [rows] float32, 0 where greedy; ``log_min_p`` [rows] float32, all -inf;
+    ``seeds`` [rows] int64; ``no_shares`` [rows] float64 zeros, the draws of a greedy batch.
+    """
+
+    temperatures: torch.Tensor
+    log_min_p: torch.Tensor
+    seeds: torch.Tensor
+    no_shares: torch.Tensor
+
+
 LOWEST_TEMPERATURE = 1e-6
 """Below it the likeliest token is as good as certain, and float32 would divide to infinity."""
 
@@ -74,6 +89,8 @@ class SamplingBatch:
     def __init__(self, sequences: Rows[Sequence], vocab_size: int, device: torch.device) -> None:
         self._device = device
         self._vocab_size = vocab_size
+        self._sequences = sequences
+        self.is_plain = all(sequence.plain for sequence in sequences)
         requests = [sequence.request for sequence in sequences]
         random = [row for row, request in enumerate(requests) if request.temperature > 0]
         self.random = self._random_rows(sequences, random) if random else None
@@ -82,6 +99,19 @@ class SamplingBatch:
         self.suppressions = self._suppressions(sequences)
         self.logprob_rows = [row for row, r in enumerate(requests) if r.logprobs is not None]
         self.logprob_tops = [requests[row].logprobs or 0 for row in self.logprob_rows]
+
+    @cached_property
+    def plain_rows(self) -> PlainRows:
+        """For a batch that ``is_plain``."""
+        count = len(self._sequences)
+        temperatures = [sequence.request.temperature for sequence in self._sequences]
+        lowest = [max(t, LOWEST_TEMPERATURE) if t > 0 else 0.0 for t in temperatures]
+        return PlainRows(
+            temperatures=self._column(lowest, torch.float32).squeeze(1),
+            log_min_p=torch.full((count,), -torch.inf, device=self._device),
+            seeds=self._row([sequence.seed for sequence in self._sequences]),
+            no_shares=torch.zeros(count, dtype=torch.float64, device=self._device),
+        )
 
     def _random_rows(self, sequences: Rows[Sequence], random: list[int]) -> RandomRows:
         requests = [sequences[row].request for row in random]
@@ -145,10 +175,18 @@ class SamplingBatch:
         )
 
     def _row(self, values: Rows[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return self._sent(torch.tensor(values, dtype=torch.int64, pin_memory=self._pinned))
 
     def _column(self, values: Rows[float], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device).unsqueeze(1)
+        return self._sent(torch.tensor(values, dtype=dtype, pin_memory=self._pinned)).unsqueeze(1)
+
+    @property
+    def _pinned(self) -> bool:
+        return self._device.type == "cuda"
+
+    def _sent(self, values: torch.Tensor) -> torch.Tensor:
+        # From pinned memory the host does not wait for the steps before.
+        return values.to(self._device, non_blocking=self._pinned)
 
 
 class SamplingBatchCache:

@@ -19,6 +19,9 @@ Running sequences live in one list and waiting ones in another, both sorted by
   this very step. Where that is cancelled, preempted or fails, the next step has no such chunk
   and nobody waits for one; and the first prefill of a step has none before it, so the first of
   the running list never sits out and all that is said above holds.
+- A step may be planned while the one before it is still on the device, its tokens unknown: only
+  where nothing that they could be changes who runs (see :meth:`Scheduler.schedule_ahead`). Blocks
+  of a sequence that ends meanwhile are free once no step that was launched writes to them.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """Whether the chunk reaches the last known token, so that the next one is due."""
-        return self.start + self.count == len(self.sequence.token_ids)
+        # Beyond it, where the step was planned before the last token was known.
+        return self.start + self.count >= len(self.sequence.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,10 @@ class Scheduler:
         self._running_limit = self._max_running
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._ahead: list[StepPlan] = []
+        """Steps planned ahead that have not landed; two at most."""
+        self._ending: list[Sequence] = []
+        """Finished, and in one of those steps: they keep their blocks until it lands."""
         self.preempted_total = 0
 
     @property
@@ -141,18 +149,48 @@ class Scheduler:
             budget -= count
         return StepPlan(tuple(chunks), decodes)
 
+    def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
+        """The step after ``plan``, which is on the device: one token more for those that go on.
+
+        None unless it is certain, whatever the tokens of ``plan`` are: everyone who runs decodes
+        in ``plan`` and samples plainly, nobody may start, and there are blocks for all. Who
+        reaches ``max_tokens`` with ``plan`` is left out. Who ends in it for another reason is not,
+        and has one token computed that nobody wants.
+        """
+        here = [c.sequence for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
+        if plan.prefills or len(here) < len(self._running) or not all(s.plain for s in here):
+            return None
+        here = [s for s in here if s.generated_count + 1 < s.request.max_tokens]
+        if not here or self._admissible(None) is not None or not self.blocks.grow_ahead(here):
+            return None
+        ahead = StepPlan(tuple(Chunk(s, s.computed + 1, 1) for s in here), len(here))
+        self._ahead.append(ahead)
+        return ahead
+
     def advance(self, plan: StepPlan) -> None:
         """Notes that the step was computed."""
         for chunk in plan.chunks:
-            chunk.sequence.computed += chunk.count
-            self.blocks.publish(chunk.sequence)
+            if chunk.sequence.state is SequenceState.RUNNING:
+                chunk.sequence.computed += chunk.count
+                self.blocks.publish(chunk.sequence)
+        self.drop(plan)
+
+    def drop(self, plan: StepPlan) -> None:
+        """Notes that the device is done with the step, be it that it failed."""
+        self._ahead = [other for other in self._ahead if other is not plan]
+        ending, self._ending = self._ending, []
+        for sequence in ending:
+            self._release(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """Takes a sequence out, wherever it is, and frees its blocks; no effect when finished."""
+        """Takes a sequence out, wherever it is; no effect when finished.
+
+        Its blocks are free at once or, where a step planned ahead writes to them, when it lands.
+        """
         if sequence.state is SequenceState.FINISHED:
             return
         self._take_out(sequence)
-        self.blocks.release(sequence)
+        self._release(sequence)
         sequence.state = SequenceState.FINISHED
         self._running_limit = min(self._max_running, self._running_limit + 1)
 
@@ -174,7 +212,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises ``RuntimeError`` unless every block is free or held by those that list it."""
-        self.blocks.check_integrity(self._running, self._waiting)
+        self.blocks.check_integrity([*self._running, *self._ending], self._waiting)
 
     def _decodes(self) -> list[Chunk]:
         chunks = []
@@ -211,6 +249,12 @@ class Scheduler:
         self.blocks.promise(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=_ORDER)
+
+    def _release(self, sequence: Sequence) -> None:
+        if any(chunk.sequence is sequence for plan in self._ahead for chunk in plan.chunks):
+            self._ending.append(sequence)
+        else:
+            self.blocks.release(sequence)
 
     def _take_out(self, sequence: Sequence) -> None:
         waits = sequence.state is SequenceState.WAITING

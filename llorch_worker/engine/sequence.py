@@ -8,6 +8,7 @@ from enum import Enum
 from llorch_worker.cache import Prefix
 from llorch_worker.contract import FinishReason, GenerationRequest, Priority, TokenLogprobs
 from llorch_worker.engine.choice_text import ChoiceText
+from llorch_worker.engine.plain_sampling import samples_plainly
 
 PRIORITY_RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
 
@@ -41,6 +42,7 @@ class Sequence:
         "finish_reason",
         "logprobs",
         "most_computed",
+        "plain",
         "prefix",
         "promised_blocks",
         "prompt_length",
@@ -70,6 +72,7 @@ class Sequence:
         self.choice = choice
         self.arrival = arrival
         self.rank = PRIORITY_RANKS[request.priority]
+        self.plain = samples_plainly(request)
         self.stop_ids = frozenset(request.stop_token_ids) | (
             frozenset() if request.ignore_eos else eos_ids
         )

@@ -8,6 +8,7 @@ token; a sequence remembers its place in the tree of contents, also while it wai
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 
 from llorch_worker.cache import BlockPool, Prefix
 from llorch_worker.engine.sequence import Sequence
@@ -81,11 +82,22 @@ class SequenceBlocks:
 
     def grow(self, sequence: Sequence) -> bool:
         """Blocks for all tokens of a decoding sequence; False where too few are free."""
-        missing = self.blocks_for(len(sequence.token_ids)) - len(sequence.blocks)
+        missing = self._missing(sequence, 0)
         if missing > self._unpromised:
             return False
         if missing > 0:
             sequence.blocks.extend(self._pool.allocate(missing))
+        return True
+
+    def grow_ahead(self, sequences: Items[Sequence]) -> bool:
+        """Blocks for one token more than is known of each decoding sequence; False, and nothing
+        given to anyone, where too few are free."""
+        missing = [max(0, self._missing(sequence, 1)) for sequence in sequences]
+        if (total := sum(missing)) > self._unpromised:
+            return False
+        if total:
+            for sequence, count in zip(sequences, missing, strict=True):
+                sequence.blocks.extend(self._pool.allocate(count))
         return True
 
     def publish(self, sequence: Sequence) -> None:
@@ -159,6 +171,10 @@ class SequenceBlocks:
     @property
     def _unpromised(self) -> int:
         return self._pool.free_count - self._promised
+
+    def _missing(self, sequence: Sequence, ahead: int) -> int:
+        """Blocks that it lacks for its tokens and ``ahead`` more."""
+        return self.blocks_for(len(sequence.token_ids) + ahead) - len(sequence.blocks)
 
     def _in_tree(self, sequence: Sequence) -> bool:
         """Whether the sequence may find and publish: not while it holds what was withdrawn."""

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from llorch_worker.engine.runner import StepOutput
 from llorch_worker.engine.scheduler import StepPlan
 
 RATE_WINDOW_S = 5
@@ -61,9 +60,9 @@ class Counters:
     steps_total: int = 0
     _seconds: deque[tuple[int, int]] = field(default_factory=deque)
 
-    def count_step(self, plan: StepPlan, output: StepOutput) -> None:
-        """Prompt tokens count as often as they are computed: preemption repeats them."""
-        tokens = len(output.sequences)
+    def count_step(self, plan: StepPlan, tokens: int) -> None:
+        """Of which ``tokens`` were generated for somebody. Prompt tokens count as often as they are
+        computed: preemption repeats them."""
         self.steps_total += 1
         self.completion_tokens_total += tokens
         for chunk in plan.chunks:

@@ -15,11 +15,13 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.block_plan import cache_shape
+from llorch_worker.engine.device_queue import DeviceQueue, InlineQueue
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import DenseLinears, open_checkpoint
+from tests.engine.lazy_queue import LazyQueue
 
 SHARED_MODEL = Path(__file__).resolve().parents[3] / "shared/models/stories260K/f32.gguf"
 
@@ -122,13 +124,22 @@ def loaded(demo_model: Path) -> LoadedModel:
     return LoadedModel(path, model, config, load_tokenizer(checkpoint))
 
 
+@pytest.fixture(scope="module", params=[InlineQueue, LazyQueue], ids=["in turn", "ahead"])
+def make_queue(request: pytest.FixtureRequest) -> type[InlineQueue] | type[LazyQueue]:
+    """Steps in turn as on the CPU, and each launched before the one before it is read."""
+    kind: type[InlineQueue] | type[LazyQueue] = request.param
+    return kind
+
+
 @pytest.fixture
-def make_engine(loaded: LoadedModel) -> Iterator[Callable[..., Engine]]:
+def make_engine(
+    loaded: LoadedModel, make_queue: Callable[[], DeviceQueue]
+) -> Iterator[Callable[..., Engine]]:
     """Engines that are closed, and whose blocks are all back, when the test ends."""
     engines: list[Engine] = []
 
     def make(**settings: Any) -> Engine:
-        engines.append(loaded.engine(**settings))
+        engines.append(loaded.engine(**{"queue": make_queue(), **settings}))
         return engines[-1]
 
     yield make
@@ -140,9 +151,9 @@ def make_engine(loaded: LoadedModel) -> Iterator[Callable[..., Engine]]:
 
 
 @pytest.fixture(scope="module")
-def engine(loaded: LoadedModel) -> Iterator[Engine]:
+def engine(loaded: LoadedModel, make_queue: Callable[[], DeviceQueue]) -> Iterator[Engine]:
     """One engine for all tests of a module: jobs must leave no trace in each other."""
-    with loaded.engine() as engine:
+    with loaded.engine(queue=make_queue()) as engine:
         yield engine
         engine.check_integrity()
         assert engine.stats().kv_blocks_free == engine.stats().kv_blocks_total

@@ -21,7 +21,7 @@ PROMPTS = ["Once", "Once upon a time, there was a little", "The dog", "Lily and 
 
 
 @pytest.fixture
-def recorded(loaded: Any) -> Iterator[tuple[Engine, Recorder]]:
+def recorded(loaded: Any, make_queue: Callable[[], Any]) -> Iterator[tuple[Engine, Recorder]]:
     shape = cache_shape(
         loaded.config,
         64,
@@ -39,6 +39,7 @@ def recorded(loaded: Any) -> Iterator[tuple[Engine, Recorder]]:
         model_name="stories",
         weight_bytes=loaded.model.weight_bytes,
         max_sequences=ROWS,
+        queue=make_queue(),
     ) as engine:
         yield engine, recorder
         engine.check_integrity()

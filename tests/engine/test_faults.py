@@ -142,10 +142,11 @@ def test_when_the_thread_dies_every_job_fails_and_none_hangs(
     generations = [engine.submit(request(prompt=PROMPT, max_tokens=50)) for _ in range(5)]
     hold.wait_until_reached()
 
-    def broken() -> None:
+    def broken(*_: object) -> None:
         raise AssertionError("a broken invariant")
 
     monkeypatch.setattr(engine._scheduler, "schedule", broken)
+    monkeypatch.setattr(engine._scheduler, "schedule_ahead", broken)
     hold.open()
     for generation in generations:
         with pytest.raises(InternalError, match="broke down"):
@@ -159,3 +160,5 @@ def test_when_the_thread_dies_every_job_fails_and_none_hangs(
     monkeypatch.undo()
     for sequence in engine._scheduler.running:
         engine._scheduler.finish(sequence)
+    for plan in engine._scheduler._ahead:
+        engine._scheduler.drop(plan)

@@ -1,7 +1,8 @@
 """Random arrivals, lengths, priorities, cancels and tiny pools: what the scheduler must keep.
 
 Prompts begin alike more often than not. A model of the KV memory notes for every slot the text up
-to the token that was written there; whoever reads a slot must find its own text.
+to the token that was written there; whoever reads a slot must find its own text. Where steps are
+launched ahead, each writes when it lands, after all that happened meanwhile.
 """
 
 from __future__ import annotations
@@ -44,14 +45,21 @@ class SchedulerPromises(RuleBasedStateMachine):
         self.ended_early: set[Sequence] = set()
         self.memory: dict[tuple[int, int], tuple[int, ...]] = {}
         """What each (block, offset) holds: all token ids up to the one whose keys lie there."""
+        self.flight: StepPlan | None = None
+        self.written: dict[Sequence, tuple[int, int]] = {}
+        """The slot that ``flight`` writes to for each sequence."""
 
     @initialize(
         blocks=st.integers(2, 12),
         max_sequences=st.integers(1, 5),
         step=st.integers(1, 24),
         prefix_caching=st.sampled_from([True, True, True, False]),
+        overlaps=st.booleans(),
     )
-    def open(self, blocks: int, max_sequences: int, step: int, prefix_caching: bool) -> None:
+    def open(
+        self, blocks: int, max_sequences: int, step: int, prefix_caching: bool, overlaps: bool
+    ) -> None:
+        self.overlaps = overlaps
         self.pool = BlockPool(blocks)
         self.max_sequences, self.step_tokens = max_sequences, step
         self.prefix_caching = prefix_caching
@@ -105,12 +113,17 @@ class SchedulerPromises(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.running_count > 1)
     @rule()
     def run_out_of_device_memory(self) -> None:
-        self.scheduler.relieve(self.scheduler.running[-1])
+        self.settle()
+        if self.scheduler.running_count > 1:
+            self.scheduler.relieve(self.scheduler.running[-1])
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(out_of_memory=st.booleans())
     def step_fails(self, out_of_memory: bool) -> None:
         """Whatever it had written by then is garbage."""
+        self.settle()
+        if not self.scheduler.has_work:
+            return
         plan = self.scheduler.schedule()
         self.check_memory(plan)
         for chunk in plan.chunks:
@@ -122,19 +135,78 @@ class SchedulerPromises(RuleBasedStateMachine):
         for chunk in plan.chunks:
             self.end(chunk.sequence)
 
+    @precondition(lambda self: self.flight is not None)
+    @rule()
+    def flight_fails(self) -> None:
+        """And with it all whose tokens it was to give."""
+        plan, self.flight = self.flight, None
+        assert plan is not None
+        for slot in self.written.values():
+            self.memory[slot] = GARBAGE
+        self.scheduler.drop(plan)
+        for chunk in plan.chunks:
+            self.end(chunk.sequence)
+
     @rule()
     def step(self) -> None:
+        plan = self.flight or self.planned()
+        slots = self.written if self.flight else self.slots(plan)
+        self.flight = self.scheduler.schedule_ahead(plan) if self.overlaps else None
+        if self.flight is not None:
+            self.check_flight(plan, self.flight)
+            self.written = {
+                chunk.sequence: self.slot(chunk.sequence, chunk.start)
+                for chunk in self.flight.chunks
+            }
+        self.land(plan, slots)
+
+    def settle(self) -> None:
+        plan, self.flight = self.flight, None
+        if plan is not None:
+            self.land(plan, self.written)
+
+    def slots(self, plan: StepPlan) -> dict[Sequence, tuple[int, int]]:
+        """Where a step writes the first token of each chunk."""
+        return {chunk.sequence: self.slot(chunk.sequence, chunk.start) for chunk in plan.chunks}
+
+    def check_flight(self, plan: StepPlan, ahead: StepPlan) -> None:
+        """Those of ``plan`` that go on, each a token further; nobody else could start."""
+        going_on = [
+            chunk
+            for chunk in plan.chunks
+            if chunk.sequence.state is SequenceState.RUNNING
+            and chunk.sequence.generated_count + 1 < chunk.sequence.request.max_tokens
+        ]
+        assert [(c.sequence, c.start, c.count) for c in ahead.chunks] == [
+            (c.sequence, c.start + 1, 1) for c in going_on
+        ]
+        assert set(self.scheduler.running) <= {c.sequence for c in plan.chunks}
+
+    def planned(self) -> StepPlan:
         before = {s: (s.computed, s.generated_count) for s in self.scheduler.running}
         waiting = self.scheduler.waiting
         plan = self.scheduler.schedule()
         self.check_plan(plan, waiting, before)
-        self.check_memory(plan)
+        return plan
+
+    def land(self, plan: StepPlan, slots: dict[Sequence, tuple[int, int]]) -> None:
+        alive = [c for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
         for chunk in plan.chunks:
+            if chunk not in alive:
+                # A token that nobody wants: its block must have been kept from others.
+                block, _ = slots[chunk.sequence]
+                assert self.pool.holders(block) == 1
+                assert self.pool.contents(block) is None
+                assert not any(block in s.blocks for s in self.scheduler.running)
+                self.memory[slots[chunk.sequence]] = GARBAGE
+        self.check_memory(StepPlan(tuple(alive), plan.decodes))
+        for chunk in alive:
+            assert self.slot(chunk.sequence, chunk.start) == slots[chunk.sequence]
             for position in range(chunk.start, chunk.start + chunk.count):
                 text = tuple(chunk.sequence.token_ids[: position + 1])
                 self.memory[self.slot(chunk.sequence, position)] = text
         self.scheduler.advance(plan)
-        for chunk in plan.chunks:
+        for chunk in alive:
             sequence = chunk.sequence
             if sequence.pending == 0:
                 sequence.append(1)
@@ -145,7 +217,8 @@ class SchedulerPromises(RuleBasedStateMachine):
         if sequence.finish_reason is None:
             self.ended_early.add(sequence)
         self.scheduler.finish(sequence)
-        assert sequence.blocks == []
+        in_flight = self.flight is not None and sequence in self.written
+        assert in_flight or sequence.blocks == []
 
     def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
         return sequence.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
@@ -252,6 +325,7 @@ class SchedulerPromises(RuleBasedStateMachine):
                 break
             self.step()
             self.limits_hold_and_every_block_is_accounted_for()
+        self.settle()
         assert not self.scheduler.has_work
         assert self.pool.free_count == self.pool.total
         for sequence in self.sequences:

@@ -16,7 +16,7 @@ from torch.profiler import record_function
 from llorch_worker.cli.bench.components import Component
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.runner import Runner
-from llorch_worker.engine.sampler import Sampler
+from llorch_worker.engine.sampler import Chosen, Sampler
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.model import Llama, RaggedBatch
 from llorch_worker.model.forward_pass import ForwardPass
@@ -56,9 +56,12 @@ class Ranges:
 
     def __enter__(self) -> Self:
         for owner, method, component in (
-            (Runner, "run", Component.BATCH),
-            (Sampler, "sample", Component.SAMPLER),
+            (Runner, "launch", Component.BATCH),
+            (Sampler, "prepare", Component.SAMPLER),
+            (Sampler, "choose", Component.SAMPLER),
+            (Chosen, "read", Component.SAMPLER),
             (Scheduler, "schedule", Component.SCHEDULER),
+            (Scheduler, "schedule_ahead", Component.SCHEDULER),
             (Scheduler, "advance", Component.SCHEDULER),
             (Scheduler, "finish", Component.SCHEDULER),
             (EngineCore, "_deliver", Component.DELIVERY),

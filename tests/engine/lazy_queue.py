@@ -1,0 +1,68 @@
+"""A device that computes as late as it may: nothing is there before somebody waits for it."""
+
+from __future__ import annotations
+
+import torch
+
+from llorch_worker.engine.device_queue import Done, Work
+from llorch_worker.engine.sampler import Sampled
+
+
+class LazyQueue:
+    """A ``DeviceQueue`` whose work begins when its result, or one launched later, is awaited.
+
+    So the host cannot use a token early: there is none. And what it changes between a launch and
+    the wait for it has happened by the time the step is computed.
+    """
+
+    overlaps = True
+
+    def __init__(self) -> None:
+        self.unread = 0
+        self.most_unread = 0
+        self.unread_at_launch: list[int] = []
+        """Of each launch, how many were launched before and not read."""
+        self._waiting: list[_Lazy] = []
+
+    def launch(self, work: Work) -> _Lazy:
+        self.unread_at_launch.append(self.unread)
+        self.unread += 1
+        self.most_unread = max(self.most_unread, self.unread)
+        lazy = _Lazy(self, work)
+        self._waiting.append(lazy)
+        return lazy
+
+    def compute_until(self, last: _Lazy) -> None:
+        while not last.computed:
+            self._waiting.pop(0).compute()
+
+
+class _Lazy:
+    def __init__(self, queue: LazyQueue, work: Work) -> None:
+        self.computed = False
+        self._queue = queue
+        self._work = work
+        self._done: Done | None = None
+        self._error: Exception | None = None
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        assert self.computed, "the host asked for tokens that the device has not chosen"
+        if self._done is None:
+            raise RuntimeError("the step before has failed")
+        return self._done.token_ids
+
+    def compute(self) -> None:
+        self.computed = True
+        try:
+            self._done = Done(self._work())
+        except Exception as error:  # noqa: BLE001 - it is raised where somebody waits
+            self._error = error
+
+    def read(self) -> Sampled:
+        self._queue.unread -= 1
+        self._queue.compute_until(self)
+        if self._done is None:
+            assert self._error is not None
+            raise self._error
+        return self._done.read()

@@ -1,0 +1,296 @@
+"""A step launched before the last one's tokens are known: what may be, and what it must not change.
+
+The device of these tests computes nothing before its result is awaited (see ``LazyQueue``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from llorch_worker.contract import Event, GenerationRequest, InternalError, Tokens
+from llorch_worker.engine import Engine
+from llorch_worker.engine.device_queue import Done, Pending, Work
+from llorch_worker.engine.sampler import Sampler
+from llorch_worker.engine.sequence import Sequence
+from llorch_worker.kernels import torch_sample
+from llorch_worker.model import RaggedBatch
+from tests.engine.lazy_queue import LazyQueue
+
+PROMPT = "Once upon a time"
+
+
+def request(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(
+        **{"prompt": PROMPT, "temperature": 0, "ignore_eos": True, "max_tokens": 20, **fields}
+    )
+
+
+@pytest.fixture
+def queue() -> LazyQueue:
+    return LazyQueue()
+
+
+@pytest.fixture
+def engine_of(loaded: Any, queue: LazyQueue) -> Iterator[Callable[..., Engine]]:
+    engines: list[Engine] = []
+
+    def make(**settings: Any) -> Engine:
+        engines.append(loaded.engine(queue=queue, **settings))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.check_integrity()
+        engine.close()
+        assert engine.stats().kv_blocks_free == engine.stats().kv_blocks_total
+    assert queue.unread == 0
+
+
+@pytest.fixture(scope="module")
+def expected(loaded: Any) -> tuple[int, ...]:
+    with loaded.engine() as engine:
+        ids: tuple[int, ...] = engine.submit(request()).result(60).choices[0].token_ids
+        return ids
+
+
+def test_each_decode_step_is_launched_before_the_one_before_it_is_read(
+    engine_of: Callable[..., Engine], queue: LazyQueue, expected: tuple[int, ...]
+) -> None:
+    generation = engine_of().submit(request())
+    assert generation.result(60).choices[0].token_ids == expected
+    # The prefill and the first decode are read before anything follows them.
+    assert queue.unread_at_launch == [0, 0] + [1] * 18
+
+
+def test_two_steps_at_most_are_launched_and_unread(
+    engine_of: Callable[..., Engine], queue: LazyQueue
+) -> None:
+    engine = engine_of(max_sequences=3)
+    generations = [engine.submit(request(max_tokens=5 + 7 * index)) for index in range(7)]
+    assert [g.result(60).usage.completion for g in generations] == [5 + 7 * i for i in range(7)]
+    assert queue.most_unread == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 1, "top_p": 0.9},
+        {"temperature": 1, "top_k": 5},
+        {"temperature": 1, "min_p": 0.1},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"logit_bias": {5: 1.0}},
+        {"min_tokens": 3},
+        {"logprobs": 0},
+    ],
+    ids=lambda fields: list(fields)[-1],
+)
+def test_what_needs_the_host_between_steps_is_computed_step_by_step(
+    engine_of: Callable[..., Engine], queue: LazyQueue, loaded: Any, fields: dict[str, Any]
+) -> None:
+    engine = engine_of()
+    generation = engine.submit(request(seed=3, **fields))
+    with loaded.engine() as plain:
+        expected = plain.submit(request(seed=3, **fields)).result(60).choices
+    assert generation.result(60).choices == expected
+    assert queue.most_unread == 1
+
+
+def test_nobody_gets_the_token_that_was_computed_behind_its_end(
+    engine_of: Callable[..., Engine], queue: LazyQueue, expected: tuple[int, ...]
+) -> None:
+    """And no token comes twice."""
+    events: list[Event] = []
+    engine = engine_of()
+    stop = next(i for i in range(3, 20) if expected[i] not in expected[:i])
+    neighbour = engine.submit(request())
+    generation = engine.submit(request(stop_token_ids=[expected[stop]]), on_event=events.append)
+    result = generation.result(60)
+    assert result.choices[0].finish_reason == "stop"
+    assert result.choices[0].token_ids == expected[: stop + 1]
+    tokens = [event for event in events if isinstance(event, Tokens)]
+    assert [event.index for event in tokens] == list(range(stop + 1))
+    assert neighbour.result(60).choices[0].token_ids == expected
+    assert queue.most_unread == 2
+    assert engine.stats().completion_tokens_total == 20 + stop + 1
+
+
+def test_a_step_writes_only_to_blocks_that_are_still_held(
+    engine_of: Callable[..., Engine], watched: Callable[..., Any]
+) -> None:
+    """Also where its sequence ended after the launch, and others wait for blocks."""
+    engines: list[Engine] = []
+
+    def check(step: int, batch: RaggedBatch) -> None:
+        pool = engines[0].cache.blocks
+        written = (batch.slots // engines[0].cache.block_size).tolist()
+        assert all(pool.holders(block) == 1 for block in written)
+        assert all(pool.contents(block) is None for block in written)
+
+    engines.append(engine_of(model=watched(check), num_blocks=12))
+    generations = [
+        engines[0].submit(request(max_tokens=60, stop=[stop]))
+        for stop in ("a", "the", ".", "was", "e", "She")
+        for _ in range(3)
+    ]
+    for generation in generations:
+        generation.result(60)
+
+
+def test_a_new_job_starts_though_others_run_ahead(
+    engine_of: Callable[..., Engine], queue: LazyQueue
+) -> None:
+    engine = engine_of()
+    another = StartsAnother()
+    long = engine.submit(request(max_tokens=300), on_event=another)
+    another.submit = lambda: engine.submit(request(max_tokens=3))
+    assert long.result(60).usage.completion == 300
+    assert another.started is not None
+    assert another.started.result(60).usage.completion == 3
+    assert queue.most_unread == 2
+
+
+class StartsAnother:
+    """Submits another job from the callback of the tenth token."""
+
+    def __init__(self) -> None:
+        self.submit: Callable[[], Any] | None = None
+        self.started: Any = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Tokens) and event.index >= 10 and self.submit and not self.started:
+            self.started = self.submit()
+
+
+class DamagedAt:
+    """NaN in the last row of one decode step of two."""
+
+    def __init__(self, model: Any, at: int) -> None:
+        self.model = model
+        self.at = at
+        self.decodes = 0
+
+    def forward(self, batch: RaggedBatch, cache: Any) -> torch.Tensor:
+        logits: torch.Tensor = self.model.forward(batch, cache)
+        if batch.query_lengths == (1, 1):
+            self.decodes += 1
+            if self.decodes == self.at:
+                logits[1] = math.nan
+        return logits
+
+
+def test_damage_fails_the_job_of_its_row_in_its_step(
+    engine_of: Callable[..., Engine], loaded: Any, queue: LazyQueue, expected: tuple[int, ...]
+) -> None:
+    engine = engine_of(model=DamagedAt(loaded.model, at=6))
+    events: list[Event] = []
+    first = engine.submit(request())
+    second = engine.submit(request(), on_event=events.append)
+    with pytest.raises(InternalError, match="not finite"):
+        second.result(60)
+    assert first.result(60).choices[0].token_ids == expected
+    told = [token for event in events if isinstance(event, Tokens) for token in event.ids]
+    assert told == list(expected[: len(told)])
+    assert len(told) < 20
+    assert queue.most_unread == 2
+
+
+def test_memory_that_runs_out_in_a_step_launched_ahead_loses_no_token(
+    engine_of: Callable[..., Engine],
+    watched: Callable[..., Any],
+    queue: LazyQueue,
+    expected: tuple[int, ...],
+) -> None:
+    def run_out(step: int, batch: RaggedBatch) -> None:
+        if step in (6, 11) and len(batch.query_lengths) > 1:
+            raise MemoryError
+
+    engine = engine_of(model=watched(run_out))
+    generations = [engine.submit(request()) for _ in range(3)]
+    assert [g.result(60).choices[0].token_ids for g in generations] == [expected] * 3
+    assert queue.most_unread == 2
+
+
+class RefusingQueue(LazyQueue):
+    """Has no memory to launch one step ahead, as a card whose allocations fail at the launch."""
+
+    def launch(self, work: Work) -> Any:
+        if self.unread and len(self.unread_at_launch) == 5:
+            self.unread_at_launch.append(self.unread)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().launch(work)
+
+
+def test_a_step_that_cannot_be_launched_ahead_is_not_the_one_before_it(
+    loaded: Any, expected: tuple[int, ...]
+) -> None:
+    with loaded.engine(queue=RefusingQueue()) as engine:
+        generations = [engine.submit(request()) for _ in range(2)]
+        assert [g.result(60).choices[0].token_ids for g in generations] == [expected] * 2
+        engine.check_integrity()
+        assert engine.stats().preempted_total == 1
+
+
+class NoHostReads(TorchDispatchMode):
+    """Refuses what makes the host wait for the device: item, bool, nonzero."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        assert func not in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.nonzero.default,
+        )
+        return func(*args, **(kwargs or {}))
+
+
+class CheckedQueue(LazyQueue):
+    def launch(self, work: Work) -> Pending:
+        with NoHostReads():
+            return Done(work())
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 0.8}, {"temperature": 1, "seed": 7}, {"temperature": 1e-9}]
+)
+def test_the_fused_sampler_needs_no_word_from_the_host_and_gives_the_same_tokens(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    requests = [request(**{"seed": 5, **fields}), request(prompt="The dog", seed=6)]
+    with loaded.engine() as plain:
+        expected = [plain.submit(r).result(60).choices[0].token_ids for r in requests]
+    monkeypatch.setattr("llorch_worker.engine.engine.select_sample", lambda *_: torch_sample.sample)
+    with loaded.engine(queue=CheckedQueue()) as engine:
+        generations = [engine.submit(r) for r in requests]
+        assert [g.result(60).choices[0].token_ids for g in generations] == expected
+
+
+def test_the_fused_sampler_serves_a_batch_only_where_everyone_samples_plainly(
+    make_sequence: Callable[..., Sequence],
+) -> None:
+    calls: list[int] = []
+
+    def fused(logits: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        calls.append(len(logits))
+        return torch_sample.sample(logits, *parameters)
+
+    sampler = Sampler(50, torch.device("cpu"), fused)
+    plain = [make_sequence(4, temperature=t, seed=9) for t in (0, 0.7, 1.0)]
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    unfused = Sampler(50, torch.device("cpu"))
+    assert (
+        sampler.sample(logits.clone(), plain).token_ids
+        == unfused.sample(logits.clone(), plain).token_ids
+    )
+    mixed = [*plain[:2], make_sequence(4, top_k=2)]
+    sampler.sample(logits.clone(), mixed)
+    assert calls == [3]
+    logits[1, 3] = math.nan
+    assert sampler.sample(logits, plain).damaged == {1}
