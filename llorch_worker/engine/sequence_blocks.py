@@ -81,12 +81,19 @@ class SequenceBlocks:
             self._keep_promise(sequence, self._pool.allocate(missing))
 
     def grow(self, sequence: Sequence) -> bool:
-        """Blocks for all tokens of a decoding sequence; False where too few are free."""
+        """Blocks for all tokens of a decoding sequence; False where too few are free.
+
+        The last token of a prompt, where its chunks leave it over, is a decode too: its block was
+        promised.
+        """
         missing = self._missing(sequence, 0)
-        if missing > self._unpromised:
+        if missing <= 0:
+            return True
+        promised = min(missing, sequence.promised_blocks)
+        if missing - promised > self._unpromised:
             return False
-        if missing > 0:
-            sequence.blocks.extend(self._pool.allocate(missing))
+        self._keep_promise(sequence, self._pool.allocate(promised))
+        sequence.blocks.extend(self._pool.allocate(missing - promised))
         return True
 
     def grow_ahead(self, sequences: Items[Sequence]) -> bool:

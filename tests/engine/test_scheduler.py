@@ -95,6 +95,17 @@ def test_a_prefill_that_has_begun_is_never_left_without_a_token(
         assert counts(run_step(s)) == [(1, 1), (2, 1), (0, 1)]
 
 
+def test_the_last_token_of_a_prompt_finds_its_promised_block_when_no_other_is_free(
+    make_sequence: MakeSequence,
+) -> None:
+    """Left over by chunks of the budget it is a decode, and must not preempt itself for ever."""
+    s = scheduler(blocks=3, step=8)
+    s.add(make_sequence(9, max_tokens=1))
+    assert [counts(run_step(s)) for _ in range(2)] == [[(0, 8)], [(0, 1)]]
+    assert s.preempted_total == 0
+    assert not s.has_work
+
+
 def test_admission_goes_by_priority_and_then_by_arrival(make_sequence: MakeSequence) -> None:
     s = scheduler(sequences=1)
     priorities = ["low", "normal", "high", "low", "high", "normal"]
@@ -239,3 +250,65 @@ def test_promises_that_nobody_was_given_are_told(make_sequence: MakeSequence) ->
     sequence.promised_blocks = 1
     with pytest.raises(RuntimeError, match="2 KV blocks are promised, 1 of them"):
         s.check_integrity()
+
+
+def decoding(s: Scheduler, *sequences: Sequence) -> StepPlan:
+    """A step, not yet computed, in which ``sequences`` decode."""
+    for sequence in sequences:
+        s.add(sequence)
+    run_step(s)
+    return s.schedule()
+
+
+def test_a_step_planned_ahead_is_one_token_further_for_those_who_go_on(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler()
+    on, ends = make_sequence(3, max_tokens=9), make_sequence(5, arrival=1, max_tokens=2)
+    ahead = s.schedule_ahead(decoding(s, on, ends))
+    assert ahead is not None
+    assert [(c.sequence, c.start, c.count, c.samples) for c in ahead.chunks] == [(on, 4, 1, True)]
+    assert ahead.decodes == 1
+    assert len(on.blocks) == 2  # for the token at 4
+
+
+def test_a_step_is_not_planned_ahead_where_somebody_may_start_or_lacks_a_block(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(blocks=4, sequences=2)
+    plan = decoding(s, make_sequence(6, max_tokens=3))
+    s.add(make_sequence(2, arrival=1, priority="high"))
+    assert s.schedule_ahead(plan) is None  # there are blocks and a place for it
+    tight = scheduler(blocks=1)
+    assert tight.schedule_ahead(decoding(tight, make_sequence(3, max_tokens=9))) is None
+
+
+def test_a_step_is_not_planned_ahead_of_a_prefill_or_of_one_who_asks_for_more(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(step=4)
+    s.add(make_sequence(6, max_tokens=9))
+    assert s.schedule_ahead(s.schedule()) is None
+    cut = scheduler()
+    plan = decoding(
+        cut, make_sequence(3, max_tokens=9), make_sequence(3, arrival=1, max_tokens=9, top_k=5)
+    )
+    assert cut.schedule_ahead(plan) is None
+
+
+def test_blocks_of_who_ends_are_free_once_the_step_planned_ahead_has_landed(
+    make_sequence: MakeSequence,
+) -> None:
+    s = scheduler(blocks=4)
+    sequence = make_sequence(3, max_tokens=9)
+    plan = decoding(s, sequence)
+    ahead = s.schedule_ahead(plan)
+    assert ahead is not None
+    s.advance(plan)
+    s.finish(sequence)
+    s.check_integrity()
+    assert not s.has_work
+    assert s.blocks.blocks_for(5) == len(sequence.blocks) == 2
+    s.advance(ahead)
+    s.check_integrity()
+    assert sequence.blocks == []
