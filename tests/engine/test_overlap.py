@@ -251,7 +251,11 @@ class NoHostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class CheckedQueue(LazyQueue):
+class CheckedQueue:
+    """Computes at the launch, and refuses work for which the host would have to wait."""
+
+    overlaps = True
+
     def launch(self, work: Work) -> Pending:
         with NoHostReads():
             return Done(work())
