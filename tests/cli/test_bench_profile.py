@@ -52,8 +52,9 @@ def test_every_part_of_the_engine_is_found(document: Any) -> None:
         assert layers >= 2
         for name in ("attention", "down projection", "RoPE and KV write", "SiLU and product"):
             assert parts[name]["calls_per_step"] == layers, name
-        for name in ("sampler", "embedding", "output matrix", "detokeniser and events"):
+        for name in ("embedding", "output matrix", "detokeniser and events"):
             assert parts[name]["calls_per_step"] == 1, name
+        assert parts["sampler"]["calls_per_step"] == 3  # prepares, chooses, reads what was chosen
 
 
 def test_decode_is_profiled_where_all_sequences_decode(document: Any) -> None:
@@ -158,7 +159,7 @@ def test_a_flamegraph_shows_the_engine(tmp_path: Path, name: str) -> None:
         return
     assert document["flamegraph"] == str(out)
     text = out.read_text(encoding="utf-8")
-    assert "Runner.run" in text
+    assert "Runner.launch" in text
     if name.endswith(".json"):
         assert json.loads(text)["profiles"]
 
