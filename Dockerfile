@@ -1,5 +1,5 @@
 # A worker (and, with another entry point, Flower). torch brings its own CUDA libraries, so a slim
-# Python is all that has to lie under it; the host brings the driver.
+# Python and a C compiler are all that has to lie under it; the host brings the driver.
 FROM python:3.12-slim AS build
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -14,6 +14,9 @@ FROM python:3.12-slim
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PYTHONUNBUFFERED=1
+# Kernels are compiled where they run: Triton's launchers, and those for a CPU without a card.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 # A layer of its own: torch is most of the image, and changes least.
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install "torch>=2.11,<2.14"
