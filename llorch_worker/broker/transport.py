@@ -169,6 +169,9 @@ class ClaimChannel(kombu_redis.Channel):
         # Also where there is no more room: kombu then stops polling until there is, while it closes
         # a connection that speaks although nothing is expected of it.
         self._in_poll = self.client.connection
+        # Nor is an answer overdue: of a BRPOP, as mingle sends one, kombu would drop the connection
+        # after a while, and again every 25 s.
+        self._brpop_sent_at = None
 
     def _brpop_read(self, **options: Any) -> Any:
         if not self.consumes_jobs:
