@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 MEASURED_WITH = ("torch", "numpy", "gguf")
 _SETTINGS_PREFIXES = ("LLORCH_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "TORCH_", "CUDA_", "MALLOC_")
-_SECRET = "LLORCH_REDIS_URL"
+_LEFT_OUT = {"LLORCH_REDIS_URL", "CUDA_DEVICE_ORDER"}
+"""A secret, and what a process sets for itself."""
 
 
 class Machine(BaseModel):
@@ -55,7 +56,7 @@ def provenance(*, device: str, seed: int) -> Provenance:
         environment={
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(_SETTINGS_PREFIXES) and name != _SECRET
+            if name.startswith(_SETTINGS_PREFIXES) and name not in _LEFT_OUT
         },
         machine=_machine(device),
         versions={
