@@ -83,7 +83,7 @@ void llorch_pack_bf16(bf16 *weights, bf16 *work, long tiles, long columns, int t
     const long tile_size = TILE_ROWS * columns;
 #pragma omp parallel for num_threads(threads) schedule(static, (tiles + threads - 1) / threads)
     for (long t = 0; t < tiles; t++) {
-        // One piece of tiles a thread, so that the piece's number tells the thread's workplace.
+        // One piece of tiles a thread, so that the piece's number tells where in work to copy.
         bf16 *copy = work + t / ((tiles + threads - 1) / threads) * tile_size;
         uint32_t *out = (uint32_t *)(weights + t * tile_size);
         memcpy(copy, out, (size_t)tile_size * sizeof(bf16));
