@@ -6,6 +6,7 @@ The device of these tests computes nothing before its result is awaited (see ``L
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -170,14 +171,16 @@ class StartsAnother:
 
 
 class DamagedAt:
-    """NaN in the last row of one decode step of two."""
+    """NaN in the last row of one decode step of two. Begins when all jobs are there."""
 
     def __init__(self, model: Any, at: int) -> None:
         self.model = model
         self.at = at
         self.decodes = 0
+        self.all_there = threading.Event()
 
     def forward(self, batch: RaggedBatch, cache: Any) -> torch.Tensor:
+        self.all_there.wait()
         logits: torch.Tensor = self.model.forward(batch, cache)
         if batch.query_lengths == (1, 1):
             self.decodes += 1
@@ -189,10 +192,12 @@ class DamagedAt:
 def test_damage_fails_the_job_of_its_row_in_its_step(
     engine_of: Callable[..., Engine], loaded: Any, queue: LazyQueue, expected: tuple[int, ...]
 ) -> None:
-    engine = engine_of(model=DamagedAt(loaded.model, at=6))
+    model = DamagedAt(loaded.model, at=6)
+    engine = engine_of(model=model)
     events: list[Event] = []
     first = engine.submit(request())
     second = engine.submit(request(), on_event=events.append)
+    model.all_there.set()
     with pytest.raises(InternalError, match="not finite"):
         second.result(60)
     assert first.result(60).choices[0].token_ids == expected
@@ -232,8 +237,9 @@ def test_a_step_that_cannot_be_launched_ahead_is_not_the_one_before_it(
     loaded: Any, expected: tuple[int, ...]
 ) -> None:
     with loaded.engine(queue=RefusingQueue()) as engine:
-        generations = [engine.submit(request()) for _ in range(2)]
-        assert [g.result(60).choices[0].token_ids for g in generations] == [expected] * 2
+        # Two sequences of one request: both are there from the first step on.
+        choices = engine.submit(request(n=2)).result(60).choices
+        assert [choice.token_ids for choice in choices] == [expected] * 2
         engine.check_integrity()
         assert engine.stats().preempted_total == 1
 

@@ -173,10 +173,12 @@ def test_a_reset_does_not_wait_for_clients_that_come_back(proxy: FaultProxy) -> 
 
     def come_back() -> None:
         while not over.is_set():
-            with socket.create_connection(("127.0.0.1", proxy.port), LONG_S) as raw:
+            with (
+                contextlib.suppress(ConnectionResetError),
+                socket.create_connection(("127.0.0.1", proxy.port), LONG_S) as raw,
+            ):
                 raw.sendall(b"PING\r\n")
-                with contextlib.suppress(ConnectionResetError):
-                    raw.recv(100)
+                raw.recv(100)
 
     comers = [later(come_back) for _ in range(3)]
     for _ in range(20):
