@@ -1,4 +1,4 @@
-"""What an idle worker costs Redis."""
+"""What an idle worker costs Redis, and that it stays connected."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def test_an_idle_worker_asks_little_of_redis(client: Client, start_worker: Start
     # The measure is a rate, so a window is waited for, and not a condition.
     time.sleep(WINDOW_S)
     assert (commands(client) - before) / WINDOW_S < MOST_COMMANDS_A_SECOND
+
+
+def test_an_idle_worker_keeps_its_connections(client: Client, start_worker: StartWorker) -> None:
+    """Celery's mingle waits with a BRPOP, whose answer our consumer neither wants nor gets."""
+    worker = start_worker(app="tests.faults.impatient_app")
+    client.submit(prompt="x", max_tokens=2).result(30)
+    # Silence is what is tested, for longer than that Celery bears it.
+    time.sleep(2 * WINDOW_S)
+    assert "stale connection" not in worker.text()
