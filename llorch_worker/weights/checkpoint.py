@@ -108,6 +108,13 @@ def missing_tensor(path: Path, name: str) -> ModelLoadFailed:
     )
 
 
+def weights_out_of_range(path: Path, name: str) -> ModelLoadFailed:
+    return ModelLoadFailed(
+        f"{path}: tensor {name} has weights beyond all measure; the file is damaged, "
+        "download or convert it again."
+    )
+
+
 def require_shape(path: Path, info: TensorInfo, expected: tuple[int, ...]) -> None:
     """Raise ModelLoadFailed unless the tensor has the shape that the configuration calls for."""
     if info.shape != expected:

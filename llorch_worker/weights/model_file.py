@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -88,10 +89,17 @@ class ModelFile:
     def _fill(self, out: Bytes, offset: int) -> None:
         """Read ``out`` from byte ``offset`` on, and have the disk go on with what follows."""
         if hasattr(os, "posix_fadvise"):  # not on macOS
-            os.posix_fadvise(self._descriptor, offset, 4 * len(out), os.POSIX_FADV_WILLNEED)
+            # Advice only: not every file system takes it.
+            with suppress(OSError):
+                os.posix_fadvise(self._descriptor, offset, 4 * len(out), os.POSIX_FADV_WILLNEED)
         done = 0
         while done < len(out):
-            count = os.preadv(self._descriptor, [out[done:].data], offset + done)
+            try:
+                count = os.preadv(self._descriptor, [out[done:].data], offset + done)
+            except OSError as error:
+                raise ModelLoadFailed(
+                    f"{self.path} cannot be read ({error.strerror}); check the disk."
+                ) from error
             if count == 0:
                 raise ModelLoadFailed(f"{self.path} became shorter while it was read; load again.")
             done += count

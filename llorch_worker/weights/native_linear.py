@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.kernels.native.arena import Arena
 from llorch_worker.kernels.native.linear import TILE_ROWS, Bf16Tiles, QuantisedTiles
-from llorch_worker.weights.checkpoint import Checkpoint, TakeRows
+from llorch_worker.weights.checkpoint import Checkpoint, TakeRows, weights_out_of_range
 from llorch_worker.weights.groups import GroupForm, fits_half, unpack_groups
 from llorch_worker.weights.linear import DenseLinear, Linear
 from llorch_worker.weights.model_file import Bytes
@@ -130,7 +130,7 @@ def _quantised_tiles(
         type_ = GGMLQuantizationType[checkpoint.tensors[part.name].dtype_name]
         checkpoint.each_piece(
             part.name,
-            _packer(tiles, row, type_, form, part.name),
+            _packer(tiles, row, type_, form, weights_out_of_range(checkpoint.path, part.name)),
             row_multiple=TILE_ROWS,
             rope_heads=part.rope_heads,
         )
@@ -139,20 +139,22 @@ def _quantised_tiles(
 
 
 def _packer(
-    tiles: QuantisedTiles, first_row: int, type_: GGMLQuantizationType, form: GroupForm, name: str
+    tiles: QuantisedTiles,
+    first_row: int,
+    type_: GGMLQuantizationType,
+    form: GroupForm,
+    out_of_range: ModelLoadFailed,
 ) -> TakeRows:
-    """What takes the raw rows of the tensor ``name`` to ``tiles`` from ``first_row`` on."""
+    """What takes the raw rows of a tensor to ``tiles`` from ``first_row`` on."""
 
     def pack_blocks(first: int, rows: Bytes, order: npt.NDArray[np.int64] | None) -> None:
-        tiles.pack_blocks(first_row + first, rows, order)
+        if not tiles.pack_blocks(first_row + first, rows, order):
+            raise out_of_range
 
     def pack_groups(first: int, rows: Bytes, order: npt.NDArray[np.int64] | None) -> None:
         groups = unpack_groups(rows if order is None else rows[order], type_)
         if not fits_half(groups, form):
-            raise ModelLoadFailed(
-                f"tensor {name} has weights beyond all measure; the file is damaged, "
-                "download or convert it again"
-            )
+            raise out_of_range
         tiles.pack(first_row + first, groups.codes, groups.scales, groups.offsets)
 
     return pack_blocks if type_ in _PACKED_AS_THEY_ARE else pack_groups

@@ -9,9 +9,8 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 
-from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.kernels.packed_matrix import BLOCK_COLUMNS, PackedMatrix
-from llorch_worker.weights.checkpoint import Checkpoint
+from llorch_worker.weights.checkpoint import Checkpoint, weights_out_of_range
 from llorch_worker.weights.groups import GroupForm, fits_half
 from llorch_worker.weights.linear import DenseLinear, Linear
 from llorch_worker.weights.packed_weight import PackedWeight, Part
@@ -98,10 +97,7 @@ class PackedLinears:
     def _packed_part(self, checkpoint: Checkpoint, part: Part, form: GroupForm) -> PackedMatrix:
         groups = checkpoint.read_groups(part.name, part.rope_heads)
         if not fits_half(groups, form):
-            raise ModelLoadFailed(
-                f"{checkpoint.path}: tensor {part.name} has weights beyond all measure; the file "
-                "is damaged, download or convert it again"
-            )
+            raise weights_out_of_range(checkpoint.path, part.name)
         offsets = groups.offsets
         return PackedMatrix.pack(
             torch.from_numpy(groups.codes).to(self.device),

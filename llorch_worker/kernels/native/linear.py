@@ -111,13 +111,14 @@ class QuantisedTiles:
 
     def pack_blocks(
         self, first_row: int, rows: npt.NDArray[np.uint8], order: npt.NDArray[np.int64] | None
-    ) -> None:
+    ) -> bool:
         """As ``pack``, from raw rows of Q4_0 or Q8_0, whose codes lie as tiles want them.
 
-        ``rows``: [rows, row bytes]; with an ``order``, row i is ``rows[order[i]]``.
+        ``rows``: [rows, row bytes]; with an ``order``, row i is ``rows[order[i]]``. Returns whether
+        all scales are finite.
         """
         first = _first_tile(first_row)
-        _functions().pack_blocks(
+        finite = _functions().pack_blocks(
             rows.ctypes.data,
             None if order is None else order.ctypes.data,
             self.codes[first:].data_ptr(),
@@ -127,6 +128,7 @@ class QuantisedTiles:
             self.group * self.bits // 8,
             0x80 if self.bits == 8 else 0,  # Q8_0's codes are signed; here they count from 0
         )
+        return bool(finite)
 
     @property
     def nbytes(self) -> int:
@@ -227,7 +229,7 @@ class _Functions:
 
     pack_codes: Callable[..., None]
     pack_scales: Callable[..., None]
-    pack_blocks: Callable[..., None]
+    pack_blocks: Callable[..., int]
     quantised_work_bytes: Callable[..., int]
     quantised_linear: Callable[..., None]
     pack_bf16: Callable[..., None]
@@ -242,9 +244,7 @@ def _functions() -> _Functions:
     return _Functions(
         pack_codes=function("llorch_pack_codes", Pointer, Pointer, Long, Long, Int, Int),
         pack_scales=function("llorch_pack_scales", Pointer, Pointer, Long, Long, Float),
-        pack_blocks=function(
-            "llorch_pack_blocks", Pointer, Pointer, Pointer, Pointer, Long, Long, Long, Int
-        ),
+        pack_blocks=function("llorch_pack_blocks", *[Pointer] * 4, *[Long] * 3, Int, result=Int),
         quantised_work_bytes=function("llorch_quantised_work_bytes", Long, Long, Long, result=Long),
         quantised_linear=function(
             "llorch_quantised_linear",

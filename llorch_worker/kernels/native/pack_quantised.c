@@ -48,12 +48,14 @@ void llorch_pack_scales(
 // Raw rows of blocks that are a float16 scale and then codes in the order that tiles have too:
 // Q4_0 (16 bytes, columns 0 to 15 in the low halves) and Q8_0 (32 signed bytes; `flip` 0x80 makes
 // them count from 0). Row r comes from rows[order[r]], or from rows[r] where there is no order.
-void llorch_pack_blocks(
+// Returns 0 if a scale is infinite or no number.
+int llorch_pack_blocks(
     const uint8_t *rows, const int64_t *order, uint8_t *tiles, uint16_t *scales,
     long count, long blocks, long code_bytes, int flip
 ) {
     const long block_bytes = 2 + code_bytes, vectors = code_bytes / 4;
     const uint32_t flips = 0x01010101u * (uint32_t)flip;
+    int finite = 1;
     for (long t = 0; t < tiles_of(count); t++) {
         uint32_t *out = (uint32_t *)(tiles + t * TILE_ROWS * blocks * code_bytes);
         uint16_t *scale = scales + t * TILE_ROWS * blocks;
@@ -70,7 +72,10 @@ void llorch_pack_blocks(
                     continue;
                 }
                 const uint8_t *block = from[r] + b * block_bytes;
-                memcpy(scale + b * TILE_ROWS + r, block, 2);
+                uint16_t half;
+                memcpy(&half, block, 2);
+                finite &= (half & 0x7c00) != 0x7c00;
+                scale[b * TILE_ROWS + r] = half;
                 for (long v = 0; v < vectors; v++) {
                     uint32_t four;
                     memcpy(&four, block + 2 + 4 * v, 4);
@@ -79,4 +84,5 @@ void llorch_pack_blocks(
             }
         }
     }
+    return finite;
 }

@@ -1,0 +1,39 @@
+"""A model file that changes or fails under the reader ends the load with one sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.weights.model_file import ModelFile
+
+ROWS, ROW_BYTES = 8, 64
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ModelFile:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(bytes(ROWS * ROW_BYTES))
+    return ModelFile(path)
+
+
+def read_all(file: ModelFile) -> None:
+    file.each_chunk(0, ROWS, ROW_BYTES, 2, lambda first, rows: None)
+
+
+def test_a_file_that_became_shorter_is_refused(file: ModelFile) -> None:
+    os.truncate(file.path, ROWS * ROW_BYTES // 2)
+    with pytest.raises(ModelLoadFailed, match=r"model\.gguf became shorter while it was read"):
+        read_all(file)
+
+
+def test_a_read_that_fails_names_the_file_and_the_reason(file: ModelFile, tmp_path: Path) -> None:
+    # No disk fails on demand; a folder in the file's place is refused by the same call.
+    folder = os.open(tmp_path, os.O_RDONLY)
+    os.dup2(folder, file._descriptor)
+    os.close(folder)
+    with pytest.raises(ModelLoadFailed, match=r"model\.gguf cannot be read \(Is a directory\)"):
+        read_all(file)
