@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from llorch_worker.kernels.layer_kv import LayerKV
+from llorch_worker.kernels.triton.attend_tile import attend_tile
 
 _TILE_TOKENS = 64
 _PROGRAMS_PER_PROCESSOR = 4
@@ -147,35 +148,31 @@ def _decode(
     highest = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_GROUP], tl.float32)
     total = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
+    table = tables + sequence.to(tl.int64) * table_stride
     for first in range(begin, end, TILE):
         place = first + tl.arange(0, TILE)
         known = place < end
-        block = tl.load(
-            tables + sequence.to(tl.int64) * table_stride + place // BLOCK_SIZE, mask=known, other=0
+        highest, mass, total = attend_tile(
+            q,
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            table,
+            kv_head,
+            place,
+            known,
+            known[None, :],
+            highest,
+            mass,
+            total,
+            log2_scale,
+            KV_HEADS,
+            BLOCK_SIZE,
+            DIM,
+            BLOCK_DIM,
+            SCALED,
         )
-        cell = (block.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE) * KV_HEADS + kv_head
-        # What lies behind the context is never read: it may be a NaN of somebody else's.
-        inside = known[:, None] & (at[None, :] < DIM)
-        k = tl.load(keys + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
-        if SCALED:
-            k = k.to(tl.float32)
-        k = k.to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale  # [group, tile]
-        if SCALED:
-            scores *= tl.load(key_scales + cell, mask=known, other=0.0)[None, :]
-        scores = tl.where(known[None, :], scores, float("-inf"))
-        peak = tl.maximum(highest, tl.max(scores, axis=1))
-        fade = tl.exp2(highest - peak)
-        weights = tl.exp2(scores - peak[:, None])
-        mass = mass * fade + tl.sum(weights, axis=1)
-        if SCALED:
-            weights *= tl.load(value_scales + cell, mask=known, other=0.0)[None, :]
-        v = tl.load(values + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
-        if SCALED:
-            v = v.to(tl.float32)
-        v = v.to(q.dtype)
-        total = total * fade[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")
-        highest = peak
 
     if SPLITS == 1:
         attended = total / mass[:, None]

@@ -1,0 +1,62 @@
+"""One tile of keys and values, seen by a few queries: what decode and prefill do in their loops."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_tile(
+    q,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    kv_head,
+    place,
+    known,
+    visible,
+    highest,
+    mass,
+    total,
+    log2_scale,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """An online softmax takes one more tile.
+
+    ``q``: [queries, dim]; ``table``: where a sequence's blocks are listed; ``place``: [tile] in its
+    context; ``known``: [tile], which of these there are; ``visible``: [queries or 1, tile].
+    ``highest``, ``mass`` (both [queries]) and ``total`` ([queries, dim]) are the softmax so far;
+    returns them with this tile in them.
+    """
+    at = tl.arange(0, BLOCK_DIM)
+    block = tl.load(table + place // BLOCK_SIZE, mask=known, other=0)
+    cell = (block.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE) * KV_HEADS + kv_head
+    # What lies behind the context is never read: it may be a NaN of somebody else's.
+    inside = known[:, None] & (at[None, :] < DIM)
+    k = tl.load(keys + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
+    if SCALED:
+        k = k.to(tl.float32)
+    k = k.to(q.dtype)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale  # [queries, tile]
+    if SCALED:
+        scores *= tl.load(key_scales + cell, mask=known, other=0.0)[None, :]
+    scores = tl.where(visible, scores, float("-inf"))
+    peak = tl.maximum(highest, tl.max(scores, axis=1))
+    fade = tl.exp2(highest - peak)
+    weights = tl.exp2(scores - peak[:, None])
+    mass = mass * fade + tl.sum(weights, axis=1)
+    if SCALED:
+        weights *= tl.load(value_scales + cell, mask=known, other=0.0)[None, :]
+    v = tl.load(values + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
+    if SCALED:
+        v = v.to(tl.float32)
+    v = v.to(q.dtype)
+    total = total * fade[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")
+    return peak, mass, total
