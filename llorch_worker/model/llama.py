@@ -67,6 +67,8 @@ class Llama:
         residual: torch.Tensor | None = None
         for block in self.blocks:
             x, residual = block(x, residual, step)
+        if not len(batch.logits_rows):  # a step of prompts that go on in the next one
+            return x.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         x = x.index_select(0, batch.logits_rows)
         if residual is not None:
             residual = residual.index_select(0, batch.logits_rows)

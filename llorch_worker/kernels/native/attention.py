@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 
 from llorch_worker.kernels.layer_kv import LayerKV
@@ -9,22 +13,36 @@ from llorch_worker.kernels.native.library import Int, Long, NativeLibrary, Point
 from llorch_worker.kernels.ops import PagedSequences
 
 
+@dataclass(frozen=True)
+class AttentionKernel:
+    """The functions of ``paged_attention.c``."""
+
+    attend: Callable[..., int]
+    count_partials: Callable[..., int]
+
+    @classmethod
+    def of(cls, library: NativeLibrary) -> Self:
+        return cls(
+            attend=library.function(
+                "llorch_paged_attention", *[Pointer] * 7, *[Long] * 6, Int, result=Int
+            ),
+            count_partials=library.function(
+                "llorch_paged_attention_partials", Pointer, Long, result=Long
+            ),
+        )
+
+
 class NativeAttention:
     """Sequences with any number of new tokens each; see ``PagedAttention``."""
 
-    def __init__(self, library: NativeLibrary, sequences: PagedSequences) -> None:
-        self._attend = library.function(
-            "llorch_paged_attention", *[Pointer] * 7, *[Long] * 6, Int, result=Int
-        )
-        count_partials = library.function(
-            "llorch_paged_attention_partials", Pointer, Long, result=Long
-        )
+    def __init__(self, kernel: AttentionKernel, sequences: PagedSequences) -> None:
+        self._attend = kernel.attend
         self._lengths = torch.tensor(
             (sequences.first_rows, sequences.query_lengths, sequences.context_lengths)
         )
         self._tables = sequences.block_tables.contiguous()
         self._block_size = sequences.block_size
-        self._partial_count: int = count_partials(
+        self._partial_count = kernel.count_partials(
             self._lengths.data_ptr(), len(sequences.first_rows)
         )
         self._partials = torch.empty(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llorch_worker.kernels.layer_kv import KvForm, LayerKV
-from llorch_worker.kernels.native.attention import NativeAttention
+from llorch_worker.kernels.native.attention import AttentionKernel, NativeAttention
 from llorch_worker.kernels.native.library import Float, Int, Long, NativeLibrary, Pointer
 from llorch_worker.kernels.ops import CausalMask, PagedAttention, PagedSequences
 
@@ -31,7 +31,7 @@ class NativeOps:
         self._rope_and_write = library.function(
             "llorch_rope_and_write", *[Pointer] * 6, *[Long] * 4, Int
         )
-        self._library = library
+        self._attention = AttentionKernel.of(library)
 
     @staticmethod
     def refusal(dtype: torch.dtype, head_dim: int, kv_form: KvForm) -> str | None:
@@ -110,7 +110,7 @@ class NativeOps:
         )
 
     def paged_decode(self, sequences: PagedSequences) -> PagedAttention:
-        return NativeAttention(self._library, sequences)
+        return NativeAttention(self._attention, sequences)
 
     def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:  # noqa: ARG002 - positions tell what a query may see
-        return NativeAttention(self._library, sequences)
+        return NativeAttention(self._attention, sequences)
