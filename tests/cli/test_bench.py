@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.cli.bench.engine import parse_concurrencies
 from llorch_worker.cli.bench.overhead_figures import SAMPLINGS
-from llorch_worker.cli.errors import CommandError
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
 
@@ -119,13 +117,3 @@ def test_a_model_that_is_not_there_is_one_sentence(command: str) -> None:
 def test_a_load_beyond_the_context_is_refused_before_the_model_loads() -> None:
     said = sentence(run("bench", "engine", "--model", "demo", "--prompt-tokens", "999999"), 2)
     assert "--prompt-tokens 999999 and --new-tokens 32 exceed the model's context" in said
-
-
-@pytest.mark.parametrize("text", ["", "x", "0", "1,,2", "1,-1", "9999", "1.5"])
-def test_concurrencies_are_counted_numbers(text: str) -> None:
-    with pytest.raises(CommandError, match="--concurrency must be numbers"):
-        parse_concurrencies(text)
-
-
-def test_concurrencies_keep_their_order() -> None:
-    assert parse_concurrencies("8,1, 16,8") == (8, 1, 16)

@@ -9,8 +9,8 @@ import typer
 
 from llorch_worker.cli import extras
 from llorch_worker.cli.bench.headings import show_provenance
+from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
-from llorch_worker.cli.errors import usage_error
 from llorch_worker.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -59,7 +59,7 @@ def engine(
     are measured in the same process.
     """
     screen = Screen(as_json=as_json)
-    concurrencies = parse_concurrencies(concurrency)
+    concurrencies = parse_numbers("--concurrency", concurrency, MAX_CONCURRENCY)
     settings = settings_from(
         model=model, device=device, dtype=dtype, max_step_tokens=max_step_tokens
     )
@@ -83,20 +83,6 @@ def engine(
         screen.document(figures.model_dump(mode="json"))
     else:
         _show(screen, figures)
-
-
-def parse_concurrencies(text: str) -> tuple[int, ...]:
-    """``"1,8,16"`` as numbers; raises CommandError for anything else."""
-    try:
-        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        numbers = ()
-    if not numbers or not all(1 <= number <= MAX_CONCURRENCY for number in numbers):
-        raise usage_error(
-            f"--concurrency must be numbers from 1 to {MAX_CONCURRENCY}, such as 16 or 1,8,16 "
-            f"(got {text[:40]!r})"
-        )
-    return numbers
 
 
 def _show(screen: Screen, figures: EngineFigures) -> None:

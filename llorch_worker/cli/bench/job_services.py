@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
@@ -69,10 +70,46 @@ class JobService(Protocol):
         """All ``jobs``, submitted at once."""
 
 
-class OurQueue:
-    """A Redis, our worker, and the real client."""
+class _WorkerOnRedis(ABC):
+    """A Redis, and one Celery worker on it."""
+
+    note: str
+
+    def __init__(self) -> None:
+        self._rig = Rig()
+
+    def __enter__(self) -> Self:
+        self._rig.__enter__()
+        program, hostname = self._worker()
+        try:
+            self._rig.start_worker(program, hostname)
+        except CommandError as error:
+            self._rig.__exit__(None, None, None)
+            raise CannotRun(error.message) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._rig.__exit__(kind, error, trace)
+
+    @abstractmethod
+    def _worker(self) -> tuple[Program, Callable[[int], str]]:
+        """How it is started, and its node name when its process id is known."""
+
+    @abstractmethod
+    def run(self, jobs: Sequence[Job]) -> Done:
+        """See :class:`JobService`."""
+
+
+class OurQueue(_WorkerOnRedis):
+    """Our worker and the real client."""
 
     def __init__(self, terms: Terms, slots: int) -> None:
+        super().__init__()
         self._threads = terms.threads
         self._settings = Settings(
             model=terms.model,
@@ -82,25 +119,10 @@ class OurQueue:
             max_context=terms.context_tokens,
         )
         self.note = f"one worker, {slots} sequences, {terms.dtype}"
-        self._rig = Rig()
 
-    def __enter__(self) -> Self:
-        self._rig.__enter__()
-        try:
-            program = self._rig.worker_of(self._settings, self._threads)
-            self._rig.start_worker(program, lambda pid: worker_hostname(self._settings, pid))
-        except CommandError as error:
-            self._rig.__exit__(None, None, None)
-            raise CannotRun(error.message) from None
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._rig.__exit__(kind, error, trace)
+    def _worker(self) -> tuple[Program, Callable[[int], str]]:
+        program = self._rig.worker_of(self._settings, self._threads)
+        return program, lambda pid: worker_hostname(self._settings, pid)
 
     def run(self, jobs: Sequence[Job]) -> Done:
         requests = [job.request() for job in jobs]
@@ -109,16 +131,15 @@ class OurQueue:
         return Done(len(jobs), tokens, ran.wall_s)
 
 
-class StockCelery:
-    """A Redis, and stock Celery's solo pool around transformers' ``generate``: a job at a time."""
+class StockCelery(_WorkerOnRedis):
+    """Stock Celery's solo pool around transformers' ``generate``: a job at a time."""
 
     def __init__(self, terms: Terms) -> None:
+        super().__init__()
         self._terms = terms
         self.note = f"solo pool, transformers generate, {terms.dtype}, one job at a time"
-        self._rig = Rig()
 
-    def __enter__(self) -> Self:
-        self._rig.__enter__()
+    def _worker(self) -> tuple[Program, Callable[[int], str]]:
         application = "llorch_worker.cli.bench.stock_generate"
         arguments = ("-A", application, "worker", "-P", "solo", "-n", "stock@bench")
         environment = {
@@ -127,20 +148,7 @@ class StockCelery:
             **thread_environment(self._terms.threads),
         }
         program = Program("stock Celery", python("-m", "celery", *arguments), environment)
-        try:
-            self._rig.start_worker(program, lambda _pid: "stock@bench")
-        except CommandError as error:
-            self._rig.__exit__(None, None, None)
-            raise CannotRun(error.message) from None
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._rig.__exit__(kind, error, trace)
+        return program, lambda _pid: "stock@bench"
 
     def run(self, jobs: Sequence[Job]) -> Done:
         with stock_app(self._rig.redis_url) as app:

@@ -82,14 +82,6 @@ class Rig:
                     raise CommandError("DID_NOT_START", f"{program.name} could not start: {words}")
         return worker
 
-    def stop_worker(self, worker: Child) -> None:
-        """Ends it, after what it runs."""
-        worker.terminate()
-        if not worker.wait(STOP_S):
-            worker.kill()
-            worker.wait(None)
-        self._workers.remove(worker)
-
     def worker_of(self, settings: Settings, threads: int | None) -> Program:
         """``llorch worker`` of ``settings`` on this Redis."""
         mine = settings.model_copy(update={"redis_url": self.redis_url})

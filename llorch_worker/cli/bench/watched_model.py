@@ -29,10 +29,6 @@ class Step:
     def decodes_only(self) -> bool:
         return self.tokens == self.sequences
 
-    @property
-    def forward_s(self) -> float:
-        return self.ended_s - self.began_s
-
 
 class WatchedModel:
     """Stands in for ``model``; costs about a microsecond a step."""
