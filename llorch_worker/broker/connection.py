@@ -135,9 +135,11 @@ class Subscriptions:
     def to(self, channel: str) -> Iterator[PubSub]:
         pubsub = self._take()
         try:
+            # Of the channel before only now: whoever leaves has a result, and hurries.
+            if pubsub.channels:
+                pubsub.unsubscribe()
             pubsub.subscribe(channel)
             yield pubsub
-            pubsub.unsubscribe(channel)
         except BaseException:
             pubsub.close()
             raise

@@ -164,22 +164,25 @@ class ClaimChannel(kombu_redis.Channel):
             return
         # Listen first, then look: what is pushed in between is news. What is older is seen now.
         self._track()
-        self._read_news()
-        self._claim_and_deliver()
-        # Also where there is no more room: kombu then stops polling until there is, while it closes
-        # a connection that speaks although nothing is expected of it.
-        self._in_poll = self.client.connection
-        # Nor is an answer overdue: of a BRPOP, as mingle sends one, kombu would drop the connection
-        # after a while, and again every 25 s.
-        self._brpop_sent_at = None
+        self._look()
 
     def _brpop_read(self, **options: Any) -> Any:
         if not self.consumes_jobs:
             return super()._brpop_read(**options)
-        # Not waiting any more: the next turn claims, and reads what comes until then.
+        # Not waiting meanwhile: where this fails the next turn of the loop begins anew.
         self._in_poll = None
-        self._read_news()
+        self._look()
         return True
+
+    def _look(self) -> None:
+        self._read_news()
+        # Waiting again, also where there will be no more room: kombu then stops polling until there
+        # is, while it closes a connection that speaks although nothing is expected of it.
+        self._in_poll = self.client.connection
+        # Nor is an answer overdue: of a BRPOP, as mingle sends one, kombu would drop the connection
+        # after a while, and again every 25 s.
+        self._brpop_sent_at = None
+        self._claim_and_deliver()
 
     def _read_news(self) -> None:
         connection = self.client.connection
@@ -361,5 +364,6 @@ def install(terms: ClaimTerms, worker: str) -> None:
 
 
 def _call(connection: Any, *command: Any) -> Any:
-    connection.send_command(*command)
+    # No health check first: its PING would take the answer to a BRPOP that is still due for its own.
+    connection.send_command(*command, check_health=False)
     return connection.read_response()

@@ -1,4 +1,5 @@
-"""Puts this process on the one card that is to be its own, before torch is loaded."""
+"""Prepares this process for its device, before torch is loaded: the one card that is to be its own,
+and how long idle threads keep a processor."""
 
 from __future__ import annotations
 
@@ -21,6 +22,16 @@ from llorch_worker.worker.devices import (
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 _CARD = re.compile(r"cuda(?::(\d+))?")
+
+SPINS = "GOMP_SPINCOUNT"
+SPIN_COUNT = "20000"
+"""Turns for which an OpenMP thread waits for more work before it sleeps: some 200 microseconds.
+
+That bridges the gaps within a step as well as the default of 300,000 does, which keeps a processor
+for milliseconds after the step: on two of them Redis took 2.2 ms to store a result, and 0.5 ms with
+this.
+"""
+WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ def take_place(
     first that no other worker has. ``auto`` is the CPU only where this machine has no card or this
     torch no CUDA. Any other name is left to the engine, which knows what it may be.
 
-    Call it before torch is loaded: CUDA reads the environment once.
+    Call it before torch is loaded: CUDA and OpenMP read the environment once.
 
     Args:
         locks: the folder of :class:`DeviceLocks`.
@@ -60,6 +71,7 @@ def take_place(
     Raises:
         DeviceUnavailable: no driver, no such card, or another worker has it.
     """
+    limit_spinning(environment)
     match = _CARD.fullmatch(device)
     if device == "auto":
         cards = _cards_for_auto(environment)
@@ -73,6 +85,12 @@ def take_place(
     environment[VISIBLE] = card.cuda_id
     environment[ORDER] = "PCI_BUS_ID"
     return Place("cuda:0", card, lock)
+
+
+def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Lets idle threads sleep soon, unless the operator says how they are to wait."""
+    if WAIT_POLICY not in environment:
+        environment.setdefault(SPINS, SPIN_COUNT)
 
 
 def usable_cards(environment: MutableMapping[str, str] = os.environ) -> tuple[Card, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.worker.devices import Card, DeviceUnavailable, visible_cards
+from llorch_worker.worker.launcher import SPIN_COUNT, SPINS, WAIT_POLICY, limit_spinning
 from tests.fake_gpu.machine import SITE, Machine, card, uuid
 from tests.services import REPOSITORY
 
@@ -144,3 +145,19 @@ def test_auto_is_a_card_where_torch_could_use_one(
     assert take("auto", None, tmp_path / "cuda_build") == "cpu cpu None None"
     machine.show(card(0, fault="GPU is lost"))
     assert "no card works" in take("auto", machine, tmp_path / "cuda_build")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {SPINS: SPIN_COUNT}),
+        ({SPINS: "7"}, {SPINS: "7"}),
+        ({WAIT_POLICY: "active"}, {WAIT_POLICY: "active"}),
+    ],
+)
+def test_idle_threads_sleep_soon_unless_the_operator_says_how_they_wait(
+    before: dict[str, str], after: dict[str, str]
+) -> None:
+    environment = dict(before)
+    limit_spinning(environment)
+    assert environment == after

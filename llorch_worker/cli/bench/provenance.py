@@ -12,7 +12,17 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 MEASURED_WITH = ("torch", "numpy", "gguf")
-_SETTINGS_PREFIXES = ("LLORCH_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "TORCH_", "CUDA_", "MALLOC_")
+_SETTINGS_PREFIXES = (
+    "LLORCH_",
+    "OMP_",
+    "GOMP_",
+    "MKL_",
+    "ONEDNN_",
+    "DNNL_",
+    "TORCH_",
+    "CUDA_",
+    "MALLOC_",
+)
 _LEFT_OUT = {"LLORCH_REDIS_URL", "CUDA_DEVICE_ORDER"}
 """A secret, and what a process sets for itself."""
 

@@ -82,6 +82,10 @@ def queue(
         queue_limit=0,
     )
     extras.require("worker")
+    from llorch_worker.worker.launcher import limit_spinning
+
+    # Before torch is loaded: what spins here takes a processor from the worker beside it.
+    limit_spinning()
     from llorch_worker.cli.bench.job_load import JobLoad, around
     from llorch_worker.cli.bench.no_op_figures import measure_no_op
     from llorch_worker.cli.bench.provenance import provenance
