@@ -364,6 +364,6 @@ def install(terms: ClaimTerms, worker: str) -> None:
 
 
 def _call(connection: Any, *command: Any) -> Any:
-    # No health check first: its PING would take the answer to a BRPOP that is still due for its own.
+    # No health check first: its PING would take the answer to a BRPOP that is still due.
     connection.send_command(*command, check_health=False)
     return connection.read_response()
