@@ -92,6 +92,6 @@ def test_subscriptions_one_after_another_share_a_connection(
                 (connection,) = client.client_list(_type="pubsub")
                 ids.add(connection["id"])
             if killed:
-                client.client_kill_filter(_type="normal", skipme=True)
+                client.client_kill_filter(_type="pubsub")
         subscriptions.close()
     assert len(ids) == (2 if killed else 1)

@@ -6,8 +6,14 @@
 
 enum { ROWS_AT_ONCE = 8 };  // times two tiles: 16 sums, which hide the latency of a product
 
+// Weights to fetch in the course of a call: `stride` bytes of them for each pair of columns, or 0.
+typedef struct {
+    const char *from;
+    long stride;
+} Ahead;
+
 ALWAYS_INLINE void multiply_tiles(
-    int rows, int tiles, const bf16 *x, long columns, const bf16 *weights,
+    int rows, int tiles, const bf16 *x, long columns, const bf16 *weights, Ahead ahead,
     Output out, long m, long column, int lanes
 ) {
     const long tile_size = columns * TILE_ROWS;
@@ -22,6 +28,7 @@ ALWAYS_INLINE void multiply_tiles(
             pairs[t] = (__m512bh)_mm512_load_si512(at);
             _mm_prefetch((const char *)at + 4096, _MM_HINT_T0);
         }
+        if (ahead.stride) _mm_prefetch(ahead.from + pair * ahead.stride, _MM_HINT_T1);
         UNROLL for (int r = 0; r < rows; r++) {
             int32_t two;
             memcpy(&two, x + (m + r) * columns + 2 * pair, 4);
@@ -40,10 +47,10 @@ ALWAYS_INLINE void multiply_tiles(
 }
 
 #define ROWS(N, TILES) \
-    case N: multiply_tiles(N, TILES, x, columns, weights, out, m, column, lanes); break;
+    case N: multiply_tiles(N, TILES, x, columns, weights, ahead, out, m, column, lanes); break;
 #define TILES(NAME, COUNT) \
     static void NAME( \
-        int rows, const bf16 *x, long columns, const bf16 *weights, \
+        int rows, const bf16 *x, long columns, const bf16 *weights, Ahead ahead, \
         Output out, long m, long column, int lanes \
     ) { \
         switch (rows) { \
@@ -62,18 +69,26 @@ void llorch_bf16_linear(
     const long tiles = (outputs + TILE_ROWS - 1) / TILE_ROWS, twos = (tiles + 1) / 2;
     const Output out = {y, y_stride, wide};
     const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(twos, threads);
+    const long pieces = (rows + piece - 1) / piece, pairs = columns / 2;
+    const long pair_bytes = 2 * 2 * TILE_ROWS * (long)sizeof(bf16);  // of both tiles
 #pragma omp parallel for num_threads(threads) schedule(dynamic, share)
     for (long two = 0; two < twos; two++) {
         const long first = 2 * two * TILE_ROWS, left = outputs - first;
         const bf16 *at = weights + first * columns;
+        // Only the first piece waits for memory; so each of several brings a part of the next tiles,
+        // unless another thread will take those.
+        const int brings = pieces > 1 && (two + 1) % share && two + 1 < twos;
+        Ahead ahead = {(const char *)at, 0};
+        if (brings) ahead = (Ahead){(const char *)at + pairs * pair_bytes, pair_bytes / pieces};
         for (long m = 0; m < rows; m += piece) {
             const int count = (int)(rows - m < piece ? rows - m : piece);
             if (left > TILE_ROWS) {
                 const int lanes = left < 2 * TILE_ROWS ? (int)(left - TILE_ROWS) : TILE_ROWS;
-                multiply_two_tiles(count, x, columns, at, out, m, first, lanes);
+                multiply_two_tiles(count, x, columns, at, ahead, out, m, first, lanes);
             } else {
-                multiply_one_tile(count, x, columns, at, out, m, first, (int)left);
+                multiply_one_tile(count, x, columns, at, ahead, out, m, first, (int)left);
             }
+            ahead.from += pairs * ahead.stride;
         }
     }
 }
