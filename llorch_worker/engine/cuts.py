@@ -11,16 +11,23 @@ import torch
 
 from llorch_worker.engine.row_cut import cut_row
 from llorch_worker.engine.sampling_batch import Cuts
+from llorch_worker.kernels import CutRows
 
 
-def cut(weights: torch.Tensor, scaled: torch.Tensor, cuts: Cuts) -> None:
+def cut(
+    weights: torch.Tensor, scaled: torch.Tensor, cuts: Cuts, cut_rows: CutRows | None = None
+) -> None:
     """Sets the ``weights`` of the tokens that fall to 0.
 
     Args:
         weights: [random, vocab] float32, the probabilities before any cut; changed in place.
         scaled: [random, vocab] float32, logits over temperature.
+        cut_rows: does it for all rows at once, where there is such a kernel.
     """
-    if weights.is_cpu:
+    if cut_rows is not None:
+        columns = (cuts.log_min_p, cuts.top_k, cuts.top_p)
+        cut_rows(weights, scaled, cuts.rows, *(column.squeeze(1) for column in columns))
+    elif weights.is_cpu:
         _cut_one_by_one(weights, scaled, cuts)
     elif cuts.rows is None:
         cut_by_sorting(weights, scaled, cuts)

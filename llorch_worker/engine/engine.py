@@ -45,6 +45,7 @@ from llorch_worker.kernels import (
     KvDtype,
     end_own_threads,
     kv_form_of,
+    select_cut_rows,
     select_ops,
     select_sample,
 )
@@ -117,7 +118,12 @@ class Engine:
             max_step_tokens=max_step_tokens,
             prefix_caching=prefix_caching,
         )
-        sampler = Sampler(config.vocab_size, device, select_sample(device, kernels))
+        sampler = Sampler(
+            config.vocab_size,
+            device,
+            select_sample(device, kernels),
+            select_cut_rows(device, cache.kv.keys.dtype, kernels),
+        )
         runner = Runner(model, cache, sampler, device, queue)
         core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
         self._thread = EngineThread(core, name=f"llorch-engine-{model_name}")

@@ -23,7 +23,7 @@ from llorch_worker.engine.segments import inverse_cumulative, likeliest
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.uniforms import uniforms
 from llorch_worker.engine.upload import upload
-from llorch_worker.kernels import FusedSample
+from llorch_worker.kernels import CutRows, FusedSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,18 @@ class Sampler:
     """Chooses tokens; of the past it knows nothing but the parameters of the current rows."""
 
     def __init__(
-        self, vocab_size: int, device: torch.device, fused: FusedSample | None = None
+        self,
+        vocab_size: int,
+        device: torch.device,
+        fused: FusedSample | None = None,
+        cut_rows: CutRows | None = None,
     ) -> None:
         """``fused`` serves the batches in which everyone samples plainly, without a word from the
-        host between logits and tokens; the other batches, or all, go through torch's operations."""
+        host between logits and tokens; the other batches, or all, go through torch's operations.
+        ``cut_rows`` does the cuts of these."""
         self._device = device
         self._fused = fused
+        self._cut_rows = cut_rows
         self._batches = SamplingBatchCache(
             lambda sequences: SamplingBatch(sequences, vocab_size, device)
         )
@@ -173,7 +179,7 @@ class Sampler:
             self._weights = torch.empty_like(scaled)
         weights = torch.softmax(scaled, dim=-1, out=self._weights[: len(scaled)])
         if random.cuts is not None:
-            cut(weights, scaled, random.cuts)
+            cut(weights, scaled, random.cuts, self._cut_rows)
         return inverse_cumulative(weights, uniforms(random.seeds, positions))
 
 

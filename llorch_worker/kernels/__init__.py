@@ -8,10 +8,12 @@ from llorch_worker.kernels.openmp import end_own_threads
 from llorch_worker.kernels.ops import CausalMask, Ops, PagedAttention, PagedSequences
 from llorch_worker.kernels.select import (
     ChosenOps,
+    CutRows,
     KernelChoice,
     choose_ops,
     native_absence,
     native_kernels_load,
+    select_cut_rows,
     select_ops,
     select_sample,
 )
@@ -21,6 +23,7 @@ from llorch_worker.kernels.torch_sample import FusedSample
 __all__ = [
     "CausalMask",
     "ChosenOps",
+    "CutRows",
     "FusedSample",
     "KernelChoice",
     "KvDtype",
@@ -35,6 +38,7 @@ __all__ = [
     "kv_form_of",
     "native_absence",
     "native_kernels_load",
+    "select_cut_rows",
     "select_ops",
     "select_sample",
 ]

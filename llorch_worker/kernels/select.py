@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -30,6 +30,30 @@ class ChosenOps:
 
     ops: Ops
     reason: str
+
+
+class CutRows(Protocol):
+    """min_p, top_k and top_p of many rows at once, on the CPU."""
+
+    def __call__(
+        self,
+        weights: torch.Tensor,
+        scaled: torch.Tensor,
+        rows: torch.Tensor | None,
+        log_min_p: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+    ) -> None:
+        """Sets the weights of the tokens that fall to 0; a row whose first is NaN stays as it is.
+
+        Args:
+            weights: [any, vocab] float32, the probabilities before any cut; changed in place.
+            scaled: [any, vocab] float32, logits over temperature.
+            rows: [cut] int64, which ones; None for all.
+            log_min_p: [cut] float32, -inf where off.
+            top_k: [cut] int64, the vocabulary's size where off.
+            top_p: [cut] float64, inf where off.
+        """
 
 
 def select_ops(
@@ -73,6 +97,23 @@ def select_sample(device: torch.device, kernels: KernelChoice = "auto") -> Fused
     from llorch_worker.kernels.triton.sample import sample  # not at the top: see _for_cuda
 
     return sample
+
+
+def select_cut_rows(
+    device: torch.device, dtype: torch.dtype, kernels: KernelChoice = "auto"
+) -> CutRows | None:
+    """What cuts beside a model in ``dtype`` on ``device``; None where nothing does it faster than
+    the engine's own operations, or only after a compiler had run for it alone."""
+    if device.type != "cpu" or dtype is not torch.bfloat16 or kernels == "torch":
+        return None
+    from llorch_worker.kernels.native.compiler import NativeUnavailable
+    from llorch_worker.kernels.native.cut_rows import NativeCutRows
+    from llorch_worker.kernels.native.library import native_library
+
+    try:
+        return NativeCutRows(native_library())
+    except NativeUnavailable:
+        return None
 
 
 def native_kernels_load() -> bool:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from llorch_worker.engine.cuts import cut, cut_by_sorting
 from llorch_worker.engine.sampling_batch import Cuts
+from llorch_worker.kernels import select_cut_rows
 
 
 def cuts_of(rows: list[tuple[float, int, float]]) -> Cuts:
@@ -24,6 +25,13 @@ def cuts_of(rows: list[tuple[float, int, float]]) -> Cuts:
     )
 
 
+def cut_natively(weights: torch.Tensor, scaled: torch.Tensor, cuts: Cuts) -> None:
+    cut_rows = select_cut_rows(torch.device("cpu"), torch.bfloat16)
+    if cut_rows is None:
+        pytest.skip("this machine has no native kernels")
+    cut(weights, scaled, cuts, cut_rows)
+
+
 def kept_by(form: object, scaled: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     assert callable(form)
     weights = scaled.softmax(dim=-1)
@@ -33,6 +41,7 @@ def kept_by(form: object, scaled: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     return weights > 0
 
 
+@pytest.mark.parametrize("form", [cut, cut_natively])
 @settings(deadline=None, max_examples=300)
 @given(
     rows=st.lists(
@@ -49,17 +58,17 @@ def kept_by(form: object, scaled: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     seed=st.integers(0, 1_000),
 )
 def test_rows_one_by_one_keep_what_sorting_keeps(
-    rows: list[tuple[float, int, float]], spread: float, grid: float, seed: int
+    form: object, rows: list[tuple[float, int, float]], spread: float, grid: float, seed: int
 ) -> None:
     """Flat and peaked rows, with ties where the values lie on a grid."""
     scaled = torch.randn(len(rows), 1_000, generator=torch.Generator().manual_seed(seed)) * spread
     if grid:
         scaled = (scaled / grid).round() * grid
     cuts = cuts_of(rows)
-    assert torch.equal(kept_by(cut, scaled, cuts), kept_by(cut_by_sorting, scaled, cuts))
+    assert torch.equal(kept_by(form, scaled, cuts), kept_by(cut_by_sorting, scaled, cuts))
 
 
-@pytest.mark.parametrize("form", [cut, cut_by_sorting])
+@pytest.mark.parametrize("form", [cut, cut_natively, cut_by_sorting])
 def test_forbidden_tokens_do_not_come_back_where_top_k_has_room_for_them(form: object) -> None:
     scaled = torch.full((2, 300), -math.inf)
     scaled[:, 7], scaled[:, 9] = 2.0, 1.0
@@ -67,8 +76,9 @@ def test_forbidden_tokens_do_not_come_back_where_top_k_has_room_for_them(form: o
     assert [row.nonzero().flatten().tolist() for row in kept] == [[7, 9], [7, 9]]
 
 
-def test_rows_without_a_cut_stay_whole_beside_one_that_has_it() -> None:
+@pytest.mark.parametrize("form", [cut, cut_natively])
+def test_rows_without_a_cut_stay_whole_beside_one_that_has_it(form: object) -> None:
     scaled = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
     one = cuts_of([(0.0, 3, math.inf)])
     cuts = Cuts(torch.tensor([1]), one.log_min_p, one.top_k, one.top_p)
-    assert kept_by(cut, scaled, cuts).sum(dim=-1).tolist() == [500, 3, 500]
+    assert kept_by(form, scaled, cuts).sum(dim=-1).tolist() == [500, 3, 500]

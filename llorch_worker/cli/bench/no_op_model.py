@@ -48,7 +48,8 @@ def no_op_engine(
         max_context=context_tokens,
         tie_word_embeddings=False,
     )
-    shape = cache_shape(config, context_tokens, dtype=torch.float32, device=torch.device("cpu"))
+    # As beside a large model: its dtype decides which kernels sample.
+    shape = cache_shape(config, context_tokens, dtype=torch.bfloat16, device=torch.device("cpu"))
     contexts = sequences + 1  # the scheduler keeps a block free for each sequence
     blocks = contexts * -(-context_tokens // shape["block_size"]) + sequences
     return Engine(
