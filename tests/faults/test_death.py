@@ -44,9 +44,11 @@ def test_a_job_whose_worker_is_killed_is_resumed_by_another(
     jobs = [witness.send(300) for _ in range(3)]
     for job in jobs:
         witness.begun(job, 20)
-    start_worker("w2")
+    # Before the second starts: in the time that this takes, the jobs could end.
     first.process.kill()
+    first.process.wait()
     seen = [witness.tokens(job) for job in jobs]
+    start_worker("w2")
     wait_until(
         lambda: all(witness.tokens(job) > before for job, before in zip(jobs, seen, strict=True)),
         timeout_s=RECOVERY_S,
