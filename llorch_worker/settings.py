@@ -14,9 +14,15 @@ DEMO_MODEL = Path(__file__).parent / "assets" / "demo.gguf"
 
 
 class Settings(BaseSettings):
-    """One frozen object; each field is the environment variable ``LLORCH_<FIELD>``."""
+    """One frozen object; each field is the environment variable ``LLORCH_<FIELD>``.
 
-    model_config = SettingsConfigDict(env_prefix="LLORCH_", frozen=True, extra="ignore")
+    A variable that is empty counts as one that is not set, as it is where a compose file or a unit
+    passes on what its own environment does not have.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="LLORCH_", env_ignore_empty=True, frozen=True, extra="ignore"
+    )
 
     redis_url: str = "redis://localhost:6379/0"
     """Broker, event streams and results."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from celery import signals
+from pydantic import ValidationError
 
 from llorch_worker.broker import transport
 from llorch_worker.broker.celery_app import LlorchApp, task_queues, worker_config
 from llorch_worker.broker.claims import ClaimTerms
 from llorch_worker.settings import Settings
 from tasks.generate import register
+
+_CELERY_COMMAND = "celery.bin.celery"
+"""The module that is loaded where this one is by ``celery -A tasks``."""
 
 
 def build_app(settings: Settings) -> LlorchApp:
@@ -39,4 +44,22 @@ def _prepare_worker(sender: str, instance: Any, **_: Any) -> None:
     instance.app.conf.task_queues = task_queues(settings.served_name, sender)
 
 
-app = build_app(Settings())
+def _settings() -> Settings:
+    """From the environment.
+
+    Raises SystemExit, with one sentence, in a ``celery`` command: it would print the whole
+    traceback of this import. A producer gets the error itself.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        if _CELERY_COMMAND not in sys.modules:
+            raise
+        from llorch_worker.cli.errors import invalid_settings
+
+        fault = invalid_settings(error)
+        sys.stderr.write(f"error: {fault.message}\n")
+        raise SystemExit(fault.exit_code) from None
+
+
+app = build_app(_settings())

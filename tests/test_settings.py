@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.settings import default_model_name
+from llorch_worker.settings import Settings, default_model_name
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,12 @@ from llorch_worker.settings import default_model_name
 )
 def test_a_model_is_named_after_its_file_as_a_queue_can_be(path: str, name: str) -> None:
     assert default_model_name(Path(path)) == name
+
+
+def test_an_empty_variable_counts_as_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.environ", {})
+    unset = Settings()
+    for name in Settings.model_fields:
+        monkeypatch.setenv(f"LLORCH_{name.upper()}", "")
+    assert Settings() == unset
+    assert Settings().model_fields_set == set()

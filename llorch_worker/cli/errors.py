@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Collection
 from typing import Final
 
 from pydantic import ValidationError
@@ -40,14 +41,19 @@ _OPTIONS: Final = {"model_name": "--name", "redis_url": "--redis"}
 class CommandError(Exception):
     """A fault of the command itself: one sentence with the remedy, a code and an exit code."""
 
-    def __init__(self, code: str, message: str, exit_code: int = FAILED) -> None:
+    def __init__(
+        self, code: str, message: str, exit_code: int = FAILED, faults: tuple[Fault, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.exit_code = exit_code
+        self.faults = faults
 
     def document(self) -> ErrorDocument:
-        return ErrorDocument(code=self.code, message=self.message, retriable=False)
+        return ErrorDocument(
+            code=self.code, message=self.message, retriable=False, faults=self.faults
+        )
 
 
 class MissingExtra(CommandError):
@@ -66,6 +72,24 @@ def usage_error(message: str) -> CommandError:
     return CommandError("USAGE", message, USAGE)
 
 
+def invalid_settings(error: ValidationError, options: Collection[str] = ()) -> CommandError:
+    """Each setting that breaks a rule, by its variable, and by its option where the command has
+    one: ``options`` are the names of those settings."""
+    faults = []
+    for item in error.errors():
+        setting, got = ".".join(map(str, item["loc"])), item["input"]
+        variable = f"LLORCH_{setting.upper()}"
+        option = _OPTIONS.get(setting, f"--{setting.replace('_', '-')}")
+        faults.append(
+            Fault(
+                field=f"{option} / {variable}" if setting in options else variable,
+                rule=item["msg"],
+                got=repr(got) if isinstance(got, int | float | str) else type(got).__name__,
+            )
+        )
+    return CommandError("INVALID_SETTINGS", "; ".join(map(str, faults)), USAGE, tuple(faults))
+
+
 def explain(error: BaseException) -> tuple[ErrorDocument, int] | None:
     """The document and exit code of a known fault; ``None`` for what must be a defect."""
     match error:
@@ -81,7 +105,7 @@ def explain(error: BaseException) -> tuple[ErrorDocument, int] | None:
         case LlorchError():
             return error.document(), FAILED
         case ValidationError():
-            return _settings_document(error), USAGE
+            return explain(invalid_settings(error))
         case ModuleNotFoundError(name=str(name)) if extra := EXTRA_OF_MODULE.get(
             name.partition(".")[0]
         ):
@@ -93,27 +117,6 @@ def explain(error: BaseException) -> tuple[ErrorDocument, int] | None:
         case OSError():
             return _os_document(error), FAILED
     return None
-
-
-def _settings_document(error: ValidationError) -> ErrorDocument:
-    faults = []
-    for item in error.errors():
-        field = ".".join(str(part) for part in item["loc"])
-        option = _OPTIONS.get(field, f"--{field.replace('_', '-')}")
-        got = item["input"]
-        faults.append(
-            Fault(
-                field=f"{option} / LLORCH_{field.upper()}",
-                rule=item["msg"],
-                got=repr(got) if isinstance(got, int | float | str) else type(got).__name__,
-            )
-        )
-    return ErrorDocument(
-        code="INVALID_SETTINGS",
-        message="; ".join(map(str, faults)),
-        retriable=False,
-        faults=tuple(faults),
-    )
 
 
 def _is_redis_fault(error: BaseException) -> bool:

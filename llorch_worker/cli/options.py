@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import ValidationError
 
+from llorch_worker.cli.errors import invalid_settings
 from llorch_worker.settings import DEMO_MODEL, Settings
 
 DEMO_WORD = "demo"
@@ -98,11 +100,20 @@ def model_path(word: str | Path) -> Path:
 
 
 def settings_from(**options: Any) -> Settings:
-    """Settings from the environment, overridden by the ``options`` that were given."""
+    """Settings from the environment, overridden by the ``options`` that were given.
+
+    Name each setting that the command has an option for, with None where it was not given.
+
+    Raises:
+        CommandError: a value breaks a rule; says which, by option and variable.
+    """
     given = {name: value for name, value in options.items() if value is not None}
     if (model := given.get("model")) is not None:
         given["model"] = model_path(model)
-    settings = Settings(**given)
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        raise invalid_settings(error, options) from None
     return settings.model_copy(update={"model": model_path(settings.model)})
 
 

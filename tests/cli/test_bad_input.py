@@ -129,6 +129,8 @@ def test_what_is_no_number() -> None:
 def test_settings_out_of_their_range(stories260k: Path) -> None:
     ran = run("inspect", stories260k / "q8_0.gguf", "--max-sequences", "0")
     assert "--max-sequences / LLORCH_MAX_SEQUENCES" in sentence(ran, 2)
+    ran = run("status", LLORCH_MAX_SEQUENCES="0")
+    assert sentence(ran, 2).startswith("LLORCH_MAX_SEQUENCES: "), "status has no such option"
     ran = run("inspect", stories260k / "q8_0.gguf", "--max-context", "513")
     assert "--max-context must be at most 512" in sentence(ran, 2)
 

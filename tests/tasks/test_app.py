@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from llorch_worker.settings import Settings
 from tasks.app import build_app
-from tests.services import RedisServer, WorkerProcess, run_python
+from tests.services import RedisServer, WorkerProcess, environment, run_python
 
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "safetensors", "psutil")
 
@@ -86,3 +88,31 @@ def test_a_task_that_is_called_where_no_model_is_resident_says_so() -> None:
 
     with pytest.raises(InternalError, match="llorch worker"):
         generate(prompt="x")
+
+
+@pytest.mark.parametrize("command", ["worker", "report"])
+def test_a_bad_setting_ends_a_celery_command_with_one_sentence(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tasks", command],
+        env=environment("redis://localhost:1/0", max_sequences=0, kernels="x"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("error: LLORCH_KERNELS: ")
+    assert "; LLORCH_MAX_SEQUENCES: Input should be greater than or equal to 1 (got '0')" in said
+
+
+def test_a_bad_setting_is_an_error_to_a_producer() -> None:
+    source = """
+import json
+from pydantic import ValidationError
+try:
+    import tasks
+except ValidationError as error:
+    print(json.dumps(error.error_count()))
+"""
+    assert run_python(source, "redis://localhost:1/0", max_sequences=0) == 1
