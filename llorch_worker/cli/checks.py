@@ -15,13 +15,14 @@ from llorch_worker.broker.connection import BrokerUnavailable, broker_errors, co
 from llorch_worker.broker.embedded import find_redis_server
 from llorch_worker.cli import extras, ports
 from llorch_worker.cli.cluster import Cluster
+from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.screen import human_bytes, human_count
 from llorch_worker.contract import LlorchError
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
     from llorch_worker.cli.model_report import MemoryReport
-    from llorch_worker.worker.devices import Card
+    from llorch_worker.devices import Card
 
 OLDEST_REDIS = (6, 2)
 
@@ -144,9 +145,8 @@ def devices(settings: Settings) -> Iterator[Check]:
         return
     import torch
 
+    from llorch_worker.devices import DeviceUnavailable, usable_cards
     from llorch_worker.engine.placement import resolve_device
-    from llorch_worker.worker.devices import DeviceUnavailable
-    from llorch_worker.worker.launcher import usable_cards
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Check(subject="torch", verdict="ok", finding=f"torch {torch.__version__}")
@@ -157,18 +157,16 @@ def devices(settings: Settings) -> Iterator[Check]:
         cards, no_cards = (), error.message
     for number, card in enumerate(cards):
         yield _card(f"cuda:{number}", card, settings.device_locks)
-    try:
-        device = resolve_device(settings.device)
-    except LlorchError as error:
+    if fault := _device_fault(settings.device):
         yield Check(
             subject="device",
             verdict="fail",
-            finding=no_cards or error.message,
+            finding=fault,
             remedy="give --device or LLORCH_DEVICE one of auto, cpu"
             + "".join(f", cuda:{number}" for number in range(len(cards))),
         )
         return
-    if device.type == "cpu":
+    if resolve_device(settings.device).type == "cpu":
         asked = settings.device == "cpu"
         why = "" if asked else f"; {no_cards or 'this torch is built without CUDA'}"
         yield Check(
@@ -177,6 +175,17 @@ def devices(settings: Settings) -> Iterator[Check]:
             finding=f"cpu, {cores} cores{why}",
             remedy="install a CUDA build of torch" if cards and not asked else None,
         )
+
+
+def _device_fault(name: str) -> str | None:
+    """Why there is no such device; None where there is."""
+    from llorch_worker.engine.placement import resolve_device
+
+    try:
+        resolve_device(name)
+    except LlorchError as error:
+        return error.message
+    return None
 
 
 def _card(name: str, card: Card, locks: Path) -> Check:
@@ -203,13 +212,25 @@ def _card(name: str, card: Card, locks: Path) -> Check:
 
 
 def model_file(settings: Settings) -> Iterator[Check]:
-    """Does the model's metadata load, and will it fit?"""
+    """Does the model's metadata load, and will it fit?
+
+    Only the first where the device is not there, which is no fault of the model's.
+    """
     if extras.missing_modules("worker"):
         return
     from llorch_worker.cli.model_report import report
 
+    device_fault = _device_fault(settings.device)
     try:
-        found = report(settings)
+        found = report(settings.model_copy(update={"device": "cpu"}) if device_fault else settings)
+    except CommandError as error:
+        yield Check(
+            subject="model",
+            verdict="fail",
+            finding=error.message,
+            remedy="lower it, or leave it unset for the model's own",
+        )
+        return
     except LlorchError as error:
         yield Check(
             subject="model",
@@ -224,6 +245,8 @@ def model_file(settings: Settings) -> Iterator[Check]:
         finding=f"{found.name}: {human_count(found.parameters)} parameters, "
         f"context {found.context_tokens}",
     )
+    if device_fault:
+        return
     memory = found.memory
     yield _kernels(memory, wanted=settings.kernels)
     total, free = human_bytes(memory.total_bytes), human_bytes(memory.free_bytes)
@@ -235,7 +258,7 @@ def model_file(settings: Settings) -> Iterator[Check]:
             subject="fit",
             verdict="fail",
             finding=f"needs {total} on {memory.device} as {memory.dtype}, {free} free",
-            remedy="lower --max-context or --max-sequences, or take a smaller model",
+            remedy="lower LLORCH_MAX_CONTEXT or LLORCH_MAX_SEQUENCES, or take a smaller model",
         )
 
 

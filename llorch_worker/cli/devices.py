@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from llorch_worker.cli.errors import usage_error
-from llorch_worker.worker.devices import Card, DeviceUnavailable, torch_has_cuda
-from llorch_worker.worker.launcher import chosen_cards, usable_cards
+from llorch_worker.devices import Card, DeviceUnavailable, torch_has_cuda, usable_cards
+from llorch_worker.worker.launcher import chosen_cards
 
 ALL = "all"
 

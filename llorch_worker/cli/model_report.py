@@ -148,7 +148,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     max_context = settings.max_context or config.max_context
     if max_context > config.max_context:
         raise usage_error(
-            f"--max-context must be at most {config.max_context}, the model's own context "
+            f"LLORCH_MAX_CONTEXT must be at most {config.max_context}, the model's own context "
             f"(got {max_context})"
         )
 

@@ -8,6 +8,7 @@ import re
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.devices import DeviceUnavailable, no_such_card, usable_cards
 from llorch_worker.kernels import KernelChoice, native_kernels_load
 
 DTYPES = {
@@ -26,7 +27,8 @@ def resolve_device(name: str) -> torch.device:
     ``auto`` is the first CUDA device, else the CPU. Asked for CUDA it is never the CPU.
 
     Raises:
-        ModelLoadFailed: no such device; says what there is and what to do.
+        ModelLoadFailed: there is no device of this name.
+        DeviceUnavailable: it is not there; says what there is and what to do.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -40,18 +42,16 @@ def resolve_device(name: str) -> torch.device:
             f"there is no device {name!r}; use auto, cpu, cuda or cuda:N with a card's number"
         )
     if not torch.cuda.is_available():
-        reason = "this torch is built without CUDA" if not torch.version.cuda else "none is visible"
-        raise ModelLoadFailed(
-            f"device {name} was asked for, but {reason}; use device cpu, "
-            "or install a CUDA build of torch and check `nvidia-smi`"
+        usable_cards()  # where it is the driver or the card that is missing, this says so
+        reason = "cannot use the card" if torch.version.cuda else "is built without CUDA"
+        raise DeviceUnavailable(
+            f"device {name} was asked for, but this torch {reason}; install a CUDA build of torch "
+            "that fits the driver, or use device cpu"
         )
     index = int(match[1] or 0)
     count = torch.cuda.device_count()
     if index >= count:
-        raise ModelLoadFailed(
-            f"device {name} was asked for, but there are {count} CUDA devices; "
-            f"use cuda:0 to cuda:{count - 1}"
-        )
+        raise no_such_card(index, count)
     return torch.device("cuda", index)
 
 

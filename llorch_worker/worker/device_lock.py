@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llorch_worker.worker.devices import Card, DeviceUnavailable
+from llorch_worker.devices import Card, DeviceUnavailable
 
 GUARD = "guard.lock"
 """Held for the moment in which somebody tries or looks at the cards' locks: who looks at a lock has

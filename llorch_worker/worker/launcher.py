@@ -10,16 +10,16 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llorch_worker.worker.device_lock import DeviceLock, DeviceLocks, Holder
-from llorch_worker.worker.devices import (
+from llorch_worker.devices import (
+    VISIBLE,
     Card,
     DeviceUnavailable,
-    list_cards,
+    no_such_card,
     torch_has_cuda,
-    visible_cards,
+    usable_cards,
 )
+from llorch_worker.worker.device_lock import DeviceLock, DeviceLocks, Holder
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 _CARD = re.compile(r"cuda(?::(\d+))?")
 
@@ -93,20 +93,6 @@ def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault(SPINS, SPIN_COUNT)
 
 
-def usable_cards(environment: MutableMapping[str, str] = os.environ) -> tuple[Card, ...]:
-    """The cards that workers of this environment may take, in ``cuda:N`` order.
-
-    Raises:
-        DeviceUnavailable: there is no driver, or no card is visible.
-    """
-    visible = environment.get(VISIBLE)
-    cards = visible_cards(list_cards(), visible)
-    if not cards:
-        why = "this machine has none" if visible is None else f"{VISIBLE} is {visible!r}"
-        raise DeviceUnavailable(f"no NVIDIA card is to be seen: {why}; use device cpu")
-    return cards
-
-
 def chosen_cards(
     number: int | None, environment: MutableMapping[str, str] = os.environ
 ) -> tuple[Card, ...]:
@@ -122,9 +108,7 @@ def chosen_cards(
             raise DeviceUnavailable(f"no card works: {_faults(cards)}; check `nvidia-smi`")
         return working
     if number >= len(cards):
-        raise DeviceUnavailable(
-            f"device cuda:{number} was asked for, but the last card here is cuda:{len(cards) - 1}"
-        )
+        raise no_such_card(number, len(cards))
     if cards[number].fault is not None:
         raise DeviceUnavailable(f"{_faults(cards[number : number + 1])}; check `nvidia-smi`")
     return (cards[number],)

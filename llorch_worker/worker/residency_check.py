@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from celery.utils.log import get_logger
 
-from llorch_worker.worker.devices import DeviceUnavailable, list_cards
+from llorch_worker.devices import DeviceUnavailable, list_cards
 from llorch_worker.worker.launcher import Place
 
 logger = get_logger(__name__)

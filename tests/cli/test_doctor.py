@@ -53,3 +53,23 @@ def test_a_redis_that_was_asked_for_and_is_not_there_fails() -> None:
     assert ran.code == 1, ran
     assert "No Redis at redis://127.0.0.1:1/0" in ran.out.replace("\n            ", " ")
     assert "1 failed" in ran.out
+
+
+def test_a_wrong_device_is_not_blamed_on_the_model(redis_url: str) -> None:
+    for device in ("cuda:77", "gpu"):
+        ran = run("doctor", "--redis", redis_url, "--model", "demo", "--device", device, "--json")
+        assert ran.code == 1, ran
+        found = by_subject(ran)
+        assert found["device"]["verdict"] == "fail"
+        assert found["model"]["verdict"] == "ok"
+        assert "fit" not in found, "on which device?"
+
+
+def test_a_context_beyond_the_models_own_is_a_check_that_fails(redis_url: str) -> None:
+    ran = run(
+        "doctor", "--redis", redis_url, "--model", "demo", "--json", LLORCH_MAX_CONTEXT="9999"
+    )
+    assert ran.code == 1, ran
+    found = by_subject(ran)["model"]
+    assert found["finding"].startswith("LLORCH_MAX_CONTEXT must be at most 512")
+    assert found["remedy"].startswith("lower it")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from llorch_worker.devices import Card
 from llorch_worker.worker.device_lock import DeviceLocks
-from llorch_worker.worker.devices import Card
 from tests.fake_gpu.machine import SITE, Machine, uuid
 from tests.services import REPOSITORY, tethered
 

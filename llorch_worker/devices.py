@@ -4,12 +4,16 @@ on any of them."""
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from llorch_worker.contract import ModelLoadFailed
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class DeviceUnavailable(ModelLoadFailed):
@@ -103,6 +107,27 @@ def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, .
             break
         chosen.append(card)
     return tuple(chosen)
+
+
+def usable_cards(environment: Mapping[str, str] = os.environ) -> tuple[Card, ...]:
+    """The cards that workers of this environment may take, in ``cuda:N`` order.
+
+    Raises:
+        DeviceUnavailable: there is no driver, or no card is visible.
+    """
+    visible = environment.get(VISIBLE)
+    cards = visible_cards(list_cards(), visible)
+    if not cards:
+        why = "this machine has none" if visible is None else f"{VISIBLE} is {visible!r}"
+        raise DeviceUnavailable(f"no NVIDIA card is to be seen: {why}; use device cpu")
+    return cards
+
+
+def no_such_card(number: int, count: int) -> DeviceUnavailable:
+    """``cuda:<number>``, where there are ``count`` cards."""
+    return DeviceUnavailable(
+        f"device cuda:{number} was asked for, but the last card here is cuda:{count - 1}"
+    )
 
 
 def _named(cards: tuple[Card, ...], entry: str) -> Card | None:
