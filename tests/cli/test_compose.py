@@ -60,11 +60,20 @@ def test_each_replica_claims_one_of_all_gpus_and_has_time_to_drain(services: Any
     assert worker["depends_on"]["redis"]["condition"] == "service_healthy"
 
 
-def test_every_worker_variable_is_a_setting(services: Any) -> None:
+def test_every_setting_reaches_the_worker(services: Any) -> None:
     from llorch_worker.settings import Settings
 
-    known = {f"LLORCH_{name.upper()}" for name in Settings.model_fields}
-    assert set(services["worker"]["environment"]) <= known
+    settings = {f"LLORCH_{name.upper()}" for name in Settings.model_fields}
+    assert set(services["worker"]["environment"]) == settings
+
+
+def test_without_a_gpu_the_same_worker_runs_on_the_cpu_where_it_is_named(services: Any) -> None:
+    cpu, worker = services["worker-cpu"], services["worker"]
+    differing = {key for key in cpu.keys() | worker.keys() if cpu.get(key) != worker.get(key)}
+    assert differing == {"deploy", "profiles", "environment"}
+    assert cpu["environment"] == worker["environment"] | {"LLORCH_DEVICE": "cpu"}
+    assert "deploy" not in cpu
+    assert cpu["profiles"], "without a profile it would start beside the other"
 
 
 def test_flower_has_a_login_that_must_be_given(services: Any) -> None:
