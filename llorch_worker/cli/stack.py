@@ -140,7 +140,9 @@ class Stack:
             self._fail_if_ended()
             if time.monotonic() > give_up_s:
                 raise CommandError(
-                    "NOT_READY", f"Flower does not listen after {timeout_s:.0f} s; try --no-flower"
+                    "NOT_READY",
+                    f"Flower does not listen after {timeout_s:.0f} s; llorch up --no-flower goes "
+                    "without it",
                 )
 
     def keep_up(self, say: Callable[[str], None]) -> None:

@@ -116,4 +116,6 @@ def test_a_model_that_is_not_there_is_one_sentence(command: str) -> None:
 
 def test_a_load_beyond_the_context_is_refused_before_the_model_loads() -> None:
     said = sentence(run("bench", "engine", "--model", "demo", "--prompt-tokens", "999999"), 2)
-    assert "--prompt-tokens 999999 and --new-tokens 32 exceed the model's context" in said
+    assert "prompts of 999999 tokens and 32 new ones exceed the model's context" in said
+    said = sentence(run("bench", "overhead", "--model", "demo", "--steps", "600"), 2)
+    assert said.endswith("and the model's own is 512; lower --steps or --concurrency")

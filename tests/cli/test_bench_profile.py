@@ -174,4 +174,4 @@ def test_a_flamegraph_that_could_not_be_written_is_refused_at_once(
 
 def test_a_load_beyond_the_context_is_refused() -> None:
     said = sentence(run("bench", "profile", "--model", "demo", "--prompt-tokens", "999999"), 2)
-    assert "--prompt-tokens 999999 and --new-tokens 32 exceed the model's context" in said
+    assert "prompts of 999999 tokens and 32 new ones exceed the model's context" in said

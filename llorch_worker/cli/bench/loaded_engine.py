@@ -91,7 +91,7 @@ def _checked_model(settings: Settings, load: Load) -> ModelReport:
     own = report(settings).context_tokens
     if wanted > own:
         raise usage_error(
-            f"--prompt-tokens {load.prompt_tokens} and --new-tokens {load.new_tokens} exceed the "
+            f"prompts of {load.prompt_tokens} tokens and {load.new_tokens} new ones exceed the "
             f"model's context of {own} tokens"
         )
     context = min(own, _blocks(load) * BLOCK_SIZE_TOKENS)

@@ -14,7 +14,7 @@ from llorch_worker.cli.bench.passes import DecodePhase, Load, run_pass
 from llorch_worker.cli.bench.percentiles import Percentiles, percentiles_ms
 from llorch_worker.cli.bench.provenance import Provenance, provenance
 from llorch_worker.cli.bench.watched_model import WatchedModel
-from llorch_worker.cli.errors import CommandError
+from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.model_report import report
 from llorch_worker.engine import Engine
 from llorch_worker.engine.engine import DEFAULT_MAX_STEP_TOKENS
@@ -84,9 +84,13 @@ def measure_overhead(
     settings: Settings | None,
     progress: Callable[[int, int], None],
 ) -> OverheadFigures:
-    """``settings``: of a real model to measure too, or None. torch's threads stay as they are."""
+    """``settings``: of a real model to measure too, or None. torch's threads stay as they are.
+
+    Raises:
+        CommandError: the real model's context is too short for so many steps.
+    """
     if settings is not None:
-        report(settings)  # a wrong path should be told at once
+        _check_context(settings, _context(steps, sequences))
     rows: list[OverheadRow] = []
     for vocab_size in VOCABULARIES:
         watched = WatchedModel(NoOpModel(vocab_size, sequences, seed))
@@ -117,6 +121,16 @@ def measure_overhead(
     return OverheadFigures(
         provenance=provenance(device=device, seed=seed), sequences=sequences, rows=tuple(rows)
     )
+
+
+def _check_context(settings: Settings, needed: int) -> None:
+    """At once, and not when the rows without a model have been measured."""
+    own = report(settings).context_tokens
+    if needed > own:
+        raise usage_error(
+            f"so many steps need a context of {needed} tokens, and the model's own is {own}; lower "
+            "--steps or --concurrency"
+        )
 
 
 def _new_tokens(steps: int, sequences: int) -> int:
