@@ -257,9 +257,23 @@ def test_without_any_run_there_is_no_page(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    said = sentence(run("bench", "report", tmp_path / "none.json"), 1)
-    assert said.endswith("none.json: No such file or directory")
+def test_what_cannot_be_read_is_skipped_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "folder.json"
+    folder.mkdir()
+    run_ = saved(tmp_path, "one.json", engine_run(1))
+    _, ran = made(tmp_path, tmp_path / "none.json", run_, folder)
+    assert ran.out == f"1 run on {tmp_path / 'report.html'}\n"
+    said = " ".join(ran.err.split())
+    assert said.count("none.json: No such file or directory") == 1
+    assert said.count("folder.json: Is a directory") == 1
+
+
+def test_without_any_file_there_is_no_page(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    said = sentence(run("bench", "report", tmp_path / "none.json", "--out", out), 1)
+    assert said.startswith("none of these is a saved run")
+    assert "none.json: No such file or directory" in said
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("damaged", ["rows", "provenance"])

@@ -27,7 +27,7 @@ def report(
 
     Takes what llorch bench prints with --json, and pytest-benchmark's own files. Runs of one
     command with the same load are set side by side, with ratios to the first. What is no such run
-    is skipped, and said so.
+    or cannot be read is skipped, and said so.
     """
     screen = Screen(as_json=as_json)
     extras.require("bench")

@@ -19,9 +19,11 @@ MICROSECONDS = 1e6
 
 
 def read_run(path: Path) -> Run:
-    """Raises ``NotARun`` for a file that is none, and OSError for one that cannot be read."""
+    """Raises ``NotARun`` for a file that is none, or that cannot be read."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NotARun(error.strerror or str(error)) from None
     except ValueError:
         raise NotARun("it is not JSON") from None
     if not isinstance(document, dict):
