@@ -133,15 +133,12 @@ def test_without_a_step_of_decode_only_prefill_is_shown() -> None:
     assert "raise --new-tokens" in ran.json["notes"][0]
 
 
-def test_without_py_spy_the_rest_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flamegraph_without_py_spy_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flamegraph, "py_spy", lambda: None)
-    ran = False
-    with Flamegraph.at(tmp_path / "out.svg").recording() as made:
-        ran = True
-    assert ran
-    assert made.path is None
-    (note,) = made.notes
-    assert note.startswith("no flamegraph: py-spy is not installed")
+    with pytest.raises(CommandError, match=r'needs py-spy: pip install "llorch-worker\[bench\]"'):
+        Flamegraph.at(tmp_path / "out.svg")
 
 
 @pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")

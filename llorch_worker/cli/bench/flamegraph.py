@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
-from llorch_worker.cli.errors import usage_error
+from llorch_worker.cli.errors import CommandError, usage_error
 
 FORMATS: Final = {".svg": "flamegraph", ".json": "speedscope"}
 RATE_HZ: Final = 100
 WRITE_TIMEOUT_S: Final = 300.0
-_NO_PY_SPY = 'no flamegraph: py-spy is not installed (pip install "llorch-worker[bench]")'
 _SAMPLING = "Sampling process"
 _PR_SET_PTRACER = 0x59616D61
 
@@ -37,10 +36,12 @@ class Flamegraph:
     """Where it goes; the ending decides on the format."""
 
     path: Path
+    program: str
+    """py-spy."""
 
     @classmethod
     def at(cls, path: Path) -> Flamegraph:
-        """Raises CommandError for an ending that py-spy has no format for."""
+        """Raises CommandError without py-spy, and for what it cannot write."""
         if path.suffix not in FORMATS:
             raise usage_error(
                 f"--flamegraph must end in .svg (a picture) or .json (for speedscope) "
@@ -48,22 +49,22 @@ class Flamegraph:
             )
         if not path.parent.is_dir():
             raise usage_error(f"--flamegraph: there is no folder {path.parent}")
-        return cls(path)
+        program = py_spy()
+        if program is None:
+            raise CommandError(
+                "MISSING_EXTRA", '--flamegraph needs py-spy: pip install "llorch-worker[bench]"'
+            )
+        return cls(path, program)
 
     @contextmanager
     def recording(self) -> Iterator[Made]:
         """Samples this process while the block runs. Idle threads are left out.
 
-        With frames of native code where py-spy can tell them on this machine. Without py-spy, or
-        where it may not look at this process, the block runs all the same.
+        With frames of native code where py-spy can tell them on this machine. Where it may not
+        look at this process, the block runs all the same.
         """
         made = Made()
-        program = py_spy()
-        if program is None:
-            made.notes.append(_NO_PY_SPY)
-            yield made
-            return
-        spy = self._start(program, made, "--native") or self._start(program, made)
+        spy = self._start(made, "--native") or self._start(made)
         yield made
         if spy is not None:
             spy.send_signal(signal.SIGINT)
@@ -73,11 +74,11 @@ class Flamegraph:
             else:
                 made.notes.append(f"no flamegraph: {_last_line(words)}")
 
-    def _start(self, program: str, made: Made, *options: str) -> subprocess.Popen[str] | None:
+    def _start(self, made: Made, *options: str) -> subprocess.Popen[str] | None:
         """py-spy once it samples; None, with a note, where it ended instead."""
         spy = subprocess.Popen(
             [
-                program, "record", *options,
+                self.program, "record", *options,
                 "--pid", str(os.getpid()), "--rate", str(RATE_HZ),
                 "--format", FORMATS[self.path.suffix], "--output", str(self.path),
             ],

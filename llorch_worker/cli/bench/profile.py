@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from llorch_worker.cli import extras
+from llorch_worker.cli.bench.flamegraph import Flamegraph
 from llorch_worker.cli.bench.headings import show_provenance
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
 from llorch_worker.cli.options import (
@@ -63,13 +64,13 @@ def profile(
     shows.
     """
     screen = Screen(as_json=as_json)
+    sampled = None if flamegraph is None else Flamegraph.at(flamegraph)
     settings = settings_from(
         model=model, device=device, dtype=dtype, max_step_tokens=max_step_tokens
     )
     extras.require("worker")
     # The profiler's own log, of which nothing concerns who reads the table; read when torch loads.
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
-    from llorch_worker.cli.bench.flamegraph import Flamegraph
     from llorch_worker.cli.bench.passes import Load
     from llorch_worker.cli.bench.profile_figures import ProfilePlan, measure_profile
 
@@ -77,7 +78,7 @@ def profile(
         settings=settings,
         load=Load(prompt_tokens, new_tokens, concurrency, temperature, seed),
         threads=threads,
-        flamegraph=None if flamegraph is None else Flamegraph.at(flamegraph),
+        flamegraph=sampled,
     )
     figures = measure_profile(
         plan,
