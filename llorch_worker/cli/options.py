@@ -122,6 +122,16 @@ def environment_of(settings: Settings) -> dict[str, str]:
     return {
         f"LLORCH_{name.upper()}": str(value)
         for name, value in settings.model_dump().items()
+def given_options(context: typer.Context) -> dict[str, str]:
+    """The options on the command line itself, not those of the environment: by parameter name."""
+    given = {}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            given[str(parameter.name)] = parameter.opts[0]
+    return given
+
+
         if value is not None
     }
 

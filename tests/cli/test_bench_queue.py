@@ -73,6 +73,20 @@ def test_the_queue_alone_runs_beside_stock_celery() -> None:
     assert len(ours.split()) == len(stock.split()) - 1 == 4
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--no-op", "--jobs", "8", "--passes", "1", "--model", "demo"),
+            "--no-op runs no model and jobs of its own: leave out --model, --jobs",
+        ),
+        (("--no-op-jobs", "30"), "--no-op-jobs says how many jobs --no-op runs: give both"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(options: tuple[str, ...], said: str) -> None:
+    assert sentence(run("bench", "queue", *options, LLORCH_DTYPE="float32"), 2) == said
+
+
 def test_scaling_measures_each_size() -> None:
     ran = run(
         "bench", "scaling", "--model", "demo", *QUICK, "--queued", "2,6", "--contexts", "32,64",

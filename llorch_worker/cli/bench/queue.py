@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from llorch_worker.cli import extras
 from llorch_worker.cli.bench.headings import show_provenance
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
+from llorch_worker.cli.errors import usage_error
 from llorch_worker.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -17,6 +19,7 @@ from llorch_worker.cli.options import (
     KvCacheBytesOption,
     MaxStepTokensOption,
     ModelFileOption,
+    given_options,
     settings_from,
 )
 from llorch_worker.cli.screen import Screen
@@ -27,9 +30,12 @@ if TYPE_CHECKING:
 
 MOST_JOBS = 10_000
 NO_OP_JOBS = 2_000
+_OF_NO_OP = frozenset({"no_op", "no_op_jobs", "concurrency", "passes", "as_json"})
+"""Parameters that mean something with --no-op."""
 
 
 def queue(
+    context: typer.Context,
     model: ModelFileOption = None,
     jobs: Annotated[
         str, typer.Option("--jobs", help="Jobs at once: a number, or a list 10,100,1000.")
@@ -71,6 +77,7 @@ def queue(
     stock Celery's thread pool with a task that does nothing.
     """
     screen = Screen(as_json=as_json)
+    _refuse_ignored(given_options(context), no_op=no_op)
     numbers = parse_numbers("--jobs", jobs, MOST_JOBS)
     settings = settings_from(
         model=model,
@@ -123,6 +130,16 @@ def queue(
         screen.document(figures.model_dump(mode="json"))
     else:
         _show(screen, figures)
+
+
+def _refuse_ignored(given: Mapping[str, str], *, no_op: bool) -> None:
+    ignored = [option for name, option in given.items() if name not in _OF_NO_OP]
+    if no_op and ignored:
+        raise usage_error(
+            f"--no-op runs no model and jobs of its own: leave out {', '.join(ignored)}"
+        )
+    if "no_op_jobs" in given and not no_op:
+        raise usage_error("--no-op-jobs says how many jobs --no-op runs: give both")
 
 
 def _show(screen: Screen, figures: QueueFigures) -> None:
