@@ -13,7 +13,10 @@ from llorch_worker.cli.bench import peers_figures
 from llorch_worker.cli.bench.contestants.contestant import LLAMA_CPP, LLORCH, Terms, Work
 from llorch_worker.cli.bench.contestants.process import CannotRun, ContestantProcess
 from llorch_worker.cli.bench.job_load import JobLoad
-from llorch_worker.cli.bench.peers_figures import Plan, measure_peers
+from llorch_worker.cli.bench.peers import _show as show
+from llorch_worker.cli.bench.peers_figures import JobsRow, Plan, Side, measure_peers
+from llorch_worker.cli.bench.peers_lengths import Lengths
+from llorch_worker.cli.screen import Screen
 from llorch_worker.settings import Settings
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
@@ -146,12 +149,63 @@ def test_what_a_library_prints_stays_out_of_ours(
     [
         (("--peers", "vllm"), "--peers knows llama.cpp, transformers"),
         (("--batch", "0"), "--batch must be numbers from 1 to 256"),
-        (("--prefill", "99999"), "--prefill ask for 99999 tokens"),
+        (("--prefill", "99999"), "--prefill must leave room for one token more"),
         (("--job-prompt-tokens", "9,3"), "--job-prompt-tokens must be one number, or LEAST,MOST"),
     ],
 )
 def test_a_load_that_cannot_be_is_refused(options: tuple[str, str], said: str) -> None:
     assert said in sentence(run("bench", "peers", "--model", "demo", *options), 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "prefill", "prompts", "new"),
+    [
+        ((), 127, (32, 95), (16, 31)),
+        (("job_new_tokens",), 127, (1, 1), (16, 128)),  # no room is left: refused later
+        (("prefill", "job_prompt_tokens"), 512, (32, 384), (1, 1)),
+    ],
+)
+def test_lengths_that_were_not_given_are_lowered_to_the_context(
+    given: tuple[str, ...], prefill: int, prompts: tuple[int, int], new: tuple[int, int]
+) -> None:
+    wished = Lengths(512, (32, 384), (16, 128))
+    assert wished.fitted(128, given) == Lengths(prefill, prompts, new)
+    assert wished.fitted(4096, given) == wished
+
+
+def test_a_short_context_is_noted_with_the_lengths_that_are_used() -> None:
+    command = ("bench", "peers", "--model", "demo", "--peers", "llama-server", "--llama-server")
+    ran = run(*command, "/nowhere", "--job-prompt-tokens", "8,300")
+    assert ran.code == 0, ran
+    note = ran.err.splitlines()[0]
+    assert note == "--prefill 511: what the model's context of 512 holds"
+    said = sentence(run(*command, "/nowhere", "--job-prompt-tokens", "8,600"), 2)
+    assert said.startswith("--job-prompt-tokens and --job-new-tokens must leave room")
+
+
+def side(spread: float | None) -> Side:
+    return Side(tokens_per_s=10.0, spread=spread)
+
+
+def test_one_pass_has_no_spread_and_a_wide_one_marks_the_ratio(
+    demo_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = measure_peers(plan(demo_model, "llama-server"), _silent)
+    row = JobsRow(
+        peer="p", jobs=1, ours=side(0.1), theirs=side(0.26), our_jobs_per_s=1, their_jobs_per_s=1,
+        ratio=1.5,
+    )  # fmt: skip
+    single = row.model_copy(update={"ours": side(None), "theirs": side(None), "jobs": 2})
+
+    def shown(*rows: JobsRow) -> list[str]:
+        show(Screen(as_json=False), figures.model_copy(update={"rows": rows}))
+        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+    wide, narrow, remark = shown(row, single)[-3:]
+    assert wide == "1 job p 10.0 (10%) 10.0 (26%) 1.50*"
+    assert narrow == "2 jobs p 10.0 10.0 1.50"
+    assert remark == "* passes spread by more than 25%: a rough ratio"
+    assert shown(single)[-1] == narrow
 
 
 def test_a_model_that_is_not_there_is_one_sentence() -> None:

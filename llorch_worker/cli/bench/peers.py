@@ -11,19 +11,23 @@ from llorch_worker.cli import extras
 from llorch_worker.cli.bench.headings import show_provenance
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption
+from llorch_worker.cli.bench.peers_lengths import Lengths
 from llorch_worker.cli.errors import usage_error
-from llorch_worker.cli.options import JsonOption, ModelFileOption, settings_from
-from llorch_worker.cli.screen import Screen
+from llorch_worker.cli.options import JsonOption, ModelFileOption, given_options, settings_from
+from llorch_worker.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.peers_figures import PeersFigures
+    from llorch_worker.cli.bench.peers_figures import BatchRow, JobsRow, PeersFigures, Side
 
 MOST_SEQUENCES = 256
 MOST_TOKENS = 100_000
+WIDE_SPREAD = 0.25
+WIDE_MARK = "*"
 DEFAULT_PEERS = "llama.cpp,transformers,transformers-cb,llama-server"
 
 
 def peers(
+    context: typer.Context,
     model: ModelFileOption = None,
     names: Annotated[
         str,
@@ -70,12 +74,16 @@ def peers(
 
     Each runs in a process of its own, with the same file, prompts and threads, ours and theirs by
     turns. stock-celery runs a job at a time and takes long, so it is only measured when named.
-    What is not installed or does not fit is skipped with the reason.
+    What is not installed or does not fit is skipped with the reason. Lengths that were not given
+    are lowered to the model's context.
     """
     screen = Screen(as_json=as_json)
     batches = parse_numbers("--batch", batch, MOST_SEQUENCES)
-    job_prompts = _bounds("--job-prompt-tokens", job_prompt_tokens)
-    job_new = _bounds("--job-new-tokens", job_new_tokens)
+    wished = Lengths(
+        prefill,
+        _bounds("--job-prompt-tokens", job_prompt_tokens),
+        _bounds("--job-new-tokens", job_new_tokens),
+    )
     settings = settings_from(model=model, device="cpu", dtype=dtype)
     extras.require("worker")
     import torch
@@ -85,18 +93,23 @@ def peers(
     from llorch_worker.cli.interrupts import terminable
 
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
+    from llorch_worker.cli.model_report import report
     unknown = [name for name in chosen if name not in PEERS]
     if unknown:
         raise usage_error(f"--peers knows {', '.join(PEERS)} (got {unknown[0][:40]!r})")
     torch.set_num_threads(threads)
     plan = Plan(
         settings=settings,
+    context_tokens = report(settings).context_tokens
+    lengths = wished.fitted(context_tokens, given_options(context))
+    if changes := lengths.changes(wished):
+        screen.note(f"{' '.join(changes)}: what the model's context of {context_tokens} holds")
         peers=chosen,
         batches=batches,
-        prefill_tokens=prefill,
+        prefill_tokens=lengths.prefill,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
-        jobs=JobLoad(jobs, job_prompts, job_new, seed),
+        jobs=JobLoad(jobs, lengths.job_prompt_tokens, lengths.job_new_tokens, seed),
         slots=slots,
         passes=passes,
         threads=threads,
@@ -131,8 +144,10 @@ def _show(screen: Screen, figures: PeersFigures) -> None:
         show(Text(f"  {name}: {note}"))
     show(
         Text(
-            f"  tokens/s, medians of {figures.passes} passes by turns (spread); decodes of "
-            f"{figures.new_tokens} steps after {figures.prompt_tokens} tokens\n"
+    several = f", medians of {figures.passes} passes by turns (spread)"
+            f"  tokens/s{several if figures.passes > 1 else ' of one pass'}; decodes of "
+            f"{figures.new_tokens} steps after "
+            f"{counted(figures.prompt_tokens, 'token')}\n"
         )
     )
     table = Table("", "peer", box=None, header_style="dim", pad_edge=False)
@@ -143,7 +158,7 @@ def _show(screen: Screen, figures: PeersFigures) -> None:
             case "skipped":
                 continue
             case "jobs":
-                what = f"{row.jobs} jobs"
+                what = counted(row.jobs, "job")
             case "prefill":
                 what = f"prefill {row.prompt_tokens}"
             case "decode":
@@ -151,12 +166,25 @@ def _show(screen: Screen, figures: PeersFigures) -> None:
         table.add_row(
             what,
             row.peer,
-            f"{row.ours.tokens_per_s:,.1f} ({row.ours.spread:.0%})",
-            f"{row.theirs.tokens_per_s:,.1f} ({row.theirs.spread:.0%})",
-            f"{row.ratio:.2f}",
+            _rate(row.ours),
+            _rate(row.theirs),
+            # A place for the mark on every line, so that the figures stay in their column.
+            f"{row.ratio:.2f}{WIDE_MARK if _is_wide(row) else ' '}",
         )
     if table.row_count:
         show(table)
     for row in figures.rows:
         if row.kind == "skipped":
+    if any(_is_wide(row) for row in figures.rows if row.kind != "skipped"):
+        remark = f"{WIDE_MARK} passes spread by more than {WIDE_SPREAD:.0%}: a rough ratio"
+        show(Text(remark, "dim"))
             show(Text(f"{row.peer}, {row.what}: skipped: {row.reason}", "yellow"))
+
+
+def _rate(side: Side) -> str:
+    spread = "" if side.spread is None else f" ({side.spread:.0%})"
+    return f"{side.tokens_per_s:,.1f}{spread}"
+
+
+def _is_wide(row: BatchRow | JobsRow) -> bool:
+    return max(row.ours.spread or 0, row.theirs.spread or 0) > WIDE_SPREAD

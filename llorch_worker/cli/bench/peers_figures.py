@@ -30,7 +30,7 @@ from llorch_worker.cli.bench.passes import Load
 from llorch_worker.cli.bench.provenance import Provenance, provenance
 from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.model_report import ModelReport, report
-from llorch_worker.cli.screen import human_bytes
+from llorch_worker.cli.screen import counted, human_bytes
 from llorch_worker.settings import Settings
 
 LLAMA_SERVER: Final = "llama-server"
@@ -53,8 +53,8 @@ class Side(_Frozen):
 
     tokens_per_s: float
     """Median of the passes."""
-    spread: float
-    """Largest less smallest of the passes, as a share of the median."""
+    spread: float | None
+    """Largest less smallest of the passes, as a share of the median; None for one pass."""
     note: str = ""
 
 
@@ -178,8 +178,8 @@ def _checked(plan: Plan) -> ModelReport:
     for options, tokens in longest.items():
         if tokens >= model.context_tokens:
             raise usage_error(
-                f"{options} ask for {tokens} tokens, which the model's context of "
-                f"{model.context_tokens} does not hold with one more"
+                f"{options} must leave room for one token more in the model's context of "
+                f"{model.context_tokens} (got {tokens})"
             )
     loads = {"max_sequences": max(*plan.batches, plan.slots), "max_context": max(longest.values())}
     return report(plan.settings.model_copy(update=loads))
@@ -215,7 +215,7 @@ class _Bench:
     def jobs_row(self, peer: str) -> JobsRow | Skipped:
         """Mixed jobs through ``peer`` and through ours."""
         plan = self._plan
-        what = f"{plan.jobs.jobs} mixed jobs"
+        what = _mixed(plan)
         terms = replace(self._terms(plan.slots), context_tokens=plan.jobs.longest_tokens + 1)
         try:
             theirs = self._service(peer, terms)
@@ -293,7 +293,7 @@ class _Bench:
             service.run(warm_up.draw(self._model.vocab_size))
         pairs = []
         for number in range(passes):
-            self._now(f"{peer}: {plan.jobs.jobs} mixed jobs, pass {number + 1} of {passes}")
+            self._now(f"{peer}: {_mixed(plan)}, pass {number + 1} of {passes}")
             load = replace(plan.jobs, seed=next(self._seeds))
             jobs = load.draw(self._model.vocab_size)
             order = (ours, theirs) if number % 2 == 0 else (theirs, ours)
@@ -348,13 +348,17 @@ def _require_installed(peer: str) -> None:
         raise CannotRun(f"it is not installed: pip install {_PACKAGES[family]}")
 
 
+def _mixed(plan: Plan) -> str:
+    return counted(plan.jobs.jobs, "mixed job")
+
+
 def _title(kind: BatchKind, load: Load) -> str:
     if kind == "prefill":
-        return f"prefill of {load.prompt_tokens} tokens"
-    return f"decode of {load.concurrency} sequences"
+        return f"prefill of {counted(load.prompt_tokens, 'token')}"
+    return f"decode of {counted(load.concurrency, 'sequence')}"
 
 
 def _side(rates: list[float], note: str = "") -> Side:
-    return Side(
-        tokens_per_s=median(rates), spread=(max(rates) - min(rates)) / median(rates), note=note
-    )
+    middle = median(rates)
+    spread = (max(rates) - min(rates)) / middle if len(rates) > 1 else None
+    return Side(tokens_per_s=middle, spread=spread, note=note)
