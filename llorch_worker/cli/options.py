@@ -54,7 +54,8 @@ KvDtypeOption = Annotated[
     Literal["auto", "fp8", "int8"] | None,
     typer.Option(
         "--kv-dtype",
-        help="What keys and values are kept in; auto is the compute dtype.",
+        metavar="TYPE",
+        help="Keys and values: auto (the compute dtype), fp8 or int8.",
         envvar="LLORCH_KV_DTYPE",
     ),
 ]
@@ -75,7 +76,11 @@ MaxContextOption = Annotated[
 MaxStepTokensOption = Annotated[
     int | None,
     typer.Option(
-        "--max-step-tokens", help="Token budget of one step.", envvar="LLORCH_MAX_STEP_TOKENS"
+        "--max-step-tokens",
+        # In the brackets that it would get by itself, its variable is cut off at 80 columns.
+        help="Token budget of one step. env var: LLORCH_MAX_STEP_TOKENS",
+        envvar="LLORCH_MAX_STEP_TOKENS",
+        show_envvar=False,
     ),
 ]
 KvCacheBytesOption = Annotated[
@@ -117,11 +122,6 @@ def settings_from(**options: Any) -> Settings:
     return settings.model_copy(update={"model": model_path(settings.model)})
 
 
-def environment_of(settings: Settings) -> dict[str, str]:
-    """``settings`` as the ``LLORCH_*`` variables that a child process reads them from."""
-    return {
-        f"LLORCH_{name.upper()}": str(value)
-        for name, value in settings.model_dump().items()
 def given_options(context: typer.Context) -> dict[str, str]:
     """The options on the command line itself, not those of the environment: by parameter name."""
     given = {}
@@ -132,6 +132,11 @@ def given_options(context: typer.Context) -> dict[str, str]:
     return given
 
 
+def environment_of(settings: Settings) -> dict[str, str]:
+    """``settings`` as the ``LLORCH_*`` variables that a child process reads them from."""
+    return {
+        f"LLORCH_{name.upper()}": str(value)
+        for name, value in settings.model_dump().items()
         if value is not None
     }
 

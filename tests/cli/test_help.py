@@ -7,12 +7,14 @@ import sys
 
 import pytest
 
+from llorch_worker.cli import bench
 from tests.cli.command import environment, run
 
 COMMANDS = (
     "demo", "doctor", "up", "worker", "generate", "submit", "watch", "cancel", "status", "inspect",
     "bench",
 )  # fmt: skip
+BENCHES = tuple(str(command.name) for command in bench.app.registered_commands)
 HEAVY = (
     "torch",
     "transformers",
@@ -43,11 +45,13 @@ def test_every_command_is_listed_in_80_columns() -> None:
     assert "Exit codes" in ran.out
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str) -> None:
-    ran = run(command, "--help")
+@pytest.mark.parametrize("command", [*COMMANDS, *(f"bench {name}" for name in BENCHES)])
+def test_every_command_explains_itself_with_nothing_cut_off_in_80_columns(command: str) -> None:
+    ran = run(*command.split(), "--help")
     assert (ran.code, ran.err) == (0, "")
     assert f"llorch {command}" in ran.out
+    assert "…" not in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("command", ["up", "submit", "worker"])

@@ -33,7 +33,9 @@ def peers(
         str,
         typer.Option(
             "--peers",
-            help="Of llama.cpp, transformers, transformers-cb, llama-server, stock-celery.",
+            help="Of llama.cpp, transformers, transformers-cb, llama-server (these by default), "
+            "stock-celery.",
+            show_default=False,
         ),
     ] = DEFAULT_PEERS,
     threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of each.")] = 2,
@@ -91,19 +93,19 @@ def peers(
     from llorch_worker.cli.bench.job_load import JobLoad
     from llorch_worker.cli.bench.peers_figures import PEERS, Plan, measure_peers
     from llorch_worker.cli.interrupts import terminable
+    from llorch_worker.cli.model_report import report
 
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
-    from llorch_worker.cli.model_report import report
     unknown = [name for name in chosen if name not in PEERS]
     if unknown:
         raise usage_error(f"--peers knows {', '.join(PEERS)} (got {unknown[0][:40]!r})")
     torch.set_num_threads(threads)
-    plan = Plan(
-        settings=settings,
     context_tokens = report(settings).context_tokens
     lengths = wished.fitted(context_tokens, given_options(context))
     if changes := lengths.changes(wished):
         screen.note(f"{' '.join(changes)}: what the model's context of {context_tokens} holds")
+    plan = Plan(
+        settings=settings,
         peers=chosen,
         batches=batches,
         prefill_tokens=lengths.prefill,
@@ -142,9 +144,9 @@ def _show(screen: Screen, figures: PeersFigures) -> None:
         show(Text(f"  {kept}"))
     for name, note in figures.notes.items():
         show(Text(f"  {name}: {note}"))
+    several = f", medians of {figures.passes} passes by turns (spread)"
     show(
         Text(
-    several = f", medians of {figures.passes} passes by turns (spread)"
             f"  tokens/s{several if figures.passes > 1 else ' of one pass'}; decodes of "
             f"{figures.new_tokens} steps after "
             f"{counted(figures.prompt_tokens, 'token')}\n"
@@ -173,11 +175,11 @@ def _show(screen: Screen, figures: PeersFigures) -> None:
         )
     if table.row_count:
         show(table)
-    for row in figures.rows:
-        if row.kind == "skipped":
     if any(_is_wide(row) for row in figures.rows if row.kind != "skipped"):
         remark = f"{WIDE_MARK} passes spread by more than {WIDE_SPREAD:.0%}: a rough ratio"
         show(Text(remark, "dim"))
+    for row in figures.rows:
+        if row.kind == "skipped":
             show(Text(f"{row.peer}, {row.what}: skipped: {row.reason}", "yellow"))
 
 
