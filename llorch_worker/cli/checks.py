@@ -251,13 +251,13 @@ def model_file(settings: Settings) -> Iterator[Check]:
     yield _kernels(memory, wanted=settings.kernels)
     total, free = human_bytes(memory.total_bytes), human_bytes(memory.free_bytes)
     if memory.fits:
-        finding = f"needs {total} on {memory.device} as {memory.dtype}; {free} free"
+        finding = f"needs {total} on {memory.device} as {memory.kept_as}; {free} free"
         yield Check(subject="fit", verdict="ok", finding=finding)
     else:
         yield Check(
             subject="fit",
             verdict="fail",
-            finding=f"needs {total} on {memory.device} as {memory.dtype}, {free} free",
+            finding=f"needs {total} on {memory.device} as {memory.kept_as}, {free} free",
             remedy="lower LLORCH_MAX_CONTEXT or LLORCH_MAX_SEQUENCES, or take a smaller model",
         )
 

@@ -98,7 +98,7 @@ def _show_memory(screen: Screen, memory: MemoryReport) -> None:
     table.add_column(style="dim")
     table.add_column(justify="right")
     table.add_column(style="dim")
-    table.add_row("  weights", human_bytes(memory.weights_bytes), f"as {memory.dtype}")
+    table.add_row("  weights", human_bytes(memory.weights_bytes), f"as {memory.kept_as}")
     table.add_row("  KV cache", human_bytes(memory.kv_bytes), held + wish)
     table.add_row("  RoPE tables", human_bytes(memory.rope_bytes), "")
     table.add_row("  causal masks", human_bytes(memory.masks_bytes), "")

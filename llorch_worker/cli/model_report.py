@@ -36,6 +36,9 @@ class MemoryReport(BaseModel):
 
     device: str
     dtype: str
+    """What is computed in."""
+    quantised_types: tuple[str, ...]
+    """Types of block that weights are kept in; the others are in ``dtype``."""
     kernels: str
     """What computes between the matrices: ``torch``, ``native`` or ``triton``."""
     kernels_reason: str
@@ -54,6 +57,13 @@ class MemoryReport(BaseModel):
     total_bytes: int
     free_bytes: int
     fits: bool
+
+    @property
+    def kept_as(self) -> str:
+        """What weights are kept as: ``Q4_K and Q6_K, the rest in bfloat16``."""
+        if not self.quantised_types:
+            return self.dtype
+        return f"{' and '.join(self.quantised_types)}, the rest in {self.dtype}"
 
 
 class ModelReport(BaseModel):
@@ -138,7 +148,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     from llorch_worker.engine.placement import resolve_device, resolve_dtype
     from llorch_worker.engine.workspace import workspace_bytes
     from llorch_worker.kernels import choose_ops, kv_form_of
-    from llorch_worker.model import model_bytes, parameter_count
+    from llorch_worker.model import model_bytes, parameter_count, quantised_types
     from llorch_worker.weights import select_linears
 
     device = resolve_device(settings.device)
@@ -200,6 +210,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     return MemoryReport(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
+        quantised_types=quantised_types(config, checkpoint, linears),
         kernels=chosen.ops.name,
         kernels_reason=chosen.reason,
         max_sequences=settings.max_sequences,

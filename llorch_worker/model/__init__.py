@@ -5,7 +5,7 @@ from llorch_worker.model.config import LlamaConfig
 from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.model.llama import Llama
 from llorch_worker.model.resolve import resolve_config
-from llorch_worker.model.weight_table import model_bytes, parameter_count
+from llorch_worker.model.weight_table import model_bytes, parameter_count, quantised_types
 
 __all__ = [
     "ForwardPass",
@@ -14,5 +14,6 @@ __all__ = [
     "RaggedBatch",
     "model_bytes",
     "parameter_count",
+    "quantised_types",
     "resolve_config",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -104,17 +106,34 @@ def model_bytes(
 
     Embedding and norms are kept in ``dtype``, matrices as ``linears`` does.
     """
-    embedding, final_norm, *output = global_weights(config)
-    dense = [embedding, final_norm]
-    matrices = output
-    if not output and not shares_embedding(config, linears):
-        matrices = [embedding]
+    dense = list(global_weights(config)[:2])
     for layer in range(config.num_layers):
-        table = layer_weights(config, layer)
-        dense += table.norms
-        matrices += table.matrices
+        dense += layer_weights(config, layer).norms
     kept = sum(weight.elements for weight in dense) * dtype.itemsize
+    matrices = _matrices(config, linears)
     return kept + sum(linears.weight_bytes(checkpoint, weight) for weight in matrices)
+
+
+def quantised_types(
+    config: LlamaConfig, checkpoint: Checkpoint, linears: Linears
+) -> tuple[str, ...]:
+    """Types of block that stay as they are in the file, those of most numbers first."""
+    numbers = Counter[str]()
+    for weight in _matrices(config, linears):
+        for part in linears.quantised_parts(checkpoint, weight):
+            numbers[checkpoint.tensors[part.name].dtype_name] += prod(part.shape)
+    return tuple(name for name, _ in numbers.most_common())
+
+
+def _matrices(config: LlamaConfig, linears: Linears) -> Iterator[PackedWeight]:
+    """The weights that ``linears`` keeps."""
+    embedding, _, *output = global_weights(config)
+    if output:
+        yield from output
+    elif not shares_embedding(config, linears):
+        yield embedding
+    for layer in range(config.num_layers):
+        yield from layer_weights(config, layer).matrices
 
 
 def check_tensors(checkpoint: Checkpoint, config: LlamaConfig) -> None:

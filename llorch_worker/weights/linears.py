@@ -11,7 +11,7 @@ import torch
 from llorch_worker.kernels import KernelChoice, native_kernels_load
 from llorch_worker.weights.checkpoint import Checkpoint
 from llorch_worker.weights.linear import DenseLinear, Linear
-from llorch_worker.weights.packed_weight import PackedWeight
+from llorch_worker.weights.packed_weight import PackedWeight, Part
 
 
 class Linears(Protocol):
@@ -27,6 +27,9 @@ class Linears(Protocol):
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: PackedWeight) -> int:
         """What ``load`` will keep, to the byte; reads no weights."""
+
+    def quantised_parts(self, checkpoint: Checkpoint, weight: PackedWeight) -> tuple[Part, ...]:
+        """Those that ``load`` will keep in the codes and scales of the file."""
 
     def load(self, checkpoint: Checkpoint, weight: PackedWeight) -> Linear:
         """Read the weight. Raises ModelLoadFailed where the file does not hold it."""
@@ -44,6 +47,10 @@ class DenseLinears:
     def weight_bytes(self, checkpoint: Checkpoint, weight: PackedWeight) -> int:  # noqa: ARG002
         """See ``Linears``."""
         return weight.elements * self.dtype.itemsize
+
+    def quantised_parts(self, checkpoint: Checkpoint, weight: PackedWeight) -> tuple[Part, ...]:  # noqa: ARG002
+        """See ``Linears``."""
+        return ()
 
     def load(self, checkpoint: Checkpoint, weight: PackedWeight) -> Linear:
         """See ``Linears``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +71,13 @@ class NativeLinears:
         if columns % 2:
             return rows * columns * torch.bfloat16.itemsize
         return sum(_piece_bytes(piece) for piece in _pieces(checkpoint, weight))
+
+    def quantised_parts(self, checkpoint: Checkpoint, weight: PackedWeight) -> tuple[Part, ...]:
+        """See ``Linears``."""
+        if weight.shape[1] % 2:
+            return ()
+        pieces = (piece for piece in _pieces(checkpoint, weight) if piece.form is not None)
+        return tuple(chain.from_iterable(piece.weight.parts for piece in pieces))
 
     def load(self, checkpoint: Checkpoint, weight: PackedWeight) -> Linear:
         """See ``Linears``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 
 import torch
 import torch.nn.functional as F
@@ -73,6 +73,11 @@ class PackedLinears:
                     has_offsets=form.has_offsets,
                 )
         return total
+
+    def quantised_parts(self, checkpoint: Checkpoint, weight: PackedWeight) -> tuple[Part, ...]:
+        """See ``Linears``."""
+        pieces = (parts.parts for form, parts in _pieces(checkpoint, weight) if form is not None)
+        return tuple(chain.from_iterable(pieces))
 
     def load(self, checkpoint: Checkpoint, weight: PackedWeight) -> Linear:
         """See ``Linears``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llorch_worker.kernels import native_kernels_load
 from tests.cli.command import run
 
 
@@ -42,3 +43,17 @@ def test_a_person_reads_it_in_80_columns(demo_model: Path) -> None:
     shown = run("inspect", "demo").out
     assert "Memory on cpu, 16 sequences" in shown
     assert max(map(len, shown.splitlines()[1:])) <= 80
+
+
+def test_weights_that_stay_quantised_are_not_said_to_be_in_the_compute_dtype(
+    stories260k: Path,
+) -> None:
+    native = native_kernels_load()
+    for file, dtype, kept in (
+        ("q8_0.gguf", "bfloat16", "Q8_0, the rest in bfloat16" if native else "bfloat16"),
+        ("q8_0.gguf", "float32", "float32"),
+        ("f32.gguf", "bfloat16", "bfloat16"),
+    ):
+        shown = run("inspect", stories260k / file, "--device", "cpu", "--dtype", dtype).out
+        (weights,) = [line for line in shown.splitlines() if line.startswith("  weights")]
+        assert weights.split("as ")[1].strip() == kept

@@ -100,7 +100,7 @@ def _checked_model(settings: Settings, load: Load) -> ModelReport:
     if not memory.fits:
         raise CommandError(
             "OUT_OF_MEMORY",
-            f"{settings.model} needs {human_bytes(memory.total_bytes)} as {memory.dtype} for "
+            f"{settings.model} needs {human_bytes(memory.total_bytes)} as {memory.kept_as} for "
             f"one sequence and {human_bytes(memory.free_bytes)} are free on {memory.device}; "
             "take a smaller dtype or model",
         )

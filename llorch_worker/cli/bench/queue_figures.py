@@ -193,7 +193,7 @@ def checked_settings(plan: Plan) -> Settings:
         raise CommandError(
             "OUT_OF_MEMORY",
             f"{settings.model} is loaded twice, here and in the worker, which needs "
-            f"{human_bytes(2 * memory.total_bytes)} as {memory.dtype}, and "
+            f"{human_bytes(2 * memory.total_bytes)} as {memory.kept_as}, and "
             f"{human_bytes(memory.free_bytes)} are free on {memory.device}; take a smaller dtype "
             "or model, or a lower --concurrency",
         )
