@@ -16,7 +16,7 @@ from llorch_worker.broker.embedded import find_redis_server
 from llorch_worker.cli import extras, ports
 from llorch_worker.cli.cluster import Cluster
 from llorch_worker.cli.errors import CommandError
-from llorch_worker.cli.screen import human_bytes, human_count
+from llorch_worker.cli.screen import counted, human_bytes, human_count
 from llorch_worker.contract import LlorchError
 from llorch_worker.settings import Settings
 
@@ -172,7 +172,7 @@ def devices(settings: Settings) -> Iterator[Check]:
         yield Check(
             subject="device",
             verdict="warn" if cards and not asked else "ok",
-            finding=f"cpu, {cores} cores{why}",
+            finding=f"cpu, {counted(cores or 1, 'core')}{why}",
             remedy="install a CUDA build of torch" if cards and not asked else None,
         )
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from llorch_worker.cli.errors import usage_error
+from llorch_worker.cli.screen import counted
 from llorch_worker.devices import Card, DeviceUnavailable, torch_has_cuda, usable_cards
 from llorch_worker.worker.launcher import chosen_cards
 
@@ -56,7 +57,7 @@ def worker_devices(
         chosen = _default(device, workers)
     if workers is not None and workers != len(chosen):
         raise usage_error(
-            f"there are {len(chosen)} devices for workers and --workers says {workers}: "
+            f"{counted(len(chosen), 'device')} for workers and --workers {workers} disagree: "
             "a card takes one worker, and a list says how many there are"
         )
     return _named(chosen)

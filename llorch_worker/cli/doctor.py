@@ -16,7 +16,7 @@ from llorch_worker.cli.options import (
     RedisOption,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen
+from llorch_worker.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
     from llorch_worker.cli.checks import Check
@@ -59,7 +59,7 @@ def doctor(
     else:
         warnings = sum(check.verdict == "warn" for check in found)
         screen.out.print(
-            f"\n{len(found)} checks: {failures} failed, {warnings} to know.",
+            f"\n{counted(len(found), 'check')}: {failures} failed, {warnings} to know.",
             style="bold red" if failures else "bold",
         )
     if failures:

@@ -19,7 +19,7 @@ from llorch_worker.cli.options import (
     MaxSequencesOption,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen, human_bytes, human_count
+from llorch_worker.cli.screen import Screen, counted, human_bytes, human_count
 
 
 def inspect(
@@ -111,8 +111,8 @@ def _show_memory(screen: Screen, memory: MemoryReport) -> None:
         f"of {human_bytes(memory.free_bytes)} free",
     )
     title = (
-        f"Memory on {memory.device}, {memory.max_sequences} sequences of up to "
-        f"{memory.max_context_tokens:,} tokens"
+        f"Memory on {memory.device}, {counted(memory.max_sequences, 'sequence')} of up to "
+        f"{counted(memory.max_context_tokens, 'token')}"
     )
     screen.out.print(Text(f"\n{title}", "bold"))
     screen.out.print(table)

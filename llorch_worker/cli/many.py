@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llorch_worker.cli.errors import FAILED
-from llorch_worker.cli.screen import Screen, harmless
+from llorch_worker.cli.screen import Screen, counted, harmless
 from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError, QueueFull
 from llorch_worker.settings import Settings
 
@@ -73,7 +73,8 @@ def submit_many(
     tokens = sum(e.end.usage.completion for e in ended if isinstance(e.end, GenerationResult))
     where = f", in {output}" if output is not None else ""
     screen.note(
-        f"{len(ended)} jobs: {len(ended) - failed} done, {failed} failed, {tokens:,} tokens{where}"
+        f"{counted(len(ended), 'job')}: {len(ended) - failed} done, {failed} failed, "
+        f"{counted(tokens, 'token')}{where}"
     )
     if failed:
         raise typer.Exit(FAILED)

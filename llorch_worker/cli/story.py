@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llorch_worker.cli.screen import Screen, harmless
+from llorch_worker.cli.screen import Screen, counted, harmless
 from llorch_worker.cli.wrapping import WordWrap
 from llorch_worker.contract import Event, GenerationResult, Tokens
 
@@ -84,6 +84,7 @@ def summary_line(result: GenerationResult) -> str:
     speed = f"{tokens / total_ms * 1000:.0f}/s" if total_ms > 0 else "at once"
     reasons = ", ".join(dict.fromkeys(choice.finish_reason for choice in result.choices))
     return (
-        f"{result.model}: {tokens} tokens, {speed}, first after {timings.first_token_ms:.0f} ms, "
+        f"{result.model}: {counted(tokens, 'token')}, {speed}, "
+        f"first after {timings.first_token_ms:.0f} ms, "
         f"{reasons}, seed {result.seed}"
     )

@@ -66,7 +66,7 @@ def test_the_queue_alone_runs_beside_stock_celery() -> None:
     )
     assert ran.code == 0, ran
     assert ran.out.startswith("$ ")
-    assert "30 jobs that do nothing, 2 at once" in ran.out
+    assert "30 jobs doing nothing, 2 at once" in ran.out
     (ours,) = [line for line in ran.out.splitlines() if line.startswith("llorch  ")]
     (stock,) = [line for line in ran.out.splitlines() if line.startswith("stock Celery")]
     assert all(float(word.strip("%").replace(",", "")) >= 0 for word in ours.split()[1:])

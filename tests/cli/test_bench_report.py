@@ -123,7 +123,7 @@ def test_a_table_stands_under_every_plot_with_machine_versions_and_command(tmp_p
     for origin in (
         "$ OMP_NUM_THREADS=1 llorch bench engine --model some.gguf --json",
         "A Processor (AVX2), 2 CPUs",
-        "torch 9.9, 1 threads, seed 0",
+        "torch 9.9, 1 thread, seed 0",
     ):
         assert origin in text
     assert "64 sequences: needs more &lt;KV&gt; blocks" in text

@@ -150,7 +150,7 @@ def test_up_runs_a_worker_a_card_restarts_a_dead_one_and_drains_all(machine: Mac
         (("--gpus", "0,9"), "device cuda:9 was asked for, but the last card here is cuda:3"),
         (("--gpus", "none"), "--gpus 'none' is neither all nor numbers of cards, such as 0,2"),
         (("--gpus", "1,1"), "cuda:1 is named twice: a card takes one worker"),
-        (("--gpus", "all", "--workers", "5"), "there are 4 devices for workers"),
+        (("--gpus", "all", "--workers", "5"), "4 devices for workers and --workers 5 disagree"),
         (("--gpus", "0", "--devices", "cpu"), "--gpus and --devices both say where workers go"),
     ],
 )  # fmt: skip

@@ -57,3 +57,10 @@ def test_weights_that_stay_quantised_are_not_said_to_be_in_the_compute_dtype(
         shown = run("inspect", stories260k / file, "--device", "cpu", "--dtype", dtype).out
         (weights,) = [line for line in shown.splitlines() if line.startswith("  weights")]
         assert weights.split("as ")[1].strip() == kept
+
+
+def test_one_of_a_thing_is_not_a_plural() -> None:
+    assert (
+        "Memory on cpu, 1 sequence of up to 512 tokens"
+        in run("inspect", "demo", "--max-sequences", "1").out
+    )

@@ -19,7 +19,7 @@ from llorch_worker.cli.options import (
     ModelFileOption,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen, human_bytes
+from llorch_worker.cli.screen import Screen, counted, human_bytes
 
 if TYPE_CHECKING:
     from llorch_worker.cli.bench.engine_figures import EngineFigures, Row
@@ -97,7 +97,8 @@ def _show(screen: Screen, figures: EngineFigures) -> None:
         Text(
             f"  computed in {figures.dtype} on {figures.device}; weights "
             f"{human_bytes(figures.weight_bytes)}, loaded in {figures.load_s:.1f} s\n"
-            f"  prompts of {figures.prompt_tokens} tokens, {figures.new_tokens} new ones each, "
+            f"  prompts of {counted(figures.prompt_tokens, 'token')}, "
+            f"{counted(figures.new_tokens, 'new one')} each, "
             f"{'greedy' if figures.temperature == 0 else f'temperature {figures.temperature:g}'}; "
             f"median of {figures.passes} after a warm-up\n"
         )
@@ -114,7 +115,7 @@ def _show(screen: Screen, figures: EngineFigures) -> None:
     for each in figures.rows:
         remarks = (f"skipped: {each.reason}",) if each.kind == "skipped" else each.notes
         for remark in remarks:
-            show(Text(f"{each.concurrency} sequences: {remark}", "yellow"))
+            show(Text(f"{counted(each.concurrency, 'sequence')}: {remark}", "yellow"))
     _show_limits(screen, figures)
 
 

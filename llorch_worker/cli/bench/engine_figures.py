@@ -18,6 +18,7 @@ from llorch_worker.cli.bench.passes import Load, Pass, run_pass
 from llorch_worker.cli.bench.peak_memory import peak_device_bytes, peak_resident_bytes
 from llorch_worker.cli.bench.percentiles import Percentiles, percentiles_ms
 from llorch_worker.cli.bench.provenance import Provenance, provenance
+from llorch_worker.cli.screen import counted
 from llorch_worker.engine import Engine
 from llorch_worker.settings import Settings
 
@@ -125,7 +126,7 @@ def measure_engine(
         measured: dict[int, _Measured | Skipped] = {}
         seeds = count(plan.load.seed)
         for concurrency in plan.concurrencies:
-            now(f"{concurrency} sequences")
+            now(counted(concurrency, "sequence"))
             load = replace(plan.load, concurrency=concurrency)
             measured[concurrency] = _passes(loaded, load, plan.passes, seeds)
         peak_resident, device = peak_resident_bytes(), engine.cache.kv.keys.device

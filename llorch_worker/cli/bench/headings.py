@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llorch_worker.cli.screen import Screen, human_bytes
+from llorch_worker.cli.screen import Screen, counted, human_bytes
 
 if TYPE_CHECKING:
     from llorch_worker.cli.bench.provenance import Provenance
@@ -19,11 +19,11 @@ def show_provenance(screen: Screen, origin: Provenance) -> None:
     busy = "" if machine.load_1min is None else f", load {machine.load_1min:.1f} when it began"
     lines = [
         f"$ {settings + ' ' if settings else ''}{origin.command}",
-        f"  {machine.processor} ({machine.vector_unit}), {machine.usable_cpus} CPUs, "
+        f"  {machine.processor} ({machine.vector_unit}), {counted(machine.usable_cpus, 'CPU')}, "
         f"{human_bytes(machine.memory_bytes)}{busy}",
         f"  {machine.system}; device {machine.device}",
         "  " + ", ".join(f"{name} {version}" for name, version in origin.versions.items()),
-        f"  {origin.threads} threads, seed {origin.seed}",
+        f"  {counted(origin.threads, 'thread')}, seed {origin.seed}",
     ]
     for line in lines:
         screen.out.print(Text(line, "dim"), soft_wrap=True)

@@ -24,6 +24,7 @@ from llorch_worker.cli.bench.stock_generate import GENERATE_TASK, TERMS_VARIABLE
 from llorch_worker.cli.children import Child, Program, describe_exit, python
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import worker_hostname
+from llorch_worker.cli.screen import counted
 from llorch_worker.settings import Settings
 
 START_TIMEOUT_S = 600.0
@@ -118,7 +119,7 @@ class OurQueue(_WorkerOnRedis):
             max_sequences=slots,
             max_context=terms.context_tokens,
         )
-        self.note = f"one worker, {slots} sequences, {terms.dtype}"
+        self.note = f"one worker, {counted(slots, 'sequence')}, {terms.dtype}"
 
     def _worker(self) -> tuple[Program, Callable[[int], str]]:
         program = self._rig.worker_of(self._settings, self._threads)

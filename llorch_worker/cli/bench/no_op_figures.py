@@ -18,6 +18,7 @@ from llorch_worker.cli.bench.stock_no_op import NO_OP_TASK, stock_app
 from llorch_worker.cli.children import Child, Program, python
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import environment_of
+from llorch_worker.cli.screen import counted
 from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.settings import Settings
@@ -93,7 +94,7 @@ def measure_no_op(
         one_pass(concurrency)
         pairs = []
         for number in range(passes):
-            now(f"{jobs} jobs that do nothing, pass {number + 1} of {passes}")
+            now(f"{counted(jobs, 'job')} doing nothing, pass {number + 1} of {passes}")
             pairs.append(one_pass(jobs))
     return NoOpFigures(
         jobs=jobs,

@@ -10,7 +10,7 @@ from llorch_worker.cli import extras
 from llorch_worker.cli.bench.headings import show_provenance
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
 from llorch_worker.cli.options import DeviceOption, DtypeOption, JsonOption, settings_from
-from llorch_worker.cli.screen import Screen
+from llorch_worker.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
     from llorch_worker.cli.bench.overhead_figures import OverheadFigures
@@ -64,7 +64,7 @@ def _show(screen: Screen, figures: OverheadFigures) -> None:
 
     show_provenance(screen, figures.provenance)
     screen.out.print(
-        Text(f"A decode step of {figures.sequences} sequences outside the model", "bold")
+        Text(f"A decode step of {counted(figures.sequences, 'sequence')} outside the model", "bold")
     )
     table = Table("model", "vocabulary", "sampling", box=None, header_style="dim", pad_edge=False)
     for title in ("ms p50", "p95", "p99", "mean", "of a step"):

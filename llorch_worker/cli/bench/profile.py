@@ -20,7 +20,7 @@ from llorch_worker.cli.options import (
     ModelFileOption,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen
+from llorch_worker.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
     from llorch_worker.cli.bench.profile_figures import PhaseProfile, ProfileFigures
@@ -99,8 +99,10 @@ def _show(screen: Screen, figures: ProfileFigures) -> None:
     screen.out.print(Text(f"{figures.model}  ({kinds})", "bold"))
     screen.out.print(
         Text(
-            f"  computed in {figures.dtype} on {figures.device}; {figures.concurrency} prompts of "
-            f"{figures.prompt_tokens} tokens, {figures.new_tokens} new ones each"
+            f"  computed in {figures.dtype} on {figures.device}; "
+            f"{counted(figures.concurrency, 'prompt')} of "
+            f"{counted(figures.prompt_tokens, 'token')}, "
+            f"{counted(figures.new_tokens, 'new one')} each"
         )
     )
     for phase in figures.phases:
@@ -121,7 +123,7 @@ def _show_phase(screen: Screen, phase: PhaseProfile) -> None:
     critical = [each.component for each in phase.components if each.verdict == "critical"]
     show(
         Text(
-            f"{phase.phase}: {phase.steps} steps of {phase.step_ms:,.2f} ms "
+            f"{phase.phase}: {counted(phase.steps, 'step')} of {phase.step_ms:,.2f} ms "
             f"({phase.plain_step_ms:,.2f} ms without the profiler)",
             "bold",
         )

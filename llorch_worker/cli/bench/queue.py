@@ -22,7 +22,7 @@ from llorch_worker.cli.options import (
     given_options,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen
+from llorch_worker.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
     from llorch_worker.cli.bench.no_op_figures import NoOpFigures
@@ -160,7 +160,7 @@ def _show_loads(screen: Screen, figures: QueueFigures) -> None:
     show(
         Text(
             f"  prompts of {prompts[0]} to {prompts[1]} tokens, {new[0]} to {new[1]} new ones, "
-            f"{figures.concurrency} sequences at once; median of {figures.passes}\n"
+            f"{counted(figures.concurrency, 'sequence')} at once; median of {figures.passes}\n"
         )
     )
     table = Table("jobs", "", box=None, header_style="dim", pad_edge=False)
@@ -207,7 +207,9 @@ def _show_no_op(screen: Screen, figures: NoOpFigures) -> None:
 
     show = screen.out.print
     show(
-        Text(f"{figures.jobs:,} jobs that do nothing, {figures.concurrency} at once", "bold"),
+        Text(
+            f"{counted(figures.jobs, 'job')} doing nothing, {figures.concurrency} at once", "bold"
+        ),
     )
     table = Table("", box=None, header_style="dim", pad_edge=False)
     for title in ("sent, jobs/s", "run, jobs/s", "spread"):

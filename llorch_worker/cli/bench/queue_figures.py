@@ -21,7 +21,7 @@ from llorch_worker.cli.bench.rig import Rig
 from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.model_report import report
 from llorch_worker.cli.options import worker_hostname
-from llorch_worker.cli.screen import human_bytes
+from llorch_worker.cli.screen import counted, human_bytes
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import GenerationRequest, GenerationResult
 from llorch_worker.engine import Engine
@@ -170,7 +170,7 @@ def measure_queue(
         single = passes.single_jobs(plan.single_jobs)
         rows = []
         for jobs in plan.jobs:
-            now(f"{jobs} jobs")
+            now(counted(jobs, "job"))
             load = replace(plan.load, jobs=jobs)
             pairs = [passes.both_ways(load) for _ in range(plan.passes)]
             rows.append(_row(jobs, pairs))

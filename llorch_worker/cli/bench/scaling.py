@@ -19,7 +19,7 @@ from llorch_worker.cli.options import (
     ModelFileOption,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen
+from llorch_worker.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
     from llorch_worker.cli.bench.scaling_figures import ScalingFigures
@@ -101,8 +101,9 @@ def _show(screen: Screen, figures: ScalingFigures) -> None:
     show(Text(f"{figures.model} as {figures.dtype}; median of {figures.passes}", "bold"))
     show(
         Text(
-            f"  queued requests: prompts of {figures.prompt_tokens} tokens, {figures.new_tokens} "
-            f"new ones, {figures.concurrency} sequences at once\n"
+            f"  queued requests: prompts of {counted(figures.prompt_tokens, 'token')}, "
+            f"{counted(figures.new_tokens, 'new one')}, "
+            f"{counted(figures.concurrency, 'sequence')} at once\n"
         )
     )
     table = Table(box=None, header_style="dim", pad_edge=False)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from llorch_worker.cli.bench.loaded_engine import LoadedEngine, engine_for
 from llorch_worker.cli.bench.passes import Load, Pass, run_pass
 from llorch_worker.cli.bench.provenance import Provenance, provenance
+from llorch_worker.cli.screen import counted
 from llorch_worker.settings import Settings
 
 
@@ -87,7 +88,7 @@ def measure_scaling(
         runner = _Runner(loaded, plan)
         queued, contexts = [], []
         for jobs in plan.queued:
-            now(f"{jobs} requests")
+            now(counted(jobs, "request"))
             queued.append((jobs, runner.run(plan.prompt_tokens, jobs)))
         for tokens in plan.contexts:
             now(f"a context of {tokens} tokens")

@@ -116,9 +116,9 @@ def _queue(document: Document) -> Iterator[Reading]:
         jobs = number(row, "jobs") or 0
         for path, name in (("straight", "straight"), ("queued", "through Redis")):
             place = Place("jobs", jobs, name)
-            yield from _of_row(at(row, path), f"{jobs:,.0f} jobs, {name}", _QUEUE, place)
+            yield from _of_row(at(row, path), f"{counted(int(jobs), 'job')}, {name}", _QUEUE, place)
         place = Place("jobs", jobs, "")
-        yield from _of_row(row, f"{jobs:,.0f} jobs", _QUEUE_LOAD, place)
+        yield from _of_row(row, counted(int(jobs), "job"), _QUEUE_LOAD, place)
     yield from _of_row(at(document, "single"), "one at a time", _QUEUE_SINGLE)
     for path, name in (("ours", "llorch"), ("stock", "stock Celery")):
         yield from _of_row(at(document, f"no_op.{path}"), name, _NO_OP)
@@ -144,7 +144,7 @@ def _scaling(document: Document) -> Iterator[Reading]:
     for row in rows(document, "queued"):
         queued = number(row, "queued") or 0
         place = Place("jobs waiting at the start", queued, "")
-        yield from _of_row(row, f"{queued:,.0f} jobs", _QUEUED, place)
+        yield from _of_row(row, counted(int(queued), "job"), _QUEUED, place)
     for row in rows(document, "contexts"):
         tokens = number(row, "context_tokens") or 0
         place = Place("tokens of context", tokens, "")
@@ -210,7 +210,7 @@ KINDS = {
     ),
     "overhead": Kind(
         readings=_overhead,
-        load=lambda document: f"{text(document, 'sequences')} sequences",
+        load=lambda document: _sequences(document, "sequences"),
         subject=lambda _: "",
     ),
     "profile": Kind(readings=_profile, load=_load, subject=_model),

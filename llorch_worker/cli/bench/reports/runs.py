@@ -12,7 +12,7 @@ from typing import Any
 from llorch_worker.cli.bench.reports.fields import at, number, rows, text
 from llorch_worker.cli.bench.reports.kinds import KINDS, Document
 from llorch_worker.cli.bench.reports.readings import Metric, NotARun, Reading, Run
-from llorch_worker.cli.screen import human_bytes
+from llorch_worker.cli.screen import counted, human_bytes
 
 COMPONENTS = "components"
 MICROSECONDS = 1e6
@@ -73,7 +73,7 @@ def _origin(document: Document) -> Iterator[str]:
     load = number(machine, "load_1min")
     yield _commas(
         f"{text(machine, 'processor')} ({text(machine, 'vector_unit')})",
-        f"{text(machine, 'usable_cpus')} CPUs",
+        _counted(machine, "usable_cpus", "CPU"),
         "" if memory is None else human_bytes(memory),
         text(machine, "system"),
         f"device {text(machine, 'device')}",
@@ -82,7 +82,7 @@ def _origin(document: Document) -> Iterator[str]:
     versions = at(origin, "versions")
     yield _commas(
         *(f"{name} {version}" for name, version in (versions or {}).items()),
-        f"{text(origin, 'threads')} threads",
+        _counted(origin, "threads", "thread"),
         f"seed {text(origin, 'seed')}",
     )
 
@@ -135,17 +135,23 @@ def _components_origin(document: Document) -> Iterator[str]:
     yield f"$ {command}" if command else "saved by pytest-benchmark, which notes no command"
     yield _commas(
         text(machine, "cpu.brand_raw"),
-        f"{text(machine, 'cpu.count')} CPUs",
+        _counted(machine, "cpu.count", "CPU"),
         f"{text(machine, 'system')} {text(machine, 'release')} {text(machine, 'machine')}",
     )
     yield _commas(
         f"python {text(machine, 'python_version')}",
         f"torch {text(machine, 'torch.version')}" if at(machine, "torch") else "",
-        f"{text(machine, 'torch.threads')} threads" if at(machine, "torch") else "",
+        _counted(machine, "torch.threads", "thread"),
         f"pytest-benchmark {text(document, 'version')}",
         _commit(document),
         text(document, "datetime"),
     )
+
+
+def _counted(document: Any, path: str, noun: str) -> str:
+    """Empty where no number is noted."""
+    found = number(document, path)
+    return "" if found is None else counted(int(found), noun)
 
 
 def _commas(*parts: str) -> str:
