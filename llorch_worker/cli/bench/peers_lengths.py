@@ -43,8 +43,9 @@ class Lengths:
         free = {name: each for name, each in bounds.items() if name not in given}
         wanted = sum(most for _, most in free.values())
         # In proportion, where both are ours to choose.
-        lowered = {name: _at_most(each, each[1] * room // wanted) for name, each in free.items()}
-        return replace(self, **lowered)
+        for name, each in free.items():
+            bounds[name] = _at_most(each, each[1] * room // wanted)
+        return Lengths(self.prefill, bounds["job_prompt_tokens"], bounds["job_new_tokens"])
 
 
 def _at_most(bounds: Bounds, tokens: int) -> Bounds:
