@@ -105,6 +105,8 @@ def _show_memory(screen: Screen, memory: MemoryReport) -> None:
     if memory.decode_bytes:
         table.add_row("  decode", human_bytes(memory.decode_bytes), "buffers of recorded steps")
     table.add_row("  workspace", human_bytes(memory.workspace_bytes), "of one step, as planned")
+    if memory.process_bytes:
+        table.add_row("  process", human_bytes(memory.process_bytes), "Python and its libraries")
     table.add_row(
         "  [not dim bold]total[/]",
         f"[bold]{human_bytes(memory.total_bytes)}[/]",

@@ -54,6 +54,8 @@ class MemoryReport(BaseModel):
     decode_bytes: int
     """Buffers of recorded decode steps."""
     workspace_bytes: int
+    process_bytes: int
+    """Of Python and its libraries, as they are in this process; 0 on a card, which holds none."""
     total_bytes: int
     free_bytes: int
     fits: bool
@@ -142,6 +144,8 @@ def report(settings: Settings) -> ModelReport:
 
 
 def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> MemoryReport:
+    import psutil
+
     from llorch_worker.cache import UnifiedCache
     from llorch_worker.engine import block_plan
     from llorch_worker.engine.decode_graphs import records_decode
@@ -207,6 +211,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     except ModelLoadFailed:
         blocks, fits = one_context, False
     parts = cache_bytes(blocks)
+    process = psutil.Process().memory_info().rss if device.type == "cpu" else 0
     return MemoryReport(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
@@ -222,7 +227,8 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
         masks_bytes=parts["masks"],
         decode_bytes=parts.get("decode", 0),
         workspace_bytes=workspace,
-        total_bytes=weights + sum(parts.values()),
+        process_bytes=process,
+        total_bytes=weights + sum(parts.values()) + process,
         free_bytes=free,
         fits=fits,
     )
