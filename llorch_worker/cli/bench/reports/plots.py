@@ -116,12 +116,13 @@ def lines_svg(plot: Lines) -> str:
         axes.set_xticks(sorted({x for line in plot.lines for x, _ in line.points}))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
         axes.grid()
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axes.set_xlabel(plot.x_title)
         axes.set_ylabel(plot.unit)
-        axes.legend(frameon=False, fontsize=8)
+        # What grows linearly is a level line of rates near the top: there is room below it.
+        axes.legend(frameon=False, fontsize=8, loc="lower left")
         return _svg(figure, f"{plot.title}, {plot.unit}, over {plot.x_title}")
 
 
