@@ -53,7 +53,7 @@ class Screen:
     def note(self, text: str, style: str = "dim") -> None:
         """A remark beside the result: on stderr, and not at all under ``--json``."""
         if not self.as_json:
-            self.err.print(text, style=style, markup=False, highlight=False)
+            self.err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def write_raw(self, text: str) -> None:
         """Text to stdout as it is, at once."""
