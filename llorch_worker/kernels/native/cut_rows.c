@@ -131,7 +131,8 @@ static double mass_from(
         );
         const __m512 some = _mm512_maskz_mov_ps(kept, weights_at(weights, i, vocab));
         low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(some)));
-        high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(some, 1)));
+        const __m256d upper = _mm512_extractf64x4_pd(_mm512_castps_pd(some), 1);
+        high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm256_castpd_ps(upper)));
         *count += __builtin_popcount(kept);
     }
     return _mm512_reduce_add_pd(_mm512_add_pd(low, high));
