@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from itertools import pairwise
 from typing import Any
 
 from celery import signals
@@ -15,7 +17,8 @@ from llorch_worker.settings import Settings
 from tasks.generate import register
 
 _CELERY_COMMAND = "celery.bin.celery"
-"""The module that is loaded where this one is by ``celery -A tasks``."""
+"""The module that is loaded where a ``celery`` command runs."""
+_APP_OPTIONS = ("-A", "--app")
 
 
 def build_app(settings: Settings) -> LlorchApp:
@@ -47,19 +50,28 @@ def _prepare_worker(sender: str, instance: Any, **_: Any) -> None:
 def _settings() -> Settings:
     """From the environment.
 
-    Raises SystemExit, with one sentence, in a ``celery`` command: it would print the whole
-    traceback of this import. A producer gets the error itself.
+    Raises SystemExit, with one sentence, in ``celery -A tasks``, which would print the whole
+    traceback of this import. A producer, or its own ``celery`` command, gets the error itself.
     """
     try:
         return Settings()
     except ValidationError as error:
-        if _CELERY_COMMAND not in sys.modules:
+        if not _is_the_commands_app(sys.argv[1:]):
             raise
         from llorch_worker.cli.errors import invalid_settings
 
         fault = invalid_settings(error)
         sys.stderr.write(f"error: {fault.message}\n")
         raise SystemExit(fault.exit_code) from None
+
+
+def _is_the_commands_app(arguments: list[str]) -> bool:
+    """Whether this process is a ``celery`` command whose ``arguments`` name this package."""
+    if _CELERY_COMMAND not in sys.modules:
+        return False
+    words = " ".join(arguments).replace("=", " ").split()
+    named = [app for option, app in pairwise(words) if option in _APP_OPTIONS]
+    return any(re.split(r"[.:]", app)[0] == __package__ for app in named)
 
 
 app = build_app(_settings())

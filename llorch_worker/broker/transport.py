@@ -169,7 +169,7 @@ class ClaimChannel(kombu_redis.Channel):
     def _brpop_read(self, **options: Any) -> Any:
         if not self.consumes_jobs:
             return super()._brpop_read(**options)
-        # Not waiting meanwhile: where this fails the next turn of the loop begins anew.
+        # Not waiting meanwhile: where the news cannot be read the next turn begins anew.
         self._in_poll = None
         self._look()
         return True
@@ -177,7 +177,8 @@ class ClaimChannel(kombu_redis.Channel):
     def _look(self) -> None:
         self._read_news()
         # Waiting again, also where there will be no more room: kombu then stops polling until there
-        # is, while it closes a connection that speaks although nothing is expected of it.
+        # is, while it closes a connection that speaks although nothing is expected of it. Before
+        # the claim, because a delivery that ends at once asks to look again.
         self._in_poll = self.client.connection
         # Nor is an answer overdue: of a BRPOP, as mingle sends one, kombu would drop the connection
         # after a while, and again every 25 s.

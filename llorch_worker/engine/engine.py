@@ -41,6 +41,7 @@ from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uniforms import choice_seed, job_seed
 from llorch_worker.engine.workspace import workspace_bytes
 from llorch_worker.kernels import (
+    CutRows,
     KernelChoice,
     KvDtype,
     end_own_threads,
@@ -80,6 +81,7 @@ class Engine:
         workspace_bytes: int = 0,
         weights: object = None,
         kernels: KernelChoice = "auto",
+        cut_rows: CutRows | None = None,
         queue: DeviceQueue | None = None,
     ) -> None:
         """Of parts that are loaded already; :meth:`load` makes them from a file.
@@ -88,8 +90,8 @@ class Engine:
         run at once, and a step computes at most ``max_step_tokens`` tokens. With
         ``prefix_caching``, prompts that begin alike share the KV blocks of their beginning.
         ``workspace_bytes`` were planned for the steps. ``weights`` holds the weights, where
-        ``model`` holds more. ``kernels`` sample; ``queue``, by default that of the device, runs
-        the steps.
+        ``model`` holds more. ``kernels`` sample, with ``cut_rows`` for the cuts where it is given;
+        ``queue``, by default that of the device, runs the steps.
         """
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -122,7 +124,7 @@ class Engine:
             config.vocab_size,
             device,
             select_sample(device, kernels),
-            select_cut_rows(device, cache.kv.keys.dtype, kernels),
+            cut_rows,
         )
         runner = Runner(model, cache, sampler, device, queue)
         core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
@@ -241,6 +243,7 @@ class Engine:
             workspace_bytes=workspace,
             weights=model,
             kernels=kernels,
+            cut_rows=select_cut_rows(place, compute_dtype, kernels),
         )
 
     def submit(

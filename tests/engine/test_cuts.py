@@ -55,16 +55,22 @@ def kept_by(form: object, scaled: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     ),
     spread=st.sampled_from([0.0, 0.01, 1.0, 3.0, 12.0]),
     grid=st.sampled_from([0.0, 0.25]),
+    vocab=st.sampled_from([5, 16, 129, 1_000]),
     seed=st.integers(0, 1_000),
 )
 def test_rows_one_by_one_keep_what_sorting_keeps(
-    form: object, rows: list[tuple[float, int, float]], spread: float, grid: float, seed: int
+    form: object,
+    rows: list[tuple[float, int, float]],
+    vocab: int,
+    spread: float,
+    grid: float,
+    seed: int,
 ) -> None:
     """Flat and peaked rows, with ties where the values lie on a grid."""
-    scaled = torch.randn(len(rows), 1_000, generator=torch.Generator().manual_seed(seed)) * spread
+    scaled = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(seed)) * spread
     if grid:
         scaled = (scaled / grid).round() * grid
-    cuts = cuts_of(rows)
+    cuts = cuts_of([(min_p, min(top_k, vocab), top_p) for min_p, top_k, top_p in rows])
     assert torch.equal(kept_by(form, scaled, cuts), kept_by(cut_by_sorting, scaled, cuts))
 
 
@@ -77,8 +83,8 @@ def test_forbidden_tokens_do_not_come_back_where_top_k_has_room_for_them(form: o
 
 
 @pytest.mark.parametrize("form", [cut, cut_natively])
-def test_rows_without_a_cut_stay_whole_beside_one_that_has_it(form: object) -> None:
+def test_a_row_without_a_cut_stays_whole_beside_those_that_have_one(form: object) -> None:
     scaled = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
-    one = cuts_of([(0.0, 3, math.inf)])
-    cuts = Cuts(torch.tensor([1]), one.log_min_p, one.top_k, one.top_p)
-    assert kept_by(form, scaled, cuts).sum(dim=-1).tolist() == [500, 3, 500]
+    two = cuts_of([(0.0, 3, math.inf), (0.0, 7, math.inf)])
+    cuts = Cuts(torch.tensor([2, 1]), two.log_min_p, two.top_k, two.top_p)
+    assert kept_by(form, scaled, cuts).sum(dim=-1).tolist() == [500, 7, 3]

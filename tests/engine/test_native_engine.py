@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract import GenerationRequest, InternalError
 from llorch_worker.engine import Engine
-from llorch_worker.kernels import native_absence
+from llorch_worker.kernels import KvDtype, native_absence
 
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea. " * 3
 
@@ -31,3 +31,21 @@ def test_a_prompt_longer_than_a_step_gives_the_tokens_of_one_step(demo_model: Pa
     assert 16 < prompt_tokens < 512
     assert answers[0] == answers[1]
     assert len(answers[0]) == 24
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_the_kernel_makes_the_cuts_whatever_the_cache_keeps(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: KvDtype
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("cut row by row")
+
+    monkeypatch.setattr("llorch_worker.engine.cuts.cut_row", refuse)
+    request = GenerationRequest(prompt="Once", max_tokens=4, top_p=0.5, seed=1, ignore_eos=True)
+    with Engine.load(demo_model, device="cpu", dtype="bfloat16", kv_dtype=kv_dtype) as engine:
+        assert len(engine.submit(request).result(timeout=60).choices[0].token_ids) == 4
+    with (
+        Engine.load(demo_model, device="cpu", dtype="bfloat16", kernels="torch") as plain,
+        pytest.raises(InternalError),
+    ):
+        plain.submit(request).result(timeout=60)

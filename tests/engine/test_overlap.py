@@ -180,7 +180,7 @@ class DamagedAt:
         self.all_there = threading.Event()
 
     def forward(self, batch: RaggedBatch, cache: Any) -> torch.Tensor:
-        self.all_there.wait()
+        assert self.all_there.wait(60)
         logits: torch.Tensor = self.model.forward(batch, cache)
         if batch.query_lengths == (1, 1):
             self.decodes += 1

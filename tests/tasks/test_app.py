@@ -106,8 +106,13 @@ def test_a_bad_setting_ends_a_celery_command_with_one_sentence(command: str) -> 
     assert "; LLORCH_MAX_SEQUENCES: Input should be greater than or equal to 1 (got '0')" in said
 
 
-def test_a_bad_setting_is_an_error_to_a_producer() -> None:
-    source = """
+@pytest.mark.parametrize(
+    "own_command", ["", "import celery.bin.celery, sys; sys.argv[1:] = ['-A', 'shop']"]
+)
+def test_a_bad_setting_is_an_error_to_a_producer(own_command: str) -> None:
+    """Also in the worker of an application that sends us jobs."""
+    source = f"""
+{own_command}
 import json
 from pydantic import ValidationError
 try:

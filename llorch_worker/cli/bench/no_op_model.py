@@ -8,6 +8,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine import Engine
 from llorch_worker.engine.block_plan import cache_shape
 from llorch_worker.engine.runner import ForwardModel
+from llorch_worker.kernels import select_cut_rows
 from llorch_worker.model import LlamaConfig, RaggedBatch
 from llorch_worker.text.chat import Llama2Chat
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
@@ -48,8 +49,8 @@ def no_op_engine(
         max_context=context_tokens,
         tie_word_embeddings=False,
     )
-    # As beside a large model: its dtype decides which kernels sample.
-    shape = cache_shape(config, context_tokens, dtype=torch.bfloat16, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    shape = cache_shape(config, context_tokens, dtype=torch.float32, device=cpu)
     contexts = sequences + 1  # the scheduler keeps a block free for each sequence
     blocks = contexts * -(-context_tokens // shape["block_size"]) + sequences
     return Engine(
@@ -60,6 +61,8 @@ def no_op_engine(
         model_name="no-op",
         weight_bytes=0,
         max_sequences=sequences,
+        # As beside a large model, which computes in it.
+        cut_rows=select_cut_rows(cpu, torch.bfloat16),
     )
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from llorch_worker.worker.launcher import SPIN_COUNT, SPINS
+
 MEASURED_WITH = ("torch", "numpy", "gguf")
 _SETTINGS_PREFIXES = (
     "LLORCH_",
@@ -66,7 +68,9 @@ def provenance(*, device: str, seed: int) -> Provenance:
         environment={
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(_SETTINGS_PREFIXES) and name not in _LEFT_OUT
+            if name.startswith(_SETTINGS_PREFIXES)
+            and name not in _LEFT_OUT
+            and (name, value) != (SPINS, SPIN_COUNT)
         },
         machine=_machine(device),
         versions={

@@ -3,6 +3,7 @@
 // No row is sorted. Thresholds are found digit by digit in the floats' own bits, by counting tokens or
 // adding up their mass, so they are exact; engine/row_cut.py is the same in NumPy and says more.
 #include <math.h>
+#include <omp.h>
 #include <string.h>
 
 #include "bfloat16.h"
@@ -189,18 +190,20 @@ static void cut_row(
     for (long i = 0; i < vocab; i++) weights[i] = values[i] >= floor ? weights[i] : 0.0f;
 }
 
-// Cuts `count` rows of weights[any][vocab] in place: row i, or rows[i] where there are rows. `work` has
-// room for 2 * (vocab + 16) numbers of 4 bytes for each thread.
+// Bytes that one call needs to work in: keys and masses for each thread, and a vector behind each.
+long llorch_cut_rows_work_bytes(long vocab, int threads) { return threads * 2 * (vocab + LANES) * 4; }
+
+// Cuts `count` rows of weights[any][vocab] in place: row i, or rows[i] where there are rows.
 void llorch_cut_rows(
     float *weights, const float *values, const int64_t *rows, const float *log_min_p,
     const int64_t *top_k, const double *top_p, uint32_t *work, long count, long vocab, int threads
 ) {
-    const long share = (count + threads - 1) / threads;
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int t = 0; t < threads; t++) {
-        uint32_t *keys = work + t * 2 * (vocab + LANES);
+#pragma omp parallel num_threads(threads)
+    {
+        uint32_t *keys = work + omp_get_thread_num() * 2 * (vocab + LANES);
         float *masses = (float *)(keys + vocab + LANES);
-        for (long i = t * share; i < count && i < (t + 1) * share; i++) {
+#pragma omp for schedule(dynamic, 1)
+        for (long i = 0; i < count; i++) {
             const long row = rows ? rows[i] : i;
             cut_row(
                 weights + row * vocab, values + row * vocab, vocab, log_min_p[i], top_k[i], top_p[i],

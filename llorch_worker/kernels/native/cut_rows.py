@@ -6,15 +6,13 @@ import torch
 
 from llorch_worker.kernels.native.library import Int, Long, NativeLibrary, Pointer
 
-_NUMBER_BYTES = 4
-_LANES = 16
-
 
 class NativeCutRows:
     """See ``CutRows``. Tensors are contiguous, and on the CPU."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._cut_rows = library.function("llorch_cut_rows", *[Pointer] * 7, Long, Long, Int)
+        self._work_bytes = library.function("llorch_cut_rows_work_bytes", Long, Int, result=Long)
 
     def __call__(
         self,
@@ -27,7 +25,7 @@ class NativeCutRows:
     ) -> None:
         threads = torch.get_num_threads()
         vocab = weights.shape[-1]
-        work = torch.empty(threads * 2 * (vocab + _LANES) * _NUMBER_BYTES, dtype=torch.uint8)
+        work = torch.empty(self._work_bytes(vocab, threads), dtype=torch.uint8)
         self._cut_rows(
             weights.data_ptr(),
             scaled.data_ptr(),

@@ -27,8 +27,7 @@ ALWAYS_INLINE void store_lanes(Output out, long m, long column, __m512 values, i
     }
 }
 
-// Rows of activations to take at once: even pieces of at most `most`. A step that gives no logits
-// has no rows at the output matrix.
+// Rows of activations to take at once: even pieces of at most `most`, and never none.
 static inline long even_pieces(long rows, long most) {
     if (rows == 0) return 1;
     long pieces = (rows + most - 1) / most;
