@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llorch_worker.kernels import KvForm, LayerKV
+from llorch_worker.kernels import Arena, KvForm, LayerKV
 
 _STORED_DTYPE = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
@@ -31,8 +31,8 @@ class PagedKV:
         shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
         # Zeros, not empty: attention must never meet a NaN that lay in memory before.
         stored = _STORED_DTYPE.get(form, dtype)
-        self.keys = torch.zeros(shape, dtype=stored, device=device)
-        self.values = torch.zeros(shape, dtype=stored, device=device)
+        self.keys = _zeros(shape, stored, device)
+        self.values = _zeros(shape, stored, device)
         scales = shape[:-1] if form == "int8" else (num_layers, 0)
         self._key_scales = torch.zeros(scales, device=device)
         self._value_scales = torch.zeros(scales, device=device)
@@ -69,3 +69,10 @@ class PagedKV:
         if self.form == "int8":
             parts["kv_scales"] = self._key_scales.nbytes + self._value_scales.nbytes
         return parts
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # In huge pages: to touch ten gigabytes for the first time takes seconds in small ones.
+    return Arena().empty(*shape, dtype=dtype).zero_()

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from llorch_worker.kernels.native.arena import ALIGNMENT_BYTES, Arena
+from llorch_worker.kernels.arena import ALIGNMENT_BYTES, Arena
 
 MIB = 1024 * 1024
 

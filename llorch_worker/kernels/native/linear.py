@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llorch_worker.kernels.native.arena import ALIGNMENT_BYTES, Arena
+from llorch_worker.kernels.arena import ALIGNMENT_BYTES, Arena
 from llorch_worker.kernels.native.library import Float, Int, Long, Pointer, native_library
 
 TILE_ROWS = 16

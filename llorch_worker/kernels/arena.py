@@ -1,4 +1,5 @@
-"""Memory for weights in huge pages: a step reads all of it, and small pages miss the TLB."""
+"""Memory for weights and the KV cache in huge pages: a step reads all of it, and small pages miss
+the TLB and take long to get."""
 
 from __future__ import annotations
 
