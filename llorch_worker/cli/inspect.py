@@ -92,7 +92,7 @@ def _show_memory(screen: Screen, memory: MemoryReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    held = f"{memory.full_contexts:g} full contexts"
+    held = f"{memory.full_contexts:g} full context{'' if memory.full_contexts == 1 else 's'}"
     wish = "" if memory.full_contexts >= memory.max_sequences else ": fewer than sequences"
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
