@@ -28,8 +28,8 @@ SPIN_COUNT = "20000"
 """Turns for which an OpenMP thread waits for more work before it sleeps: some 200 microseconds.
 
 That bridges the gaps within a step as well as the default of 300,000 does, which keeps a processor
-for milliseconds after the step: on two of them Redis took 2.2 ms to store a result, and 0.5 ms with
-this.
+for milliseconds after the step: on two of them Redis had to wait for it before it could store the
+step's last result.
 """
 WAIT_POLICY = "OMP_WAIT_POLICY"
 
