@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def test_logits_of_impossible_ids_are_refused(engine: Engine, ids: list[int]) ->
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"device": "cuda:99"}, "cuda:99"),
+        ({"device": "cuda:99"}, "cuda:99|no NVIDIA driver"),
         ({"device": "tpu"}, "no device 'tpu'"),
         ({"dtype": "int3"}, "no dtype 'int3'"),
         ({"max_context": 10**6}, "max_context 1000000"),
@@ -158,7 +159,7 @@ def test_settings_that_cannot_be_met_are_refused_with_a_remedy(
 ) -> None:
     with pytest.raises(ModelLoadFailed) as caught:
         Engine.load(loaded.path, **{"device": "cpu", **settings})
-    assert sentence in caught.value.message
+    assert re.search(sentence, caught.value.message)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
