@@ -223,21 +223,14 @@ def model_file(settings: Settings) -> Iterator[Check]:
     device_fault = _device_fault(settings.device)
     try:
         found = report(settings.model_copy(update={"device": "cpu"}) if device_fault else settings)
-    except CommandError as error:
-        yield Check(
-            subject="model",
-            verdict="fail",
-            finding=error.message,
-            remedy="lower it, or leave it unset for the model's own",
+    except (CommandError, LlorchError) as error:
+        # A command's fault is a context beyond the model's own.
+        remedy = (
+            "lower it, or leave it unset for the model's own"
+            if isinstance(error, CommandError)
+            else "give --model or LLORCH_MODEL a .gguf file, a Hugging Face folder, or demo"
         )
-        return
-    except LlorchError as error:
-        yield Check(
-            subject="model",
-            verdict="fail",
-            finding=error.message,
-            remedy="give --model or LLORCH_MODEL a .gguf file, a Hugging Face folder, or demo",
-        )
+        yield Check(subject="model", verdict="fail", finding=error.message, remedy=remedy)
         return
     yield Check(
         subject="model",
