@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -45,12 +46,16 @@ def test_a_full_device_a_lost_one_and_a_defect_are_told_apart(error: Exception) 
 def test_a_lost_device_breaks_the_engine_and_every_job_is_told(
     loaded: Any, watched: Callable[..., Any], error: Exception
 ) -> None:
+    all_submitted = threading.Event()
+
     def lose(step: int, batch: RaggedBatch) -> None:
+        assert all_submitted.wait(60)
         if step == 3:
             raise error
 
     engine: Engine = loaded.engine(model=watched(lose))
     generations = [engine.submit(_request()) for _ in range(3)]
+    all_submitted.set()
     for generation in generations:
         with pytest.raises(InternalError, match="the engine broke down"):
             generation.result(timeout=60)
