@@ -14,6 +14,7 @@ from llorch_worker.engine import Engine
 from llorch_worker.engine.block_plan import cache_shape
 from llorch_worker.engine.decode_graphs import DecodeGraphs, bucket_sizes
 from llorch_worker.model import RaggedBatch
+from tests.engine.conftest import all_at_once
 from tests.engine.recording import Recorder
 
 ROWS = 6
@@ -59,7 +60,8 @@ def test_tokens_are_those_of_steps_that_are_not_recorded(
     recorded: tuple[Engine, Recorder], make_engine: Callable[..., Engine], fields: dict[str, Any]
 ) -> None:
     engine, recorder = recorded
-    generations = [engine.submit(request) for request in requests(**fields)]
+    with all_at_once(engine):
+        generations = [engine.submit(request) for request in requests(**fields)]
     tokens = [generation.result(60).choices[0].token_ids for generation in generations]
     alone = make_engine(max_sequences=1)
     expected = [alone.submit(r).result(60).choices[0].token_ids for r in requests(**fields)]
@@ -72,11 +74,13 @@ def test_a_smaller_batch_leaves_nothing_of_a_larger_one(
 ) -> None:
     """Blocks of who left belong to others soon: a blank row must not write to them."""
     engine, _ = recorded
-    first = [engine.submit(request) for request in requests(temperature=0)]
+    with all_at_once(engine):
+        first = [engine.submit(request) for request in requests(temperature=0)]
     for generation in first:
         generation.result(60)
     request = GenerationRequest(prompt=PROMPTS[1], max_tokens=30, temperature=0)
-    again = [engine.submit(request) for _ in range(3)]
+    with all_at_once(engine):
+        again = [engine.submit(request) for _ in range(3)]
     expected = make_engine().submit(request).result(60).choices[0].token_ids
     assert [g.result(60).choices[0].token_ids for g in again] == [expected] * 3
 

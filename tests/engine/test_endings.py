@@ -20,6 +20,8 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.engine import Engine, Generation
+from tests.engine.conftest import all_at_once
+from tests.services import wait_until
 
 PROMPT = "Once upon a time"
 LONG = [7] * 300
@@ -72,8 +74,9 @@ def test_a_cancel_takes_effect_before_the_next_step_is_launched(
     hold = gate(at=at)
     model = watched(hold)
     engine = make_engine(model=model, max_step_tokens=64, max_sequences=1 if at == 1 else 4)
-    neighbour = engine.submit(request(max_tokens=20))
-    generation = engine.submit(request(prompt_token_ids=LONG, max_tokens=100))
+    with all_at_once(engine):
+        neighbour = engine.submit(request(max_tokens=20))
+        generation = engine.submit(request(prompt_token_ids=LONG, max_tokens=100))
     hold.wait_until_reached()
     generation.cancel()
     generation.cancel()
@@ -178,8 +181,9 @@ def test_a_callback_that_fails_cancels_its_own_job_alone(
     def broken(event: Event) -> None:
         raise ValueError("the reader is gone")
 
-    generation = engine.submit(request(max_tokens=200), on_event=broken)
-    neighbour = engine.submit(request(max_tokens=30))
+    with all_at_once(engine):
+        generation = engine.submit(request(max_tokens=200), on_event=broken)
+        neighbour = engine.submit(request(max_tokens=30))
     with pytest.raises(Cancelled):
         generation.result(timeout=60)
     assert neighbour.result(timeout=60).usage.completion == 30
@@ -233,6 +237,7 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(
     hold.wait_until_reached()
     closing = threading.Thread(target=engine.close)
     closing.start()
+    wait_until(lambda: not engine.healthy, what="the engine to close")
     hold.open()
     closing.join(60)
     for generation in generations:

@@ -19,6 +19,7 @@ from llorch_worker.contract import (
     Tokens,
 )
 from llorch_worker.engine import Engine
+from tests.engine.conftest import all_at_once
 
 PROMPT = "Once upon a time"
 
@@ -172,10 +173,11 @@ def test_a_long_prompt_stalls_running_decodes_by_no_more_than_one_chunk(
     hold = gate(at=6)
     model = watched(hold)
     engine = make_engine(model=model, max_step_tokens=32)
-    talkers = [
-        engine.submit(GenerationRequest(prompt=PROMPT, max_tokens=40, ignore_eos=True))
-        for _ in range(3)
-    ]
+    with all_at_once(engine):
+        talkers = [
+            engine.submit(GenerationRequest(prompt=PROMPT, max_tokens=40, ignore_eos=True))
+            for _ in range(3)
+        ]
     hold.wait_until_reached()
     long = engine.submit(GenerationRequest(prompt_token_ids=[7] * 300, max_tokens=4))
     hold.open()
@@ -248,12 +250,18 @@ def test_stats_count_what_was_done(make_engine: Callable[..., Engine]) -> None:
 
 
 def test_an_idle_engine_sleeps_until_somebody_calls(
-    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    make_engine: Callable[..., Engine],
+    watched: Callable[..., Any],
+    gate: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The thread makes one turn for each call, and none of its own accord."""
-    engine = make_engine()
+    hold = gate(at=2)
+    engine = make_engine(model=watched(hold))
     generation = engine.submit(GenerationRequest(prompt=PROMPT, max_tokens=100))
+    hold.wait_until_reached()
     generation.cancel()
+    hold.open()
     with pytest.raises(Cancelled):
         generation.result(timeout=60)
     turns = []

@@ -11,6 +11,7 @@ import torch
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
+from tests.engine.conftest import all_at_once
 
 PROMPTS = [
     "Once upon a time",
@@ -56,7 +57,8 @@ def mixed_requests() -> list[GenerationRequest]:
 
 
 def run_together(engine: Engine, requests: list[GenerationRequest]) -> list[tuple[int, ...]]:
-    generations = [engine.submit(request) for request in requests]
+    with all_at_once(engine):
+        generations = [engine.submit(request) for request in requests]
     return [generation.result(timeout=60).choices[0].token_ids for generation in generations]
 
 
@@ -193,7 +195,8 @@ def test_a_drawn_seed_is_returned_and_repeats_the_answer(engine: Engine) -> None
 def test_logits_leave_nothing_behind_and_disturb_no_running_job(
     engine: Engine, alone: list[tuple[int, ...]]
 ) -> None:
-    generations = [engine.submit(request) for request in mixed_requests()]
+    with all_at_once(engine):
+        generations = [engine.submit(request) for request in mixed_requests()]
     for _ in range(5):
         engine.logits(list(range(3, 200)))
     assert [g.result(timeout=60).choices[0].token_ids for g in generations] == alone

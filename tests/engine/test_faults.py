@@ -12,6 +12,7 @@ import torch
 from llorch_worker.contract import GenerationRequest, InternalError, OutOfMemory
 from llorch_worker.engine import Engine
 from llorch_worker.model import RaggedBatch
+from tests.engine.conftest import all_at_once
 
 PROMPT = "Once upon a time"
 POISON = 500
@@ -43,8 +44,9 @@ def test_logits_that_are_not_finite_fail_their_own_job(
     make_engine: Callable[..., Engine], loaded: Any, expected: str, fields: dict[str, Any]
 ) -> None:
     engine = make_engine(model=DamagedModel(loaded.model))
-    neighbour = engine.submit(request(prompt=PROMPT, max_tokens=20))
-    damaged = engine.submit(request(prompt_token_ids=[1, POISON], **fields))
+    with all_at_once(engine):
+        neighbour = engine.submit(request(prompt=PROMPT, max_tokens=20))
+        damaged = engine.submit(request(prompt_token_ids=[1, POISON], **fields))
     with pytest.raises(InternalError, match="not finite"):
         damaged.result(timeout=60)
     assert neighbour.result(timeout=60).text == expected
@@ -69,7 +71,8 @@ def test_a_batch_too_large_for_memory_shrinks_until_it_fits(
             raise error
 
     engine = make_engine(model=watched(run_out_beyond_two))
-    generations = [engine.submit(request(prompt=PROMPT, max_tokens=20)) for _ in range(6)]
+    with all_at_once(engine):
+        generations = [engine.submit(request(prompt=PROMPT, max_tokens=20)) for _ in range(6)]
     assert [generation.result(timeout=60).text for generation in generations] == [expected] * 6
 
 
@@ -81,8 +84,9 @@ def test_a_job_too_large_for_memory_fails_alone(
             raise MemoryError
 
     engine = make_engine(model=watched(run_out_beyond_fifty))
-    large = engine.submit(request(prompt_token_ids=[7] * 200, max_tokens=5))
-    small = [engine.submit(request(prompt=PROMPT, max_tokens=20)) for _ in range(3)]
+    with all_at_once(engine):
+        large = engine.submit(request(prompt_token_ids=[7] * 200, max_tokens=5))
+        small = [engine.submit(request(prompt=PROMPT, max_tokens=20)) for _ in range(3)]
     with pytest.raises(OutOfMemory, match="200 tokens"):
         large.result(timeout=60)
     assert [generation.result(timeout=60).text for generation in small] == [expected] * 3
@@ -124,8 +128,9 @@ def test_a_defect_in_the_text_of_one_job_spares_its_neighbours(
         return token_text(token_id)
 
     monkeypatch.setattr(engine.tokenizer, "token_text", broken)
-    neighbour = engine.submit(request(prompt=PROMPT, max_tokens=20))
-    with_logprobs = engine.submit(request(prompt=PROMPT, max_tokens=20, logprobs=0))
+    with all_at_once(engine):
+        neighbour = engine.submit(request(prompt=PROMPT, max_tokens=20))
+        with_logprobs = engine.submit(request(prompt=PROMPT, max_tokens=20, logprobs=0))
     with pytest.raises(InternalError, match="deliver"):
         with_logprobs.result(timeout=60)
     assert neighbour.result(timeout=60).text == expected

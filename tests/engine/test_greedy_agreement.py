@@ -16,6 +16,7 @@ import torch
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
+from tests.engine.conftest import all_at_once
 
 TIE = {"float32": 2.0**-17, "bfloat16": 2.0**-7}
 """Of the reference's largest logit. In bfloat16 an activation keeps 8 bits, and errors of some tens
@@ -95,7 +96,8 @@ def test_greedy_tokens_are_those_of_float32_on_the_cpu_up_to_ties(
     while left:
         requests = [greedy(ids, tokens) for ids, tokens in left]
         if company:
-            running = [engine.submit(each) for each in requests]
+            with all_at_once(engine):
+                running = [engine.submit(each) for each in requests]
             results = [each.result(120) for each in running]
         else:
             results = [engine.submit(each).result(120) for each in requests]

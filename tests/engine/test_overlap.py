@@ -21,6 +21,7 @@ from llorch_worker.engine.sampler import Sampler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.kernels import torch_sample
 from llorch_worker.model import RaggedBatch
+from tests.engine.conftest import all_at_once
 from tests.engine.lazy_queue import LazyQueue
 
 PROMPT = "Once upon a time"
@@ -73,7 +74,8 @@ def test_two_steps_at_most_are_launched_and_unread(
     engine_of: Callable[..., Engine], queue: LazyQueue
 ) -> None:
     engine = engine_of(max_sequences=3)
-    generations = [engine.submit(request(max_tokens=5 + 7 * index)) for index in range(7)]
+    with all_at_once(engine):
+        generations = [engine.submit(request(max_tokens=5 + 7 * index)) for index in range(7)]
     assert [g.result(60).usage.completion for g in generations] == [5 + 7 * i for i in range(7)]
     assert queue.most_unread == 2
 
@@ -111,8 +113,9 @@ def test_nobody_gets_the_token_that_was_computed_behind_its_end(
     events: list[Event] = []
     engine = engine_of()
     stop = next(i for i in range(3, 20) if expected[i] not in expected[:i])
-    neighbour = engine.submit(request())
-    generation = engine.submit(request(stop_token_ids=[expected[stop]]), on_event=events.append)
+    with all_at_once(engine):
+        neighbour = engine.submit(request())
+        generation = engine.submit(request(stop_token_ids=[expected[stop]]), on_event=events.append)
     result = generation.result(60)
     assert result.choices[0].finish_reason == "stop"
     assert result.choices[0].token_ids == expected[: stop + 1]
@@ -136,11 +139,12 @@ def test_a_step_writes_only_to_blocks_that_are_still_held(
         assert all(pool.contents(block) is None for block in written)
 
     engines.append(engine_of(model=watched(check), num_blocks=12))
-    generations = [
-        engines[0].submit(request(max_tokens=60, stop=[stop]))
-        for stop in ("a", "the", ".", "was", "e", "She")
-        for _ in range(3)
-    ]
+    with all_at_once(engines[0]):
+        generations = [
+            engines[0].submit(request(max_tokens=60, stop=[stop]))
+            for stop in ("a", "the", ".", "was", "e", "She")
+            for _ in range(3)
+        ]
     for generation in generations:
         generation.result(60)
 
@@ -149,9 +153,8 @@ def test_a_new_job_starts_though_others_run_ahead(
     engine_of: Callable[..., Engine], queue: LazyQueue
 ) -> None:
     engine = engine_of()
-    another = StartsAnother()
+    another = StartsAnother(lambda: engine.submit(request(max_tokens=3)))
     long = engine.submit(request(max_tokens=300), on_event=another)
-    another.submit = lambda: engine.submit(request(max_tokens=3))
     assert long.result(60).usage.completion == 300
     assert another.started is not None
     assert another.started.result(60).usage.completion == 3
@@ -161,12 +164,12 @@ def test_a_new_job_starts_though_others_run_ahead(
 class StartsAnother:
     """Submits another job from the callback of the tenth token."""
 
-    def __init__(self) -> None:
-        self.submit: Callable[[], Any] | None = None
+    def __init__(self, submit: Callable[[], Any]) -> None:
+        self.submit = submit
         self.started: Any = None
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Tokens) and event.index >= 10 and self.submit and not self.started:
+        if isinstance(event, Tokens) and event.index >= 10 and not self.started:
             self.started = self.submit()
 
 
@@ -218,7 +221,8 @@ def test_memory_that_runs_out_in_a_step_launched_ahead_loses_no_token(
             raise MemoryError
 
     engine = engine_of(model=watched(run_out))
-    generations = [engine.submit(request()) for _ in range(3)]
+    with all_at_once(engine):
+        generations = [engine.submit(request()) for _ in range(3)]
     assert [g.result(60).choices[0].token_ids for g in generations] == [expected] * 3
     assert queue.most_unread == 2
 
@@ -278,7 +282,8 @@ def test_the_fused_sampler_needs_no_word_from_the_host_and_gives_the_same_tokens
         expected = [plain.submit(r).result(60).choices[0].token_ids for r in requests]
     monkeypatch.setattr("llorch_worker.engine.engine.select_sample", lambda *_: torch_sample.sample)
     with loaded.engine(queue=CheckedQueue()) as engine:
-        generations = [engine.submit(r) for r in requests]
+        with all_at_once(engine):
+            generations = [engine.submit(r) for r in requests]
         assert [g.result(60).choices[0].token_ids for g in generations] == expected
 
 
