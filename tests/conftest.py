@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from llorch_worker.client import Client
+    from tests.latch import Latch
     from tests.services import RedisServer, WorkerProcess
 
 if not Path("/dev/nvidiactl").exists():
@@ -147,6 +148,14 @@ def toy_worker(
         redis_server.url, folder, model_name="toy", max_sequences=4, TOY_STEP_MS=5
     ) as worker:
         yield worker
+
+
+@pytest.fixture
+def latch(tmp_path: Path) -> Latch:
+    """What jobs of the toy engine wait for."""
+    from tests.latch import Latch
+
+    return Latch(tmp_path / "latch")
 
 
 @pytest.fixture(scope="module")

@@ -206,6 +206,15 @@ class WorkerProcess:
     def wait_exit(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         return self.process.wait(timeout_s)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the process: what is queued meanwhile, it finds all at once."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def stop(self) -> int:
         """SIGTERM, and SIGKILL where that does not help; the exit code."""
         if self.process.poll() is None:

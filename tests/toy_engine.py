@@ -6,7 +6,8 @@ Each step gives every running generation one token; token ``i`` has the id ``i``
 Some prompts ask for faults: ``raise <name>`` raises that builtin exception in ``submit``, with the
 whole prompt as its message; ``die`` kills the process, ``die at <n>`` after n tokens; ``break``
 breaks the engine under that job, ``break once`` in the job's first attempt, ``break after`` once
-the job has ended; ``hang`` blocks the engine for ever in the job's first attempt.
+the job has ended; ``hang`` blocks the engine for ever in the job's first attempt. ``wait <n>
+<path>`` stops the job after n tokens until that file is there.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class ToyGeneration:
         self.tokens = known
         words = (request.prompt or "").split()
         self.dies_at = int(words[2]) if words[:2] == ["die", "at"] else None
+        self.waits = (int(words[1]), Path(words[2])) if words[:1] == ["wait"] else None
         self.started = False
         self.cancelled = False
         self.queue_ms = max(0.0, time.time() - queued_at) * 1e3 if queued_at else 0.0
@@ -136,6 +138,8 @@ class ToyGeneration:
             )
         if self.tokens == self.dies_at:
             os._exit(9)
+        if self.waits and self.tokens >= self.waits[0] and not self.waits[1].exists():
+            return True
         if self.tokens < self.request.max_tokens:
             self.emit(
                 Tokens(

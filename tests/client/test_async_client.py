@@ -67,7 +67,7 @@ def test_refusals_and_timeouts_are_those_of_the_client(
     async def use(client: AsyncClient) -> None:
         with pytest.raises(InvalidRequest):
             await client.submit(prompt="")
-        job = await client.submit(prompt="x", max_tokens=200)
+        job = await client.submit(prompt="x", max_tokens=4000)
         with pytest.raises(TimeoutError, match=job.id):
             await job.result(timeout=0.05)
         await job.cancel()

@@ -12,7 +12,8 @@ import pytest
 from llorch_worker.broker import keys
 from llorch_worker.client import AsyncClient, Client, Job
 from llorch_worker.contract import QueueFull
-from tests.cli.command import run
+from tests.cli.command import Started, run
+from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
 
 GET_S = 30
@@ -73,11 +74,17 @@ def test_the_command_line_says_so_with_the_code(
 
 
 def test_a_file_longer_than_the_queue_waits_for_room(
-    one_slot: WorkerProcess, client: Client, redis_server: RedisServer, tmp_path: Path
+    one_slot: WorkerProcess,
+    client: Client,
+    redis_server: RedisServer,
+    latch: Latch,
+    tmp_path: Path,
 ) -> None:
+    client.submit(prompt=latch.prompt(), max_tokens=2)
     path = tmp_path / "jobs.jsonl"
     path.write_text((json.dumps({"prompt": "x", "max_tokens": 40}) + "\n") * (3 * LIMIT))
-    ran = run("submit", "--file", path, "--wait", LLORCH_REDIS_URL=redis_server.url)
-    assert ran.code == 0, ran
-    assert f"{3 * LIMIT} jobs: {3 * LIMIT} done" in ran.err
-    assert "waiting for room" in ran.err
+    command = Started("submit", "--file", path, "--wait", LLORCH_REDIS_URL=redis_server.url)
+    command.wait_for("waiting for room")
+    latch.open()
+    command.wait_for(f"{3 * LIMIT} jobs: {3 * LIMIT} done")
+    assert command.ended() == 0

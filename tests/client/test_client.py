@@ -17,6 +17,7 @@ from llorch_worker.contract import (
     Tokens,
 )
 from llorch_worker.settings import Settings
+from tests.latch import Latch
 from tests.services import (
     RedisServer,
     WorkerProcess,
@@ -96,21 +97,25 @@ def test_a_job_is_found_again_by_its_id(toy_worker: WorkerProcess, client: Clien
 
 
 def test_a_result_is_waited_for_and_a_timeout_leaves_the_job_alone(
-    toy_worker: WorkerProcess, client: Client
+    toy_worker: WorkerProcess, client: Client, latch: Latch
 ) -> None:
-    job = client.submit(prompt="x", max_tokens=100)
+    job = client.submit(prompt=latch.prompt(), max_tokens=100)
     with pytest.raises(TimeoutError, match=job.id):
         job.result(timeout=0.05)
+    latch.open()
     with pytest.raises(TimeoutError, match="nobody sent this"):
         list(client.job("nobody sent this").stream(timeout=0.05))
     assert len(job.result(GET_S).choices[0].token_ids) == 100
 
 
-def test_the_status_follows_the_job(toy_worker: WorkerProcess, client: Client) -> None:
+def test_the_status_follows_the_job(
+    toy_worker: WorkerProcess, client: Client, latch: Latch
+) -> None:
     assert client.job("nobody sent this").status().state == "unknown"
-    job = client.submit(prompt="x", max_tokens=100)
+    job = client.submit(prompt=latch.prompt(), max_tokens=2)
     wait_until(lambda: job.status().state == "running")
     assert job.status().worker == toy_worker.hostname
+    latch.open()
     job.result(GET_S)
     status = job.status()
     assert (status.state, status.ended) == ("succeeded", True)

@@ -11,6 +11,7 @@ from llorch_worker.client import Client
 from llorch_worker.contract import Started
 from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
 from tests.faults.witness import Witness
+from tests.latch import Latch
 from tests.services import RedisServer, wait_until
 
 TEN_MINUTES_S = 600
@@ -21,23 +22,28 @@ GET_S = 60
 
 @pytest.mark.parametrize("offset_s", OFFSETS_S)
 def test_no_job_is_redelivered_early_or_never(
-    client: Client, witness: Witness, start_worker: StartWorker, offset_s: int
+    witness: Witness, start_worker: StartWorker, tmp_path: Path, offset_s: int
 ) -> None:
+    all_there, dead = Latch(tmp_path / "all-there"), Latch(tmp_path / "dead")
     start_worker("right")
     # Longer than a lease and a sweep, on either worker.
     tokens = round(1.5 * (LEASE_S + SWEEP_S) * 200)
-    first = [witness.begun(witness.send(tokens)) for _ in range(2)]
+    first = [witness.begun(witness.send(tokens, all_there.prompt())) for _ in range(2)]
     wrong = start_worker("wrong", app=SKEWED_APP, CLOCK_OFFSET_S=offset_s)
     card = wait_until(wrong.card)
     assert abs(card.started_at - time.time() - offset_s) < TEN_MINUTES_S / 2, "it is wrong"
-    second = [witness.begun(witness.send(tokens)) for _ in range(6)]
+    # As many as run on both: each has some.
+    second = [witness.begun(witness.send(tokens, all_there.prompt())) for _ in range(6)]
+    all_there.open()
     witness.assert_whole(*first, *second, timeout_s=GET_S)
     runs = [witness.runs(job) for job in (*first, *second)]
     assert {len(run) for run in runs} == {1}, "each ran once"
     assert {run[0] for run in runs} == {"right@test", "wrong@test"}
     # What the wrong one held comes back in time when it dies.
-    last = [witness.begun(witness.send(150)) for _ in range(8)]
+    last = [witness.begun(witness.send(40, dead.prompt())) for _ in range(8)]
     wrong.process.kill()
+    wrong.process.wait()
+    dead.open()
     witness.assert_whole(*last, timeout_s=GET_S)
     assert max(job.result(0).attempts for job in last) == 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from llorch_worker.worker.leases import EX_SOFTWARE
 from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
 from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
+from tests.latch import Latch
 from tests.services import held_ids, wait_until
 
 QUEUE = "llorch.toy"
@@ -38,15 +40,13 @@ def test_a_dead_workers_jobs_are_resumed_within_15_s_by_default() -> None:
 
 
 def test_a_job_whose_worker_is_killed_is_resumed_by_another(
-    start_worker: StartWorker, witness: Witness
+    start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
     first = start_worker("w1")
-    jobs = [witness.send(300) for _ in range(3)]
-    for job in jobs:
-        witness.begun(job, 20)
-    # Before the second starts: in the time that this takes, the jobs could end.
+    jobs = [witness.begun(witness.send(100, latch.prompt(after=20)), 20) for _ in range(3)]
     first.process.kill()
     first.process.wait()
+    latch.open()
     seen = [witness.tokens(job) for job in jobs]
     start_worker("w2")
     wait_until(
@@ -99,11 +99,13 @@ def test_a_claim_whose_reply_is_lost_costs_its_worker_nothing_but_the_lease(
 
 
 def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_serves_on(
-    start_worker: StartWorker, witness: Witness, client: Client
+    start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
 ) -> None:
     sleeper = start_worker("w1")
-    short, long = witness.begun(witness.send(200), 20), witness.begun(witness.send(900), 20)
+    short = witness.begun(witness.send(200, latch.prompt(after=20)), 20)
+    long = witness.begun(witness.send(900, latch.prompt(after=20)), 20)
     sleeper.process.send_signal(signal.SIGSTOP)
+    latch.open()
     other = start_worker("w2")
     witness.assert_whole(short, timeout_s=RECOVERY_S)
     taken_over = wait_until(lambda: witness.runs(long)[1:])
@@ -132,13 +134,14 @@ def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_serves_on(
 
 
 def test_a_worker_whose_engine_hangs_exits_and_its_jobs_resume_elsewhere(
-    start_worker: StartWorker, witness: Witness
+    start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
     hanging = start_worker("w1", watchdog_s=1)
-    neighbours = [witness.begun(witness.send(200), 10) for _ in range(2)]
+    neighbours = [witness.begun(witness.send(100, latch.prompt(after=10)), 10) for _ in range(2)]
     job = witness.send(20, prompt="hang")
     start_worker("w2")
     assert hanging.wait_exit() == EX_SOFTWARE
+    latch.open()
     witness.assert_whole(job, *neighbours, timeout_s=RECOVERY_S)
     for one in (job, *neighbours):
         assert (one.result(0).worker, one.result(0).attempts) == ("w2@test", 2)
@@ -162,16 +165,19 @@ def test_a_long_pause_of_the_whole_process_is_no_hang(
 
 
 def test_sigterm_finishes_what_fits_and_hands_the_rest_back_in_order(
-    start_worker: StartWorker, witness: Witness, client: Client
+    start_worker: StartWorker, witness: Witness, client: Client, latch: Latch, tmp_path: Path
 ) -> None:
+    soon = Latch(tmp_path / "soon")
     worker = start_worker("w1", drain_s=1, max_sequences=4)
-    first, second, third = (witness.begun(witness.send(600)) for _ in range(3))
-    short = witness.begun(witness.send(40))
+    first, second, third = (witness.begun(witness.send(100, latch.prompt())) for _ in range(3))
+    short = witness.begun(witness.send(2, soon.prompt()))
     queued = witness.send(20)
     worker.process.terminate()
     wait_until(lambda: "Warm shutdown" in worker.text())
+    soon.open()
     pushed = witness.send(20)
     assert worker.wait_exit() == 0
+    latch.open()
     assert witness.ended(short)
     assert short.result(0).worker == "w1@test"
     assert waiting(client) == [first.id, second.id, third.id, queued.id, pushed.id]
@@ -185,13 +191,14 @@ def test_sigterm_finishes_what_fits_and_hands_the_rest_back_in_order(
 
 
 def test_sigquit_hands_everything_back_at_once(
-    start_worker: StartWorker, witness: Witness, client: Client
+    start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
 ) -> None:
     worker = start_worker("w1", drain_s=300)
-    running = [witness.begun(witness.send(300)) for _ in range(4)]
+    running = [witness.begun(witness.send(100, latch.prompt())) for _ in range(4)]
     queued = witness.send(20)
     worker.process.send_signal(signal.SIGQUIT)
     worker.wait_exit(timeout_s=5)
+    latch.open()
     assert waiting(client) == [*(job.id for job in running), queued.id]
     assert not held_ids(client.redis)
     start_worker("w2")

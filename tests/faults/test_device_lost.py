@@ -12,6 +12,7 @@ from llorch_worker.contract import AttemptsExhausted
 from tests.fake_gpu.machine import SITE, Machine, card
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
+from tests.latch import Latch
 from tests.services import REPOSITORY, RedisServer, held_ids, wait_until
 
 GET_S = 60
@@ -40,10 +41,11 @@ def test_a_driver_that_dies_ends_the_worker_and_its_jobs_resume_elsewhere(
     client: Client,
     machine: Machine,
     on_a_card: dict[str, Any],
+    latch: Latch,
     loss: str,
 ) -> None:
     worker = start_worker("gpu0", **on_a_card)
-    jobs = [witness.begun(witness.send(300), 10) for _ in range(3)]
+    jobs = [witness.begun(witness.send(100, latch.prompt(after=10)), 10) for _ in range(3)]
     if loss == "card":
         machine.show(card(0, fault="GPU is lost"), card(1))
         sentence = "gpu0 does not answer (GPU is lost); the worker ends, its jobs resume elsewhere"
@@ -53,6 +55,7 @@ def test_a_driver_that_dies_ends_the_worker_and_its_jobs_resume_elsewhere(
     assert worker.wait_exit() == 1
     assert sentence in worker.text()
     assert not held_ids(client.redis), "its leases are released, not left to lapse"
+    latch.open()
     start_worker("w2")
     witness.assert_whole(*jobs)
     for job in jobs:
@@ -112,7 +115,8 @@ def test_a_dead_driver_breaks_the_real_engine_and_the_tokens_go_on_elsewhere(
         lost = start_worker(
             "w1", app="tests.faults.lost_device_app", LOST_AFTER_STEPS=40, **options
         )
-        jobs = [client.submit(**ask) for _ in range(3)]
+        with lost.paused():
+            jobs = [client.submit(**ask) for _ in range(3)]
         assert lost.wait_exit(GET_S) == 1
         assert "the device is lost: CUDA error: unspecified launch failure" in lost.text()
         start_worker("w2", app="tasks", **options)

@@ -39,8 +39,9 @@ def test_a_device_without_memory_for_all_preempts_some_and_fails_only_what_never
         worker = start_worker(app="tests.faults.scarce_app", SCARCE_TOKENS=100, **options)
         alone = client.submit(**ask, max_tokens=40).result(GET_S).text
         # All together they hold some 350 tokens at the end.
-        jobs = [client.submit(**ask, max_tokens=40) for _ in range(8)]
-        too_large = client.submit(prompt_token_ids=[7] * 150, max_tokens=5)
+        with worker.paused():
+            jobs = [client.submit(**ask, max_tokens=40) for _ in range(8)]
+            too_large = client.submit(prompt_token_ids=[7] * 150, max_tokens=5)
         assert [job.result(GET_S).text for job in jobs] == [alone] * 8
         assert [job.result(0).attempts for job in jobs] == [1] * 8
         with pytest.raises(OutOfMemory, match="150 tokens"):

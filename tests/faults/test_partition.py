@@ -14,6 +14,7 @@ from llorch_worker.client import Client, Job
 from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
 from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
+from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, held_ids, wait_until
 
 SEQUENCES = 4
@@ -41,14 +42,17 @@ def threads(worker: WorkerProcess) -> int:
 
 def assert_all_slots_serve(worker: WorkerProcess, witness: Witness, client: Client) -> None:
     """The worker runs as many jobs at once as ever, and then holds none."""
-    jobs = [witness.send(60) for _ in range(SEQUENCES)]
-    wait_until(lambda: held_ids(client.redis) >= {job.id for job in jobs}, what="full slots")
+    latch = Latch(worker.log.with_suffix(".latch"))
+    jobs = [witness.begun(witness.send(60, latch.prompt())) for _ in range(SEQUENCES)]
+    assert held_ids(client.redis) == {job.id for job in jobs}
+    latch.open()
     witness.assert_whole(*jobs)
     wait_until(lambda: not held_ids(client.redis), what="the acknowledgements")
 
 
-def reset(proxy: FaultProxy, _: Callable[[], object]) -> None:
+def reset(proxy: FaultProxy, afterwards: Callable[[], object]) -> None:
     proxy.reset()
+    afterwards()
 
 
 def isolate(proxy: FaultProxy, while_away: Callable[[], object]) -> None:
@@ -81,13 +85,18 @@ def test_jobs_run_on_through_a_broken_network_and_arrive_once(
     witness: Witness,
     client: Client,
     proxy: FaultProxy,
+    latch: Latch,
     fault: Callable[[FaultProxy, Callable[[], object]], None],
 ) -> None:
+    def run_on() -> None:
+        latch.open()
+        # Two of them end meanwhile: nothing but time tells, 100 tokens take half a second.
+        wait_until(Clock(1.2))
+
     worker = start_worker("w1", url=proxy.url, **ROOMY)
-    ending = [witness.begun(witness.send(100)) for _ in range(2)]
-    lasting = [witness.begun(witness.send(500)) for _ in range(2)]
-    # Two of them end while Redis is away: nothing but time tells, 100 tokens take half a second.
-    fault(proxy, lambda: wait_until(Clock(1.2)))
+    ending = [witness.begun(witness.send(100, latch.prompt())) for _ in range(2)]
+    lasting = [witness.begun(witness.send(500, latch.prompt())) for _ in range(2)]
+    fault(proxy, run_on)
     witness.assert_whole(*ending, *lasting)
     for job in (*ending, *lasting):
         assert witness.runs(job) == ["w1@test"], "it ran on"
@@ -96,12 +105,17 @@ def test_jobs_run_on_through_a_broken_network_and_arrive_once(
 
 
 def test_a_redis_that_restarts_with_its_append_only_file_costs_nothing(
-    server: RedisServer, start_worker: StartWorker, witness: Witness, client: Client
+    server: RedisServer,
+    start_worker: StartWorker,
+    witness: Witness,
+    client: Client,
+    latch: Latch,
 ) -> None:
     worker = start_worker("w1", **ROOMY)
-    jobs = [witness.begun(witness.send(300)) for _ in range(SEQUENCES)]
+    jobs = [witness.begun(witness.send(300, latch.prompt())) for _ in range(SEQUENCES)]
     queued = [witness.send(20) for _ in range(4)]
     server.halt()
+    latch.open()
     server.start()
     witness.assert_whole(*jobs, *queued)
     for job in jobs:
@@ -111,12 +125,13 @@ def test_a_redis_that_restarts_with_its_append_only_file_costs_nothing(
 
 
 def test_after_an_outage_longer_than_a_lease_the_workers_that_lived_go_on(
-    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+    start_worker: StartWorker, witness: Witness, proxy: FaultProxy, latch: Latch
 ) -> None:
     first = start_worker("w1", url=proxy.url)
-    jobs = [witness.begun(witness.send(900)) for _ in range(SEQUENCES)]
+    jobs = [witness.begun(witness.send(500, latch.prompt())) for _ in range(SEQUENCES)]
     start_worker("w2", url=proxy.url)
     proxy.isolate()
+    latch.open()
     wait_until(Clock(3 * LEASE_S))
     proxy.heal()
     witness.assert_whole(*jobs)
@@ -127,14 +142,15 @@ def test_after_an_outage_longer_than_a_lease_the_workers_that_lived_go_on(
 
 
 def test_results_that_could_not_be_stored_for_long_arrive_and_no_thread_is_left(
-    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy, latch: Latch
 ) -> None:
     worker = start_worker("w1", url=proxy.url)
     warm = [witness.send(20) for _ in range(SEQUENCES)]
     witness.assert_whole(*warm)
     before = threads(worker)
-    jobs = [witness.begun(witness.send(100)) for _ in range(SEQUENCES)]
+    jobs = [witness.begun(witness.send(100, latch.prompt())) for _ in range(SEQUENCES)]
     proxy.isolate()
+    latch.open()
     # They end half a second from now.
     wait_until(Clock(5))
     assert not any(witness.ended(job) for job in jobs)
@@ -147,12 +163,13 @@ def test_results_that_could_not_be_stored_for_long_arrive_and_no_thread_is_left(
 
 
 def test_a_result_whose_reply_is_lost_is_stored_once(
-    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy, latch: Latch
 ) -> None:
     scripts.load(client.redis, "finish")
     worker = start_worker("w1", url=proxy.url, **ROOMY)
-    job = witness.begun(witness.send(200))
+    job = witness.begun(witness.send(100, latch.prompt()))
     trap = proxy.lose_reply(contains("EVALSHA", scripts.digest("finish"), '"SUCCESS"'))
+    latch.open()
     assert trap.wait(10)
     witness.assert_whole(job)
     assert job.result(0).attempts == 1
@@ -166,14 +183,17 @@ def test_a_write_that_is_lost_on_its_way_is_made_once(
     witness: Witness,
     client: Client,
     proxy: FaultProxy,
+    latch: Latch,
     script: str,
     lost: str,
 ) -> None:
     worker = start_worker("w1", url=proxy.url)
     witness.assert_whole(witness.send(20))
-    job = witness.begun(witness.send(100))
+    job = witness.begun(witness.send(100, latch.prompt()))
     set_trap = proxy.lose_request if lost == "request" else proxy.lose_reply
-    assert set_trap(contains("EVALSHA", scripts.digest(script), job.id)).wait(10)
+    trap = set_trap(contains("EVALSHA", scripts.digest(script), job.id))
+    latch.open()
+    assert trap.wait(10)
     witness.assert_whole(job)
     assert job.result(0).attempts == 1
     assert_all_slots_serve(worker, witness, client)
@@ -290,18 +310,19 @@ def test_jobs_claimed_beside_one_whose_delivery_fails_are_not_kept_from_running(
 def test_a_worker_told_to_stop_while_redis_is_away_ends_and_its_jobs_go_on_elsewhere(
     start_worker: StartWorker,
     witness: Witness,
-    client: Client,
     proxy: FaultProxy,
+    latch: Latch,
 ) -> None:
     worker = start_worker("w1", url=proxy.url, drain_s=0.5)
-    job = witness.begun(witness.send(400))
-    doomed = witness.begun(witness.send(400))
+    job = witness.begun(witness.send(100, latch.prompt()))
+    doomed = witness.begun(witness.send(4000))
     # So it waits for its tokens to be written when the cancel ends it.
     assert proxy.lose_reply(contains("EVALSHA", scripts.digest("append"), doomed.id)).wait(10)
     doomed.cancel()
     proxy.isolate()
     worker.process.terminate()
     worker.wait_exit(timeout_s=20)
+    latch.open()
     start_worker("w2")
     witness.assert_whole(job, timeout_s=RECOVERY_S)
     assert job.result(0).worker == "w2@test"

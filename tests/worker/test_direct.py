@@ -24,6 +24,8 @@ from tests.services import (
 
 GET_S = 30
 OWN = "llorch.toy@w1.test"
+LONG = 4000
+"""Tokens that nobody waits for."""
 
 
 def test_a_workers_own_queues_come_before_the_shared_ones_of_the_same_priority() -> None:
@@ -93,7 +95,7 @@ def test_a_stock_producer_addresses_a_worker_by_its_queue(server: RedisServer) -
 def test_a_direct_job_waits_while_its_worker_is_busy_and_others_are_idle(
     client: Client, pair: tuple[WorkerProcess, WorkerProcess]
 ) -> None:
-    running = [begun(client.submit(prompt="x", max_tokens=300, worker="w1@test")) for _ in "ab"]
+    running = [begun(client.submit(prompt="x", max_tokens=LONG, worker="w1@test")) for _ in "ab"]
     job = client.submit(prompt="x", max_tokens=3, worker="w1@test")
     # The other one has taken and ended a later one by now.
     assert client.submit(prompt="x", max_tokens=3).result(GET_S).worker == "w2@test"
@@ -102,17 +104,19 @@ def test_a_direct_job_waits_while_its_worker_is_busy_and_others_are_idle(
     assert job.result(GET_S).worker == "w1@test"
     with pytest.raises(Cancelled):
         running[0].result(GET_S)
+    running[1].cancel()
 
 
 def test_a_queued_direct_job_is_cancelled_like_any_other(
     client: Client, pair: tuple[WorkerProcess, WorkerProcess]
 ) -> None:
-    for _ in "ab":
-        begun(client.submit(prompt="x", max_tokens=300, worker="w1@test"))
+    running = [begun(client.submit(prompt="x", max_tokens=LONG, worker="w1@test")) for _ in "ab"]
     job = client.submit(prompt="x", worker="w1@test")
     job.cancel()
     with pytest.raises(Cancelled):
         job.result(GET_S)
+    for each in running:
+        each.cancel()
 
 
 def test_a_claimed_direct_job_of_a_dead_worker_resumes_at_once_elsewhere(

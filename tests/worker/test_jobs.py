@@ -111,7 +111,8 @@ def test_prompt_and_tokens_beyond_the_context_are_refused(
 
 def test_sixteen_jobs_share_forward_passes(story_worker: WorkerProcess, client: Client) -> None:
     before = steps(story_worker)
-    jobs = [client.submit(prompt=PROMPT, max_tokens=200, seed=i) for i in range(16)]
+    with story_worker.paused():
+        jobs = [client.submit(prompt=PROMPT, max_tokens=200, seed=i) for i in range(16)]
     tokens = sum(job.result(GET_S).usage.completion for job in jobs)
     wait_until(lambda: steps(story_worker) > before, what="the next announcement")
     used = steps(story_worker) - before

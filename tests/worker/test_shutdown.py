@@ -13,6 +13,7 @@ from celery import Celery
 from llorch_worker.broker.connection import connect
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Tokens
+from tests.latch import Latch
 from tests.services import (
     REAL_APP,
     RedisServer,
@@ -48,28 +49,28 @@ def client(server: RedisServer) -> Iterator[Client]:
         yield client
 
 
-def busy_worker(client: Client) -> tuple[list[Job], list[Job]]:
-    """Two jobs that run, eight that wait in Redis."""
-    jobs = [client.submit(prompt="x", max_tokens=TOKENS) for _ in range(10)]
-    for job in jobs[:2]:
-        begun(job)
-    return jobs[:2], jobs[2:]
+def busy_worker(client: Client, latch: Latch) -> tuple[list[Job], list[Job]]:
+    """Two jobs that run until ``latch`` is open, eight that wait in Redis."""
+    running = [begun(client.submit(prompt=latch.prompt(), max_tokens=TOKENS)) for _ in range(2)]
+    return running, [client.submit(prompt="x", max_tokens=TOKENS) for _ in range(8)]
 
 
 def test_jobs_for_a_busy_worker_wait_in_redis_and_not_in_its_memory(
-    worker: WorkerProcess, client: Client
+    worker: WorkerProcess, client: Client, latch: Latch
 ) -> None:
-    running, waiting = busy_worker(client)
-    seen = set()
+    running, waiting = busy_worker(client, latch)
+    assert (len(held_ids(client.redis)), client.redis.llen(QUEUE)) == (2, 8)
+    latch.open()
+    held = set()
     while not all(job.status().ended for job in running):
-        seen.add((len(held_ids(client.redis)), client.redis.llen(QUEUE)))
-    assert max(held for held, _ in seen) == 2
-    assert (2, 8) in seen
+        held.add(len(held_ids(client.redis)))
+    assert max(held) == 2
     for job in waiting:
         job.result(GET_S)
 
 
 def stop_by(how: str, worker: WorkerProcess) -> None:
+    """Asks the worker to stop, and waits until it knows."""
     match how:
         case "SIGTERM":
             worker.process.send_signal(signal.SIGTERM)
@@ -78,14 +79,17 @@ def stop_by(how: str, worker: WorkerProcess) -> None:
         case "control shutdown":
             with Celery("stock", broker=worker.redis_url, set_as_current=False) as app:
                 app.control.shutdown(destination=[worker.hostname])
+    said = "shutdown from remote" if how == "control shutdown" else "Warm shutdown"
+    wait_until(lambda: said in worker.text())
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "control shutdown"])
 def test_a_worker_that_is_asked_to_stop_finishes_what_runs_and_exits_0(
-    worker: WorkerProcess, client: Client, how: str
+    worker: WorkerProcess, client: Client, latch: Latch, how: str
 ) -> None:
-    running, waiting = busy_worker(client)
+    running, waiting = busy_worker(client, latch)
     stop_by(how, worker)
+    latch.open()
     assert worker.wait_exit() == 0
     for job in running:
         result = job.result(timeout=1)
@@ -98,15 +102,19 @@ def test_a_worker_that_is_asked_to_stop_finishes_what_runs_and_exits_0(
 
 
 def test_finished_jobs_are_acknowledged_while_others_still_drain(
-    worker: WorkerProcess, client: Client
+    worker: WorkerProcess, client: Client, latch: Latch, tmp_path: Path
 ) -> None:
-    long = begun(client.submit(prompt="x", max_tokens=400))
-    short = begun(client.submit(prompt="x", max_tokens=100))
+    soon = Latch(tmp_path / "soon")
+    long = begun(client.submit(prompt=latch.prompt(), max_tokens=100))
+    short = begun(client.submit(prompt=soon.prompt(), max_tokens=100))
     worker.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "Warm shutdown" in worker.text())
+    soon.open()
     short.result(GET_S)
     wait_until(lambda: short.id not in held_ids(client.redis))
     assert long.status().state == "running"
     assert held_ids(client.redis) == {long.id}
+    latch.open()
     long.result(GET_S)
     assert worker.wait_exit() == 0
 
@@ -127,11 +135,12 @@ def assert_whole(job: Job) -> None:
 
 
 def test_a_cold_shutdown_hands_running_jobs_back_for_another_worker(
-    worker: WorkerProcess, client: Client, tmp_path: Path, server: RedisServer
+    worker: WorkerProcess, client: Client, latch: Latch, tmp_path: Path, server: RedisServer
 ) -> None:
-    jobs = [begun(client.submit(prompt="x", max_tokens=300)) for _ in range(2)]
+    jobs = [begun(client.submit(prompt=latch.prompt(), max_tokens=100)) for _ in range(2)]
     worker.process.send_signal(signal.SIGQUIT)
     worker.wait_exit()
+    latch.open()
     assert not held_ids(client.redis)
     assert client.redis.llen(QUEUE) == 2
     assert not any(job.status().ended for job in jobs)
