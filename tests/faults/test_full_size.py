@@ -18,6 +18,7 @@ from tests.faults.conftest import StartWorker
 from tests.faults.proxy import FaultProxy
 from tests.faults.test_partition import Clock, assert_all_slots_serve
 from tests.faults.witness import Witness
+from tests.latch import Latch
 from tests.services import wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -76,11 +77,12 @@ def test_a_redis_behind_a_bad_network_for_30_s(
 
 
 def test_results_that_could_not_be_stored_for_60_s(
-    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy, latch: Latch
 ) -> None:
     worker = start_worker("w1", url=proxy.url, **FULL)
-    jobs = [witness.begun(witness.send(200)) for _ in range(2)]
+    jobs = [witness.begun(witness.send(200, latch.prompt())) for _ in range(2)]
     proxy.isolate()
+    latch.open()
     wait_until(Clock(60), timeout_s=70)
     assert not any(witness.ended(job) for job in jobs)
     proxy.heal()

@@ -15,6 +15,7 @@ from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled, GenerationResult, QueueFull, Tokens
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
+from tests.latch import Latch
 from tests.messages import QUEUE, envelope
 from tests.services import RedisServer, held_ids, wait_until
 
@@ -33,13 +34,14 @@ def no_room(client: Client) -> Iterator[None]:
 
 
 def test_running_and_waiting_jobs_end_as_ever(
-    client: Client, witness: Witness, start_worker: StartWorker
+    client: Client, witness: Witness, start_worker: StartWorker, latch: Latch
 ) -> None:
     worker = start_worker(max_sequences=2)
     # Longer than three leases.
-    running = [witness.begun(witness.send(700)) for _ in range(2)]
+    running = [witness.begun(witness.send(700, latch.prompt())) for _ in range(2)]
     waiting = [witness.send(20) for _ in range(4)]
     with no_room(client):
+        latch.open()
         witness.assert_whole(*running, *waiting)
         assert [job.result(GET_S).attempts for job in (*running, *waiting)] == [1] * 6
         wait_until(lambda: not held_ids(client.redis))
@@ -76,14 +78,15 @@ def test_a_stock_producer_is_refused_and_leaves_nothing_behind(
 
 
 def test_a_reader_can_follow_and_a_caller_can_cancel(
-    client: Client, start_worker: StartWorker
+    client: Client, start_worker: StartWorker, latch: Latch
 ) -> None:
     start_worker(max_sequences=2)
-    followed = client.submit(prompt="x", max_tokens=200)
+    followed = client.submit(prompt=latch.prompt(), max_tokens=200)
     running = client.submit(prompt="x", max_tokens=4000)
     waiting = client.submit(prompt="x", max_tokens=4000)
     wait_until(lambda: len(held_ids(client.redis)) == 2)
     with no_room(client):
+        latch.open()
         events = [entry.event for entry in followed.stream(timeout=GET_S)]
         assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 200
         for job in (waiting, running):
