@@ -99,13 +99,12 @@ def test_a_claim_whose_reply_is_lost_costs_its_worker_nothing_but_the_lease(
 
 
 def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_serves_on(
-    start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
+    start_worker: StartWorker, witness: Witness, client: Client
 ) -> None:
     sleeper = start_worker("w1")
-    short = witness.begun(witness.send(200, latch.prompt(after=20)), 20)
-    long = witness.begun(witness.send(900, latch.prompt(after=20)), 20)
+    # The short one last, so that it runs; and neither waits, so that both write when it wakes.
+    long, short = witness.begun(witness.send(900), 20), witness.begun(witness.send(200), 20)
     sleeper.process.send_signal(signal.SIGSTOP)
-    latch.open()
     other = start_worker("w2")
     witness.assert_whole(short, timeout_s=RECOVERY_S)
     taken_over = wait_until(lambda: witness.runs(long)[1:])
