@@ -36,7 +36,7 @@ class Settings(BaseSettings):
     """``auto``, ``cpu``, ``cuda`` (a card that no other worker has) or ``cuda:N``."""
     device_locks: Path = Path(tempfile.gettempdir()) / "llorch-devices"
     """Folder of the locks that keep workers off each other's cards; containers share it."""
-    dtype: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
     kernels: Literal["auto", "torch"] = "auto"
     """``auto``: the fastest that fit the device; ``torch``: nothing compiled on this machine."""

@@ -120,7 +120,7 @@ def report(settings: Settings) -> ModelReport:
         path=settings.model,
         name=settings.model_name or default_model_name(settings.model),
         layout=checkpoint.layout,
-        file_bytes=_file_bytes(settings.model),
+        file_bytes=sum(file.stat().st_size for file in checkpoint.files),
         architecture=_architecture(checkpoint.metadata),
         title=checkpoint.metadata.get("general.name"),
         parameters=sum(prod(tensor.shape) for tensor in tensors),
@@ -162,8 +162,8 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     max_context = settings.max_context or config.max_context
     if max_context > config.max_context:
         raise usage_error(
-            f"LLORCH_MAX_CONTEXT must be at most {config.max_context}, the model's own context "
-            f"(got {max_context})"
+            f"--max-context (LLORCH_MAX_CONTEXT) must be at most {config.max_context}, the model's "
+            f"own context (got {max_context})"
         )
 
     kv_form = kv_form_of(settings.kv_dtype)
@@ -232,12 +232,6 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
         free_bytes=free,
         fits=fits,
     )
-
-
-def _file_bytes(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
 def _architecture(metadata: Mapping[str, Any]) -> str:

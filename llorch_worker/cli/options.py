@@ -47,8 +47,13 @@ DeviceOption = Annotated[
     typer.Option("--device", help="auto, cpu, cuda or cuda:N.", envvar="LLORCH_DEVICE"),
 ]
 DtypeOption = Annotated[
-    str | None,
-    typer.Option("--dtype", help="auto, float32, bfloat16 or float16.", envvar="LLORCH_DTYPE"),
+    Literal["auto", "float32", "bfloat16", "float16"] | None,
+    typer.Option(
+        "--dtype",
+        metavar="TYPE",
+        help="auto, float32, bfloat16 or float16.",
+        envvar="LLORCH_DTYPE",
+    ),
 ]
 KvDtypeOption = Annotated[
     Literal["auto", "fp8", "int8"] | None,

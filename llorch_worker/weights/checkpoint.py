@@ -34,6 +34,8 @@ class Checkpoint(Protocol):
     """An opened model file. Tensor names are Hugging Face's, whatever the file calls them."""
 
     path: Path
+    files: tuple[Path, ...]
+    """That hold the tensors."""
     layout: Literal["gguf", "hugging_face"]
     metadata: Mapping[str, Any]
     """GGUF key/values, or config.json with generation_config and tokenizer_config inside it."""

@@ -61,6 +61,7 @@ class GgufCheckpoint:
         self._stored: dict[str, _StoredTensor] = {}
         tensors: dict[str, TensorInfo] = {}
         files = [ModelFile(part) for part in _parts(path)]
+        self.files = tuple(file.path for file in files)
         headers = [read_gguf_header(file) for file in files]
         for file, header in zip(files, headers, strict=True):
             tensors.update(self._index(file, header))

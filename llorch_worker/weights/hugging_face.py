@@ -44,6 +44,7 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         names = _weight_files(path)
+        self.files = tuple(path / name for name in names)
         if not (path / "config.json").exists():
             raise ModelLoadFailed(
                 f"{path} has no config.json; "

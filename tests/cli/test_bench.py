@@ -108,7 +108,7 @@ def test_overhead_is_a_share_of_a_real_models_step() -> None:
         assert (row["share"] is None) == (row["model"] == "no-op")
 
 
-@pytest.mark.parametrize("command", ["engine", "overhead"])
+@pytest.mark.parametrize("command", ["engine", "overhead", "startup"])
 def test_a_model_that_is_not_there_is_one_sentence(command: str) -> None:
     said = sentence(run("bench", command, "--model", "/nowhere/model.gguf"), 1)
     assert "/nowhere/model.gguf does not exist; give a .gguf file" in said

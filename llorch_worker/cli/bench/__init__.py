@@ -14,6 +14,7 @@ from llorch_worker.cli.bench.profile import profile
 from llorch_worker.cli.bench.queue import queue
 from llorch_worker.cli.bench.report import report
 from llorch_worker.cli.bench.scaling import scaling
+from llorch_worker.cli.bench.startup import startup
 from llorch_worker.cli.paragraphs import flowing
 
 app = typer.Typer(
@@ -21,5 +22,5 @@ app = typer.Typer(
     help="Measure the engine on this machine.",
     epilog="Every table says on what, with what and by which command it was measured.",
 )
-for command in (engine, overhead, profile, queue, peers, scaling, report):
+for command in (engine, overhead, profile, queue, peers, scaling, startup, report):
     app.command(command.__name__, help=flowing(command))(command)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from llorch_worker.cli import extras
-from llorch_worker.cli.bench.headings import show_provenance
+from llorch_worker.cli.bench.headings import median_of, show_provenance
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
 from llorch_worker.cli.options import (
@@ -100,7 +100,7 @@ def _show(screen: Screen, figures: EngineFigures) -> None:
             f"  prompts of {counted(figures.prompt_tokens, 'token')}, "
             f"{counted(figures.new_tokens, 'new one')} each, "
             f"{'greedy' if figures.temperature == 0 else f'temperature {figures.temperature:g}'}; "
-            f"median of {figures.passes} after a warm-up\n"
+            f"{median_of(figures.passes)} after a warm-up\n"
         )
     )
     rows = [row for row in figures.rows if row.kind == "measured"]

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from llorch_worker.cli.bench.provenance import Provenance
 
 
+def median_of(passes: int) -> str:
+    """``median of 3 passes``, or ``one pass``."""
+    return "one pass" if passes == 1 else f"median of {passes} passes"
+
+
 def show_provenance(screen: Screen, origin: Provenance) -> None:
     """Print command, machine, versions, threads and seed."""
     from rich.text import Text

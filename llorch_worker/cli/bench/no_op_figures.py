@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
+from llorch_worker.cli.bench.percentiles import Percentiles, percentiles_ms
 from llorch_worker.cli.bench.rig import Rig, frozen, with_environment
 from llorch_worker.cli.bench.stock_no_op import NO_OP_TASK, stock_app
 from llorch_worker.cli.children import Child, Program, python
@@ -56,12 +57,22 @@ class NoOpFigures(BaseModel):
     stock: Rates
     ratio: float
     """Our jobs a second against stock Celery's."""
+    ours_alone_ms: Percentiles
+    stock_alone_ms: Percentiles
+    """From the submission of a job to its result in the producer's hands, one job at a time."""
 
 
 def measure_no_op(
-    rig: Rig, *, jobs: int, concurrency: int, passes: int, now: Callable[[str], None]
+    rig: Rig,
+    *,
+    jobs: int,
+    single_jobs: int,
+    concurrency: int,
+    passes: int,
+    now: Callable[[str], None],
 ) -> NoOpFigures:
-    """Fill the queue while the worker stands still, let it run, and wait for the last result.
+    """Fill the queue while the worker stands still, let it run, and wait for the last result; then
+    ``single_jobs`` to each, of which one is under way at a time.
 
     Ours does all that it does for a job of one token: claim, lease, journal, result. Stock Celery's
     task does nothing, with ``-P threads`` and its own settings. Both log at INFO.
@@ -96,12 +107,22 @@ def measure_no_op(
         for number in range(passes):
             now(f"{counted(jobs, 'job')} doing nothing, pass {number + 1} of {passes}")
             pairs.append(one_pass(jobs))
+        now(f"{counted(single_jobs, 'job')} doing nothing, one at a time")
+        alone = [
+            (
+                _taken_s(lambda: client.submit(request).result(TIMEOUT_S)),
+                _taken_s(lambda: app.send_task(NO_OP_TASK, kwargs=fields).get(timeout=TIMEOUT_S)),
+            )
+            for _ in range(single_jobs)
+        ]
     return NoOpFigures(
         jobs=jobs,
         concurrency=concurrency,
         ours=_median([mine for mine, _ in pairs]),
         stock=_median([theirs for _, theirs in pairs]),
         ratio=median(mine[1] / theirs[1] for mine, theirs in pairs),
+        ours_alone_ms=percentiles_ms([mine for mine, _ in alone]),
+        stock_alone_ms=percentiles_ms([theirs for _, theirs in alone]),
     )
 
 
@@ -139,6 +160,12 @@ def _rates(
     began_s = time.perf_counter()
     _wait_for(reader, worker, ids)
     return jobs / sent_s, jobs / (time.perf_counter() - began_s)
+
+
+def _taken_s(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
 
 
 def _wait_for(reader: redis.Redis, worker: Child, ids: list[str]) -> None:

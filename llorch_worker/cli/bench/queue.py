@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llorch_worker.cli import extras
-from llorch_worker.cli.bench.headings import show_provenance
+from llorch_worker.cli.bench.headings import median_of, show_provenance
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
 from llorch_worker.cli.errors import usage_error
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MOST_JOBS = 10_000
 NO_OP_JOBS = 2_000
-_OF_NO_OP = frozenset({"no_op", "no_op_jobs", "concurrency", "passes", "as_json"})
+_OF_NO_OP = frozenset({"no_op", "no_op_jobs", "single_jobs", "concurrency", "passes", "as_json"})
 """Parameters that mean something with --no-op."""
 
 
@@ -109,7 +109,12 @@ def queue(
     with terminable(), Rig() as rig:
         if no_op:
             alone = measure_no_op(
-                rig, jobs=no_op_jobs, concurrency=concurrency, passes=passes, now=now
+                rig,
+                jobs=no_op_jobs,
+                single_jobs=single_jobs,
+                concurrency=concurrency,
+                passes=passes,
+                now=now,
             )
         else:
             loading = screen.loading_bar(f"loading {settings.served_name}")
@@ -160,7 +165,7 @@ def _show_loads(screen: Screen, figures: QueueFigures) -> None:
     show(
         Text(
             f"  prompts of {prompts[0]} to {prompts[1]} tokens, {new[0]} to {new[1]} new ones, "
-            f"{counted(figures.concurrency, 'sequence')} at once; median of {figures.passes}\n"
+            f"{counted(figures.concurrency, 'sequence')} at once; {median_of(figures.passes)}\n"
         )
     )
     table = Table("jobs", "", box=None, header_style="dim", pad_edge=False)
@@ -212,11 +217,19 @@ def _show_no_op(screen: Screen, figures: NoOpFigures) -> None:
         ),
     )
     table = Table("", box=None, header_style="dim", pad_edge=False)
-    for title in ("sent, jobs/s", "run, jobs/s", "spread"):
+    for title in ("sent, jobs/s", "run, jobs/s", "spread", "one alone p50, ms", "p95"):
         table.add_column(title, justify="right")
-    for name, rates in (("llorch", figures.ours), ("stock Celery", figures.stock)):
+    for name, rates, alone in (
+        ("llorch", figures.ours, figures.ours_alone_ms),
+        ("stock Celery", figures.stock, figures.stock_alone_ms),
+    ):
         table.add_row(
-            name, f"{rates.sent_per_s:,.0f}", f"{rates.run_per_s:,.0f}", f"{rates.spread:.1%}"
+            name,
+            f"{rates.sent_per_s:,.0f}",
+            f"{rates.run_per_s:,.0f}",
+            f"{rates.spread:.1%}",
+            f"{alone.p50:.2f}",
+            f"{alone.p95:.2f}",
         )
     show(table)
     show(Text(f"\nllorch runs {figures.ratio:.2f} times as many jobs a second"))

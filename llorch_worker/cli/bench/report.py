@@ -42,9 +42,10 @@ def report(
             found.append(read_run(path))
         except NotARun as reason:
             skipped[path] = str(reason)
-            screen.note(f"skipped {path}: {reason}", "yellow")
     if not found:
         raise CommandError("NO_RUNS", _none_found(skipped))
+    for path, why in skipped.items():
+        screen.note(f"skipped {path}: {why}", "yellow")
     out.write_text(page(found, datetime.now().astimezone()), encoding="utf-8")
     if as_json:
         screen.document(

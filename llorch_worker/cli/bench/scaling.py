@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llorch_worker.cli import extras
-from llorch_worker.cli.bench.headings import show_provenance
+from llorch_worker.cli.bench.headings import median_of, show_provenance
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
 from llorch_worker.cli.errors import usage_error
@@ -98,7 +98,7 @@ def _show(screen: Screen, figures: ScalingFigures) -> None:
 
     show_provenance(screen, figures.provenance)
     show = screen.out.print
-    show(Text(f"{figures.model} as {figures.dtype}; median of {figures.passes}", "bold"))
+    show(Text(f"{figures.model} as {figures.dtype}; {median_of(figures.passes)}", "bold"))
     show(
         Text(
             f"  queued requests: prompts of {counted(figures.prompt_tokens, 'token')}, "

@@ -109,6 +109,10 @@ _NO_OP = {
     "run_per_s": Metric("jobs that do nothing, run", "jobs/s", "higher"),
     "sent_per_s": Metric("jobs that do nothing, sent", "jobs/s", "higher"),
 }
+_NO_OP_ALONE = {
+    "p50": Metric("a job that does nothing, alone, p50", "ms", "lower"),
+    "p95": Metric("a job that does nothing, alone, p95", "ms", "lower"),
+}
 
 
 def _queue(document: Document) -> Iterator[Reading]:
@@ -122,6 +126,7 @@ def _queue(document: Document) -> Iterator[Reading]:
     yield from _of_row(at(document, "single"), "one at a time", _QUEUE_SINGLE)
     for path, name in (("ours", "llorch"), ("stock", "stock Celery")):
         yield from _of_row(at(document, f"no_op.{path}"), name, _NO_OP)
+        yield from _of_row(at(document, f"no_op.{path}_alone_ms"), name, _NO_OP_ALONE)
 
 
 def _queue_load(document: Document) -> str:
@@ -149,6 +154,18 @@ def _scaling(document: Document) -> Iterator[Reading]:
         tokens = number(row, "context_tokens") or 0
         place = Place("tokens of context", tokens, "")
         yield from _of_row(row, f"{tokens:,.0f} tokens of context", _CONTEXTS, place)
+
+
+_STARTUP = {
+    "read_s": Metric("read the file from disk", "s", "lower"),
+    "fill_s": Metric("fill as much new memory", "s", "lower"),
+    "ready_s": Metric("load and first token", "s", "lower"),
+    "ratio": Metric("ready, against reading and filling", "times", "lower"),
+}
+
+
+def _startup(document: Document) -> Iterator[Reading]:
+    yield from _of_row(document, _model(document), _STARTUP)
 
 
 _PEERS_RATES = {
@@ -216,6 +233,7 @@ KINDS = {
     "profile": Kind(readings=_profile, load=_load, subject=_model),
     "queue": Kind(readings=_queue, load=_queue_load, subject=_model),
     "scaling": Kind(readings=_scaling, load=_load, subject=_model),
+    "startup": Kind(readings=_startup, load=lambda _: "", subject=_model),
     "peers": Kind(readings=_peers, load=_load, subject=_model, notes=_peers_notes),
 }
 """By the command that made the document: ``llorch bench <kind>``."""

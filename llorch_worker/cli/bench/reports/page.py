@@ -26,6 +26,7 @@ TITLES: Final = {
     "profile": "Where a step's time goes",
     "queue": "Through the queue",
     "scaling": "Over the size of the load",
+    "startup": "Until a model is ready",
     "peers": "Beside its peers",
     "components": "The parts one by one",
 }
