@@ -21,8 +21,9 @@ from llorch_worker.contract import (
     describe,
     summarise,
 )
+from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.request import JobCancelled
-from llorch_worker.worker.residency import HandedBack, Residency
+from llorch_worker.worker.residency import Residency
 
 
 class GenerateTask(Task):  # type: ignore[misc]
@@ -70,7 +71,7 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
     if residency is None:
         raise InternalError("no model is resident in this process; start one with `llorch worker`")
     try:
-        return residency.generate(
+        return residency.jobs.generate(
             request.id,
             args,
             fields,

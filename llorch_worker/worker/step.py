@@ -19,8 +19,9 @@ from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.settings import Settings
 from llorch_worker.worker.launcher import Place, take_place
 from llorch_worker.worker.pool import EnginePool
-from llorch_worker.worker.residency import Residency, ResidentEngine
+from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.residency_check import violation, wrong_card
+from llorch_worker.worker.resident_engine import ResidentEngine
 
 logger = get_logger(__name__)
 

@@ -13,7 +13,8 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held import HELD
 from llorch_worker.contract import Cancelled
 from llorch_worker.settings import Settings
-from llorch_worker.worker.residency import HandedBack, Residency
+from llorch_worker.worker.job_runner import HandedBack
+from llorch_worker.worker.residency import Residency
 from tests.services import RedisServer
 from tests.toy_engine import ToyEngine
 
@@ -60,7 +61,7 @@ def test_a_job_that_is_handed_back_before_it_runs_is_not_cancelled(
     residency.running.expect(JOB)
     residency.hand_back(JOB)
     with pytest.raises(HandedBack):
-        residency.generate(JOB, (), {"prompt": "x"})
+        residency.jobs.generate(JOB, (), {"prompt": "x"})
 
 
 def test_a_job_that_is_cancelled_before_it_runs_is_cancelled(
@@ -69,4 +70,4 @@ def test_a_job_that_is_cancelled_before_it_runs_is_cancelled(
     residency.running.expect(JOB)
     residency.cancel(JOB)
     with pytest.raises(Cancelled):
-        residency.generate(JOB, (), {"prompt": "x"})
+        residency.jobs.generate(JOB, (), {"prompt": "x"})

@@ -1,0 +1,287 @@
+"""One job in a worker, from its claim to its end."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import redis
+from celery.utils.log import get_logger
+from redis.exceptions import RedisError
+
+from llorch_worker.broker import claims, journal, keys
+from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.held import HELD
+from llorch_worker.broker.journal import FIRST_PAGE
+from llorch_worker.contract import (
+    TERMINAL_EVENTS,
+    Cancelled,
+    Event,
+    Fault,
+    GenerationRequest,
+    GenerationResult,
+    InternalError,
+    InvalidRequest,
+    Journal,
+    LlorchError,
+    OutOfMemory,
+    describe,
+)
+from llorch_worker.worker.publisher import Publisher
+from llorch_worker.worker.resident_engine import ResidentEngine, ResidentGeneration
+from llorch_worker.worker.running import RunningJob, RunningJobs
+
+logger = get_logger(__name__)
+
+HAND_BACK_FLUSH_S = 5.0
+"""How long a job that goes back to its queue waits for its tokens to be journalled. What is not,
+the next worker computes again."""
+ASK_AFTER_S = 0.5
+"""A job that begins so long after its claim asks whether it was cancelled meanwhile."""
+
+
+class HandedBack(Exception):
+    """The job cannot run here, or was stopped here, and is to run elsewhere; it has not ended."""
+
+
+class JobRunner:
+    """Runs jobs in the engine, a call to ``generate`` on a thread of its own for each."""
+
+    def __init__(
+        self,
+        engine: ResidentEngine,
+        running: RunningJobs,
+        publisher: Publisher,
+        client: redis.Redis,
+        *,
+        hostname: str,
+        key_ttl_s: int,
+        is_cancelled: Callable[[str], bool],
+        end_worker: Callable[[], None],
+    ) -> None:
+        """``key_ttl_s``: how long idempotency keys are remembered. ``is_cancelled`` asks Redis
+        about a job by its id; ``end_worker`` is called once the engine can run nothing more."""
+        self._engine = engine
+        self._running = running
+        self._publisher = publisher
+        self._redis = client
+        self._hostname = hostname
+        self._key_ttl_s = key_ttl_s
+        self._is_cancelled = is_cancelled
+        self._end_worker = end_worker
+        self.leaving = False
+        """Set, every job that is not in the engine yet goes back to its queue."""
+
+    def generate(
+        self,
+        job_id: str,
+        arguments: Sequence[Any],
+        fields: Mapping[str, Any],
+        *,
+        enqueued_at: float | None = None,
+    ) -> GenerationResult:
+        """Runs one claimed job and waits for its end. Tokens that are not in its stream by then are
+        left to whoever stores the result: they go there in the same step.
+
+        ``enqueued_at``: unix time in s at which the producer sent the job, where that is known.
+
+        Raises:
+            LlorchError: refused or failed; Cancelled where it was cancelled.
+            HandedBack: it is to run again, or another worker has it already.
+        """
+        job, new = self._running.enter(job_id)
+        if not new:
+            # The same job twice: one run, and both deliveries end with it.
+            return job.outcome.result()
+        try:
+            result = self._run(job, arguments, fields, enqueued_at)
+        except BaseException as error:
+            job.outcome.set_exception(error)
+            raise
+        else:
+            job.outcome.set_result(result)
+            return result
+        finally:
+            self._running.leave(job)
+
+    def _run(
+        self,
+        job: RunningJob,
+        arguments: Sequence[Any],
+        fields: Mapping[str, Any],
+        enqueued_at: float | None,
+    ) -> GenerationResult:
+        claim = HELD.get(job.id)
+        if claim is None:
+            raise InternalError("the job reached this worker without a claim")
+        try:
+            page = FIRST_PAGE if claim.first else journal.read(self._redis, job.id)
+        except RedisError as error:
+            logger.warning("cannot read the journal of job %s: %s", job.id, error)
+            raise HandedBack from None
+        self._publisher.open(claim, page.next_entry)
+        try:
+            generation = self._submit(job, claim, arguments, fields, enqueued_at, page.journal)
+            job.attach(generation)
+            try:
+                result = generation.result()
+            except LlorchError as error:
+                if self._goes_on_elsewhere(job, error):
+                    self._flush(job)
+                else:
+                    self._leave_entries(job, claim)
+                raise
+            self._leave_entries(job, claim)
+            return result
+        except Cancelled:
+            if job.handed_back:
+                raise HandedBack from None
+            raise
+        except InternalError:
+            if self._engine.healthy:
+                raise
+            self._abandon(claim)
+            raise HandedBack from None
+        finally:
+            self._publisher.close_job(job.id)
+            if not self._engine.healthy:
+                self._end_broken()
+
+    def _end_broken(self) -> None:
+        """Every job would fail here; the process ends and another takes over."""
+        logger.critical("the engine is broken; the worker ends, its jobs resume elsewhere")
+        self._end_worker()
+
+    def _abandon(self, claim: Claim) -> None:
+        """The engine broke under this job, or beside it: its claim ends as if the whole worker had
+        died, so the attempt counts, and a job that breaks engines is kept apart and ends."""
+        try:
+            claims.lapse(self._redis, claim)
+        except RedisError as error:
+            logger.warning("the lease of job %s is left to lapse: %s", claim.job_id, error)
+
+    def _goes_on_elsewhere(self, job: RunningJob, error: LlorchError) -> bool:
+        """Whether a job whose generation ended with ``error`` has not ended by that."""
+        match error:
+            case Cancelled():
+                return job.handed_back
+            case InternalError():
+                return not self._engine.healthy
+        return False
+
+    def _flush(self, job: RunningJob) -> None:
+        """Puts all that is unwritten into the journal."""
+        if not self._publisher.flush(job.id, self._patience(job)):
+            raise HandedBack
+
+    def _leave_entries(self, job: RunningJob, claim: Claim) -> None:
+        """What is unwritten is for whoever stores the result."""
+        entries = self._publisher.take(job.id, self._patience(job))
+        if entries is None:
+            raise HandedBack
+        HELD.leave_entries(claim, entries)
+
+    def _patience(self, job: RunningJob) -> Callable[[], bool]:
+        """Waits for Redis as long as it takes, so that a result never precedes its tokens."""
+        give_up_s: float | None = None
+
+        def give_up() -> bool:
+            nonlocal give_up_s
+            if (job.leaving or not self._engine.healthy) and give_up_s is None:
+                give_up_s = time.monotonic() + HAND_BACK_FLUSH_S
+            return give_up_s is not None and time.monotonic() > give_up_s
+
+        return give_up
+
+    def _submit(
+        self,
+        job: RunningJob,
+        claim: Claim,
+        arguments: Sequence[Any],
+        fields: Mapping[str, Any],
+        enqueued_at: float | None,
+        known: Journal,
+    ) -> ResidentGeneration:
+        def on_event(event: Event) -> None:
+            # The last event is written with the result, in one step.
+            if isinstance(event, TERMINAL_EVENTS):
+                self._publisher.expect_end(job.id)
+            else:
+                self._publisher.append(job.id, event)
+
+        try:
+            if not self._engine.healthy:
+                self._end_broken()
+                raise HandedBack
+            request = _request(arguments, fields)
+            self._check_idempotency(request, job.id)
+            if job.handed_back or self.leaving:
+                raise HandedBack
+            if job.cancelled or self._was_cancelled(claim):
+                raise Cancelled("the job was cancelled before it ran")
+            return self._engine.submit(
+                request,
+                job_id=job.id,
+                worker=self._hostname,
+                attempt=claim.attempt,
+                queued_at=_queued_at(claim, enqueued_at),
+                journal=known,
+                on_event=on_event,
+            )
+        except (LlorchError, HandedBack):
+            raise
+        except MemoryError:
+            raise OutOfMemory("the worker had no memory for this job") from None
+        except BaseException as error:  # noqa: BLE001 - any defect must end its job
+            # Its message may quote the prompt, so only type and place are shown.
+            place = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("job %s met a defect: %s\n%s", job.id, type(error).__name__, place)
+            raise InternalError(f"a defect of the worker: {type(error).__name__}") from None
+
+    def _was_cancelled(self, claim: Claim) -> bool:
+        """Whether a cancel came before the job was known here.
+
+        The claim tells of those before it. One in the moments between is found by the first write;
+        only a job that has waited here since must ask.
+        """
+        waited = time.monotonic() - claim.taken_s > ASK_AFTER_S
+        return claim.cancelled or (waited and self._is_cancelled(claim.job_id))
+
+    def _check_idempotency(self, request: GenerationRequest, job_id: str) -> None:
+        """Our client never sends a second job for a key; what another producer sends is refused."""
+        if request.idempotency_key is None:
+            return
+        key = keys.idempotency(self._engine.model_name, request.idempotency_key)
+        try:
+            if self._redis.set(key, job_id, nx=True, ex=self._key_ttl_s):
+                return
+            first = str(self._redis.get(key) or job_id)
+        except RedisError:
+            return
+        if first != job_id:
+            fault = Fault(
+                field="idempotency_key", rule=f"was used by job {first}", got="the same key again"
+            )
+            raise InvalidRequest.from_faults([fault])
+
+
+def _request(arguments: Sequence[Any], fields: Mapping[str, Any]) -> GenerationRequest:
+    if arguments:
+        fault = Fault(
+            field="args", rule="must be empty: fields go by name", got=describe(arguments)
+        )
+        raise InvalidRequest.from_faults([fault])
+    return GenerationRequest(**fields)
+
+
+def _queued_at(claim: Claim, enqueued_at: float | None) -> float:
+    """When the job was enqueued, as unix time in s of this machine's clock.
+
+    The wait is measured on Redis' clock, so that a worker whose own is off neither cuts deadlines
+    short nor stretches them. Where a producer did not say when, the first claim counts.
+    """
+    claimed_s = claim.claimed_ms / 1e3
+    since_s = claim.first_claimed_ms / 1e3 if enqueued_at is None else enqueued_at
+    return time.time() - max(0.0, claimed_s - since_s)
