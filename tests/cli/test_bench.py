@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.cli.bench.overhead_figures import SAMPLINGS
+from llorch_worker.cli.bench.figures.overhead import SAMPLINGS
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
 

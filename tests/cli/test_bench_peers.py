@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.cli.bench import peers_figures
 from llorch_worker.cli.bench.contestants.contestant import LLAMA_CPP, LLORCH, Terms, Work
 from llorch_worker.cli.bench.contestants.process import CannotRun, ContestantProcess
-from llorch_worker.cli.bench.job_load import JobLoad
+from llorch_worker.cli.bench.figures import peers as peers_figures
+from llorch_worker.cli.bench.figures.peers import JobsRow, Plan, Side, measure_peers
+from llorch_worker.cli.bench.jobs.lengths import Lengths
+from llorch_worker.cli.bench.jobs.load import JobLoad
 from llorch_worker.cli.bench.peers import _show as show
-from llorch_worker.cli.bench.peers_figures import JobsRow, Plan, Side, measure_peers
-from llorch_worker.cli.bench.peers_lengths import Lengths
 from llorch_worker.cli.screen import Screen
 from llorch_worker.settings import Settings
 from tests.cli.command import run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.cli.bench.job_load import JobLoad, around
+from llorch_worker.cli.bench.jobs.load import JobLoad, around
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.settings import Settings
@@ -132,7 +132,7 @@ def test_jobs_beyond_the_context_are_refused_before_the_model_loads() -> None:
 def test_memory_for_two_models_is_asked_for_before_either_loads(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llorch_worker.cli.bench import queue_figures
+    from llorch_worker.cli.bench.figures import queue as queue_figures
     from llorch_worker.cli.model_report import report
 
     settings = Settings(model=demo_model, max_sequences=2)

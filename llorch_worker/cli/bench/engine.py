@@ -22,7 +22,7 @@ from llorch_worker.cli.options import (
 from llorch_worker.cli.screen import Screen, counted, human_bytes
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.engine_figures import EngineFigures, Row
+    from llorch_worker.cli.bench.figures.engine import EngineFigures, Row
 
 MAX_CONCURRENCY = 1024
 
@@ -64,8 +64,8 @@ def engine(
         model=model, device=device, dtype=dtype, max_step_tokens=max_step_tokens
     )
     extras.require("worker")
-    from llorch_worker.cli.bench.engine_figures import Plan, measure_engine
-    from llorch_worker.cli.bench.passes import Load
+    from llorch_worker.cli.bench.figures.engine import Plan, measure_engine
+    from llorch_worker.cli.bench.measuring.passes import Load
 
     plan = Plan(
         settings=settings,

@@ -13,7 +13,7 @@ from llorch_worker.cli.options import DeviceOption, DtypeOption, JsonOption, set
 from llorch_worker.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.overhead_figures import OverheadFigures
+    from llorch_worker.cli.bench.figures.overhead import OverheadFigures
 
 
 def overhead(
@@ -41,7 +41,7 @@ def overhead(
     settings = settings_from(model=model, device=device, dtype=dtype) if model else None
     import torch
 
-    from llorch_worker.cli.bench.overhead_figures import measure_overhead
+    from llorch_worker.cli.bench.figures.overhead import measure_overhead
 
     if threads is not None:
         torch.set_num_threads(threads)

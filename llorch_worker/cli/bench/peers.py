@@ -9,15 +9,15 @@ import typer
 
 from llorch_worker.cli import extras
 from llorch_worker.cli.bench.headings import show_provenance
+from llorch_worker.cli.bench.jobs.lengths import Lengths
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption
-from llorch_worker.cli.bench.peers_lengths import Lengths
 from llorch_worker.cli.errors import usage_error
 from llorch_worker.cli.options import JsonOption, ModelFileOption, given_options, settings_from
 from llorch_worker.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.peers_figures import BatchRow, JobsRow, PeersFigures, Side
+    from llorch_worker.cli.bench.figures.peers import BatchRow, JobsRow, PeersFigures, Side
 
 MOST_SEQUENCES = 256
 MOST_TOKENS = 100_000
@@ -90,8 +90,8 @@ def peers(
     extras.require("worker")
     import torch
 
-    from llorch_worker.cli.bench.job_load import JobLoad
-    from llorch_worker.cli.bench.peers_figures import PEERS, Plan, measure_peers
+    from llorch_worker.cli.bench.figures.peers import PEERS, Plan, measure_peers
+    from llorch_worker.cli.bench.jobs.load import JobLoad
     from llorch_worker.cli.interrupts import terminable
     from llorch_worker.cli.model_report import report
 

@@ -25,8 +25,8 @@ from llorch_worker.cli.options import (
 from llorch_worker.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.no_op_figures import NoOpFigures
-    from llorch_worker.cli.bench.queue_figures import QueueFigures
+    from llorch_worker.cli.bench.figures.no_op import NoOpFigures
+    from llorch_worker.cli.bench.figures.queue import QueueFigures
 
 MOST_JOBS = 10_000
 NO_OP_JOBS = 2_000
@@ -93,11 +93,11 @@ def queue(
 
     # Before torch is loaded: what spins here takes a processor from the worker beside it.
     limit_spinning()
-    from llorch_worker.cli.bench.job_load import JobLoad, around
-    from llorch_worker.cli.bench.no_op_figures import measure_no_op
-    from llorch_worker.cli.bench.provenance import provenance
-    from llorch_worker.cli.bench.queue_figures import Plan, QueueFigures, measure_queue
-    from llorch_worker.cli.bench.rig import Rig
+    from llorch_worker.cli.bench.figures.no_op import measure_no_op
+    from llorch_worker.cli.bench.figures.queue import Plan, QueueFigures, measure_queue
+    from llorch_worker.cli.bench.jobs.load import JobLoad, around
+    from llorch_worker.cli.bench.jobs.rig import Rig
+    from llorch_worker.cli.bench.measuring.provenance import provenance
     from llorch_worker.cli.interrupts import terminable
 
     def now(what: str) -> None:

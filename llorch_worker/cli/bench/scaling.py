@@ -22,7 +22,7 @@ from llorch_worker.cli.options import (
 from llorch_worker.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.scaling_figures import ScalingFigures
+    from llorch_worker.cli.bench.figures.scaling import ScalingFigures
 
 MOST_QUEUED = 100_000
 MOST_TOKENS = 1_000_000
@@ -68,7 +68,7 @@ def scaling(
         model=model, device=device, dtype=dtype, max_step_tokens=max_step_tokens
     )
     extras.require("worker")
-    from llorch_worker.cli.bench.scaling_figures import Plan, measure_scaling
+    from llorch_worker.cli.bench.figures.scaling import Plan, measure_scaling
 
     plan = Plan(
         settings=settings,

@@ -22,7 +22,7 @@ from llorch_worker.cli.options import (
 from llorch_worker.cli.screen import Screen, human_bytes
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.startup_figures import StartupFigures
+    from llorch_worker.cli.bench.figures.startup import StartupFigures
 
 
 def startup(
@@ -54,7 +54,7 @@ def startup(
         kv_cache_bytes=kv_cache_bytes,
     )
     extras.require("worker")
-    from llorch_worker.cli.bench.startup_figures import measure_startup
+    from llorch_worker.cli.bench.figures.startup import measure_startup
 
     figures = measure_startup(
         settings,

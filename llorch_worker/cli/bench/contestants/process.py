@@ -24,7 +24,7 @@ from llorch_worker.cli.bench.contestants.contestant import (
     Terms,
     Work,
 )
-from llorch_worker.cli.bench.rig import thread_environment
+from llorch_worker.cli.bench.jobs.rig import thread_environment
 
 ROOM = "llorch_worker.cli.bench.contestants"
 CLASSES = {

@@ -13,11 +13,11 @@ from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.cli.bench.job_load import JobLoad
-from llorch_worker.cli.bench.no_op_figures import NoOpFigures
-from llorch_worker.cli.bench.percentiles import Percentiles, percentiles_ms
-from llorch_worker.cli.bench.provenance import Provenance, provenance
-from llorch_worker.cli.bench.rig import Rig
+from llorch_worker.cli.bench.figures.no_op import NoOpFigures
+from llorch_worker.cli.bench.jobs.load import JobLoad
+from llorch_worker.cli.bench.jobs.rig import Rig
+from llorch_worker.cli.bench.measuring.percentiles import Percentiles, percentiles_ms
+from llorch_worker.cli.bench.measuring.provenance import Provenance, provenance
 from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.model_report import report
 from llorch_worker.cli.options import worker_hostname

@@ -17,7 +17,7 @@ import psutil
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.cli.bench.provenance import Provenance, provenance
+from llorch_worker.cli.bench.measuring.provenance import Provenance, provenance
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.model_report import report
 from llorch_worker.cli.screen import human_bytes

@@ -1,5 +1,5 @@
-"""``python -m llorch_worker.cli.bench.no_op_worker``: the whole worker around a model that computes
-nothing."""
+"""``python -m llorch_worker.cli.bench.jobs.no_op_worker``: the whole worker around a model that
+computes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from llorch_worker.cli.bench.no_op_model import NoOpModel, no_op_engine
+from llorch_worker.cli.bench.measuring.no_op_model import NoOpModel, no_op_engine
 from llorch_worker.engine import Engine
 from llorch_worker.settings import Settings
 from llorch_worker.worker.main import run_worker
@@ -42,4 +42,4 @@ class NoOpEngine:
 
 
 if __name__ == "__main__":
-    run_worker(Settings(), engine_class="llorch_worker.cli.bench.no_op_worker:NoOpEngine")
+    run_worker(Settings(), engine_class="llorch_worker.cli.bench.jobs.no_op_worker:NoOpEngine")

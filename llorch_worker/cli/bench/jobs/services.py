@@ -17,10 +17,10 @@ from typing import Any, Protocol, Self
 from llorch_worker.cli import ports
 from llorch_worker.cli.bench.contestants.contestant import Terms
 from llorch_worker.cli.bench.contestants.process import CannotRun
-from llorch_worker.cli.bench.job_load import Job
-from llorch_worker.cli.bench.queue_figures import run_queued
-from llorch_worker.cli.bench.rig import Rig, thread_environment
-from llorch_worker.cli.bench.stock_generate import GENERATE_TASK, TERMS_VARIABLE, stock_app
+from llorch_worker.cli.bench.figures.queue import run_queued
+from llorch_worker.cli.bench.jobs.load import Job
+from llorch_worker.cli.bench.jobs.rig import Rig, thread_environment
+from llorch_worker.cli.bench.jobs.stock_generate import GENERATE_TASK, TERMS_VARIABLE, stock_app
 from llorch_worker.cli.children import Child, Program, describe_exit, python
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import worker_hostname
@@ -141,7 +141,7 @@ class StockCelery(_WorkerOnRedis):
         self.note = f"solo pool, transformers generate, {terms.dtype}, one job at a time"
 
     def _worker(self) -> tuple[Program, Callable[[int], str]]:
-        application = "llorch_worker.cli.bench.stock_generate"
+        application = "llorch_worker.cli.bench.jobs.stock_generate"
         arguments = ("-A", application, "worker", "-P", "solo", "-n", "stock@bench")
         environment = {
             "LLORCH_REDIS_URL": self._rig.redis_url,

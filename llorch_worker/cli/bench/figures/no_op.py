@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
-from llorch_worker.cli.bench.percentiles import Percentiles, percentiles_ms
-from llorch_worker.cli.bench.rig import Rig, frozen, with_environment
-from llorch_worker.cli.bench.stock_no_op import NO_OP_TASK, stock_app
+from llorch_worker.cli.bench.jobs.rig import Rig, frozen, with_environment
+from llorch_worker.cli.bench.jobs.stock_no_op import NO_OP_TASK, stock_app
+from llorch_worker.cli.bench.measuring.percentiles import Percentiles, percentiles_ms
 from llorch_worker.cli.children import Child, Program, python
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import environment_of
@@ -132,13 +132,13 @@ def _our_program(rig: Rig, concurrency: int) -> Program:
     )
     return Program(
         "the no-op worker",
-        python("-m", "llorch_worker.cli.bench.no_op_worker"),
+        python("-m", "llorch_worker.cli.bench.jobs.no_op_worker"),
         environment_of(settings),
     )
 
 
 def _stock_program(rig: Rig, concurrency: int) -> Program:
-    application = "llorch_worker.cli.bench.stock_no_op"
+    application = "llorch_worker.cli.bench.jobs.stock_no_op"
     program = Program(
         "stock Celery",
         python(

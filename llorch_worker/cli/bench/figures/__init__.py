@@ -1,0 +1,1 @@
+"""What each command measures: its plan, its measuring and its document."""

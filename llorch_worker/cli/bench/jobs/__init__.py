@@ -1,0 +1,1 @@
+"""Loads of jobs, and the services that run them: Redis, workers of ours and of stock Celery."""
