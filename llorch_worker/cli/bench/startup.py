@@ -32,7 +32,7 @@ def startup(
     kv_cache_bytes: KvCacheBytesOption = None,
     passes: Annotated[
         int, typer.Option("--passes", min=1, help="Passes to take the median of.")
-    ] = 3,
+    ] = 4,
     threads: ThreadsOption = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
