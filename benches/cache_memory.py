@@ -39,7 +39,7 @@ def rope_bytes(context: int) -> int:
 
 def main() -> None:
     """Print the table, a line for each context."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             "context",
             "one strip",

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import redis
 from celery import Celery
@@ -38,7 +39,9 @@ def redis_ms(client: redis.Redis) -> float:
 
 
 def claimed_ms(client: redis.Redis, job_id: str) -> float:
-    return float(wait_until(lambda: client.hget(keys.job(job_id), "first_claim_ms")))
+    found = wait_until(lambda: client.hget(keys.job(job_id), "first_claim_ms"))
+    assert found is not None
+    return float(found)
 
 
 def latencies_ms(client: Client, submit: Callable[[], str], jobs: int) -> list[float]:
@@ -72,7 +75,7 @@ def main(jobs: int) -> None:
         Client(server.url, model="toy") as client,
         Celery("stock", broker=server.url, set_as_current=False) as stock,
     ):
-        ask = {"prompt": "x", "max_tokens": 1}
+        ask: dict[str, Any] = {"prompt": "x", "max_tokens": 1}
 
         def stock_submit(**options: object) -> str:
             sent = stock.send_task(TASK_NAME, kwargs=ask, queue="llorch.toy", **options)

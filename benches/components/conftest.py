@@ -19,7 +19,8 @@ EVICTING_BYTES = 256 * 2**20
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    return request.param
+    dtype: torch.dtype = request.param
+    return dtype
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from llorch_worker.cache import UnifiedCache
+from llorch_worker.kernels.arena import Arena
 from llorch_worker.kernels.native.linear import Bf16Tiles
 from llorch_worker.weights import DenseLinear, Linear, select_linears
 from llorch_worker.weights.native_linear import NativeLinear, NativeLinears
@@ -55,7 +56,7 @@ def linear(out_features: int, in_features: int, dtype: torch.dtype, seed: int = 
     weight = matrix(out_features, in_features, dtype, seed)
     if not isinstance(select_linears(torch.device("cpu"), dtype), NativeLinears):
         return KnownLinear(weight, DenseLinear(weight))
-    tiles = Bf16Tiles.empty(*weight.shape)
+    tiles = Bf16Tiles.empty(Arena(), *weight.shape)
     tiles[:out_features] = weight
     return KnownLinear(weight, NativeLinear((Bf16Tiles.pack_in_place(tiles, out_features),)))
 

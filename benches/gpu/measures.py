@@ -203,5 +203,5 @@ class Bench:
             for _ in range(STEPS):
                 self._step(runner, sequences)
             torch.cuda.synchronize(self._device)
-        total_us = sum(event.self_device_time_total for event in profile.key_averages())
+        total_us: float = sum(event.self_device_time_total for event in profile.key_averages())
         return total_us / 1e6 / STEPS

@@ -28,8 +28,8 @@ def continuous_batching_tokens_per_s(
                 head_dim=config.head_dim,
                 max_position_embeddings=config.max_context,
                 tie_word_embeddings=False,
-                attn_implementation="paged|sdpa",
             ),
+            attn_implementation="paged|sdpa",
             dtype=dtype,
         ).eval()
     prompts = [[(7 * row + i) % config.vocab_size for i in range(context)] for row in range(batch)]
@@ -53,5 +53,5 @@ def continuous_batching_tokens_per_s(
     if len(times) != batch:
         raise RuntimeError(f"generate_batch ended after {time.perf_counter() - began:.0f} s early")
     from_s, to_s = max(each[0] for each in times), min(each[-1] for each in times)
-    tokens = sum(from_s < at <= to_s for each in times for at in each)
-    return tokens / (to_s - from_s)
+    tokens: int = sum(from_s < at <= to_s for each in times for at in each)
+    return tokens / float(to_s - from_s)

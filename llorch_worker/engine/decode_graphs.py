@@ -47,7 +47,7 @@ class CudaRecorder:
         with torch.cuda.device(self._device):
             # Once before, on a stream of its own: kernels are compiled and libraries allocate,
             # which must not happen in a recording.
-            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            aside = torch.cuda.Stream()
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 run()

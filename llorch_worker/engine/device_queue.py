@@ -92,7 +92,7 @@ class _OnItsWay:
         self._here = replace(
             chosen, token_ids=_pinned_copy(chosen.token_ids), peaks=_pinned_copy(chosen.peaks)
         )
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied = torch.cuda.Event()
         self._copied.record(torch.cuda.current_stream(device))
 
     def read(self) -> Sampled:

@@ -66,4 +66,4 @@ class Recording:
 
     def events(self) -> Sequence[FunctionEvent]:
         """All ranges and operators, each with those below it. Once the block was left."""
-        return self._profile.events() or ()  # type: ignore[no-untyped-call]
+        return self._profile.events() or ()
