@@ -19,7 +19,7 @@ from llorch_worker.cli.options import (
     ModelFileOption,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen, human_bytes
+from llorch_worker.cli.screen import Screen, counted, human_bytes
 
 if TYPE_CHECKING:
     from llorch_worker.cli.bench.figures.startup import StartupFigures
@@ -40,9 +40,10 @@ def startup(
 ) -> None:
     """Measure how long a model takes from its file to its first token.
 
-    Beside it, in the same pass, what no loader can do without: reading the file from the disk, and
-    writing once to as much new memory as the model then holds. The system's copy of the file is
-    dropped before each. Every load is in a process of its own; Python's imports are not in it.
+    Beside it, by turns, as a yardstick: reading the file from the disk with one thread, and writing
+    once to as much new memory as the model then holds. A load that overlaps the two can beat their
+    sum. The system's copy of the file is dropped before each. Every load is in a process of its
+    own; its time begins when torch is imported.
     """
     screen = Screen(as_json=as_json)
     settings = settings_from(
@@ -55,13 +56,15 @@ def startup(
     )
     extras.require("worker")
     from llorch_worker.cli.bench.figures.startup import measure_startup
+    from llorch_worker.cli.interrupts import terminable
 
-    figures = measure_startup(
-        settings,
-        passes=passes,
-        threads=threads,
-        now=lambda what: screen.note(f"measuring {what}"),
-    )
+    with terminable():
+        figures = measure_startup(
+            settings,
+            passes=passes,
+            threads=threads,
+            now=lambda what: screen.note(f"measuring {what}"),
+        )
     if as_json:
         screen.document(figures.model_dump(mode="json"))
     else:
@@ -75,32 +78,38 @@ def _show(screen: Screen, figures: StartupFigures) -> None:
     show_provenance(screen, figures.provenance)
     show = screen.out.print
     show(Text(f"{figures.model} as {figures.dtype} on {figures.device}", "bold"))
-    show(Text(f"  {median_of(figures.passes)}, by turns\n"))
+    show(
+        Text(
+            f"  {counted(figures.max_sequences, 'sequence')} of up to {figures.max_context:,} "
+            f"tokens; {median_of(figures.passes)}, by turns\n"
+        )
+    )
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("")
     for title in ("bytes", "s", "spread"):
         table.add_column(title, justify="right")
-    spread = figures.spread
-    for label, size, taken_s, apart in (
-        ("read the file from disk", figures.file_bytes, figures.read_s, spread.read),
-        ("fill as much new memory", figures.held_bytes, figures.fill_s, spread.fill),
-        ("load and first token", None, figures.ready_s, spread.ready),
-    ):
-        size_text = "" if size is None else human_bytes(size)
-        table.add_row(label, size_text, f"{taken_s:.2f}", f"{apart:.0%}")
+    rows = [("read the file, one thread", human_bytes(figures.file_bytes), figures.read)]
+    if figures.write is not None:
+        rows.append(
+            ("write once what the model holds", human_bytes(figures.held_bytes), figures.write)
+        )
+    rows.append(("load and first token", "", figures.ready))
+    for label, size, span in rows:
+        table.add_row(label, size, f"{span.median_s:.2f}", f"{span.spread:.0%}")
     show(table)
+    yardstick = "the read takes" if figures.write is None else "read and write take together"
     show(
         Text(
-            f"\nready in {figures.ratio:.2f} times what reading and filling take; the first token "
-            f"took {figures.first_token_s:.2f} s of it"
+            f"\nready in {figures.ratio:.2f} times what {yardstick}; the first token is "
+            f"{figures.first_token_s:.2f} s of the load"
         )
     )
     if figures.resident_bytes is not None:
         apart = figures.resident_bytes / figures.foretold_bytes - 1
         show(
             Text(
-                f"resident when ready {human_bytes(figures.resident_bytes)}; llorch inspect "
-                f"foretells {human_bytes(figures.foretold_bytes)} ({apart:+.1%})"
+                f"resident when ready {human_bytes(figures.resident_bytes)}, foretold "
+                f"{human_bytes(figures.foretold_bytes)} ({apart:+.1%})"
             )
         )
     for note in figures.notes:

@@ -157,15 +157,20 @@ def _scaling(document: Document) -> Iterator[Reading]:
 
 
 _STARTUP = {
-    "read_s": Metric("read the file from disk", "s", "lower"),
-    "fill_s": Metric("fill as much new memory", "s", "lower"),
-    "ready_s": Metric("load and first token", "s", "lower"),
-    "ratio": Metric("ready, against reading and filling", "times", "lower"),
+    "ready.median_s": Metric("load and first token", "s", "lower"),
+    "read.median_s": Metric("read the file, one thread", "s", "lower"),
+    "write.median_s": Metric("write once what the model holds", "s", "lower"),
+    "ratio": Metric("ready, against read and write together", "times", "lower"),
 }
 
 
 def _startup(document: Document) -> Iterator[Reading]:
     yield from _of_row(document, _model(document), _STARTUP)
+
+
+def _startup_load(document: Document) -> str:
+    context = number(document, "max_context") or 0
+    return f"{_sequences(document, 'max_sequences')} of up to {context:,.0f} tokens"
 
 
 _PEERS_RATES = {
@@ -233,7 +238,7 @@ KINDS = {
     "profile": Kind(readings=_profile, load=_load, subject=_model),
     "queue": Kind(readings=_queue, load=_queue_load, subject=_model),
     "scaling": Kind(readings=_scaling, load=_load, subject=_model),
-    "startup": Kind(readings=_startup, load=lambda _: "", subject=_model),
+    "startup": Kind(readings=_startup, load=_startup_load, subject=_model),
     "peers": Kind(readings=_peers, load=_load, subject=_model, notes=_peers_notes),
 }
 """By the command that made the document: ``llorch bench <kind>``."""
