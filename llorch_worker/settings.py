@@ -12,6 +12,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo.gguf"
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
 
 class Settings(BaseSettings):
     """One frozen object; each field is the environment variable ``LLORCH_<FIELD>``.
@@ -36,7 +38,7 @@ class Settings(BaseSettings):
     """``auto``, ``cpu``, ``cuda`` (a card that no other worker has) or ``cuda:N``."""
     device_locks: Path = Path(tempfile.gettempdir()) / "llorch-devices"
     """Folder of the locks that keep workers off each other's cards; containers share it."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
     kernels: Literal["auto", "torch"] = "auto"
     """``auto``: the fastest that fit the device; ``torch``: nothing compiled on this machine."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benches.components.sizes import VOCAB, randoms
-from llorch_worker.cli.bench.measuring.no_op_model import made_up_tokenizer
+from llorch_worker.cli.bench.instruments.no_op_model import made_up_tokenizer
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.sampler import Sampler

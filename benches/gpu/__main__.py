@@ -60,8 +60,8 @@ def main() -> int:
     from benches.gpu.measures import Bench, Case, Rates
     from benches.gpu.peer import continuous_batching_tokens_per_s
     from llorch_worker.cache import PagedKV
-    from llorch_worker.cli.bench.measuring.ceilings import measure_ceilings
-    from llorch_worker.cli.bench.measuring.provenance import provenance
+    from llorch_worker.cli.bench.instruments.ceilings import measure_ceilings
+    from llorch_worker.cli.bench.instruments.provenance import provenance
     from llorch_worker.engine.block_plan import BLOCK_SIZE_TOKENS, available_bytes
     from llorch_worker.kernels import kv_form_of, select_ops
 

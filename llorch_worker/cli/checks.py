@@ -226,7 +226,7 @@ def model_file(settings: Settings) -> Iterator[Check]:
     except (CommandError, LlorchError) as error:
         # A command's fault is a context beyond the model's own.
         remedy = (
-            "lower it, or leave it unset for the model's own"
+            "lower LLORCH_MAX_CONTEXT, or leave it unset for the model's own"
             if isinstance(error, CommandError)
             else "give --model or LLORCH_MODEL a .gguf file, a Hugging Face folder, or demo"
         )

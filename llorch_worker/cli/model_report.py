@@ -162,8 +162,8 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     max_context = settings.max_context or config.max_context
     if max_context > config.max_context:
         raise usage_error(
-            f"--max-context (LLORCH_MAX_CONTEXT) must be at most {config.max_context}, the model's "
-            f"own context (got {max_context})"
+            f"max_context must be at most {config.max_context}, the model's own context "
+            f"(got {max_context})"
         )
 
     kv_form = kv_form_of(settings.kv_dtype)

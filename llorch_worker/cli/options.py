@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from llorch_worker.cli.errors import invalid_settings
-from llorch_worker.settings import DEMO_MODEL, Settings
+from llorch_worker.settings import DEMO_MODEL, Dtype, Settings
 
 DEMO_WORD = "demo"
 
@@ -47,7 +47,7 @@ DeviceOption = Annotated[
     typer.Option("--device", help="auto, cpu, cuda or cuda:N.", envvar="LLORCH_DEVICE"),
 ]
 DtypeOption = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"] | None,
+    Dtype | None,
     typer.Option(
         "--dtype",
         metavar="TYPE",

@@ -71,8 +71,7 @@ class JobRunner:
         self._key_ttl_s = key_ttl_s
         self._is_cancelled = is_cancelled
         self._end_worker = end_worker
-        self.leaving = False
-        """Set, every job that is not in the engine yet goes back to its queue."""
+        self._leaving = False
 
     def generate(
         self,
@@ -105,6 +104,10 @@ class JobRunner:
             return result
         finally:
             self._running.leave(job)
+
+    def leave(self) -> None:
+        """Every job that is not in the engine yet goes back to its queue from now on."""
+        self._leaving = True
 
     def _run(
         self,
@@ -217,7 +220,7 @@ class JobRunner:
                 raise HandedBack
             request = _request(arguments, fields)
             self._check_idempotency(request, job.id)
-            if job.handed_back or self.leaving:
+            if job.handed_back or self._leaving:
                 raise HandedBack
             if job.cancelled or self._was_cancelled(claim):
                 raise Cancelled("the job was cancelled before it ran")

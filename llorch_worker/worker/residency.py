@@ -121,7 +121,7 @@ class Residency:
 
     def leave(self, reason: str) -> None:
         """Hands every job back, for other workers to go on with, and ends this one."""
-        self.jobs.leaving = True
+        self.jobs.leave()
         logger.critical("%s; the worker ends, its jobs resume elsewhere", reason)
         for job_id in self.running.ids():
             self.hand_back(job_id)

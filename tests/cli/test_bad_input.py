@@ -141,7 +141,7 @@ def test_settings_out_of_their_range(stories260k: Path) -> None:
     ran = run("status", LLORCH_MAX_SEQUENCES="0")
     assert sentence(ran, 2).startswith("LLORCH_MAX_SEQUENCES: "), "status has no such option"
     ran = run("inspect", stories260k / "q8_0.gguf", "--max-context", "513")
-    assert "--max-context (LLORCH_MAX_CONTEXT) must be at most 512" in sentence(ran, 2)
+    assert "max_context must be at most 512" in sentence(ran, 2)
 
 
 def test_an_empty_prompt() -> None:

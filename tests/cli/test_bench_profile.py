@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from llorch_worker.cli.bench.measuring import flamegraph
-from llorch_worker.cli.bench.measuring.components import Component, verdict
-from llorch_worker.cli.bench.measuring.flamegraph import Flamegraph, py_spy
-from llorch_worker.cli.bench.measuring.ranges import Ranges
+from llorch_worker.cli.bench.instruments import flamegraph
+from llorch_worker.cli.bench.instruments.components import Component, verdict
+from llorch_worker.cli.bench.instruments.flamegraph import Flamegraph, py_spy
+from llorch_worker.cli.bench.instruments.ranges import Ranges
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine

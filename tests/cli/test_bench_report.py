@@ -159,13 +159,44 @@ def test_jobs_through_redis_are_plotted_over_their_number(tmp_path: Path) -> Non
             {"jobs": jobs, "straight": way, "queued": way, "share": 0.99} for jobs in (10, 100)
         ],
         "single": {"added_p50_ms": 2.5},
-        "no_op": {"ours": {"run_per_s": 900.0}, "stock": {"run_per_s": 700.0}},
+        "no_op": {
+            "ours": {"run_per_s": 900.0},
+            "stock": {"run_per_s": 700.0},
+            "ours_alone_ms": {"p50": 3.25},
+        },
     }
     text, _ = made(tmp_path, saved(tmp_path, "queue.json", document))
     assert 'aria-label="tokens, tokens/s, over jobs"' in text
     assert "16 at once, 16 to 256 prompt tokens, 8 to 64 new tokens" in text
-    for cell in ("<td>99</td>", "<td>2.5</td>", "<td>900</td>", "<td>stock Celery</td>"):
+    for cell in (
+        "<td>99</td>",
+        "<td>2.5</td>",
+        "<td>900</td>",
+        "<td>3.25</td>",
+        "<td>stock Celery</td>",
+    ):
         assert cell in text
+
+
+def test_startups_are_compared_where_they_hold_as_much(tmp_path: Path) -> None:
+    def startup(name: str, context: int, ready_s: float) -> Path:
+        document = {
+            "provenance": provenance("llorch bench startup --model some.gguf --json"),
+            "model": "some.gguf",
+            "dtype": "bfloat16",
+            "max_sequences": 4,
+            "max_context": context,
+            "ready": {"median_s": ready_s},
+            "ratio": 0.75,
+        }
+        return saved(tmp_path, name, document)
+
+    runs = (startup("a.json", 512, 4.0), startup("b.json", 512, 5.0), startup("c.json", 4096, 9.0))
+    text, _ = made(tmp_path, *runs)
+    assert "4 sequences of up to 512 tokens" in text
+    assert "4 sequences of up to 4,096 tokens" in text
+    assert "1.25" in text
+    assert "2.25" not in text
 
 
 def test_how_cost_grows_is_plotted(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.cli.bench.measuring.fresh_load import load_afresh
+from llorch_worker.cli.bench.instruments.fresh_load import load_afresh
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.settings import DEMO_MODEL, Settings
 from tests.cli.command import run

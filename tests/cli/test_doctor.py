@@ -71,5 +71,5 @@ def test_a_context_beyond_the_models_own_is_a_check_that_fails(redis_url: str) -
     )
     assert ran.code == 1, ran
     found = by_subject(ran)["model"]
-    assert found["finding"].startswith("--max-context (LLORCH_MAX_CONTEXT) must be at most 512")
-    assert found["remedy"].startswith("lower it")
+    assert found["finding"].startswith("max_context must be at most 512")
+    assert found["remedy"].startswith("lower LLORCH_MAX_CONTEXT")

@@ -65,7 +65,7 @@ def engine(
     )
     extras.require("worker")
     from llorch_worker.cli.bench.figures.engine import Plan, measure_engine
-    from llorch_worker.cli.bench.measuring.passes import Load
+    from llorch_worker.cli.bench.instruments.passes import Load
 
     plan = Plan(
         settings=settings,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llorch_worker.cli.screen import Screen, counted, human_bytes
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.measuring.provenance import Provenance
+    from llorch_worker.cli.bench.instruments.provenance import Provenance
 
 
 def median_of(passes: int) -> str:

@@ -15,6 +15,7 @@ from llorch_worker.cli.bench.options import SeedOption
 from llorch_worker.cli.errors import usage_error
 from llorch_worker.cli.options import JsonOption, ModelFileOption, given_options, settings_from
 from llorch_worker.cli.screen import Screen, counted
+from llorch_worker.settings import Dtype
 
 if TYPE_CHECKING:
     from llorch_worker.cli.bench.figures.peers import BatchRow, JobsRow, PeersFigures, Side
@@ -64,7 +65,9 @@ def peers(
     passes: Annotated[
         int, typer.Option("--passes", min=1, help="Passes to take the median of.")
     ] = 3,
-    dtype: Annotated[str, typer.Option("--dtype", help="Of ours and transformers'.")] = "bfloat16",
+    dtype: Annotated[
+        Dtype, typer.Option("--dtype", metavar="TYPE", help="Of ours and transformers'.")
+    ] = "bfloat16",
     llama_server: Annotated[
         Path | None,
         typer.Option("--llama-server", metavar="PATH", help="Its binary (default: on the PATH)."),

@@ -10,7 +10,7 @@ import typer
 
 from llorch_worker.cli import extras
 from llorch_worker.cli.bench.headings import show_provenance
-from llorch_worker.cli.bench.measuring.flamegraph import Flamegraph
+from llorch_worker.cli.bench.instruments.flamegraph import Flamegraph
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
 from llorch_worker.cli.options import (
     DeviceOption,
@@ -72,7 +72,7 @@ def profile(
     # The profiler's own log, of which nothing concerns who reads the table; read when torch loads.
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     from llorch_worker.cli.bench.figures.profile import ProfilePlan, measure_profile
-    from llorch_worker.cli.bench.measuring.passes import Load
+    from llorch_worker.cli.bench.instruments.passes import Load
 
     plan = ProfilePlan(
         settings=settings,

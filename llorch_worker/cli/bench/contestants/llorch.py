@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from llorch_worker.cli.bench.contestants.contestant import Rate, Ready, Terms, Work
-from llorch_worker.cli.bench.measuring.loaded_engine import engine_for
-from llorch_worker.cli.bench.measuring.passes import Load, Pass, run_pass
+from llorch_worker.cli.bench.instruments.loaded_engine import engine_for
+from llorch_worker.cli.bench.instruments.passes import Load, Pass, run_pass
 from llorch_worker.settings import Settings
 
 WARM_UP_TOKENS = 2

@@ -11,13 +11,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.cli.bench.measuring.ceilings import Ceilings, measure_ceilings
-from llorch_worker.cli.bench.measuring.loaded_engine import LoadedEngine, engine_for
-from llorch_worker.cli.bench.measuring.model_costs import ModelCosts
-from llorch_worker.cli.bench.measuring.passes import Load, Pass, run_pass
-from llorch_worker.cli.bench.measuring.peak_memory import peak_device_bytes, peak_resident_bytes
-from llorch_worker.cli.bench.measuring.percentiles import Percentiles, percentiles_ms
-from llorch_worker.cli.bench.measuring.provenance import Provenance, provenance
+from llorch_worker.cli.bench.instruments.ceilings import Ceilings, measure_ceilings
+from llorch_worker.cli.bench.instruments.loaded_engine import LoadedEngine, engine_for
+from llorch_worker.cli.bench.instruments.model_costs import ModelCosts
+from llorch_worker.cli.bench.instruments.passes import Load, Pass, run_pass
+from llorch_worker.cli.bench.instruments.peak_memory import peak_device_bytes, peak_resident_bytes
+from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms
+from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.screen import counted
 from llorch_worker.engine import Engine
 from llorch_worker.settings import Settings

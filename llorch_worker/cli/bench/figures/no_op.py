@@ -8,14 +8,15 @@ from collections.abc import Callable
 from statistics import median
 
 import redis
+from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.utils import uuid
 from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
+from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms
 from llorch_worker.cli.bench.jobs.rig import Rig, frozen, with_environment
 from llorch_worker.cli.bench.jobs.stock_no_op import NO_OP_TASK, stock_app
-from llorch_worker.cli.bench.measuring.percentiles import Percentiles, percentiles_ms
 from llorch_worker.cli.children import Child, Program, python
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import environment_of
@@ -30,6 +31,7 @@ POLL_S = 0.01
 LOOKED_AT = 64
 """Results that are asked for at a time while the last ones are not there."""
 TIMEOUT_S = 600.0
+ALONE_TIMEOUT_S = 60.0
 _DONE = '"SUCCESS"'
 
 
@@ -108,13 +110,18 @@ def measure_no_op(
             now(f"{counted(jobs, 'job')} doing nothing, pass {number + 1} of {passes}")
             pairs.append(one_pass(jobs))
         now(f"{counted(single_jobs, 'job')} doing nothing, one at a time")
-        alone = [
-            (
-                _taken_s(lambda: client.submit(request).result(TIMEOUT_S)),
-                _taken_s(lambda: app.send_task(NO_OP_TASK, kwargs=fields).get(timeout=TIMEOUT_S)),
+
+        def one_alone() -> tuple[float, float]:
+            return (
+                _taken_s(ours, lambda: client.submit(request).result(ALONE_TIMEOUT_S)),
+                _taken_s(
+                    stock,
+                    lambda: app.send_task(NO_OP_TASK, kwargs=fields).get(timeout=ALONE_TIMEOUT_S),
+                ),
             )
-            for _ in range(single_jobs)
-        ]
+
+        one_alone()
+        alone = [one_alone() for _ in range(single_jobs)]
     return NoOpFigures(
         jobs=jobs,
         concurrency=concurrency,
@@ -162,9 +169,12 @@ def _rates(
     return jobs / sent_s, jobs / (time.perf_counter() - began_s)
 
 
-def _taken_s(work: Callable[[], object]) -> float:
+def _taken_s(worker: Child, run: Callable[[], object]) -> float:
     began_s = time.perf_counter()
-    work()
+    try:
+        run()
+    except (TimeoutError, CeleryTimeoutError):
+        raise _did_not_end(worker) from None
     return time.perf_counter() - began_s
 
 
@@ -177,10 +187,14 @@ def _wait_for(reader: redis.Redis, worker: Child, ids: list[str]) -> None:
             left = _missing(reader, left)
             continue
         if worker.exit_code is not None or time.monotonic() > give_up_s:
-            raise CommandError(
-                "NOT_MEASURED", f"{worker.name} did not end its jobs: {worker.last_words()}"
-            )
+            raise _did_not_end(worker)
         time.sleep(POLL_S)
+
+
+def _did_not_end(worker: Child) -> CommandError:
+    return CommandError(
+        "NOT_MEASURED", f"{worker.name} did not end its jobs: {worker.last_words()}"
+    )
 
 
 def _missing(reader: redis.Redis, results: list[str]) -> list[str]:

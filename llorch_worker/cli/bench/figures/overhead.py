@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.cli.bench.measuring.no_op_model import NoOpModel, no_op_engine
-from llorch_worker.cli.bench.measuring.passes import DecodePhase, Load, run_pass
-from llorch_worker.cli.bench.measuring.percentiles import Percentiles, percentiles_ms
-from llorch_worker.cli.bench.measuring.provenance import Provenance, provenance
-from llorch_worker.cli.bench.measuring.watched_model import WatchedModel
+from llorch_worker.cli.bench.instruments.no_op_model import NoOpModel, no_op_engine
+from llorch_worker.cli.bench.instruments.passes import DecodePhase, Load, run_pass
+from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms
+from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
+from llorch_worker.cli.bench.instruments.watched_model import WatchedModel
 from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.model_report import report
 from llorch_worker.engine import Engine

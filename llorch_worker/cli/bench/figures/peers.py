@@ -24,10 +24,10 @@ from llorch_worker.cli.bench.contestants.contestant import (
     Work,
 )
 from llorch_worker.cli.bench.contestants.process import CannotRun, ContestantProcess
+from llorch_worker.cli.bench.instruments.passes import Load
+from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.bench.jobs.load import JobLoad
 from llorch_worker.cli.bench.jobs.services import JobService, LlamaServer, OurQueue, StockCelery
-from llorch_worker.cli.bench.measuring.passes import Load
-from llorch_worker.cli.bench.measuring.provenance import Provenance, provenance
 from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.model_report import ModelReport, report
 from llorch_worker.cli.screen import counted, human_bytes

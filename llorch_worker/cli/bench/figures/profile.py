@@ -10,19 +10,19 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.cli.bench.measuring.components import (
+from llorch_worker.cli.bench.instruments.components import (
     MATRICES_AND_ATTENTION,
     Component,
     Verdict,
     verdict,
 )
-from llorch_worker.cli.bench.measuring.flamegraph import Flamegraph
-from llorch_worker.cli.bench.measuring.loaded_engine import LoadedEngine, engine_for
-from llorch_worker.cli.bench.measuring.passes import Load, Pass, run_pass
-from llorch_worker.cli.bench.measuring.provenance import Provenance, provenance
-from llorch_worker.cli.bench.measuring.ranges import Ranges, forward_range
-from llorch_worker.cli.bench.measuring.recording import Recording
-from llorch_worker.cli.bench.measuring.shares import StepTimes, step_times
+from llorch_worker.cli.bench.instruments.flamegraph import Flamegraph
+from llorch_worker.cli.bench.instruments.loaded_engine import LoadedEngine, engine_for
+from llorch_worker.cli.bench.instruments.passes import Load, Pass, run_pass
+from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
+from llorch_worker.cli.bench.instruments.ranges import Ranges, forward_range
+from llorch_worker.cli.bench.instruments.recording import Recording
+from llorch_worker.cli.bench.instruments.shares import StepTimes, step_times
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.model import Llama
 from llorch_worker.settings import Settings

@@ -14,15 +14,16 @@ from statistics import median
 from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.cli.bench.figures.no_op import NoOpFigures
+from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms
+from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.bench.jobs.load import JobLoad
+from llorch_worker.cli.bench.jobs.ran import Ran, own_ms, run_queued
 from llorch_worker.cli.bench.jobs.rig import Rig
-from llorch_worker.cli.bench.measuring.percentiles import Percentiles, percentiles_ms
-from llorch_worker.cli.bench.measuring.provenance import Provenance, provenance
 from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.model_report import report
 from llorch_worker.cli.options import worker_hostname
 from llorch_worker.cli.screen import counted, human_bytes
-from llorch_worker.client import AsyncClient, Client
+from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest, GenerationResult
 from llorch_worker.engine import Engine
 from llorch_worker.settings import Settings
@@ -30,7 +31,6 @@ from llorch_worker.settings import Settings
 SINGLE_PROMPT_TOKENS = 16
 SINGLE_NEW_TOKENS = 8
 """Of the jobs that are timed one at a time."""
-RESULT_TIMEOUT_S = 3600.0
 
 
 class _Frozen(BaseModel):
@@ -99,26 +99,6 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One pass: seconds in all, and of each job from its submission to its result."""
-
-    wall_s: float
-    results: list[GenerationResult]
-    took_s: list[float]
-
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(result.usage.completion for result in self.results) / self.wall_s
-
-    @property
-    def delivery_s(self) -> list[float]:
-        return [
-            took - (result.timings.queue_ms + own_ms(result)) / 1e3
-            for took, result in zip(self.took_s, self.results, strict=True)
-        ]
-
-
-@dataclass(frozen=True)
 class Measured:
     """What :func:`measure_queue` found."""
 
@@ -126,11 +106,6 @@ class Measured:
     single: SingleJobs
     dtype: str
     provenance: Provenance
-
-
-def own_ms(result: GenerationResult) -> float:
-    """The engine's own time on a job: from its first step to its last token."""
-    return result.timings.prefill_ms + result.timings.decode_ms
 
 
 def measure_queue(
@@ -258,21 +233,6 @@ class _Passes:
     def _queued(self, requests: list[GenerationRequest]) -> Ran:
         client = self._client
         return asyncio.run(run_queued(client.settings.redis_url, self._engine.model_name, requests))
-
-
-async def run_queued(redis_url: str, model: str, requests: list[GenerationRequest]) -> Ran:
-    """All ``requests`` through the real client, which waits for each result."""
-    async with AsyncClient(redis_url, model=model) as client:
-
-        async def wait(request: GenerationRequest) -> tuple[GenerationResult, float]:
-            sent_s = time.perf_counter()
-            job = await client.submit(request)
-            return await job.result(RESULT_TIMEOUT_S), time.perf_counter() - sent_s
-
-        began_s = time.perf_counter()
-        ended = await asyncio.gather(*map(wait, requests))
-        wall_s = time.perf_counter() - began_s
-    return Ran(wall_s, [result for result, _ in ended], [took for _, took in ended])
 
 
 def _outside_s(

@@ -10,9 +10,9 @@ from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.cli.bench.measuring.loaded_engine import LoadedEngine, engine_for
-from llorch_worker.cli.bench.measuring.passes import Load, Pass, run_pass
-from llorch_worker.cli.bench.measuring.provenance import Provenance, provenance
+from llorch_worker.cli.bench.instruments.loaded_engine import LoadedEngine, engine_for
+from llorch_worker.cli.bench.instruments.passes import Load, Pass, run_pass
+from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.screen import counted
 from llorch_worker.settings import Settings
 

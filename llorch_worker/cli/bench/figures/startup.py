@@ -11,9 +11,9 @@ from statistics import median
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.cli.bench.measuring.disk import bytes_from_disk, drop_cached, read_s
-from llorch_worker.cli.bench.measuring.fresh_load import FreshLoad, load_afresh
-from llorch_worker.cli.bench.measuring.provenance import Provenance, provenance
+from llorch_worker.cli.bench.instruments.disk import bytes_from_disk, drop_cached, read_s
+from llorch_worker.cli.bench.instruments.fresh_load import FreshLoad, load_afresh
+from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.model_report import report
 from llorch_worker.engine.placement import resolve_device
@@ -142,9 +142,7 @@ def measure_startup(
         ready=_span([each.ready_s for each in done]),
         first_token_s=median(each.load.first_token_s for each in done),
         ratio=median(each.ratio for each in done),
-        resident_bytes=None
-        if on_card
-        else round(median(each.load.resident_bytes for each in done)),
+        resident_bytes=None if on_card else round(resident),
         foretold_bytes=first.foretold_bytes,
         notes=_notes(shares),
     )

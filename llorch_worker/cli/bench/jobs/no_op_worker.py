@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from llorch_worker.cli.bench.measuring.no_op_model import NoOpModel, no_op_engine
+from llorch_worker.cli.bench.instruments.no_op_model import NoOpModel, no_op_engine
 from llorch_worker.engine import Engine
 from llorch_worker.settings import Settings
 from llorch_worker.worker.main import run_worker

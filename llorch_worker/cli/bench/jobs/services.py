@@ -17,8 +17,8 @@ from typing import Any, Protocol, Self
 from llorch_worker.cli import ports
 from llorch_worker.cli.bench.contestants.contestant import Terms
 from llorch_worker.cli.bench.contestants.process import CannotRun
-from llorch_worker.cli.bench.figures.queue import run_queued
 from llorch_worker.cli.bench.jobs.load import Job
+from llorch_worker.cli.bench.jobs.ran import run_queued
 from llorch_worker.cli.bench.jobs.rig import Rig, thread_environment
 from llorch_worker.cli.bench.jobs.stock_generate import GENERATE_TASK, TERMS_VARIABLE, stock_app
 from llorch_worker.cli.children import Child, Program, describe_exit, python

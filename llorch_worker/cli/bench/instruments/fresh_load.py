@@ -1,4 +1,4 @@
-"""``python -m llorch_worker.cli.bench.measuring.fresh_load``: one load, in a process of its own."""
+"""``python -m llorch_worker.cli.bench.instruments.fresh_load``: a load in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llorch_worker.cli.bench.measuring.disk import bytes_from_disk
+from llorch_worker.cli.bench.instruments.disk import bytes_from_disk
 from llorch_worker.cli.children import Child, Program, python
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.model_report import report

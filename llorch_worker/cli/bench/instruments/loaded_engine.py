@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from llorch_worker.cli.bench.measuring.passes import Load
-from llorch_worker.cli.bench.measuring.watched_model import WatchedModel
+from llorch_worker.cli.bench.instruments.passes import Load
+from llorch_worker.cli.bench.instruments.watched_model import WatchedModel
 from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.model_report import ModelReport, report
 from llorch_worker.cli.screen import human_bytes

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from llorch_worker.cli.bench.measuring.components import Component
-from llorch_worker.cli.bench.measuring.ranges import FORWARD, PREFIX, STEP, range_of
+from llorch_worker.cli.bench.instruments.components import Component
+from llorch_worker.cli.bench.instruments.ranges import FORWARD, PREFIX, STEP, range_of
 
 if TYPE_CHECKING:
     from torch.autograd.profiler_util import FunctionEvent

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from llorch_worker.cli.bench.measuring.watched_model import Step, WatchedModel
+from llorch_worker.cli.bench.instruments.watched_model import Step, WatchedModel
 from llorch_worker.contract import Event, GenerationRequest, Tokens
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.engine import Engine

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import torch
 from torch.profiler import record_function
 
-from llorch_worker.cli.bench.measuring.components import Component
+from llorch_worker.cli.bench.instruments.components import Component
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampler import Chosen, Sampler
