@@ -42,8 +42,8 @@ def startup(
 
     Beside it, by turns, as a yardstick: reading the file from the disk with one thread, and writing
     once to as much new memory as the model then holds. A load that overlaps the two can beat their
-    sum. The system's copy of the file is dropped before each. Every load is in a process of its
-    own; its time begins when torch is imported.
+    sum. The system's copy of the file is dropped before each. Every load and write is in a process
+    of its own; its time begins when torch is imported.
     """
     screen = Screen(as_json=as_json)
     settings = settings_from(

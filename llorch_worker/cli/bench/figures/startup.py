@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,11 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.cli.bench.instruments.disk import bytes_from_disk, drop_cached, read_s
-from llorch_worker.cli.bench.instruments.fresh_load import FreshLoad, load_afresh
+from llorch_worker.cli.bench.instruments.fresh_load import FreshLoad, load_afresh, write_afresh
 from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.model_report import report
 from llorch_worker.engine.placement import resolve_device
-from llorch_worker.kernels.arena import Arena
 from llorch_worker.settings import Settings
 from llorch_worker.weights import open_checkpoint
 
@@ -101,6 +99,8 @@ def measure_startup(
     if threads is not None:
         torch.set_num_threads(threads)
     device = resolve_device(settings.device)
+    # A card waits for nobody to find it memory.
+    on_card = device.type == "cuda"
     origin = provenance(device=str(device), seed=0)
     now("a first load, which does not count")
     first = load_afresh(settings, threads)
@@ -113,19 +113,12 @@ def measure_startup(
         reading_s = read_s(files)
         after = bytes_from_disk()
         drop_cached(files)
-        # Each first every other time: the second gets memory that the first has just given back,
-        # which a virtual machine's host need not find for it again.
-        if number % 2:
-            load = load_afresh(settings, threads)
-            writing_s = _write_s(first.held_bytes, device)
-        else:
-            writing_s = _write_s(first.held_bytes, device)
-            load = load_afresh(settings, threads)
+        writing_s = 0.0 if on_card else write_afresh(first.held_bytes, threads).write_s
+        load = load_afresh(settings, threads)
         done.append(_Pass(reading_s, writing_s, load))
         if before is not None and after is not None and load.from_disk_bytes is not None:
             least = min(after - before, load.from_disk_bytes)
             shares.append(least / found.file_bytes)
-    on_card = device.type == "cuda"
     resident = median(each.load.resident_bytes for each in done)
     return StartupFigures(
         provenance=origin,
@@ -146,20 +139,6 @@ def measure_startup(
         foretold_bytes=first.foretold_bytes,
         notes=_notes(shares),
     )
-
-
-def _write_s(size: int, device: torch.device) -> float:
-    """Seconds to write once to new memory, with torch's threads; 0 for a card, which waits for
-    nobody to find it memory."""
-    if device.type == "cuda":
-        return 0.0
-    began_s = time.perf_counter()
-    held = Arena().empty(size, dtype=torch.uint8)
-    held.fill_(1)
-    # Before it is given back.
-    taken_s = time.perf_counter() - began_s
-    del held
-    return taken_s
 
 
 def _span(values: Sequence[float]) -> Span:

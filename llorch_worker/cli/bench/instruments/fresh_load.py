@@ -1,12 +1,14 @@
-"""``python -m llorch_worker.cli.bench.instruments.fresh_load``: a load in a process of its own."""
+"""A load, and a write to new memory, each in a process of its own."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 
 import psutil
-from pydantic import BaseModel, ConfigDict, ValidationError
+import torch
+from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.cli.bench.instruments.disk import bytes_from_disk
 from llorch_worker.cli.children import Child, Program, python
@@ -14,6 +16,8 @@ from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.model_report import report
 from llorch_worker.cli.options import environment_of
 from llorch_worker.contract import GenerationRequest, LlorchError
+from llorch_worker.engine import Engine
+from llorch_worker.kernels.arena import Arena
 from llorch_worker.settings import Settings
 
 
@@ -36,29 +40,56 @@ class FreshLoad(BaseModel):
     """Read during the load; None where the system does not tell."""
 
 
-def load_afresh(settings: Settings, threads: int | None) -> FreshLoad:
-    """Waits for the load to end; killed with this process, and by an exception that comes here.
+class FreshWrite(BaseModel):
+    """What a process tells that wrote once to new memory."""
 
-    Raises CommandError with what the process said, where it failed.
+    model_config = ConfigDict(frozen=True)
+
+    write_s: float
+
+
+def load_afresh(settings: Settings, threads: int | None) -> FreshLoad:
+    """Loads the model of ``settings``.
+
+    Like :func:`write_afresh` it waits for the process, which is killed with this one and by an
+    exception that comes here, and raises CommandError with what the process said where it failed.
     """
+    answer = _answer(("load", str(threads or 0)), environment_of(settings))
+    return FreshLoad.model_validate_json(answer)
+
+
+def write_afresh(size: int, threads: int | None) -> FreshWrite:
+    """Writes once to ``size`` bytes of new memory.
+
+    In a process as young as one that loads: memory that was given back a moment ago is had sooner
+    than other, in a virtual machine by far.
+    """
+    answer = _answer(("write", str(threads or 0), str(size)), {})
+    return FreshWrite.model_validate_json(answer)
+
+
+def _answer(arguments: tuple[str, ...], environment: Mapping[str, str]) -> str:
     lines: list[str] = []
-    program = Program(
-        "the load", python("-m", __name__, str(threads or 0)), environment_of(settings)
-    )
+    program = Program(f"the {arguments[0]}", python("-m", __name__, *arguments), environment)
     child = Child(program, lambda _, line: lines.append(line), lambda _: None)
     try:
         child.wait(None)
     finally:
         child.kill()
-    try:
-        return FreshLoad.model_validate_json(lines[-1] if lines else "")
-    except ValidationError:
-        raise CommandError("NOT_MEASURED", f"the load failed: {child.last_words()}") from None
+    if child.exit_code != 0 or not lines:
+        raise CommandError("NOT_MEASURED", f"{program.name} failed: {child.last_words()}")
+    return lines[-1]
+
+
+def _write(size: int) -> FreshWrite:
+    began_s = time.perf_counter()
+    held = Arena().empty(size, dtype=torch.uint8)
+    held.fill_(1)
+    # Before it is given back.
+    return FreshWrite(write_s=time.perf_counter() - began_s)
 
 
 def _load(settings: Settings, threads: int | None) -> FreshLoad:
-    from llorch_worker.engine import Engine
-
     foretold_bytes = report(settings).memory.total_bytes
     request = GenerationRequest(prompt_token_ids=[0], max_tokens=1, temperature=0, ignore_eos=True)
     read_before = bytes_from_disk()
@@ -96,8 +127,15 @@ def _load(settings: Settings, threads: int | None) -> FreshLoad:
         )
 
 
-if __name__ == "__main__":
+def _main(what: str, threads: str, *rest: str) -> None:
+    if int(threads):
+        torch.set_num_threads(int(threads))
     try:
-        print(_load(Settings(), int(sys.argv[1]) or None).model_dump_json())
+        told = _write(int(rest[0])) if what == "write" else _load(Settings(), int(threads) or None)
     except LlorchError as error:
         sys.exit(f"error: {error.message}")
+    print(told.model_dump_json())
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
