@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -164,11 +164,14 @@ def test_a_long_pause_of_the_whole_process_is_no_hang(
 
 
 def test_sigterm_finishes_what_fits_and_hands_the_rest_back_in_order(
-    start_worker: StartWorker, witness: Witness, client: Client, latch: Latch, tmp_path: Path
+    start_worker: StartWorker,
+    witness: Witness,
+    client: Client,
+    make_latch: Callable[[str], Latch],
 ) -> None:
-    soon = Latch(tmp_path / "soon")
+    soon, late = make_latch("soon"), make_latch("late")
     worker = start_worker("w1", drain_s=1, max_sequences=4)
-    first, second, third = (witness.begun(witness.send(100, latch.prompt())) for _ in range(3))
+    first, second, third = (witness.begun(witness.send(100, late.prompt())) for _ in range(3))
     short = witness.begun(witness.send(2, soon.prompt()))
     queued = witness.send(20)
     worker.process.terminate()
@@ -176,7 +179,7 @@ def test_sigterm_finishes_what_fits_and_hands_the_rest_back_in_order(
     soon.open()
     pushed = witness.send(20)
     assert worker.wait_exit() == 0
-    latch.open()
+    late.open()
     assert witness.ended(short)
     assert short.result(0).worker == "w1@test"
     assert waiting(client) == [first.id, second.id, third.id, queued.id, pushed.id]

@@ -42,10 +42,9 @@ def threads(worker: WorkerProcess) -> int:
 
 def assert_all_slots_serve(worker: WorkerProcess, witness: Witness, client: Client) -> None:
     """The worker runs as many jobs at once as ever, and then holds none."""
-    latch = Latch(worker.log.with_suffix(".latch"))
-    jobs = [witness.begun(witness.send(60, latch.prompt())) for _ in range(SEQUENCES)]
-    assert held_ids(client.redis) == {job.id for job in jobs}
-    latch.open()
+    with Latch(worker.log.with_suffix(".latch")) as latch:
+        jobs = [witness.begun(witness.send(60, latch.prompt())) for _ in range(SEQUENCES)]
+        assert held_ids(client.redis) == {job.id for job in jobs}
     witness.assert_whole(*jobs)
     wait_until(lambda: not held_ids(client.redis), what="the acknowledgements")
 

@@ -102,10 +102,10 @@ def test_a_worker_that_is_asked_to_stop_finishes_what_runs_and_exits_0(
 
 
 def test_finished_jobs_are_acknowledged_while_others_still_drain(
-    worker: WorkerProcess, client: Client, latch: Latch, tmp_path: Path
+    worker: WorkerProcess, client: Client, make_latch: Callable[[str], Latch]
 ) -> None:
-    soon = Latch(tmp_path / "soon")
-    long = begun(client.submit(prompt=latch.prompt(), max_tokens=100))
+    soon, late = make_latch("soon"), make_latch("late")
+    long = begun(client.submit(prompt=late.prompt(), max_tokens=100))
     short = begun(client.submit(prompt=soon.prompt(), max_tokens=100))
     worker.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "Warm shutdown" in worker.text())
@@ -114,7 +114,7 @@ def test_finished_jobs_are_acknowledged_while_others_still_drain(
     wait_until(lambda: short.id not in held_ids(client.redis))
     assert long.status().state == "running"
     assert held_ids(client.redis) == {long.id}
-    latch.open()
+    late.open()
     long.result(GET_S)
     assert worker.wait_exit() == 0
 
