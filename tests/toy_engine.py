@@ -7,7 +7,8 @@ Some prompts ask for faults: ``raise <name>`` raises that builtin exception in `
 whole prompt as its message; ``die`` kills the process, ``die at <n>`` after n tokens; ``break``
 breaks the engine under that job, ``break once`` in the job's first attempt, ``break after`` once
 the job has ended; ``hang`` blocks the engine for ever in the job's first attempt. ``wait <n>
-<path>`` stops the job after n tokens until that file is there.
+<path>`` stops the job after n tokens until that file is there, and leaves ``<path>.ended-<id>``
+when it ends.
 """
 
 from __future__ import annotations
@@ -114,6 +115,9 @@ class ToyGeneration:
         self.emit(event)
         self._end = value
         self._done.set()
+        if self.waits:
+            _, path = self.waits
+            path.with_name(f"{path.name}.ended-{self.id}").touch()
         if self.request.prompt == "break after":
             threading.Timer(0.1, self._engine.fall_ill).start()
 
