@@ -44,7 +44,7 @@ def test_no_job_is_redelivered_early_or_never(
     assert {len(run) for run in runs} == {1}, "each ran once"
     assert {run[0] for run in runs} == {"right@test", "wrong@test"}
     # What the wrong one held comes back in time when it dies.
-    last = [witness.begun(witness.send(40, dead.prompt())) for _ in range(8)]
+    last = [witness.begun(witness.send(150, dead.prompt(after=149))) for _ in range(8)]
     wrong.process.kill()
     wrong.process.wait()
     dead.open()

@@ -43,7 +43,7 @@ def test_a_job_whose_worker_is_killed_is_resumed_by_another(
     start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
     first = start_worker("w1")
-    jobs = [witness.begun(witness.send(100, latch.prompt(after=20)), 20) for _ in range(3)]
+    jobs = [witness.begun(witness.send(300, latch.prompt(after=299)), 20) for _ in range(3)]
     first.process.kill()
     first.process.wait()
     latch.open()
@@ -136,7 +136,7 @@ def test_a_worker_whose_engine_hangs_exits_and_its_jobs_resume_elsewhere(
     start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
     hanging = start_worker("w1", watchdog_s=1)
-    neighbours = [witness.begun(witness.send(100, latch.prompt(after=10)), 10) for _ in range(2)]
+    neighbours = [witness.begun(witness.send(200, latch.prompt(after=199)), 10) for _ in range(2)]
     job = witness.send(20, prompt="hang")
     start_worker("w2")
     assert hanging.wait_exit() == EX_SOFTWARE
@@ -171,7 +171,9 @@ def test_sigterm_finishes_what_fits_and_hands_the_rest_back_in_order(
 ) -> None:
     soon, late = make_latch("soon"), make_latch("late")
     worker = start_worker("w1", drain_s=1, max_sequences=4)
-    first, second, third = (witness.begun(witness.send(100, late.prompt())) for _ in range(3))
+    first, second, third = (
+        witness.begun(witness.send(400, late.prompt(after=399)), 20) for _ in range(3)
+    )
     short = witness.begun(witness.send(2, soon.prompt()))
     queued = witness.send(20)
     worker.process.terminate()
@@ -196,7 +198,7 @@ def test_sigquit_hands_everything_back_at_once(
     start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
 ) -> None:
     worker = start_worker("w1", drain_s=300)
-    running = [witness.begun(witness.send(100, latch.prompt())) for _ in range(4)]
+    running = [witness.begun(witness.send(300, latch.prompt(after=299)), 20) for _ in range(4)]
     queued = witness.send(20)
     worker.process.send_signal(signal.SIGQUIT)
     worker.wait_exit(timeout_s=5)

@@ -45,7 +45,7 @@ def test_a_driver_that_dies_ends_the_worker_and_its_jobs_resume_elsewhere(
     loss: str,
 ) -> None:
     worker = start_worker("gpu0", **on_a_card)
-    jobs = [witness.begun(witness.send(100, latch.prompt(after=10)), 10) for _ in range(3)]
+    jobs = [witness.begun(witness.send(300, latch.prompt(after=299)), 10) for _ in range(3)]
     if loss == "card":
         machine.show(card(0, fault="GPU is lost"), card(1))
         sentence = "gpu0 does not answer (GPU is lost); the worker ends, its jobs resume elsewhere"

@@ -111,7 +111,9 @@ def test_a_redis_that_restarts_with_its_append_only_file_costs_nothing(
     latch: Latch,
 ) -> None:
     worker = start_worker("w1", **ROOMY)
-    jobs = [witness.begun(witness.send(300, latch.prompt())) for _ in range(SEQUENCES)]
+    jobs = [
+        witness.begun(witness.send(300, latch.prompt(after=299)), 20) for _ in range(SEQUENCES)
+    ]
     queued = [witness.send(20) for _ in range(4)]
     server.halt()
     latch.open()
@@ -315,7 +317,7 @@ def test_a_worker_told_to_stop_while_redis_is_away_ends_and_its_jobs_go_on_elsew
     latch: Latch,
 ) -> None:
     worker = start_worker("w1", url=proxy.url, drain_s=0.5)
-    job = witness.begun(witness.send(100, latch.prompt()))
+    job = witness.begun(witness.send(200, latch.prompt(after=199)), 20)
     doomed = witness.begun(witness.send(4000))
     # So it waits for its tokens to be written when the cancel ends it.
     assert proxy.lose_reply(contains("EVALSHA", scripts.digest("append"), doomed.id)).wait(10)

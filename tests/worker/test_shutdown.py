@@ -137,7 +137,8 @@ def assert_whole(job: Job) -> None:
 def test_a_cold_shutdown_hands_running_jobs_back_for_another_worker(
     worker: WorkerProcess, client: Client, latch: Latch, tmp_path: Path, server: RedisServer
 ) -> None:
-    jobs = [begun(client.submit(prompt=latch.prompt(), max_tokens=100)) for _ in range(2)]
+    prompt = latch.prompt(after=299)
+    jobs = [begun(client.submit(prompt=prompt, max_tokens=300)) for _ in range(2)]
     worker.process.send_signal(signal.SIGQUIT)
     worker.wait_exit()
     latch.open()
