@@ -49,9 +49,8 @@ def assert_all_slots_serve(worker: WorkerProcess, witness: Witness, client: Clie
     wait_until(lambda: not held_ids(client.redis), what="the acknowledgements")
 
 
-def reset(proxy: FaultProxy, afterwards: Callable[[], object]) -> None:
+def reset(proxy: FaultProxy, _: Callable[[], object]) -> None:
     proxy.reset()
-    afterwards()
 
 
 def isolate(proxy: FaultProxy, while_away: Callable[[], object]) -> None:
@@ -84,18 +83,24 @@ def test_jobs_run_on_through_a_broken_network_and_arrive_once(
     witness: Witness,
     client: Client,
     proxy: FaultProxy,
-    latch: Latch,
+    make_latch: Callable[[str], Latch],
     fault: Callable[[FaultProxy, Callable[[], object]], None],
 ) -> None:
-    def run_on() -> None:
-        latch.open()
-        # Two of them end meanwhile: nothing but time tells, 100 tokens take half a second.
-        wait_until(Clock(1.2))
+    soon, late = make_latch("soon"), make_latch("late")
+
+    def while_away() -> None:
+        soon.open()
+        soon.wait_ended(2)
+        # And a while longer, in which two results cannot be stored and two jobs run on.
+        wait_until(Clock(0.7))
 
     worker = start_worker("w1", url=proxy.url, **ROOMY)
-    ending = [witness.begun(witness.send(100, latch.prompt())) for _ in range(2)]
-    lasting = [witness.begun(witness.send(500, latch.prompt())) for _ in range(2)]
-    fault(proxy, run_on)
+    ending = [witness.begun(witness.send(100, soon.prompt())) for _ in range(2)]
+    lasting = [witness.begun(witness.send(500, late.prompt(after=499))) for _ in range(2)]
+    fault(proxy, while_away)
+    # A reset is over at once: there the two end after it.
+    soon.open()
+    late.open()
     witness.assert_whole(*ending, *lasting)
     for job in (*ending, *lasting):
         assert witness.runs(job) == ["w1@test"], "it ran on"
@@ -154,9 +159,8 @@ def test_results_that_could_not_be_stored_for_long_arrive_and_no_thread_is_left(
     jobs = [witness.begun(witness.send(100, latch.prompt())) for _ in range(SEQUENCES)]
     proxy.isolate()
     latch.open()
-    # They end half a second from now.
-    wait_until(Clock(5))
-    assert not any(witness.ended(job) for job in jobs)
+    latch.wait_ended(SEQUENCES)
+    wait_until(Clock(4.5))
     proxy.heal()
     witness.assert_whole(*jobs)
     for job in jobs:
