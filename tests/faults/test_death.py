@@ -99,12 +99,18 @@ def test_a_claim_whose_reply_is_lost_costs_its_worker_nothing_but_the_lease(
 
 
 def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_serves_on(
-    start_worker: StartWorker, witness: Witness, client: Client
+    start_worker: StartWorker,
+    witness: Witness,
+    client: Client,
+    make_latch: Callable[[str], Latch],
 ) -> None:
+    stopped, end = make_latch("stopped"), make_latch("end")
     sleeper = start_worker("w1")
-    # The short one last, so that it runs; and neither waits, so that both write when it wakes.
-    long, short = witness.begun(witness.send(900), 20), witness.begun(witness.send(200), 20)
+    # Neither can end before it stops, and both have tokens left to write when it wakes.
+    long = witness.begun(witness.send(900, end.prompt(after=890)), 20)
+    short = witness.begun(witness.send(200, stopped.prompt(after=190)), 20)
     sleeper.process.send_signal(signal.SIGSTOP)
+    stopped.open()
     other = start_worker("w2")
     witness.assert_whole(short, timeout_s=RECOVERY_S)
     taken_over = wait_until(lambda: witness.runs(long)[1:])
@@ -119,6 +125,7 @@ def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_serves_on(
     fresh = witness.record(long)
     assert {fresh[name] for name in ("worker", "state")} == {"w2@test", "claimed"}
     assert fresh["fence"] == record["fence"]
+    end.open()
     witness.assert_whole(short, long)
     for job in (short, long):
         assert witness.runs(job) == ["w1@test", "w2@test"]
