@@ -116,9 +116,7 @@ def test_a_redis_that_restarts_with_its_append_only_file_costs_nothing(
     latch: Latch,
 ) -> None:
     worker = start_worker("w1", **ROOMY)
-    jobs = [
-        witness.begun(witness.send(300, latch.prompt(after=299)), 20) for _ in range(SEQUENCES)
-    ]
+    jobs = [witness.begun(witness.send(300, latch.prompt(after=299)), 20) for _ in range(SEQUENCES)]
     queued = [witness.send(20) for _ in range(4)]
     server.halt()
     latch.open()

@@ -59,9 +59,9 @@ def test_jobs_for_a_busy_worker_wait_in_redis_and_not_in_its_memory(
     worker: WorkerProcess, client: Client, latch: Latch
 ) -> None:
     running, waiting = busy_worker(client, latch)
-    assert (len(held_ids(client.redis)), client.redis.llen(QUEUE)) == (2, 8)
+    held = {len(held_ids(client.redis))}
+    assert (held, client.redis.llen(QUEUE)) == ({2}, 8)
     latch.open()
-    held = set()
     while not all(job.status().ended for job in running):
         held.add(len(held_ids(client.redis)))
     assert max(held) == 2
