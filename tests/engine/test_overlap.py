@@ -6,7 +6,6 @@ The device of these tests computes nothing before its result is awaited (see ``L
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +20,8 @@ from llorch_worker.engine.sampler import Sampler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.kernels import torch_sample
 from llorch_worker.model import RaggedBatch
-from tests.engine.conftest import all_at_once
 from tests.engine.lazy_queue import LazyQueue
+from tests.engine.together import all_at_once
 
 PROMPT = "Once upon a time"
 
@@ -174,16 +173,14 @@ class StartsAnother:
 
 
 class DamagedAt:
-    """NaN in the last row of one decode step of two. Begins when all jobs are there."""
+    """NaN in the last row of one decode step of two."""
 
     def __init__(self, model: Any, at: int) -> None:
         self.model = model
         self.at = at
         self.decodes = 0
-        self.all_there = threading.Event()
 
     def forward(self, batch: RaggedBatch, cache: Any) -> torch.Tensor:
-        assert self.all_there.wait(60)
         logits: torch.Tensor = self.model.forward(batch, cache)
         if batch.query_lengths == (1, 1):
             self.decodes += 1
@@ -195,12 +192,11 @@ class DamagedAt:
 def test_damage_fails_the_job_of_its_row_in_its_step(
     engine_of: Callable[..., Engine], loaded: Any, queue: LazyQueue, expected: tuple[int, ...]
 ) -> None:
-    model = DamagedAt(loaded.model, at=6)
-    engine = engine_of(model=model)
+    engine = engine_of(model=DamagedAt(loaded.model, at=6))
     events: list[Event] = []
-    first = engine.submit(request())
-    second = engine.submit(request(), on_event=events.append)
-    model.all_there.set()
+    with all_at_once(engine):
+        first = engine.submit(request())
+        second = engine.submit(request(), on_event=events.append)
     with pytest.raises(InternalError, match="not finite"):
         second.result(60)
     assert first.result(60).choices[0].token_ids == expected
