@@ -89,7 +89,7 @@ class ToyGeneration:
         self.attempt = attempt
         self.emit = emit
         self.tokens = known
-        words = (request.prompt or "").split()
+        words = (request.prompt or "").split(" ", 2)
         self.dies_at = int(words[2]) if words[:2] == ["die", "at"] else None
         self.waits = (int(words[1]), Path(words[2])) if words[:1] == ["wait"] else None
         self.started = False
