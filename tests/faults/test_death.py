@@ -154,11 +154,12 @@ def test_a_worker_whose_engine_hangs_exits_and_its_jobs_resume_elsewhere(
 
 
 def test_a_long_pause_of_the_whole_process_is_no_hang(
-    start_worker: StartWorker, witness: Witness
+    start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
     worker = start_worker("w1", watchdog_s=1)
-    job = witness.begun(witness.send(400), 10)
+    job = witness.begun(witness.send(400, latch.prompt(after=399)), 10)
     worker.process.send_signal(signal.SIGSTOP)
+    latch.open()
     start_worker("w2")
     wait_until(lambda: len(witness.runs(job)) == 2, timeout_s=RECOVERY_S)
     worker.process.send_signal(signal.SIGCONT)

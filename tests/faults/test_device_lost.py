@@ -63,15 +63,16 @@ def test_a_driver_that_dies_ends_the_worker_and_its_jobs_resume_elsewhere(
 
 
 def test_a_tensor_that_left_the_device_ends_the_worker(
-    start_worker: StartWorker, witness: Witness, client: Client, tmp_path: Path
+    start_worker: StartWorker, witness: Witness, client: Client, latch: Latch, tmp_path: Path
 ) -> None:
     flag = tmp_path / "misplaced"
     worker = start_worker("w1", residency_check_s=0.2, TOY_MISPLACED=flag)
-    job = witness.begun(witness.send(300), 10)
+    job = witness.begun(witness.send(300, latch.prompt(after=299)), 10)
     flag.touch()
     assert worker.wait_exit() == 1
     assert "not all of model and cache is on toy: blocks.0.weight on cpu" in worker.text()
     assert not held_ids(client.redis)
+    latch.open()
     start_worker("w2")
     witness.assert_whole(job)
 
@@ -86,11 +87,13 @@ def test_a_worker_whose_tensors_are_not_where_they_belong_does_not_start(
 
 
 def test_the_jobs_of_a_broken_engine_resume_elsewhere_with_the_attempt_counted(
-    start_worker: StartWorker, witness: Witness
+    start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
     worker = start_worker("w1")
-    neighbours = [witness.begun(witness.send(300), 10) for _ in range(2)]
+    neighbours = [witness.begun(witness.send(300, latch.prompt(after=299)), 10) for _ in range(2)]
     breaking = witness.send(20, prompt="break once")
+    wait_until(lambda: "the engine is broken" in worker.text())
+    latch.open()
     assert worker.wait_exit() == 1
     start_worker("w2")
     witness.assert_whole(breaking, *neighbours)

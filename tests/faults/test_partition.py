@@ -233,15 +233,16 @@ def test_a_message_that_is_queued_twice_runs_once(
 
 
 def test_a_message_delivered_again_while_its_job_runs_or_after_it_yields(
-    start_worker: StartWorker, witness: Witness, client: Client
+    start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
 ) -> None:
     start_worker("w1")
     start_worker("w2")
-    job = witness.begun(witness.send(200))
+    job = witness.begun(witness.send(200, latch.prompt(after=199)))
     message = copy_of(client, job)
     for _ in range(4):
         deliver_again(client, message)
     wait_until(lambda: not client.redis.llen(queues.normal_queue("toy")))
+    latch.open()
     witness.assert_whole(job)
     wait_until(lambda: not held_ids(client.redis))
     for _ in range(4):
@@ -255,12 +256,14 @@ def test_a_message_delivered_again_while_its_job_runs_or_after_it_yields(
 
 
 def test_a_message_delivered_again_after_a_crash_yields_too(
-    start_worker: StartWorker, witness: Witness, client: Client
+    start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
 ) -> None:
     first = start_worker("w1")
-    job = witness.begun(witness.send(300), 20)
+    job = witness.begun(witness.send(300, latch.prompt(after=299)), 20)
     message = copy_of(client, job)
     first.process.kill()
+    first.process.wait()
+    latch.open()
     deliver_again(client, message)
     start_worker("w2")
     witness.assert_whole(job)
