@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from tests.services import wait_until
+from tests.waiting import wait_until
 
 
 class Latch:
