@@ -12,7 +12,7 @@ from llorch_worker.broker import scripts
 from llorch_worker.client import Client
 from llorch_worker.settings import Settings
 from llorch_worker.worker.leases import EX_SOFTWARE
-from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
+from tests.faults.conftest import LEASE_S, QUICK, SWEEP_S, StartWorker
 from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
 from tests.latch import Latch
@@ -48,7 +48,7 @@ def test_a_job_whose_worker_is_killed_is_resumed_by_another(
     first.process.wait()
     latch.open()
     seen = [witness.tokens(job) for job in jobs]
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     wait_until(
         lambda: all(witness.tokens(job) > before for job, before in zip(jobs, seen, strict=True)),
         timeout_s=RECOVERY_S,
@@ -145,7 +145,7 @@ def test_a_worker_whose_engine_hangs_exits_and_its_jobs_resume_elsewhere(
     hanging = start_worker("w1", watchdog_s=1)
     neighbours = [witness.begun(witness.send(200, latch.prompt(after=199)), 10) for _ in range(2)]
     job = witness.send(20, prompt="hang")
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     assert hanging.wait_exit() == EX_SOFTWARE
     latch.open()
     witness.assert_whole(job, *neighbours, timeout_s=RECOVERY_S)
@@ -195,7 +195,7 @@ def test_sigterm_finishes_what_fits_and_hands_the_rest_back_in_order(
     assert waiting(client) == [first.id, second.id, third.id, queued.id, pushed.id]
     assert not held_ids(client.redis)
     assert [witness.record(job)["attempts"] for job in (first, second, third)] == ["0"] * 3
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     witness.assert_whole(first, second, third, short, queued, pushed)
     for job in (first, second, third):
         assert witness.runs(job) == ["w1@test", "w2@test"]
@@ -213,7 +213,7 @@ def test_sigquit_hands_everything_back_at_once(
     latch.open()
     assert waiting(client) == [*(job.id for job in running), queued.id]
     assert not held_ids(client.redis)
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     witness.assert_whole(*running, queued)
     assert {job.result(0).attempts for job in running} == {1}
 

@@ -10,7 +10,7 @@ import pytest
 from llorch_worker.client import Client
 from llorch_worker.contract import AttemptsExhausted
 from tests.fake_gpu.machine import SITE, Machine, card
-from tests.faults.conftest import StartWorker
+from tests.faults.conftest import QUICK, StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
 from tests.services import REPOSITORY, RedisServer, held_ids, wait_until
@@ -56,7 +56,7 @@ def test_a_driver_that_dies_ends_the_worker_and_its_jobs_resume_elsewhere(
     assert sentence in worker.text()
     assert not held_ids(client.redis), "its leases are released, not left to lapse"
     latch.open()
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     witness.assert_whole(*jobs)
     for job in jobs:
         assert (job.result(0).worker, job.result(0).attempts) == ("w2@test", 1)
@@ -73,7 +73,7 @@ def test_a_tensor_that_left_the_device_ends_the_worker(
     assert "not all of model and cache is on toy: blocks.0.weight on cpu" in worker.text()
     assert not held_ids(client.redis)
     latch.open()
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     witness.assert_whole(job)
 
 
@@ -95,7 +95,7 @@ def test_the_jobs_of_a_broken_engine_resume_elsewhere_with_the_attempt_counted(
     wait_until(lambda: "the engine is broken" in worker.text())
     latch.open()
     assert worker.wait_exit() == 1
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     witness.assert_whole(breaking, *neighbours)
     assert breaking.result(0).attempts == 2
 
