@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,11 +152,18 @@ def toy_worker(
 
 
 @pytest.fixture
-def latch(tmp_path: Path) -> Latch:
-    """What jobs of the toy engine wait for."""
+def make_latch(tmp_path: Path) -> Iterator[Callable[[str], Latch]]:
+    """What jobs of the toy engine wait for, by name; all are open when the test has ended."""
     from tests.latch import Latch
 
-    return Latch(tmp_path / "latch")
+    with ExitStack() as latches:
+        yield lambda name: latches.enter_context(Latch(tmp_path / name))
+
+
+@pytest.fixture
+def latch(make_latch: Callable[[str], Latch]) -> Latch:
+    """The one of a test that needs no second."""
+    return make_latch("latch")
 
 
 @pytest.fixture(scope="module")

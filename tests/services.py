@@ -11,11 +11,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import redis
@@ -26,30 +25,16 @@ from llorch_worker.broker.embedded import bundled_redis_server, find_redis_serve
 from llorch_worker.cli import tether
 from llorch_worker.client import Job
 from llorch_worker.contract import Tokens
+from tests.waiting import wait_until as wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
-WAIT_TIMEOUT_S = 30.0
 TOY_APP = "tests.toy_app"
 REAL_APP = "tasks"
 QUICK_START = ("--without-gossip", "--without-mingle")
 """Saves a toy worker a second; the real one starts as users start it."""
 LOCALHOST = "127.0.0.1"
-
-T = TypeVar("T")
-
-
-def wait_until(look: Callable[[], T], *, timeout_s: float = WAIT_TIMEOUT_S, what: str = "") -> T:
-    """What ``look`` returns, once that is true; fails the test when it takes too long."""
-    give_up_s = time.monotonic() + timeout_s
-    while True:
-        found = look()
-        if found:
-            return found
-        if time.monotonic() > give_up_s:
-            raise AssertionError(f"waited {timeout_s} s for {what or look}; last saw {found!r}")
-        time.sleep(0.01)
 
 
 def tethered(*command: str) -> list[str]:

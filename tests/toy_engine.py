@@ -7,7 +7,8 @@ Some prompts ask for faults: ``raise <name>`` raises that builtin exception in `
 whole prompt as its message; ``die`` kills the process, ``die at <n>`` after n tokens; ``break``
 breaks the engine under that job, ``break once`` in the job's first attempt, ``break after`` once
 the job has ended; ``hang`` blocks the engine for ever in the job's first attempt. ``wait <n>
-<path>`` stops the job after n tokens until that file is there.
+<path>`` stops the job after n tokens until that file is there, and leaves ``<path>.ended-<id>``
+when it ends.
 """
 
 from __future__ import annotations
@@ -21,33 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llorch_worker.contract import (
-    Cancelled,
-    CancelledEvent,
-    Choice,
-    Event,
-    Failed,
-    Finished,
-    GenerationRequest,
-    GenerationResult,
-    InternalError,
-    Journal,
-    LlorchError,
-    Started,
-    Timings,
-    Tokens,
-    Usage,
-)
+from llorch_worker.contract import Event, Failed, GenerationRequest, InternalError, Journal
+from tests.toy_generation import ToyGeneration
+from tests.toy_generation import token_id as token_id
 
 STEP_MS_VARIABLE = "TOY_STEP_MS"
 LOAD_S_VARIABLE = "TOY_LOAD_S"
 MISPLACED_VARIABLE = "TOY_MISPLACED"
 """A file: while it is there, a tensor is not where it belongs."""
-
-
-def token_id(seed: int | None, position: int) -> int:
-    """The id that a request with ``seed`` gets at ``position``: no two seeds share one."""
-    return ((seed or 0) << 16) + position
 
 
 @dataclass(frozen=True)
@@ -68,110 +50,6 @@ class ToyStats:
     prompt_tokens_total: int
     cached_tokens_total: int
     steps_total: int
-
-
-class ToyGeneration:
-    def __init__(
-        self,
-        engine: ToyEngine,
-        id: str,
-        request: GenerationRequest,
-        emit: Callable[[Event], None],
-        worker: str,
-        attempt: int,
-        queued_at: float | None,
-        known: int,
-    ) -> None:
-        self.id = id
-        self.request = request
-        self.worker = worker
-        self.attempt = attempt
-        self.emit = emit
-        self.tokens = known
-        words = (request.prompt or "").split()
-        self.dies_at = int(words[2]) if words[:2] == ["die", "at"] else None
-        self.waits = (int(words[1]), Path(words[2])) if words[:1] == ["wait"] else None
-        self.started = False
-        self.cancelled = False
-        self.queue_ms = max(0.0, time.time() - queued_at) * 1e3 if queued_at else 0.0
-        self._engine = engine
-        self._done = threading.Event()
-        self._end: GenerationResult | LlorchError | None = None
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        self._engine.wake()
-
-    def result(self, timeout: float | None = None) -> GenerationResult:
-        if not self._done.wait(timeout):
-            raise TimeoutError(self.id)
-        if isinstance(self._end, LlorchError):
-            raise self._end
-        assert self._end is not None
-        return self._end
-
-    def end(self, value: GenerationResult | LlorchError, event: Event) -> None:
-        self.emit(event)
-        self._end = value
-        self._done.set()
-        if self.request.prompt == "break after":
-            threading.Timer(0.1, self._engine.fall_ill).start()
-
-    def step(self) -> bool:
-        """One token; whether the generation goes on."""
-        if self.cancelled:
-            self.end(Cancelled("cancelled"), CancelledEvent())
-            return False
-        prompt = self.request.prompt or ""
-        if prompt == "hang" and self.attempt == 1:
-            threading.Event().wait()
-        if not self.started:
-            self.started = True
-            self.emit(
-                Started(
-                    worker=self.worker,
-                    model=self._engine.model_name,
-                    attempt=self.attempt,
-                    prompt_tokens=len(prompt.split()),
-                    queue_ms=self.queue_ms,
-                )
-            )
-        if self.tokens == self.dies_at:
-            os._exit(9)
-        if self.waits and self.tokens >= self.waits[0] and not self.waits[1].exists():
-            return True
-        if self.tokens < self.request.max_tokens:
-            self.emit(
-                Tokens(
-                    index=self.tokens,
-                    ids=(token_id(self.request.seed, self.tokens),),
-                    text=f"w{self.tokens} ",
-                )
-            )
-            self.tokens += 1
-        if self.tokens < self.request.max_tokens:
-            return True
-        timings = Timings(queue_ms=self.queue_ms, prefill_ms=0, first_token_ms=0, decode_ms=0)
-        usage = Usage(prompt=1, completion=self.tokens)
-        choice = Choice(
-            index=0,
-            text="".join(f"w{i} " for i in range(self.tokens)),
-            token_ids=tuple(token_id(self.request.seed, i) for i in range(self.tokens)),
-            finish_reason="length",
-        )
-        result = GenerationResult(
-            id=self.id,
-            model=self._engine.model_name,
-            choices=(choice,),
-            usage=usage,
-            seed=self.request.seed or 0,
-            timings=timings,
-            worker=self.worker,
-            attempts=self.attempt,
-            metadata=self.request.metadata,
-        )
-        self.end(result, Finished(finish_reason="length", usage=usage, timings=timings))
-        return False
 
 
 class ToyEngine:

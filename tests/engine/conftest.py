@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,25 +92,6 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
-
-
-@contextmanager
-def all_at_once(engine: Engine) -> Iterator[None]:
-    """Holds ``engine`` between two steps: what is submitted meanwhile arrives in one."""
-    reached, go_on = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        reached.set()
-        assert go_on.wait(60)
-
-    holder = threading.Thread(target=engine._thread.call, args=(hold,))
-    holder.start()
-    assert reached.wait(60)
-    try:
-        yield
-    finally:
-        go_on.set()
-        holder.join()
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from llorch_worker.engine import Engine
 from llorch_worker.engine.block_plan import cache_shape
 from llorch_worker.engine.decode_graphs import DecodeGraphs, bucket_sizes
 from llorch_worker.model import RaggedBatch
-from tests.engine.conftest import all_at_once
 from tests.engine.recording import Recorder
+from tests.engine.together import all_at_once
 
 ROWS = 6
 PROMPTS = ["Once", "Once upon a time, there was a little", "The dog", "Lily and Tom", "A", "I am"]

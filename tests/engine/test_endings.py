@@ -20,8 +20,8 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.engine import Engine, Generation
-from tests.engine.conftest import all_at_once
-from tests.services import wait_until
+from tests.engine.together import all_at_once
+from tests.waiting import wait_until
 
 PROMPT = "Once upon a time"
 LONG = [7] * 300

@@ -19,7 +19,7 @@ from llorch_worker.contract import (
     Tokens,
 )
 from llorch_worker.engine import Engine
-from tests.engine.conftest import all_at_once
+from tests.engine.together import all_at_once
 
 PROMPT = "Once upon a time"
 

@@ -11,7 +11,7 @@ import torch
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
-from tests.engine.conftest import all_at_once
+from tests.engine.together import all_at_once
 
 PROMPTS = [
     "Once upon a time",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from llorch_worker.contract import InternalError
 from llorch_worker.engine import Engine
 from llorch_worker.engine.failures import is_device_lost, is_out_of_memory
 from llorch_worker.model import RaggedBatch
+from tests.engine.together import all_at_once
 
 NO_MEMORY = [
     MemoryError(),
@@ -46,16 +46,13 @@ def test_a_full_device_a_lost_one_and_a_defect_are_told_apart(error: Exception) 
 def test_a_lost_device_breaks_the_engine_and_every_job_is_told(
     loaded: Any, watched: Callable[..., Any], error: Exception
 ) -> None:
-    all_submitted = threading.Event()
-
     def lose(step: int, batch: RaggedBatch) -> None:
-        assert all_submitted.wait(60)
         if step == 3:
             raise error
 
     engine: Engine = loaded.engine(model=watched(lose))
-    generations = [engine.submit(_request()) for _ in range(3)]
-    all_submitted.set()
+    with all_at_once(engine):
+        generations = [engine.submit(_request()) for _ in range(3)]
     for generation in generations:
         with pytest.raises(InternalError, match="the engine broke down"):
             generation.result(timeout=60)

@@ -12,7 +12,7 @@ import torch
 from llorch_worker.contract import GenerationRequest, InternalError, OutOfMemory
 from llorch_worker.engine import Engine
 from llorch_worker.model import RaggedBatch
-from tests.engine.conftest import all_at_once
+from tests.engine.together import all_at_once
 
 PROMPT = "Once upon a time"
 POISON = 500

@@ -16,7 +16,7 @@ import torch
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
-from tests.engine.conftest import all_at_once
+from tests.engine.together import all_at_once
 
 TIE = {"float32": 2.0**-17, "bfloat16": 2.0**-7}
 """Of the reference's largest logit. In bfloat16 an activation keeps 8 bits, and errors of some tens

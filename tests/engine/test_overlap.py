@@ -6,23 +6,18 @@ The device of these tests computes nothing before its result is awaited (see ``L
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from llorch_worker.contract import Event, GenerationRequest, InternalError, Tokens
 from llorch_worker.engine import Engine
-from llorch_worker.engine.device_queue import Done, Pending, Work
-from llorch_worker.engine.sampler import Sampler
-from llorch_worker.engine.sequence import Sequence
-from llorch_worker.kernels import torch_sample
+from llorch_worker.engine.device_queue import Work
 from llorch_worker.model import RaggedBatch
-from tests.engine.conftest import all_at_once
 from tests.engine.lazy_queue import LazyQueue
+from tests.engine.together import all_at_once
 
 PROMPT = "Once upon a time"
 
@@ -174,16 +169,14 @@ class StartsAnother:
 
 
 class DamagedAt:
-    """NaN in the last row of one decode step of two. Begins when all jobs are there."""
+    """NaN in the last row of one decode step of two."""
 
     def __init__(self, model: Any, at: int) -> None:
         self.model = model
         self.at = at
         self.decodes = 0
-        self.all_there = threading.Event()
 
     def forward(self, batch: RaggedBatch, cache: Any) -> torch.Tensor:
-        assert self.all_there.wait(60)
         logits: torch.Tensor = self.model.forward(batch, cache)
         if batch.query_lengths == (1, 1):
             self.decodes += 1
@@ -195,12 +188,11 @@ class DamagedAt:
 def test_damage_fails_the_job_of_its_row_in_its_step(
     engine_of: Callable[..., Engine], loaded: Any, queue: LazyQueue, expected: tuple[int, ...]
 ) -> None:
-    model = DamagedAt(loaded.model, at=6)
-    engine = engine_of(model=model)
+    engine = engine_of(model=DamagedAt(loaded.model, at=6))
     events: list[Event] = []
-    first = engine.submit(request())
-    second = engine.submit(request(), on_event=events.append)
-    model.all_there.set()
+    with all_at_once(engine):
+        first = engine.submit(request())
+        second = engine.submit(request(), on_event=events.append)
     with pytest.raises(InternalError, match="not finite"):
         second.result(60)
     assert first.result(60).choices[0].token_ids == expected
@@ -246,66 +238,3 @@ def test_a_step_that_cannot_be_launched_ahead_is_not_the_one_before_it(
         assert [choice.token_ids for choice in choices] == [expected] * 2
         engine.check_integrity()
         assert engine.stats().preempted_total == 1
-
-
-class NoHostReads(TorchDispatchMode):
-    """Refuses what makes the host wait for the device: item, bool, nonzero."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        assert func not in (
-            torch.ops.aten._local_scalar_dense.default,
-            torch.ops.aten.nonzero.default,
-        )
-        return func(*args, **(kwargs or {}))
-
-
-class CheckedQueue:
-    """Computes at the launch, and refuses work for which the host would have to wait."""
-
-    overlaps = True
-
-    def launch(self, work: Work) -> Pending:
-        with NoHostReads():
-            return Done(work())
-
-
-@pytest.mark.parametrize(
-    "fields", [{}, {"temperature": 0.8}, {"temperature": 1, "seed": 7}, {"temperature": 1e-9}]
-)
-def test_the_fused_sampler_needs_no_word_from_the_host_and_gives_the_same_tokens(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
-) -> None:
-    requests = [request(**{"seed": 5, **fields}), request(prompt="The dog", seed=6)]
-    with loaded.engine() as plain:
-        expected = [plain.submit(r).result(60).choices[0].token_ids for r in requests]
-    monkeypatch.setattr("llorch_worker.engine.engine.select_sample", lambda *_: torch_sample.sample)
-    with loaded.engine(queue=CheckedQueue()) as engine:
-        with all_at_once(engine):
-            generations = [engine.submit(r) for r in requests]
-        assert [g.result(60).choices[0].token_ids for g in generations] == expected
-
-
-def test_the_fused_sampler_serves_a_batch_only_where_everyone_samples_plainly(
-    make_sequence: Callable[..., Sequence],
-) -> None:
-    calls: list[int] = []
-
-    def fused(logits: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        calls.append(len(logits))
-        return torch_sample.sample(logits, *parameters)
-
-    sampler = Sampler(50, torch.device("cpu"), fused)
-    plain = [make_sequence(4, temperature=t, seed=9) for t in (0, 0.7, 1.0)]
-    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
-    unfused = Sampler(50, torch.device("cpu"))
-    assert (
-        sampler.sample(logits.clone(), plain).token_ids
-        == unfused.sample(logits.clone(), plain).token_ids
-    )
-    mixed = [*plain[:2], make_sequence(4, top_k=2)]
-    sampler.sample(logits.clone(), mixed)
-    assert calls == [3]
-    logits[1, 3] = math.nan
-    assert sampler.sample(logits, plain).damaged == {1}

@@ -22,6 +22,8 @@ from tests.services import RedisServer, WorkerProcess, own_redis
 LEASE_S = 1.0
 SWEEP_S = 0.5
 """Short, so that tests need not wait; the defaults are ten times these."""
+QUICK = {"TOY_STEP_MS": 1}
+"""Of a worker that has nothing to do but end what another one left."""
 
 
 class StartWorker(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,12 @@ GET_S = 60
 
 @pytest.mark.parametrize("offset_s", OFFSETS_S)
 def test_no_job_is_redelivered_early_or_never(
-    witness: Witness, start_worker: StartWorker, tmp_path: Path, offset_s: int
+    witness: Witness,
+    start_worker: StartWorker,
+    make_latch: Callable[[str], Latch],
+    offset_s: int,
 ) -> None:
-    all_there, dead = Latch(tmp_path / "all-there"), Latch(tmp_path / "dead")
+    all_there, dead = make_latch("all-there"), make_latch("dead")
     start_worker("right")
     # Longer than a lease and a sweep, on either worker.
     tokens = round(1.5 * (LEASE_S + SWEEP_S) * 200)
@@ -40,7 +44,7 @@ def test_no_job_is_redelivered_early_or_never(
     assert {len(run) for run in runs} == {1}, "each ran once"
     assert {run[0] for run in runs} == {"right@test", "wrong@test"}
     # What the wrong one held comes back in time when it dies.
-    last = [witness.begun(witness.send(40, dead.prompt())) for _ in range(8)]
+    last = [witness.begun(witness.send(150, dead.prompt(after=149))) for _ in range(8)]
     wrong.process.kill()
     wrong.process.wait()
     dead.open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +12,7 @@ from llorch_worker.broker import scripts
 from llorch_worker.client import Client
 from llorch_worker.settings import Settings
 from llorch_worker.worker.leases import EX_SOFTWARE
-from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
+from tests.faults.conftest import LEASE_S, QUICK, SWEEP_S, StartWorker
 from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
 from tests.latch import Latch
@@ -43,12 +43,12 @@ def test_a_job_whose_worker_is_killed_is_resumed_by_another(
     start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
     first = start_worker("w1")
-    jobs = [witness.begun(witness.send(100, latch.prompt(after=20)), 20) for _ in range(3)]
+    jobs = [witness.begun(witness.send(300, latch.prompt(after=299)), 20) for _ in range(3)]
     first.process.kill()
     first.process.wait()
     latch.open()
     seen = [witness.tokens(job) for job in jobs]
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     wait_until(
         lambda: all(witness.tokens(job) > before for job, before in zip(jobs, seen, strict=True)),
         timeout_s=RECOVERY_S,
@@ -99,12 +99,18 @@ def test_a_claim_whose_reply_is_lost_costs_its_worker_nothing_but_the_lease(
 
 
 def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_serves_on(
-    start_worker: StartWorker, witness: Witness, client: Client
+    start_worker: StartWorker,
+    witness: Witness,
+    client: Client,
+    make_latch: Callable[[str], Latch],
 ) -> None:
+    stopped, end = make_latch("stopped"), make_latch("end")
     sleeper = start_worker("w1")
-    # The short one last, so that it runs; and neither waits, so that both write when it wakes.
-    long, short = witness.begun(witness.send(900), 20), witness.begun(witness.send(200), 20)
+    # Neither can end before it stops, and both have tokens left to write when it wakes.
+    long = witness.begun(witness.send(900, end.prompt(after=890)), 20)
+    short = witness.begun(witness.send(200, stopped.prompt(after=190)), 20)
     sleeper.process.send_signal(signal.SIGSTOP)
+    stopped.open()
     other = start_worker("w2")
     witness.assert_whole(short, timeout_s=RECOVERY_S)
     taken_over = wait_until(lambda: witness.runs(long)[1:])
@@ -119,6 +125,7 @@ def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_serves_on(
     fresh = witness.record(long)
     assert {fresh[name] for name in ("worker", "state")} == {"w2@test", "claimed"}
     assert fresh["fence"] == record["fence"]
+    end.open()
     witness.assert_whole(short, long)
     for job in (short, long):
         assert witness.runs(job) == ["w1@test", "w2@test"]
@@ -136,9 +143,9 @@ def test_a_worker_whose_engine_hangs_exits_and_its_jobs_resume_elsewhere(
     start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
     hanging = start_worker("w1", watchdog_s=1)
-    neighbours = [witness.begun(witness.send(100, latch.prompt(after=10)), 10) for _ in range(2)]
+    neighbours = [witness.begun(witness.send(200, latch.prompt(after=199)), 10) for _ in range(2)]
     job = witness.send(20, prompt="hang")
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     assert hanging.wait_exit() == EX_SOFTWARE
     latch.open()
     witness.assert_whole(job, *neighbours, timeout_s=RECOVERY_S)
@@ -147,11 +154,12 @@ def test_a_worker_whose_engine_hangs_exits_and_its_jobs_resume_elsewhere(
 
 
 def test_a_long_pause_of_the_whole_process_is_no_hang(
-    start_worker: StartWorker, witness: Witness
+    start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
     worker = start_worker("w1", watchdog_s=1)
-    job = witness.begun(witness.send(400), 10)
+    job = witness.begun(witness.send(400, latch.prompt(after=399)), 10)
     worker.process.send_signal(signal.SIGSTOP)
+    latch.open()
     start_worker("w2")
     wait_until(lambda: len(witness.runs(job)) == 2, timeout_s=RECOVERY_S)
     worker.process.send_signal(signal.SIGCONT)
@@ -164,11 +172,16 @@ def test_a_long_pause_of_the_whole_process_is_no_hang(
 
 
 def test_sigterm_finishes_what_fits_and_hands_the_rest_back_in_order(
-    start_worker: StartWorker, witness: Witness, client: Client, latch: Latch, tmp_path: Path
+    start_worker: StartWorker,
+    witness: Witness,
+    client: Client,
+    make_latch: Callable[[str], Latch],
 ) -> None:
-    soon = Latch(tmp_path / "soon")
+    soon, late = make_latch("soon"), make_latch("late")
     worker = start_worker("w1", drain_s=1, max_sequences=4)
-    first, second, third = (witness.begun(witness.send(100, latch.prompt())) for _ in range(3))
+    first, second, third = (
+        witness.begun(witness.send(400, late.prompt(after=399)), 20) for _ in range(3)
+    )
     short = witness.begun(witness.send(2, soon.prompt()))
     queued = witness.send(20)
     worker.process.terminate()
@@ -176,13 +189,13 @@ def test_sigterm_finishes_what_fits_and_hands_the_rest_back_in_order(
     soon.open()
     pushed = witness.send(20)
     assert worker.wait_exit() == 0
-    latch.open()
+    late.open()
     assert witness.ended(short)
     assert short.result(0).worker == "w1@test"
     assert waiting(client) == [first.id, second.id, third.id, queued.id, pushed.id]
     assert not held_ids(client.redis)
     assert [witness.record(job)["attempts"] for job in (first, second, third)] == ["0"] * 3
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     witness.assert_whole(first, second, third, short, queued, pushed)
     for job in (first, second, third):
         assert witness.runs(job) == ["w1@test", "w2@test"]
@@ -193,14 +206,14 @@ def test_sigquit_hands_everything_back_at_once(
     start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
 ) -> None:
     worker = start_worker("w1", drain_s=300)
-    running = [witness.begun(witness.send(100, latch.prompt())) for _ in range(4)]
+    running = [witness.begun(witness.send(300, latch.prompt(after=299)), 20) for _ in range(4)]
     queued = witness.send(20)
     worker.process.send_signal(signal.SIGQUIT)
     worker.wait_exit(timeout_s=5)
     latch.open()
     assert waiting(client) == [*(job.id for job in running), queued.id]
     assert not held_ids(client.redis)
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     witness.assert_whole(*running, queued)
     assert {job.result(0).attempts for job in running} == {1}
 

@@ -10,7 +10,7 @@ import pytest
 from llorch_worker.client import Client
 from llorch_worker.contract import AttemptsExhausted
 from tests.fake_gpu.machine import SITE, Machine, card
-from tests.faults.conftest import StartWorker
+from tests.faults.conftest import QUICK, StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
 from tests.services import REPOSITORY, RedisServer, held_ids, wait_until
@@ -45,7 +45,7 @@ def test_a_driver_that_dies_ends_the_worker_and_its_jobs_resume_elsewhere(
     loss: str,
 ) -> None:
     worker = start_worker("gpu0", **on_a_card)
-    jobs = [witness.begun(witness.send(100, latch.prompt(after=10)), 10) for _ in range(3)]
+    jobs = [witness.begun(witness.send(300, latch.prompt(after=299)), 10) for _ in range(3)]
     if loss == "card":
         machine.show(card(0, fault="GPU is lost"), card(1))
         sentence = "gpu0 does not answer (GPU is lost); the worker ends, its jobs resume elsewhere"
@@ -56,23 +56,24 @@ def test_a_driver_that_dies_ends_the_worker_and_its_jobs_resume_elsewhere(
     assert sentence in worker.text()
     assert not held_ids(client.redis), "its leases are released, not left to lapse"
     latch.open()
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     witness.assert_whole(*jobs)
     for job in jobs:
         assert (job.result(0).worker, job.result(0).attempts) == ("w2@test", 1)
 
 
 def test_a_tensor_that_left_the_device_ends_the_worker(
-    start_worker: StartWorker, witness: Witness, client: Client, tmp_path: Path
+    start_worker: StartWorker, witness: Witness, client: Client, latch: Latch, tmp_path: Path
 ) -> None:
     flag = tmp_path / "misplaced"
     worker = start_worker("w1", residency_check_s=0.2, TOY_MISPLACED=flag)
-    job = witness.begun(witness.send(300), 10)
+    job = witness.begun(witness.send(300, latch.prompt(after=299)), 10)
     flag.touch()
     assert worker.wait_exit() == 1
     assert "not all of model and cache is on toy: blocks.0.weight on cpu" in worker.text()
     assert not held_ids(client.redis)
-    start_worker("w2")
+    latch.open()
+    start_worker("w2", **QUICK)
     witness.assert_whole(job)
 
 
@@ -86,13 +87,15 @@ def test_a_worker_whose_tensors_are_not_where_they_belong_does_not_start(
 
 
 def test_the_jobs_of_a_broken_engine_resume_elsewhere_with_the_attempt_counted(
-    start_worker: StartWorker, witness: Witness
+    start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
     worker = start_worker("w1")
-    neighbours = [witness.begun(witness.send(300), 10) for _ in range(2)]
+    neighbours = [witness.begun(witness.send(300, latch.prompt(after=299)), 10) for _ in range(2)]
     breaking = witness.send(20, prompt="break once")
+    wait_until(lambda: "the engine is broken" in worker.text())
+    latch.open()
     assert worker.wait_exit() == 1
-    start_worker("w2")
+    start_worker("w2", **QUICK)
     witness.assert_whole(breaking, *neighbours)
     assert breaking.result(0).attempts == 2
 

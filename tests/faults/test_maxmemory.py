@@ -120,16 +120,17 @@ def test_a_worker_starts_where_there_is_no_room_and_makes_some(
 
 
 def test_a_worker_outlives_a_redis_that_refuses_even_to_pop(
-    client: Client, witness: Witness, start_worker: StartWorker
+    client: Client, witness: Witness, start_worker: StartWorker, latch: Latch
 ) -> None:
     # As a server does that cannot save to its disk, or became a replica.
     worker = start_worker()
-    running = witness.begun(witness.send(200))
+    running = witness.begun(witness.send(200, latch.prompt(after=199)))
     client.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
     client.redis.config_set("replica-read-only", "yes")
     try:
         with pytest.raises(redis.ReadOnlyError):
             client.redis.set("x", "y")
+        latch.open()
         wait_until(lambda: "cannot claim jobs" in worker.text())
     finally:
         client.redis.execute_command("REPLICAOF", "NO", "ONE")

@@ -10,6 +10,7 @@ from llorch_worker.client import Client
 from llorch_worker.contract import OutOfMemory
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
+from tests.latch import Latch
 from tests.services import RedisServer, held_ids, wait_until
 
 GET_S = 60
@@ -17,13 +18,14 @@ PROMPT = "Once upon a time"
 
 
 def test_a_host_without_memory_for_one_job_fails_that_job_alone(
-    client: Client, witness: Witness, start_worker: StartWorker
+    client: Client, witness: Witness, start_worker: StartWorker, latch: Latch
 ) -> None:
     worker = start_worker()
-    neighbours = [witness.begun(witness.send(200)) for _ in range(3)]
+    neighbours = [witness.begun(witness.send(200, latch.prompt(after=199))) for _ in range(3)]
     for _ in range(6):
         with pytest.raises(OutOfMemory):
             client.submit(prompt="raise MemoryError", max_tokens=5).result(GET_S)
+    latch.open()
     witness.assert_whole(*neighbours)
     assert [job.result(0).attempts for job in neighbours] == [1, 1, 1]
     wait_until(lambda: not held_ids(client.redis))

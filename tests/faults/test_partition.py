@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.broker import claims, keys, queues, scripts
-from llorch_worker.broker.claims import ClaimTerms
-from llorch_worker.client import Client, Job
+from llorch_worker.broker import queues, scripts
+from llorch_worker.client import Client
 from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
 from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
@@ -22,7 +21,6 @@ RECOVERY_S = LEASE_S + SWEEP_S + 8.0
 """Also the time to reconnect in."""
 ROOMY = {"lease_s": 4, "sweep_s": 1}
 """A lease that outlasts the fault: what must stay with its worker does."""
-TERMS = ClaimTerms(lease_ms=1000, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
 
 
 class Clock:
@@ -42,17 +40,15 @@ def threads(worker: WorkerProcess) -> int:
 
 def assert_all_slots_serve(worker: WorkerProcess, witness: Witness, client: Client) -> None:
     """The worker runs as many jobs at once as ever, and then holds none."""
-    latch = Latch(worker.log.with_suffix(".latch"))
-    jobs = [witness.begun(witness.send(60, latch.prompt())) for _ in range(SEQUENCES)]
-    assert held_ids(client.redis) == {job.id for job in jobs}
-    latch.open()
+    with Latch(worker.log.with_suffix(".latch")) as latch:
+        jobs = [witness.begun(witness.send(60, latch.prompt())) for _ in range(SEQUENCES)]
+        assert held_ids(client.redis) == {job.id for job in jobs}
     witness.assert_whole(*jobs)
     wait_until(lambda: not held_ids(client.redis), what="the acknowledgements")
 
 
-def reset(proxy: FaultProxy, afterwards: Callable[[], object]) -> None:
+def reset(proxy: FaultProxy, _: Callable[[], object]) -> None:
     proxy.reset()
-    afterwards()
 
 
 def isolate(proxy: FaultProxy, while_away: Callable[[], object]) -> None:
@@ -85,18 +81,24 @@ def test_jobs_run_on_through_a_broken_network_and_arrive_once(
     witness: Witness,
     client: Client,
     proxy: FaultProxy,
-    latch: Latch,
+    make_latch: Callable[[str], Latch],
     fault: Callable[[FaultProxy, Callable[[], object]], None],
 ) -> None:
-    def run_on() -> None:
-        latch.open()
-        # Two of them end meanwhile: nothing but time tells, 100 tokens take half a second.
-        wait_until(Clock(1.2))
+    soon, late = make_latch("soon"), make_latch("late")
+
+    def while_away() -> None:
+        soon.open()
+        soon.wait_ended(2)
+        # And a while longer, in which two results cannot be stored and two jobs run on.
+        wait_until(Clock(0.7))
 
     worker = start_worker("w1", url=proxy.url, **ROOMY)
-    ending = [witness.begun(witness.send(100, latch.prompt())) for _ in range(2)]
-    lasting = [witness.begun(witness.send(500, latch.prompt())) for _ in range(2)]
-    fault(proxy, run_on)
+    ending = [witness.begun(witness.send(100, soon.prompt())) for _ in range(2)]
+    lasting = [witness.begun(witness.send(500, late.prompt(after=499))) for _ in range(2)]
+    fault(proxy, while_away)
+    # A reset is over at once: there the two end after it.
+    soon.open()
+    late.open()
     witness.assert_whole(*ending, *lasting)
     for job in (*ending, *lasting):
         assert witness.runs(job) == ["w1@test"], "it ran on"
@@ -112,7 +114,7 @@ def test_a_redis_that_restarts_with_its_append_only_file_costs_nothing(
     latch: Latch,
 ) -> None:
     worker = start_worker("w1", **ROOMY)
-    jobs = [witness.begun(witness.send(300, latch.prompt())) for _ in range(SEQUENCES)]
+    jobs = [witness.begun(witness.send(300, latch.prompt(after=299)), 20) for _ in range(SEQUENCES)]
     queued = [witness.send(20) for _ in range(4)]
     server.halt()
     latch.open()
@@ -128,12 +130,14 @@ def test_after_an_outage_longer_than_a_lease_the_workers_that_lived_go_on(
     start_worker: StartWorker, witness: Witness, proxy: FaultProxy, latch: Latch
 ) -> None:
     first = start_worker("w1", url=proxy.url)
-    jobs = [witness.begun(witness.send(500, latch.prompt())) for _ in range(SEQUENCES)]
+    # What is left of them takes longer than the outage: no step is shorter than 5 ms.
+    jobs = [witness.begun(witness.send(900, latch.prompt())) for _ in range(SEQUENCES)]
     start_worker("w2", url=proxy.url)
     proxy.isolate()
     latch.open()
     wait_until(Clock(3 * LEASE_S))
     proxy.heal()
+    assert not latch.ended(), "all of them run when Redis is back"
     witness.assert_whole(*jobs)
     assert first.process.poll() is None
     for job in jobs:
@@ -151,9 +155,8 @@ def test_results_that_could_not_be_stored_for_long_arrive_and_no_thread_is_left(
     jobs = [witness.begun(witness.send(100, latch.prompt())) for _ in range(SEQUENCES)]
     proxy.isolate()
     latch.open()
-    # They end half a second from now.
-    wait_until(Clock(5))
-    assert not any(witness.ended(job) for job in jobs)
+    latch.wait_ended(SEQUENCES)
+    wait_until(Clock(4.5))
     proxy.heal()
     witness.assert_whole(*jobs)
     for job in jobs:
@@ -199,103 +202,13 @@ def test_a_write_that_is_lost_on_its_way_is_made_once(
     assert_all_slots_serve(worker, witness, client)
 
 
-# The same message twice ---------------------------------------------------------------------------
-
-
-def copy_of(client: Client, job: Job) -> str:
-    """The message of a job that is queued or running."""
-    for message in client.redis.lrange(queues.normal_queue("toy"), 0, -1):
-        if job.id in message:
-            return str(message)
-    return str(client.redis.hget(keys.job(job.id), "message"))
-
-
-def deliver_again(client: Client, message: str) -> None:
-    client.redis.lpush(queues.normal_queue("toy"), message)
-
-
-def test_a_message_that_is_queued_twice_runs_once(
-    start_worker: StartWorker, witness: Witness, client: Client
-) -> None:
-    job = witness.send(50)
-    deliver_again(client, copy_of(client, job))
-    start_worker("w1", max_sequences=1)
-    start_worker("w2")
-    last = witness.send(5)
-    witness.assert_whole(job, last)
-    assert len(witness.runs(job)) == 1
-    assert job.result(0).attempts == 1
-
-
-def test_a_message_delivered_again_while_its_job_runs_or_after_it_yields(
-    start_worker: StartWorker, witness: Witness, client: Client
-) -> None:
-    start_worker("w1")
-    start_worker("w2")
-    job = witness.begun(witness.send(200))
-    message = copy_of(client, job)
-    for _ in range(4):
-        deliver_again(client, message)
-    wait_until(lambda: not client.redis.llen(queues.normal_queue("toy")))
-    witness.assert_whole(job)
-    wait_until(lambda: not held_ids(client.redis))
-    for _ in range(4):
-        deliver_again(client, message)
-    witness.assert_whole(job, witness.send(5))
-    wait_until(lambda: not client.redis.llen(queues.normal_queue("toy")))
-    witness.assert_whole(job)
-    assert len(witness.runs(job)) == 1
-    assert witness.record(job)["duplicates"] == "8"
-    assert job.result(0).attempts == 1
-
-
-def test_a_message_delivered_again_after_a_crash_yields_too(
-    start_worker: StartWorker, witness: Witness, client: Client
-) -> None:
-    first = start_worker("w1")
-    job = witness.begun(witness.send(300), 20)
-    message = copy_of(client, job)
-    first.process.kill()
-    deliver_again(client, message)
-    start_worker("w2")
-    witness.assert_whole(job)
-    assert witness.runs(job) == ["w1@test", "w2@test"]
-    assert job.result(0).attempts == 2
-
-
-# A Redis that forgot ------------------------------------------------------------------------------
-
-
-def test_a_claim_that_a_failover_forgot_cannot_write_beside_the_next_one(
-    witness: Witness, client: Client
-) -> None:
-    def claim_one(worker: str) -> claims.Claim:
-        (claim,) = claims.claim(
-            client.redis, lists=[queues.normal_queue("toy")], suspects=queues.suspects("toy"),
-            held=(), limit=1, worker=worker, terms=TERMS,
-        )  # fmt: skip
-        return claim
-
-    job = witness.send(10)
-    message = copy_of(client, job)
-    forgotten = claim_one("w1")
-    # What a replica that was promoted, or a file without its last second, knows of it: nothing.
-    client.redis.delete(keys.job(job.id), keys.LEASES)
-    deliver_again(client, message)
-    held = claim_one("w2")
-    assert held.fence != forgotten.fence
-    assert claims.renew(client.redis, [forgotten], lease_ms=1000) == [job.id]
-    assert not claims.hand_back(client.redis, forgotten)
-    assert claims.end(client.redis, held, TERMS)
-
-
 def test_jobs_claimed_beside_one_whose_delivery_fails_are_not_kept_from_running(
     start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
 ) -> None:
     # Redis knows the scripts, so the first claim of all takes everything at once.
     for script in ("claim", "bury"):
         scripts.load(client.redis, script)
-    deliver_again(client, '{"headers": {"id": "no-envelope"}}')
+    client.redis.lpush(queues.normal_queue("toy"), '{"headers": {"id": "no-envelope"}}')
     jobs = [witness.send(20) for _ in range(SEQUENCES - 1)]
     # One for each time that redis-py tries.
     traps = [proxy.lose_request(contains(scripts.digest("bury"))) for _ in range(20)]
@@ -314,7 +227,7 @@ def test_a_worker_told_to_stop_while_redis_is_away_ends_and_its_jobs_go_on_elsew
     latch: Latch,
 ) -> None:
     worker = start_worker("w1", url=proxy.url, drain_s=0.5)
-    job = witness.begun(witness.send(100, latch.prompt()))
+    job = witness.begun(witness.send(200, latch.prompt(after=199)), 20)
     doomed = witness.begun(witness.send(4000))
     # So it waits for its tokens to be written when the cancel ends it.
     assert proxy.lose_reply(contains("EVALSHA", scripts.digest("append"), doomed.id)).wait(10)

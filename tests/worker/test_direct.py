@@ -12,6 +12,7 @@ from llorch_worker.broker import direct, keys
 from llorch_worker.broker.queues import model_of, own_queue, queues, route
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, ModelNotServed
+from tests.latch import Latch
 from tests.services import (
     RedisServer,
     WorkerProcess,
@@ -120,10 +121,13 @@ def test_a_queued_direct_job_is_cancelled_like_any_other(
 
 
 def test_a_claimed_direct_job_of_a_dead_worker_resumes_at_once_elsewhere(
-    client: Client, pair: tuple[WorkerProcess, WorkerProcess]
+    client: Client, pair: tuple[WorkerProcess, WorkerProcess], latch: Latch
 ) -> None:
-    job = begun(client.submit(prompt="x", max_tokens=300, worker="w1@test"))
+    prompt = latch.prompt(after=299)
+    job = begun(client.submit(prompt=prompt, max_tokens=300, worker="w1@test"))
     pair[0].process.kill()
+    pair[0].process.wait()
+    latch.open()
     result = job.result(GET_S)
     assert (result.worker, result.attempts) == ("w2@test", 2)
     assert result.choices[0].token_ids == tuple(range(300))

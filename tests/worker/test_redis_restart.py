@@ -11,6 +11,7 @@ from celery import Celery
 
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, Tokens
+from tests.latch import Latch
 from tests.services import (
     RedisServer,
     WorkerProcess,
@@ -64,10 +65,11 @@ def test_an_idle_worker_serves_on_after_redis_was_restarted(
 
 
 def test_a_job_that_runs_while_redis_restarts_is_delivered_once_and_whole(
-    server: RedisServer, worker: WorkerProcess, client: Client
+    server: RedisServer, worker: WorkerProcess, client: Client, latch: Latch
 ) -> None:
-    job = begun(client.submit(prompt="x", max_tokens=300))
+    job = begun(client.submit(prompt=latch.prompt(after=299), max_tokens=300))
     server.halt()
+    latch.open()
     server.start()
     assert job.result(GET_S).attempts == 1
     events = [entry.event for entry in job.stream(timeout=GET_S)]

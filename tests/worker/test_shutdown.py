@@ -59,9 +59,9 @@ def test_jobs_for_a_busy_worker_wait_in_redis_and_not_in_its_memory(
     worker: WorkerProcess, client: Client, latch: Latch
 ) -> None:
     running, waiting = busy_worker(client, latch)
-    assert (len(held_ids(client.redis)), client.redis.llen(QUEUE)) == (2, 8)
+    held = {len(held_ids(client.redis))}
+    assert (held, client.redis.llen(QUEUE)) == ({2}, 8)
     latch.open()
-    held = set()
     while not all(job.status().ended for job in running):
         held.add(len(held_ids(client.redis)))
     assert max(held) == 2
@@ -102,10 +102,10 @@ def test_a_worker_that_is_asked_to_stop_finishes_what_runs_and_exits_0(
 
 
 def test_finished_jobs_are_acknowledged_while_others_still_drain(
-    worker: WorkerProcess, client: Client, latch: Latch, tmp_path: Path
+    worker: WorkerProcess, client: Client, make_latch: Callable[[str], Latch]
 ) -> None:
-    soon = Latch(tmp_path / "soon")
-    long = begun(client.submit(prompt=latch.prompt(), max_tokens=100))
+    soon, late = make_latch("soon"), make_latch("late")
+    long = begun(client.submit(prompt=late.prompt(), max_tokens=100))
     short = begun(client.submit(prompt=soon.prompt(), max_tokens=100))
     worker.process.send_signal(signal.SIGTERM)
     wait_until(lambda: "Warm shutdown" in worker.text())
@@ -114,7 +114,7 @@ def test_finished_jobs_are_acknowledged_while_others_still_drain(
     wait_until(lambda: short.id not in held_ids(client.redis))
     assert long.status().state == "running"
     assert held_ids(client.redis) == {long.id}
-    latch.open()
+    late.open()
     long.result(GET_S)
     assert worker.wait_exit() == 0
 
@@ -137,7 +137,8 @@ def assert_whole(job: Job) -> None:
 def test_a_cold_shutdown_hands_running_jobs_back_for_another_worker(
     worker: WorkerProcess, client: Client, latch: Latch, tmp_path: Path, server: RedisServer
 ) -> None:
-    jobs = [begun(client.submit(prompt=latch.prompt(), max_tokens=100)) for _ in range(2)]
+    prompt = latch.prompt(after=299)
+    jobs = [begun(client.submit(prompt=prompt, max_tokens=300)) for _ in range(2)]
     worker.process.send_signal(signal.SIGQUIT)
     worker.wait_exit()
     latch.open()
