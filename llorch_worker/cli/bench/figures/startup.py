@@ -137,7 +137,7 @@ def measure_startup(
         ratio=median(each.ratio for each in done),
         resident_bytes=None if on_card else round(resident),
         foretold_bytes=first.foretold_bytes,
-        notes=_notes(shares),
+        notes=from_disk_notes(shares),
     )
 
 
@@ -145,7 +145,8 @@ def _span(values: Sequence[float]) -> Span:
     return Span(median_s=median(values), spread=(max(values) - min(values)) / median(values))
 
 
-def _notes(shares_from_disk: Sequence[float]) -> tuple[str, ...]:
+def from_disk_notes(shares_from_disk: Sequence[float]) -> tuple[str, ...]:
+    """What to say where files may not have come from a disk; one share for each pass."""
     if not shares_from_disk:
         return ("this system does not tell what came from a disk: it may have been none of it",)
     if min(shares_from_disk) >= FROM_DISK:
