@@ -32,6 +32,7 @@ format: $(VENV)/.installed-dev
 
 # A stamp for each set of extras: a venv that pyproject.toml has outgrown is brought up to date.
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/python
+	@echo "installing llorch-worker[$*] into $(VENV): torch is large, this takes minutes"
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"
 	touch $@
 

@@ -96,6 +96,8 @@ def run() -> int:
     except BaseException as error:
         explained = explain(error)
         if isinstance(error, _UsageError):
+            if not _said(error):
+                return USAGE  # no arguments: the help is out, and is all there is to say
             explained = _usage_document(error), USAGE
         if explained is None:
             raise
@@ -107,11 +109,16 @@ def run() -> int:
 
 
 def _usage_document(error: BaseException) -> ErrorDocument:
-    message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "llorch"
-    message = " ".join(message.split()).rstrip(".")
-    return ErrorDocument(code="USAGE", message=f"{message}; see {command} --help", retriable=False)
+    message = f"{_said(error)}; see {command} --help"
+    return ErrorDocument(code="USAGE", message=message, retriable=False)
+
+
+def _said(error: BaseException) -> str:
+    message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
+    # Newer versions of typer put the exception's kind before some values.
+    return " ".join(message.split()).replace(": Value error, ", ": ").rstrip(".")
 
 
 def _json_wanted() -> bool:

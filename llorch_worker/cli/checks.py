@@ -301,7 +301,7 @@ def served_workers(url: str) -> Iterator[Check]:
         yield Check(
             subject="workers",
             verdict="warn",
-            finding="none is running: jobs wait in Redis until one comes",
+            finding="none is running: jobs wait until one comes, if any ever served their model",
             remedy="llorch worker, or llorch up",
         )
     for found in workers:

@@ -101,7 +101,10 @@ class LeaseKeeper:
 
     def _sweep(self) -> None:
         for job_id in claims.sweep(self._redis):
-            logger.warning("the worker of job %s is gone; the job goes back", job_id)
+            logger.warning(
+                "the worker of job %s is gone; the job goes back, or ends after its last attempt",
+                job_id,
+            )
         for queue, jobs in direct.return_strays(self._redis, self._direct_grace_s).items():
             logger.warning("the worker of %s is gone; its %d jobs are for all now", queue, jobs)
 

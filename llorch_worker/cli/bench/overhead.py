@@ -67,7 +67,8 @@ def _show(screen: Screen, figures: OverheadFigures) -> None:
         Text(f"A decode step of {counted(figures.sequences, 'sequence')} outside the model", "bold")
     )
     table = Table("model", "vocabulary", "sampling", box=None, header_style="dim", pad_edge=False)
-    for title in ("ms p50", "p95", "p99", "mean", "of a step"):
+    of_a_step = any(row.share is not None for row in figures.rows)
+    for title in ("ms p50", "p95", "p99", "mean", *(("of a step",) if of_a_step else ())):
         table.add_column(title, justify="right")
     for row in figures.rows:
         table.add_row(
@@ -76,6 +77,6 @@ def _show(screen: Screen, figures: OverheadFigures) -> None:
             row.sampling,
             *(f"{ms:.3f}" for ms in row.outside_model_ms.in_order),
             f"{row.outside_model_mean_ms:.3f}",
-            "" if row.share is None else f"{row.share:.1%}",
+            *(("" if row.share is None else f"{row.share:.1%}",) if of_a_step else ()),
         )
     screen.out.print(table)

@@ -95,13 +95,13 @@ def _show(screen: Screen, figures: StartupFigures) -> None:
         )
     rows.append(("load and first token", "", figures.ready))
     for label, size, span in rows:
-        table.add_row(label, size, f"{span.median_s:.2f}", f"{span.spread:.0%}")
+        table.add_row(label, size, f"{span.median_s:.3g}", f"{span.spread:.0%}")
     show(table)
     yardstick = "the read takes" if figures.write is None else "read and write take together"
     show(
         Text(
             f"\nready in {figures.ratio:.2f} times what {yardstick}; the first token is "
-            f"{figures.first_token_s:.2f} s of the load"
+            f"{figures.first_token_s:.2g} s of the load"
         )
     )
     if figures.resident_bytes is not None:

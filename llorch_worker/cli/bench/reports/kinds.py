@@ -131,6 +131,8 @@ def _queue(document: Document) -> Iterator[Reading]:
 
 def _queue_load(document: Document) -> str:
     parts = [f"{text(document, 'concurrency')} at once"]
+    if not rows(document, "rows"):
+        return f"{parts[0]}, doing nothing"
     for path, what in (("prompt_tokens", "prompt tokens"), ("new_tokens", "new tokens")):
         span = at(document, path)
         if isinstance(span, list):
