@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -13,6 +13,16 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo.gguf"
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+_ENGINE_OPTIONS = {
+    "max_context",
+    "max_step_tokens",
+    "kv_cache_bytes",
+    "prefix_caching",
+    "kernels",
+    "kv_dtype",
+    "cuda_graphs",
+}
 
 
 class Settings(BaseSettings):
@@ -85,6 +95,12 @@ class Settings(BaseSettings):
     def served_name(self) -> str:
         """The model's name as jobs and queues use it."""
         return self.model_name or default_model_name(self.model)
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """Those of the settings that ``Engine.load`` takes by their own names, for a load as a
+        worker's; model, device, dtype and the number of sequences come from elsewhere too."""
+        return self.model_dump(include=_ENGINE_OPTIONS)
 
 
 def default_model_name(path: Path) -> str:

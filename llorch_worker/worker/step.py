@@ -126,15 +126,9 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             device=place.device,
             dtype=settings.dtype,
             max_sequences=worker.pool.limit,
-            max_context=settings.max_context,
             model_name=settings.served_name,
-            max_step_tokens=settings.max_step_tokens,
-            kv_cache_bytes=settings.kv_cache_bytes,
-            prefix_caching=settings.prefix_caching,
-            kernels=settings.kernels,
-            kv_dtype=settings.kv_dtype,
-            cuda_graphs=settings.cuda_graphs,
             progress=_progress(app.on_load_progress),
+            **settings.engine_options,
         )
         return engine
 

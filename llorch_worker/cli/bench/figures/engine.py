@@ -16,7 +16,7 @@ from llorch_worker.cli.bench.instruments.loaded_engine import LoadedEngine, engi
 from llorch_worker.cli.bench.instruments.model_costs import ModelCosts
 from llorch_worker.cli.bench.instruments.passes import Load, Pass, run_pass
 from llorch_worker.cli.bench.instruments.peak_memory import peak_device_bytes, peak_resident_bytes
-from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms
+from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
 from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.screen import counted
 from llorch_worker.engine import Engine
@@ -236,7 +236,7 @@ def _row(
         prefill_tokens_per_s=prompt_tokens / prefill_s,
         decode_tokens_per_s=None if step_s is None else concurrency / step_s,
         total_tokens_per_s=median(total),
-        total_spread=(max(total) - min(total)) / median(total),
+        total_spread=spread_of(total),
         first_token_ms=percentiles_ms(
             [first for each in measured.full for first in each.first_token_s]
         ),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
-from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms
+from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
 from llorch_worker.cli.bench.jobs.rig import Rig, frozen, with_environment
 from llorch_worker.cli.bench.jobs.stock_no_op import NO_OP_TASK, stock_app
 from llorch_worker.cli.children import Child, Program, python
@@ -211,5 +211,5 @@ def _median(passes: list[tuple[float, float]]) -> Rates:
     return Rates(
         sent_per_s=median(each for each, _ in passes),
         run_per_s=median(run),
-        spread=(max(run) - min(run)) / median(run),
+        spread=spread_of(run),
     )

@@ -25,6 +25,7 @@ from llorch_worker.cli.bench.contestants.contestant import (
 )
 from llorch_worker.cli.bench.contestants.process import CannotRun, ContestantProcess
 from llorch_worker.cli.bench.instruments.passes import Load
+from llorch_worker.cli.bench.instruments.percentiles import spread_of
 from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.bench.jobs.load import JobLoad
 from llorch_worker.cli.bench.jobs.services import JobService, LlamaServer, OurQueue, StockCelery
@@ -360,5 +361,5 @@ def _title(kind: BatchKind, load: Load) -> str:
 
 def _side(rates: list[float], note: str = "") -> Side:
     middle = median(rates)
-    spread = (max(rates) - min(rates)) / middle if len(rates) > 1 else None
+    spread = spread_of(rates) if len(rates) > 1 else None
     return Side(tokens_per_s=middle, spread=spread, note=note)

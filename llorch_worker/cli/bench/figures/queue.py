@@ -14,7 +14,7 @@ from statistics import median
 from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.cli.bench.figures.no_op import NoOpFigures
-from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms
+from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
 from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.bench.jobs.load import JobLoad
 from llorch_worker.cli.bench.jobs.ran import Ran, own_ms, run_queued
@@ -260,5 +260,5 @@ def _way(passes: list[Ran]) -> Way:
     return Way(
         jobs_per_s=median(len(each.results) / each.wall_s for each in passes),
         tokens_per_s=median(rates),
-        spread=(max(rates) - min(rates)) / median(rates),
+        spread=spread_of(rates),
     )

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.cli.bench.instruments.loaded_engine import LoadedEngine, engine_for
 from llorch_worker.cli.bench.instruments.passes import Load, Pass, run_pass
+from llorch_worker.cli.bench.instruments.percentiles import spread_of
 from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.screen import counted
 from llorch_worker.settings import Settings
@@ -131,7 +132,7 @@ def _queued_rows(measured: list[tuple[int, list[Pass]]]) -> Iterator[QueuedRow]:
         yield QueuedRow(
             queued=queued,
             tokens_per_s=rate,
-            spread=(max(rates) - min(rates)) / rate,
+            spread=spread_of(rates),
             cost=first / rate,
         )
 

@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.cli.bench.instruments.disk import bytes_from_disk, drop_cached, read_s
 from llorch_worker.cli.bench.instruments.fresh_load import FreshLoad, load_afresh, write_afresh
+from llorch_worker.cli.bench.instruments.percentiles import spread_of
 from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.model_report import report
-from llorch_worker.engine.placement import resolve_device
 from llorch_worker.settings import Settings
 from llorch_worker.weights import open_checkpoint
 
@@ -98,10 +98,9 @@ def measure_startup(
     drop_cached(files)
     if threads is not None:
         torch.set_num_threads(threads)
-    device = resolve_device(settings.device)
     # A card waits for nobody to find it memory.
-    on_card = device.type == "cuda"
-    origin = provenance(device=str(device), seed=0)
+    on_card = found.memory.device.startswith("cuda")
+    origin = provenance(device=found.memory.device, seed=0)
     now("a first load, which does not count")
     first = load_afresh(settings, threads)
     done: list[_Pass] = []
@@ -113,7 +112,7 @@ def measure_startup(
         reading_s = read_s(files)
         after = bytes_from_disk()
         drop_cached(files)
-        writing_s = 0.0 if on_card else write_afresh(first.held_bytes, threads).write_s
+        writing_s = 0.0 if on_card else write_afresh(first.held_bytes, threads)
         load = load_afresh(settings, threads)
         done.append(_Pass(reading_s, writing_s, load))
         if before is not None and after is not None and load.from_disk_bytes is not None:
@@ -142,7 +141,7 @@ def measure_startup(
 
 
 def _span(values: Sequence[float]) -> Span:
-    return Span(median_s=median(values), spread=(max(values) - min(values)) / median(values))
+    return Span(median_s=median(values), spread=spread_of(values))
 
 
 def from_disk_notes(shares_from_disk: Sequence[float]) -> tuple[str, ...]:

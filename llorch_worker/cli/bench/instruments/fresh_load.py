@@ -40,14 +40,6 @@ class FreshLoad(BaseModel):
     """Read during the load; None where the system does not tell."""
 
 
-class FreshWrite(BaseModel):
-    """What a process tells that wrote once to new memory."""
-
-    model_config = ConfigDict(frozen=True)
-
-    write_s: float
-
-
 def load_afresh(settings: Settings, threads: int | None) -> FreshLoad:
     """Loads the model of ``settings``.
 
@@ -58,14 +50,13 @@ def load_afresh(settings: Settings, threads: int | None) -> FreshLoad:
     return FreshLoad.model_validate_json(answer)
 
 
-def write_afresh(size: int, threads: int | None) -> FreshWrite:
-    """Writes once to ``size`` bytes of new memory.
+def write_afresh(size: int, threads: int | None) -> float:
+    """Writes once to ``size`` bytes of new memory; seconds.
 
     In a process as young as one that loads: memory that was given back a moment ago is had sooner
     than other, in a virtual machine by far.
     """
-    answer = _answer(("write", str(threads or 0), str(size)), {})
-    return FreshWrite.model_validate_json(answer)
+    return float(_answer(("write", str(threads or 0), str(size)), {}))
 
 
 def _answer(arguments: tuple[str, ...], environment: Mapping[str, str]) -> str:
@@ -81,15 +72,15 @@ def _answer(arguments: tuple[str, ...], environment: Mapping[str, str]) -> str:
     return lines[-1]
 
 
-def _write(size: int) -> FreshWrite:
+def _write_s(size: int) -> float:
     began_s = time.perf_counter()
     held = Arena().empty(size, dtype=torch.uint8)
     held.fill_(1)
     # Before it is given back.
-    return FreshWrite(write_s=time.perf_counter() - began_s)
+    return time.perf_counter() - began_s
 
 
-def _load(settings: Settings, threads: int | None) -> FreshLoad:
+def _load(settings: Settings) -> FreshLoad:
     foretold_bytes = report(settings).memory.total_bytes
     request = GenerationRequest(prompt_token_ids=[0], max_tokens=1, temperature=0, ignore_eos=True)
     read_before = bytes_from_disk()
@@ -99,14 +90,7 @@ def _load(settings: Settings, threads: int | None) -> FreshLoad:
         settings.device,
         settings.dtype,
         max_sequences=settings.max_sequences,
-        max_context=settings.max_context,
-        max_step_tokens=settings.max_step_tokens,
-        kv_cache_bytes=settings.kv_cache_bytes,
-        prefix_caching=settings.prefix_caching,
-        num_threads=threads,
-        kernels=settings.kernels,
-        kv_dtype=settings.kv_dtype,
-        cuda_graphs=settings.cuda_graphs,
+        **settings.engine_options,
     ) as engine:
         loaded_s = time.perf_counter()
         engine.submit(request).result()
@@ -130,11 +114,13 @@ def _load(settings: Settings, threads: int | None) -> FreshLoad:
 def _main(what: str, threads: str, *rest: str) -> None:
     if int(threads):
         torch.set_num_threads(int(threads))
+    if what == "write":
+        print(_write_s(int(rest[0])))
+        return
     try:
-        told = _write(int(rest[0])) if what == "write" else _load(Settings(), int(threads) or None)
+        print(_load(Settings()).model_dump_json())
     except LlorchError as error:
         sys.exit(f"error: {error.message}")
-    print(told.model_dump_json())
 
 
 if __name__ == "__main__":

@@ -61,16 +61,14 @@ def engine_for(
         settings.device,
         settings.dtype,
         max_sequences=largest.concurrency,
-        max_context=model.memory.max_context_tokens,
-        max_step_tokens=settings.max_step_tokens,
-        kv_cache_bytes=_kv_bytes(largest, model),
-        prefix_caching=settings.prefix_caching,
         num_threads=threads,
-        kernels=settings.kernels,
-        kv_dtype=settings.kv_dtype,
-        cuda_graphs=settings.cuda_graphs,
         progress=progress,
         around_model=watch,
+        **settings.engine_options
+        | {
+            "max_context": model.memory.max_context_tokens,
+            "kv_cache_bytes": _kv_bytes(largest, model),
+        },
     ) as engine:
         yield LoadedEngine(engine, watches[0], model, time.perf_counter() - began_s)
 

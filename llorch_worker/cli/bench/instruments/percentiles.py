@@ -1,9 +1,9 @@
-"""Percentiles of durations."""
+"""How measurements are spread: percentiles of durations, and how far passes lie apart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import quantiles
+from statistics import median, quantiles
 
 from pydantic import BaseModel, ConfigDict
 
@@ -29,3 +29,8 @@ def percentiles_ms(durations_s: Sequence[float]) -> Percentiles:
     two_or_more = [*durations_s, *durations_s] if len(durations_s) == 1 else durations_s
     cuts = [1e3 * cut for cut in quantiles(two_or_more, n=100, method="inclusive")]
     return Percentiles(p50=cuts[49], p95=cuts[94], p99=cuts[98], samples=len(durations_s))
+
+
+def spread_of(passes: Sequence[float]) -> float:
+    """Largest less smallest, as a share of the median."""
+    return (max(passes) - min(passes)) / median(passes)
