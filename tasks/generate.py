@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Reject
 
-from llorch_worker.broker.message import ENQUEUED_AT
+from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
 from llorch_worker.broker.queues import Route, route
 from llorch_worker.contract import (
     TASK_NAME,
@@ -75,7 +75,7 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
             request.id,
             args,
             fields,
-            enqueued_at=_past(request.get(ENQUEUED_AT)),
+            enqueued_at=enqueue_time_s(request.get(ENQUEUED_AT)),
         )
     except Cancelled:
         task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
@@ -105,10 +105,3 @@ def _route(fields: Mapping[str, Any], default_model: str) -> Route:
         model if isinstance(model, str) and model else default_model,
         priority if priority in ("high", "low") else "normal",
     )
-
-
-def _past(header: object) -> float | None:
-    # A header from outside.
-    if isinstance(header, int | float) and not isinstance(header, bool) and header > 0:
-        return float(header)
-    return None

@@ -51,3 +51,10 @@ def job_message(
     }
     before, _, after = dumps(message).partition(_TIME)
     return before, after
+
+
+def enqueue_time_s(header: object) -> float | None:
+    """The header :data:`ENQUEUED_AT`, which anybody may have written, where it is a time."""
+    if isinstance(header, int | float) and not isinstance(header, bool) and header > 0:
+        return float(header)
+    return None

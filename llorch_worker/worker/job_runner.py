@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import redis
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import claims, journal, keys
+from llorch_worker.broker import claims, journal
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held import HELD
 from llorch_worker.broker.journal import FIRST_PAGE
@@ -19,22 +19,21 @@ from llorch_worker.contract import (
     TERMINAL_EVENTS,
     Cancelled,
     Event,
-    Fault,
-    GenerationRequest,
     GenerationResult,
     InternalError,
-    InvalidRequest,
-    Journal,
     LlorchError,
-    OutOfMemory,
-    describe,
 )
+from llorch_worker.worker.early_start import EarlyStart
 from llorch_worker.worker.publisher import Publisher
-from llorch_worker.worker.resident_engine import ResidentEngine, ResidentGeneration
+from llorch_worker.worker.resident_engine import ResidentEngine
 from llorch_worker.worker.running import RunningJob, RunningJobs
+from llorch_worker.worker.submitter import Submitter
 
 logger = get_logger(__name__)
 
+HAND_OVER_S = 0.0005
+"""What the engine's thread needs to wake and take Python's lock, which the thread that woke it
+would otherwise keep until it waits for something."""
 HAND_BACK_FLUSH_S = 5.0
 """How long a job that goes back to its queue waits for its tokens to be journalled. What is not,
 the next worker computes again."""
@@ -67,11 +66,38 @@ class JobRunner:
         self._running = running
         self._publisher = publisher
         self._redis = client
-        self._hostname = hostname
-        self._key_ttl_s = key_ttl_s
+        self._submitter = Submitter(engine, client, hostname=hostname, key_ttl_s=key_ttl_s)
         self._is_cancelled = is_cancelled
         self._end_worker = end_worker
         self._leaving = False
+        self._early: dict[str, EarlyStart] = {}
+
+    def start_early(
+        self, job_id: str, fields: Mapping[str, Any], *, enqueued_at: float | None = None
+    ) -> bool:
+        """Hands a job to the engine before its thread calls :meth:`generate`; False where it must
+        wait for that. Follow it with :meth:`withdraw` where no thread is going to.
+
+        For a worker that has nothing else to do: the engine computes during Celery's bookkeeping
+        for the job instead of after it. Asks Redis nothing.
+        """
+        claim = HELD.get(job_id)
+        if claim is None or not claim.first or claim.cancelled:
+            return False
+        if self._leaving or not self._engine.healthy:
+            return False
+        if fields.get("idempotency_key") is not None:
+            return False
+        submit = partial(self._submitter.submit, claim, (), fields, enqueued_at, FIRST_PAGE.journal)
+        self._early[job_id] = EarlyStart(submit)
+        time.sleep(HAND_OVER_S)
+        return True
+
+    def withdraw(self, job_id: str) -> None:
+        """Stops a job that was started early and that no thread has entered."""
+        early = self._early.pop(job_id, None)
+        if early is not None:
+            early.withdraw()
 
     def generate(
         self,
@@ -105,6 +131,11 @@ class JobRunner:
         finally:
             self._running.leave(job)
 
+    def forget(self, job_id: str) -> None:
+        """Drops a job that was expected, where Celery's tracer never called :meth:`generate`."""
+        self._running.forget(job_id)
+        self.withdraw(job_id)
+
     def leave(self) -> None:
         """Every job that is not in the engine yet goes back to its queue from now on."""
         self._leaving = True
@@ -126,7 +157,15 @@ class JobRunner:
             raise HandedBack from None
         self._publisher.open(claim, page.next_entry)
         try:
-            generation = self._submit(job, claim, arguments, fields, enqueued_at, page.journal)
+            tell = partial(self._tell, job.id)
+            early = self._early.pop(job.id, None)
+            if early is None:
+                self._check_wanted(job, claim)
+                generation = self._submitter.submit(
+                    claim, arguments, fields, enqueued_at, page.journal, tell
+                )
+            else:
+                generation = early.follow(tell)
             job.attach(generation)
             try:
                 result = generation.result()
@@ -198,50 +237,21 @@ class JobRunner:
 
         return give_up
 
-    def _submit(
-        self,
-        job: RunningJob,
-        claim: Claim,
-        arguments: Sequence[Any],
-        fields: Mapping[str, Any],
-        enqueued_at: float | None,
-        known: Journal,
-    ) -> ResidentGeneration:
-        def on_event(event: Event) -> None:
-            # The last event is written with the result, in one step.
-            if isinstance(event, TERMINAL_EVENTS):
-                self._publisher.expect_end(job.id)
-            else:
-                self._publisher.append(job.id, event)
+    def _tell(self, job_id: str, event: Event) -> None:
+        # The last event is written with the result, in one step.
+        if isinstance(event, TERMINAL_EVENTS):
+            self._publisher.expect_end(job_id)
+        else:
+            self._publisher.append(job_id, event)
 
-        try:
-            if not self._engine.healthy:
-                self._end_broken()
-                raise HandedBack
-            request = _request(arguments, fields)
-            self._check_idempotency(request, job.id)
-            if job.handed_back or self._leaving:
-                raise HandedBack
-            if job.cancelled or self._was_cancelled(claim):
-                raise Cancelled("the job was cancelled before it ran")
-            return self._engine.submit(
-                request,
-                job_id=job.id,
-                worker=self._hostname,
-                attempt=claim.attempt,
-                queued_at=_queued_at(claim, enqueued_at),
-                journal=known,
-                on_event=on_event,
-            )
-        except (LlorchError, HandedBack):
-            raise
-        except MemoryError:
-            raise OutOfMemory("the worker had no memory for this job") from None
-        except BaseException as error:  # noqa: BLE001 - any defect must end its job
-            # Its message may quote the prompt, so only type and place are shown.
-            place = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("job %s met a defect: %s\n%s", job.id, type(error).__name__, place)
-            raise InternalError(f"a defect of the worker: {type(error).__name__}") from None
+    def _check_wanted(self, job: RunningJob, claim: Claim) -> None:
+        if not self._engine.healthy:
+            self._end_broken()
+            raise HandedBack
+        if job.handed_back or self._leaving:
+            raise HandedBack
+        if job.cancelled or self._was_cancelled(claim):
+            raise Cancelled("the job was cancelled before it ran")
 
     def _was_cancelled(self, claim: Claim) -> bool:
         """Whether a cancel came before the job was known here.
@@ -251,40 +261,3 @@ class JobRunner:
         """
         waited = time.monotonic() - claim.taken_s > ASK_AFTER_S
         return claim.cancelled or (waited and self._is_cancelled(claim.job_id))
-
-    def _check_idempotency(self, request: GenerationRequest, job_id: str) -> None:
-        """Our client never sends a second job for a key; what another producer sends is refused."""
-        if request.idempotency_key is None:
-            return
-        key = keys.idempotency(self._engine.model_name, request.idempotency_key)
-        try:
-            if self._redis.set(key, job_id, nx=True, ex=self._key_ttl_s):
-                return
-            first = str(self._redis.get(key) or job_id)
-        except RedisError:
-            return
-        if first != job_id:
-            fault = Fault(
-                field="idempotency_key", rule=f"was used by job {first}", got="the same key again"
-            )
-            raise InvalidRequest.from_faults([fault])
-
-
-def _request(arguments: Sequence[Any], fields: Mapping[str, Any]) -> GenerationRequest:
-    if arguments:
-        fault = Fault(
-            field="args", rule="must be empty: fields go by name", got=describe(arguments)
-        )
-        raise InvalidRequest.from_faults([fault])
-    return GenerationRequest(**fields)
-
-
-def _queued_at(claim: Claim, enqueued_at: float | None) -> float:
-    """When the job was enqueued, as unix time in s of this machine's clock.
-
-    The wait is measured on Redis' clock, so that a worker whose own is off neither cuts deadlines
-    short nor stretches them. Where a producer did not say when, the first claim counts.
-    """
-    claimed_s = claim.claimed_ms / 1e3
-    since_s = claim.first_claimed_ms / 1e3 if enqueued_at is None else enqueued_at
-    return time.time() - max(0.0, claimed_s - since_s)

@@ -1,0 +1,236 @@
+"""The only job of an idle worker is computed while Celery still does its bookkeeping for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.held import HELD
+from llorch_worker.client import Client
+from llorch_worker.contract import (
+    TASK_NAME,
+    Cancelled,
+    CancelledEvent,
+    Event,
+    Finished,
+    InternalError,
+    InvalidRequest,
+    Started,
+    Tokens,
+)
+from llorch_worker.settings import Settings
+from llorch_worker.worker.early_start import EarlyStart
+from llorch_worker.worker.residency import Residency
+from llorch_worker.worker.resident_engine import ResidentGeneration
+from tests.latch import Latch
+from tests.services import RedisServer, held_ids, running_worker, wait_until
+from tests.toy_engine import ToyEngine
+
+GET_S = 30
+JOB = "early"
+TOKENS = 3
+
+
+class Generation:
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def result(self, timeout: float | None = None) -> object:
+        raise AssertionError("nobody asks")
+
+
+def tokens(index: int) -> Event:
+    return Tokens(index=index, ids=(index,), text="x")
+
+
+def test_what_was_told_before_comes_before_what_is_told_later() -> None:
+    tell: list[Callable[[Event], None]] = []
+
+    def submit(on_event: Callable[[Event], None]) -> ResidentGeneration:
+        tell.append(on_event)
+        on_event(tokens(0))
+        return Generation()  # type: ignore[return-value]
+
+    early = EarlyStart(submit)
+    tell[0](tokens(1))
+    told: list[Event] = []
+    early.follow(told.append)
+    tell[0](tokens(2))
+    assert told == [tokens(0), tokens(1), tokens(2)]
+
+
+def test_a_refusal_is_met_by_whoever_follows() -> None:
+    def submit(_: Callable[[Event], None]) -> ResidentGeneration:
+        raise InternalError("no")
+
+    early = EarlyStart(submit)
+    early.withdraw()
+    with pytest.raises(InternalError, match="no"):
+        early.follow(print)
+
+
+# The runner, with an engine, a Redis and no Celery ------------------------------------------------
+
+
+@pytest.fixture
+def residency(redis_server: RedisServer) -> Iterator[Residency]:
+    settings = Settings(redis_url=redis_server.url)
+    residency = Residency(ToyEngine("toy", 2, 4096), settings, "w@test", on_broken=lambda: None)
+    residency.start()
+    yield residency
+    residency.close()
+
+
+@pytest.fixture
+def claim(redis_server: RedisServer) -> Iterator[Claim]:
+    claim = Claim(
+        job_id=JOB,
+        message=b"",
+        attempt=1,
+        fence=1,
+        list_key="",
+        suspect=False,
+        first_claimed_ms=0,
+        claimed_ms=0,
+        first=True,
+    )
+    with connect(redis_server.url) as store:
+        store.hset(keys.job(JOB), mapping={"state": "claimed", "fence": 1, "progress": 0})
+        HELD.add(claim)
+        yield claim
+        HELD.discard(claim)
+        store.delete(keys.job(JOB), keys.events(JOB))
+
+
+def test_a_job_that_started_early_runs_once(residency: Residency, claim: Claim) -> None:
+    fields = {"prompt": "x", "max_tokens": TOKENS}
+    assert residency.jobs.start_early(JOB, fields)
+    result = residency.jobs.generate(JOB, (), fields)
+    assert result.text == "w0 w1 w2 "
+    assert residency.engine.stats().steps_total == TOKENS
+
+
+def test_a_job_that_is_withdrawn_stops_and_leaves_nothing(
+    residency: Residency, claim: Claim, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    latch = Latch(tmp_path / "latch")
+    with latch:
+        assert residency.jobs.start_early(JOB, {"prompt": latch.prompt(after=1), "max_tokens": 9})
+        wait_until(lambda: residency.engine.stats().steps_total, what="a first token")
+        residency.jobs.withdraw(JOB)
+        latch.wait_ended(1)
+    with connect(redis_server.url) as store:
+        assert not store.exists(keys.events(JOB))
+    # It may come again, to the same worker under the same claim.
+    assert residency.jobs.generate(JOB, (), {"prompt": "x", "max_tokens": 1}).text == "w0 "
+
+
+def test_a_job_that_celery_forgets_before_it_entered_is_withdrawn(
+    residency: Residency, claim: Claim, tmp_path: Path
+) -> None:
+    latch = Latch(tmp_path / "latch")
+    with latch:
+        residency.running.expect(JOB)
+        assert residency.jobs.start_early(JOB, {"prompt": latch.prompt(after=1), "max_tokens": 9})
+        residency.jobs.forget(JOB)
+        latch.wait_ended(1)
+
+
+def test_a_cancel_between_start_and_entry_is_kept(
+    residency: Residency, claim: Claim, tmp_path: Path
+) -> None:
+    latch = Latch(tmp_path / "latch")
+    fields = {"prompt": latch.prompt(after=1), "max_tokens": 9}
+    with latch:
+        assert residency.jobs.start_early(JOB, fields)
+        residency.running.expect(JOB)
+        residency.cancel(JOB)
+        with pytest.raises(Cancelled):
+            residency.jobs.generate(JOB, (), fields)
+
+
+def test_a_refused_job_is_answered_by_its_thread(residency: Residency, claim: Claim) -> None:
+    fields = {"prompt": "x", "max_tokens": -1}
+    assert residency.jobs.start_early(JOB, fields)
+    with pytest.raises(InvalidRequest):
+        residency.jobs.generate(JOB, (), fields)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"first": False}, {"cancelled": True}], ids=["claimed before", "cancelled"]
+)
+def test_a_claim_that_redis_must_be_asked_about_waits_for_its_thread(
+    residency: Residency, claim: Claim, changes: dict[str, bool]
+) -> None:
+    HELD.add(replace(claim, **changes))  # type: ignore[arg-type]
+    assert not residency.jobs.start_early(JOB, {"prompt": "x"})
+    HELD.add(claim)
+
+
+def test_a_job_with_an_idempotency_key_waits_for_its_thread(
+    residency: Residency, claim: Claim
+) -> None:
+    assert not residency.jobs.start_early(JOB, {"prompt": "x", "idempotency_key": "k"})
+    assert residency.jobs.start_early(JOB, {"prompt": "x", "idempotency_key": None})
+
+
+def test_no_job_starts_in_a_worker_that_leaves(residency: Residency, claim: Claim) -> None:
+    residency.jobs.leave()
+    assert not residency.jobs.start_early(JOB, {"prompt": "x"})
+
+
+# A worker --------------------------------------------------------------------------------------
+
+
+def test_the_engine_computes_before_celery_has_booked_the_job(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    app = "tests.worker.early_app"
+    with (
+        running_worker(redis_server.url, tmp_path, model_name="toy", app=app) as worker,
+        Client(redis_server.url, model="toy") as client,
+    ):
+        job = client.submit(prompt="x", max_tokens=200)
+        job.result(GET_S)
+        assert f"computed before {job.id}" in worker.text()
+        events = [entry.event for entry in job.stream(timeout=GET_S)]
+        assert [type(event) for event in (events[0], events[-1])] == [Started, Finished]
+
+
+def test_what_celery_keeps_back_leaves_nothing_of_its_early_start(
+    redis_server: RedisServer, stock: Celery, tmp_path: Path
+) -> None:
+    latch = Latch(tmp_path / "latch")
+    with (
+        latch,
+        running_worker(redis_server.url, tmp_path, model_name="toy") as worker,
+        Client(redis_server.url, model="toy") as client,
+    ):
+        # Celery looks for stamps only once the job is about to run.
+        stock.control.revoke_by_stamped_headers({"batch": "7"}, reply=True)
+        sent = stock.send_task(
+            TASK_NAME,
+            kwargs={"prompt": latch.prompt(after=1), "max_tokens": 9},
+            queue="llorch.toy",
+            batch="7",
+            stamped_headers=["batch"],
+        )
+        latch.wait_ended(1)
+        job = client.job(sent.id)
+        with pytest.raises(Cancelled):
+            job.result(GET_S)
+        events = [entry.event for entry in job.stream(timeout=GET_S)]
+        assert [type(event) for event in events] == [CancelledEvent]
+        wait_until(lambda: not held_ids(client.redis), what="the message to be acknowledged")
+        assert client.submit(prompt="x", max_tokens=3).result(GET_S).text == "w0 w1 w2 "
+        assert worker.process.poll() is None
