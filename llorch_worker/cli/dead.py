@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ import typer
 
 from llorch_worker.cli.errors import FAILED, CommandError, usage_error
 from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
-from llorch_worker.cli.screen import Screen, counted, harmless, human_bytes
+from llorch_worker.cli.screen import Screen, counted, harmless, human_bytes, json_text
 from llorch_worker.cli.status import ago
 from llorch_worker.settings import Settings
 
@@ -226,7 +225,7 @@ def _write_message(screen: Screen, letter: DeadLetter) -> None:
     """As it lies in Redis, and on a line of its own the body, which is base64 there."""
     lines = [letter.message]
     if letter.body is not None:
-        lines.append(json.dumps(letter.body, ensure_ascii=False))
+        lines.append(json_text(letter.body))
     for line in lines:
         screen.write_raw((harmless(line) if sys.stdout.isatty() else line) + "\n")
 

@@ -13,6 +13,7 @@ from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Finished, Tokens
 from tests.cli.command import run
+from tests.messages import envelope
 from tests.services import (
     RedisServer,
     WorkerProcess,
@@ -101,6 +102,17 @@ def test_a_dead_job_is_shown_and_its_retry_completes_it(
     assert [i for e in events if isinstance(e, Tokens) for i in e.ids] == list(range(TOKENS))
     assert [type(e) for e in events if e.type in ("finished", "failed")] == [Finished]
     assert run("dead", "list").out == "No dead letters.\n"
+
+
+def test_a_body_with_half_a_character_is_shown(toy_worker: WorkerProcess, client: Client) -> None:
+    headers = {"task": "llorch.nonsense", "id": "half"}
+    message = envelope([[], {"prompt": "Zürich \ud83e"}, {}], headers=headers)
+    client.redis.lpush("llorch.toy", json.dumps(message))
+    wait_until(lambda: dead_letters.count(client.redis) == 1)
+    body = run("dead", "show", "half", "--message").out.splitlines()[1]
+    assert body == '[[], {"prompt": "Zürich \\ud83e"}, {}]'
+    assert run("dead", "show", "half", "--message", "--json").json["body"] == json.loads(body)
+    assert run("dead", "drop", "half").code == 0
 
 
 def test_all_are_retried_but_what_cannot_be_and_dropped(
