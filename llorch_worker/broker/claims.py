@@ -11,12 +11,15 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from kombu.log import get_logger
 from redis import Redis
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import failure_document, started_document
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import AttemptsExhausted, Failed, LlorchError, encode_event
+
+logger = get_logger(__name__)
 
 SWEEP_LIMIT_JOBS = 100
 MOST_DEAD_LETTERS = 10_000
@@ -75,14 +78,15 @@ def claim(
 ) -> list[Claim]:
     """Take up to ``limit`` jobs: a suspect if that endangers nobody, then from ``lists`` in order.
 
-    ``held`` are the claims that the caller has already.
+    ``held`` are the claims that the caller has already. What became a dead letter on the way is
+    logged: no claim tells of it.
     """
     held = tuple(held)
     suspect_held = next((claim.job_id for claim in held if claim.suspect), "")
     error = AttemptsExhausted(
         f"each of {terms.max_attempts} attempts ended with the death of its worker"
     )
-    rows = run_script(
+    taken, buried = run_script(
         client,
         "claim",
         [keys.LEASES, keys.DEAD, suspects, *lists],
@@ -101,6 +105,13 @@ def claim(
             *(claim.job_id for claim in held if claim.redelivered),
         ],
     )
+    for job_id, size in buried:
+        if job_id:
+            logger.error("job %s is a dead letter: %s", _text(job_id), error.message)
+        else:
+            logger.error(
+                "refused an entry of %d bytes: it names no job; llorch dead list shows it", size
+            )
     return [
         Claim(
             job_id=_text(job_id),
@@ -125,7 +136,7 @@ def claim(
             now_ms,
             first,
             cancelled,
-        ) in rows
+        ) in taken
     ]
 
 

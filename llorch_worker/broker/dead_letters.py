@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from llorch_worker.broker.scripts import run_script
 
 PAGE_LETTERS = 100
 MALFORMED = "malformed"
+_NO_JSON = LookupError, TypeError, ValueError, AttributeError, RecursionError
 
 Retried = Literal["retried", "gone", "under way", "ended"]
 """What a retry came to; ``gone``: somebody else retried or dropped the letter; ``under way``: the
@@ -48,6 +50,19 @@ class DeadLetter:
     @property
     def message_bytes(self) -> int:
         return len(self.message.encode())
+
+    @property
+    def body(self) -> Any:
+        """What the message carries, prompt included: ``[args, kwargs, options]`` where it is a
+        task's; None where it is no JSON."""
+        try:
+            envelope = json.loads(self.message)
+            body = envelope["body"]
+            if envelope["properties"].get("body_encoding") == "base64":
+                body = base64.b64decode(body)
+            return json.loads(body)
+        except _NO_JSON:
+            return None
 
     @property
     def retriable(self) -> bool:

@@ -107,10 +107,14 @@ def suspects(model: str) -> str:
     return f"{QUEUE_PREFIX}{model}{SUSPECTS_SUFFIX}"
 
 
+def normal_queue_of(queue_or_list: str) -> str:
+    """The queue of normal priority beside this queue, or list of a queue."""
+    return queue_of(queue_or_list).partition(":")[0]
+
+
 def model_of(queue_or_list: str) -> str:
     """The model that jobs in this queue, or list of a queue, are for."""
-    queue = queue_or_list.partition(STEP_SEPARATOR)[0].partition(":")[0]
-    return queue.partition(OWN_MARK)[0].removeprefix(QUEUE_PREFIX)
+    return normal_queue_of(queue_or_list).partition(OWN_MARK)[0].removeprefix(QUEUE_PREFIX)
 
 
 def list_of(to: Route) -> str:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from redis import Redis
 
+from llorch_worker.broker import keys
 from llorch_worker.broker.direct import lists_of_all_own
-from llorch_worker.broker.queues import lists, queues, suspects
+from llorch_worker.broker.queues import (
+    QUEUE_PREFIX,
+    lists,
+    normal_queue,
+    normal_queue_of,
+    queues,
+    suspects,
+)
+
+SCANNED_AT_ONCE_KEYS = 5_000
+MOST_SCANS = 200
 
 
 @dataclass(frozen=True)
@@ -35,3 +47,28 @@ def waiting(client: Redis, model: str) -> Waiting:
     return Waiting(
         jobs=sum(lengths), suspects=lengths[len(shared) - 1], direct=sum(lengths[len(shared) :])
     )
+
+
+def unserved(client: Redis) -> dict[str, int]:
+    """Queues of no model and no worker that is known, with the jobs that wait there at every
+    priority.
+
+    A stock producer that mistypes a model, or a worker, fills one. Only the keys themselves tell of
+    them; of a Redis with more than a million a part is looked at.
+    """
+    known = {normal_queue(str(model)) for model in client.hkeys(keys.MODELS)}
+    known |= {str(queue) for queue in client.zrange(keys.OWN_QUEUES, 0, -1)}
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    cursor = 0
+    for _ in range(MOST_SCANS):
+        cursor, names = client.scan(
+            cursor, match=f"{QUEUE_PREFIX}*", count=SCANNED_AT_ONCE_KEYS, _type="list"
+        )
+        for name in map(str, names):
+            found[normal_queue_of(name)].add(name)
+        if not cursor:
+            break
+    return {
+        queue: sum(int(client.llen(name)) for name in found[queue])
+        for queue in sorted(found.keys() - known)
+    }

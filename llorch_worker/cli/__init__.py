@@ -6,11 +6,13 @@ only the base install.
 
 from __future__ import annotations
 
+from llorch_worker.cli.interrupts import leaving_at_once
+
 
 def main() -> None:
     """Run the command line and exit with its code (see :mod:`llorch_worker.cli.errors`)."""
-    from llorch_worker.cli.app import run
-
+    with leaving_at_once():
+        from llorch_worker.cli.app import run
     code = run()
     # An interrupt that went through an eval or exec of CPython's own, as imports have them, leaves
     # a mark with which the interpreter ends by SIGINT whatever the exit code; this takes it off.

@@ -22,7 +22,8 @@ from llorch_worker.cli import (
     up,
     worker,
 )
-from llorch_worker.cli.errors import INTERRUPTED, USAGE, explain
+from llorch_worker.cli.errors import USAGE, explain
+from llorch_worker.cli.interrupts import INTERRUPTED
 from llorch_worker.cli.paragraphs import flowing
 from llorch_worker.cli.screen import Screen
 from llorch_worker.contract import ErrorDocument

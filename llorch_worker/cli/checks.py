@@ -271,10 +271,14 @@ def _kernels(memory: MemoryReport, *, wanted: str) -> Check:
     )
 
 
-def flower(port: int) -> Iterator[Check]:
-    """Is Flower's port free, or Flower already there?"""
+def flower(asked_for: int | None) -> Iterator[Check]:
+    """Is Flower's port free, or Flower already there?
+
+    One that was not asked for may be taken: ``llorch up`` then takes the next.
+    """
     if extras.missing_modules("flower"):
         return
+    port = ports.DEFAULT_FLOWER_PORT if asked_for is None else asked_for
     if ports.is_free(port):
         yield Check(subject="flower", verdict="ok", finding=f"port {port} is free")
     elif ports.flower_answers(port):
@@ -283,10 +287,11 @@ def flower(port: int) -> Iterator[Check]:
     else:
         yield Check(
             subject="flower",
-            verdict="warn",
+            verdict="warn" if asked_for is None else "fail",
             finding=f"port {port} is taken by another program",
-            remedy="nothing to do: llorch up takes the next free port, or the one that "
-            "--flower-port names",
+            remedy="nothing to do: llorch up takes the next free port"
+            if asked_for is None
+            else ports.remedy_for_taken("--flower-port"),
         )
 
 

@@ -120,10 +120,9 @@ class Child:
         """The program's own error sentence where it gave one, else its last line."""
         lines = [line.strip() for line in self.tail if line.strip()]
         for line in reversed(lines):
-            for mark in _ERROR_MARKS:
-                before, found, sentence = line.partition(mark)
-                if found and (not before or before.endswith(("] ", " "))):
-                    return sentence
+            sentence = error_sentence(line)
+            if sentence is not None:
+                return sentence
         return lines[-1] if lines else ""
 
     def _read(self) -> None:
@@ -134,6 +133,15 @@ class Child:
                 self.tail.append(line)
                 self._on_line(self.name, line)
         self._on_exit(self)
+
+
+def error_sentence(line: str) -> str | None:
+    """The sentence in which a command, or a worker's log, says why it ends; None in other lines."""
+    for mark in _ERROR_MARKS:
+        before, found, sentence = line.partition(mark)
+        if found and (not before or before.endswith("] ")):
+            return sentence
+    return None
 
 
 def python(*arguments: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from llorch_worker.broker import dead_letters, registry
 from llorch_worker.broker.celery_app import producer_app
 from llorch_worker.broker.connection import BrokerUnavailable, broker_errors, connect
 from llorch_worker.broker.registry import ModelCard, WorkerCard
-from llorch_worker.broker.waiting import Waiting, waiting
+from llorch_worker.broker.waiting import Waiting, unserved, waiting
 
 PING_TIMEOUT_S = 1.0
 
@@ -94,6 +94,11 @@ class Cluster:
         """How many jobs for ``model`` wait in Redis, at every priority."""
         with broker_errors(self._url):
             return waiting(self._redis, model)
+
+    def unserved_queues(self) -> dict[str, int]:
+        """Queues of no known model or worker, with how many jobs wait there."""
+        with broker_errors(self._url):
+            return unserved(self._redis)
 
     def queued_jobs(self, model: str) -> int:
         """As :meth:`waiting`, their number alone."""

@@ -15,7 +15,7 @@ import typer
 
 from llorch_worker.cli.errors import FAILED, CommandError, usage_error
 from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
-from llorch_worker.cli.screen import Screen, counted, harmless, human_bytes
+from llorch_worker.cli.screen import Screen, counted, harmless, human_bytes, json_text
 from llorch_worker.cli.status import ago
 from llorch_worker.settings import Settings
 
@@ -79,7 +79,10 @@ def list_letters(
 def show(
     letter_id: LetterArgument,
     message: Annotated[
-        bool, typer.Option("--message", help="Print the raw message, prompt included.")
+        bool,
+        typer.Option(
+            "--message", help="Print the raw message and its decoded body, prompt included."
+        ),
     ] = False,
     redis: RedisOption = None,
     as_json: JsonOption = False,
@@ -92,11 +95,10 @@ def show(
         screen.document(
             _summary(letter)
             | {"history": [{"worker": who, "at": _iso(at_ms)} for who, at_ms in letter.history]}
-            | ({"message": letter.message} if message else {})
+            | ({"message": letter.message, "body": letter.body} if message else {})
         )
     elif message:
-        shown = harmless(letter.message) if sys.stdout.isatty() else letter.message
-        screen.write_raw(shown + "\n")
+        _write_message(screen, letter)
     else:
         _show(screen, letter)
 
@@ -217,6 +219,15 @@ def _show(screen: Screen, letter: DeadLetter) -> None:
     for number, (worker, at_ms) in enumerate(letter.history, start=1):
         name = "history" if number == 1 else ""
         screen.out.print(f"{name:<9} {_iso(at_ms)}  {worker}", markup=False, soft_wrap=True)
+
+
+def _write_message(screen: Screen, letter: DeadLetter) -> None:
+    """As it lies in Redis, and on a line of its own the body, which is base64 there."""
+    lines = [letter.message]
+    if letter.body is not None:
+        lines.append(json_text(letter.body))
+    for line in lines:
+        screen.write_raw((harmless(line) if sys.stdout.isatty() else line) + "\n")
 
 
 def _age(letter: DeadLetter) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli import ports
 from llorch_worker.cli.errors import FAILED
 from llorch_worker.cli.options import (
     DeviceOption,
@@ -29,8 +28,9 @@ def doctor(
     device: DeviceOption = None,
     redis: RedisOption = None,
     flower_port: Annotated[
-        int, typer.Option("--flower-port", help="The port that Flower is to have.")
-    ] = ports.DEFAULT_FLOWER_PORT,
+        int | None,
+        typer.Option("--flower-port", help="The port that Flower is to have (default: 5555)."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Look at Python, Redis, device, model and ports: a verdict and a remedy for each.

@@ -13,11 +13,11 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from llorch_worker.cli.interrupts import INTERRUPTED
 from llorch_worker.contract import Cancelled, ErrorDocument, Fault, InvalidRequest, LlorchError
 
 FAILED: Final = 1
 USAGE: Final = 2
-INTERRUPTED: Final = 130
 
 # Which extra brings a top-level module.
 EXTRA_OF_MODULE: Final = {

@@ -52,10 +52,14 @@ def choose(wanted: int | None, default: int, option: str) -> int:
     if not is_free(wanted):
         raise CommandError(
             "PORT_BUSY",
-            f"port {wanted} is taken by another program: stop that one, give {option} another "
-            "number, or leave it out to get the next free one",
+            f"port {wanted} is taken by another program: {remedy_for_taken(option)}",
         )
     return wanted
+
+
+def remedy_for_taken(option: str) -> str:
+    """What to do where the port that ``option`` asks for is taken."""
+    return f"stop that one, give {option} another number, or leave it out to get the next free one"
 
 
 def flower_answers(port: int) -> bool:

@@ -47,7 +47,7 @@ class Screen:
 
     def document(self, value: Any) -> None:
         """Print ``value`` as the command's one JSON document."""
-        sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+        sys.stdout.write(json_text(value, indent=2) + "\n")
         sys.stdout.flush()
 
     def note(self, text: str, style: str = "dim") -> None:
@@ -136,6 +136,12 @@ def _console(*, stderr: bool) -> Console:
 def harmless(text: str) -> str:
     """``text`` with control characters made visible: generated text must not steer a terminal."""
     return text.translate(_VISIBLE_CONTROLS)
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """``value`` as JSON, legible: only half a surrogate pair, which is no character, is escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return text.encode(errors="backslashreplace").decode()
 
 
 def counted(count: int, noun: str) -> str:

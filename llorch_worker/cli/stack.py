@@ -16,7 +16,14 @@ from typing import Self
 from llorch_worker.broker.embedded import find_redis_server
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.cli import ports, programs
-from llorch_worker.cli.children import HEALTHY_AFTER_S, Child, Program, backoff_s, describe_exit
+from llorch_worker.cli.children import (
+    HEALTHY_AFTER_S,
+    Child,
+    Program,
+    backoff_s,
+    describe_exit,
+    error_sentence,
+)
 from llorch_worker.cli.cluster import Cluster
 from llorch_worker.cli.errors import CommandError, MissingExtra
 from llorch_worker.cli.interrupts import deaf
@@ -219,6 +226,9 @@ class Stack:
         # What Redis and Flower say while we start and stop them is of no use to anyone; where it
         # is, because they do not start, it is in the error.
         if name in (REDIS, FLOWER) and (self._starting or self._stopping):
+            return
+        # So is the sentence with which a worker ends.
+        if self._starting and error_sentence(line) is not None:
             return
         self._on_line(name, line)
 

@@ -9,7 +9,7 @@ import typer
 
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
-from llorch_worker.cli.screen import Screen, counted
+from llorch_worker.cli.screen import Screen, counted, harmless
 
 if TYPE_CHECKING:
     from llorch_worker.broker.registry import ModelCard, WorkerCard
@@ -34,6 +34,7 @@ def status(
         workers = cluster.figures(cluster.workers())
         models = cluster.models()
         waiting = {model.name: cluster.waiting(model.name) for model in models}
+        unserved = cluster.unserved_queues()
         dead = cluster.dead_letters()
     if as_json:
         screen.document(
@@ -48,12 +49,14 @@ def status(
                     }
                     for model in models
                 ],
+                "unserved_queues": unserved,
                 "dead_letters": dead,
             }
         )
         return
     _show_workers(screen, workers)
     _show_models(screen, models, waiting, workers)
+    _show_unserved(screen, unserved)
     if dead:
         screen.out.print()
         screen.out.print(f"[yellow]{counted(dead, 'dead letter')}[/]: see llorch dead list")
@@ -116,6 +119,19 @@ def _show_models(
                 "worker: each runs apart from others of its kind",
                 soft_wrap=True,
             )
+
+
+def _show_unserved(screen: Screen, queues: dict[str, int]) -> None:
+    from rich.markup import escape
+
+    if queues:
+        screen.out.print()
+    for queue, jobs in queues.items():
+        wait = "job waits" if jobs == 1 else "jobs wait"
+        screen.out.print(
+            f"{escape(harmless(queue))}: [yellow]{jobs:,} {wait}[/], no worker serves it",
+            soft_wrap=True,
+        )
 
 
 def ago(seconds: float) -> str:

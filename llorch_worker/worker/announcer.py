@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import registry
 from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.worker.outage import Outage
 
 logger = get_logger(__name__)
 
@@ -24,6 +25,7 @@ class Announcer:
         self._redis = client
         self._hostname = hostname
         self._make_card = make_card
+        self._outage = Outage("cannot announce the worker", "announcing the worker again")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-announcer", daemon=True)
 
@@ -48,4 +50,6 @@ class Announcer:
         try:
             registry.announce(self._redis, self._make_card())
         except RedisError as error:
-            logger.warning("could not announce the worker, will retry: %s", error)
+            self._outage.met(error)
+        else:
+            self._outage.over()

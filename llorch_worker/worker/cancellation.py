@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import subscribe
+from llorch_worker.worker.outage import Outage
 from llorch_worker.worker.running import RunningJobs
 
 logger = get_logger(__name__)
@@ -28,6 +29,7 @@ class CancelListener:
     def __init__(self, client: redis.Redis, running: RunningJobs) -> None:
         self._redis = client
         self._running = running
+        self._outage = Outage("cannot hear cancels", "hearing cancels again")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-cancel", daemon=True)
 
@@ -52,7 +54,7 @@ class CancelListener:
             try:
                 self._listen()
             except RedisError as error:
-                logger.warning("cancels are not heard, will reconnect: %s", error)
+                self._outage.met(error)
                 self._stop.wait(RECONNECT_S)
 
     def _listen(self) -> None:
@@ -61,6 +63,7 @@ class CancelListener:
                 match pubsub.get_message(timeout=LISTEN_S):
                     case {"type": "subscribe"}:
                         self._cancel_marked()
+                        self._outage.over()
                     case {"type": "message", "data": str(job_id)}:
                         self._running.cancel(job_id)
 

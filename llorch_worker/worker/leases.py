@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import claims, direct
 from llorch_worker.broker.held import HeldClaims
+from llorch_worker.worker.outage import Outage
 
 logger = get_logger(__name__)
 
@@ -43,8 +44,11 @@ class LeaseKeeper:
         watchdog_s: float,
         stalled_for_s: Callable[[], float],
         on_lost: Callable[[str], None],
+        on_away: Callable[[], None],
         on_hang: Callable[[], None] | None = None,
     ) -> None:
+        """``on_lost`` is called with the id of a job whose claim turns out to be lost, ``on_away``
+        each time that Redis does not answer."""
         self._redis = client
         self._held = held
         self._lease_s = lease_s
@@ -53,7 +57,9 @@ class LeaseKeeper:
         self._watchdog_s = watchdog_s
         self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
+        self._on_away = on_away
         self._on_hang = on_hang or _exit
+        self._outage = Outage("cannot renew leases", "renewing leases again")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-leases", daemon=True)
 
@@ -67,7 +73,6 @@ class LeaseKeeper:
     def _run(self) -> None:
         period_s = min(self._lease_s / RENEWALS_A_LEASE, self._sweep_s)
         sweep_at_s = time.monotonic() + self._sweep_s
-        away = False
         while not self._stop.wait(period_s):
             if self._hangs():
                 self._on_hang()
@@ -77,14 +82,15 @@ class LeaseKeeper:
                 self._renew()
                 now_s = time.monotonic()
                 # An answer that took a lease's time, retries included, is no better than none.
-                if away or now_s - began_s >= self._lease_s:
-                    away, sweep_at_s = False, now_s + self._lease_s
+                if self._outage.lasts or now_s - began_s >= self._lease_s:
+                    sweep_at_s = now_s + self._lease_s
+                self._outage.over()
                 if now_s >= sweep_at_s:
                     sweep_at_s = now_s + self._sweep_s
                     self._sweep()
             except RedisError as error:
-                away = True
-                logger.warning("cannot renew leases, will retry: %s", error)
+                self._outage.met(error)
+                self._on_away()
 
     def _hangs(self) -> bool:
         if self._stalled_for_s() < self._watchdog_s:

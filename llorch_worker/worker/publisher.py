@@ -16,6 +16,7 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held import LastEntries
 from llorch_worker.contract import Event, Tokens
 from llorch_worker.worker.coalesce import coalesce
+from llorch_worker.worker.outage import Outage
 
 logger = get_logger(__name__)
 
@@ -94,6 +95,7 @@ class Publisher:
         self._outboxes: dict[str, _Outbox] = {}
         self._changed = threading.Condition()
         self._closing = False
+        self._outage = Outage("cannot write to streams", "writing to streams again")
         self._thread = threading.Thread(target=self._run, name="llorch-publisher", daemon=True)
 
     def start(self) -> None:
@@ -177,25 +179,13 @@ class Publisher:
             if due is None:
                 return
             try:
-                self._write(due)
-            except NoScriptError:
-                self._load_script()
-                continue
+                self._write_with_script(due)
             except RedisError as error:
-                if not retry_s:
-                    logger.warning("cannot write to streams, will retry: %s", error)
+                self._outage.met(error)
                 retry_s = min(max(retry_s * 2, FIRST_RETRY_S), LONGEST_RETRY_S)
                 continue
-            if retry_s:
-                logger.info("writing to streams again")
-                retry_s = 0.0
-
-    def _load_script(self) -> None:
-        try:
-            scripts.load(self._redis, "append")
-        except RedisError as error:
-            logger.warning("cannot load a script, will retry: %s", error)
-            time.sleep(FIRST_RETRY_S)
+            self._outage.over()
+            retry_s = 0.0
 
     def _wait_for_due(self) -> list[_Outbox] | None:
         """The outboxes whose time has come; ``None`` when closing and all is written."""
@@ -215,6 +205,13 @@ class Publisher:
             return float("-inf")
         interval_s = self._interval_s if outbox.watched else UNWATCHED_INTERVAL_S
         return outbox.written_at_s + interval_s
+
+    def _write_with_script(self, due: list[_Outbox]) -> None:
+        try:
+            self._write(due)
+        except NoScriptError:
+            scripts.load(self._redis, "append")
+            self._write(due)
 
     def _write(self, due: list[_Outbox]) -> None:
         with self._changed:

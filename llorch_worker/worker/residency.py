@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery.utils.log import get_logger
+from celery.worker import state
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import dead_letters
@@ -54,6 +55,7 @@ class Residency:
         self._settings = settings
         self._hostname = hostname
         self._on_broken = on_broken
+        self._said_what_a_stop_waits_for = False
         self._place = place or Place(str(engine.stats().device))
         self._started_at = time.time()
         self._redis = connect(settings.redis_url)
@@ -76,6 +78,7 @@ class Residency:
             watchdog_s=settings.watchdog_s,
             stalled_for_s=engine.stalled_for_s,
             on_lost=self.hand_back,
+            on_away=self._say_what_a_stop_waits_for,
         )
         self._listener = CancelListener(self._redis, self.running)
         self.jobs = JobRunner(
@@ -138,6 +141,18 @@ class Residency:
             return dead_letters.count(self._redis)
         except RedisError:
             return None
+
+    def _say_what_a_stop_waits_for(self) -> None:
+        """Once, where the worker was told to stop and Redis is away."""
+        if self._said_what_a_stop_waits_for or state.should_stop is None or not len(HELD):
+            return
+        self._said_what_a_stop_waits_for = True
+        logger.warning(
+            "told to stop, but Redis is away: %d jobs here cannot store their results until it "
+            "answers; after %.0f s they are left to other workers",
+            len(HELD),
+            self._settings.drain_s,
+        )
 
     def _card(self) -> WorkerCard:
         stats = self.stats()

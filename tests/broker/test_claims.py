@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import redis
@@ -27,17 +28,25 @@ def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
-def take(store: redis.Redis, **headers: str | None) -> Claim:
-    store.lpush(QUEUE, json.dumps(envelope(GOOD_BODY, headers={"id": "a"} | headers)))
-    (claim,) = claims.claim(
+def claim_all(store: redis.Redis, terms: ClaimTerms = TERMS) -> list[Claim]:
+    return claims.claim(
         store,
         lists=[QUEUE],
         suspects=suspects("toy"),
         held=(),
-        limit=1,
+        limit=10,
         worker="w@h",
-        terms=TERMS,
+        terms=terms,
     )
+
+
+def push(store: redis.Redis, **headers: str | None) -> None:
+    store.lpush(QUEUE, json.dumps(envelope(GOOD_BODY, headers={"id": "a"} | headers)))
+
+
+def take(store: redis.Redis, **headers: str | None) -> Claim:
+    push(store, **headers)
+    (claim,) = claim_all(store)
     return claim
 
 
@@ -95,3 +104,28 @@ def test_an_end_under_a_lost_claim_brings_nothing(store: redis.Redis) -> None:
     store.hincrby(keys.job("a"), "fence", 1)
     assert finish(store, claim, 1, "first") == 0
     assert entries(store) == []
+
+
+def test_an_entry_that_names_no_job_is_told_by_its_size_alone(
+    store: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.lpush(QUEUE, "a secret", "{}")
+    push(store)
+    assert [claim.job_id for claim in claim_all(store)] == ["a"]
+    assert [line.partition(";")[0] for line in caplog.messages] == [
+        "refused an entry of 8 bytes: it names no job",
+        "refused an entry of 2 bytes: it names no job",
+    ]
+
+
+def test_a_job_without_attempts_left_is_told_by_its_id(
+    store: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    lapsed = replace(TERMS, lease_ms=-1, max_attempts=1)
+    push(store)
+    assert claim_all(store, lapsed)
+    assert claims.sweep(store) == ["a"]
+    assert not caplog.messages
+    assert not claim_all(store, lapsed)
+    (line,) = caplog.messages
+    assert line.startswith("job a is a dead letter: each of 1 attempts ended with the death")

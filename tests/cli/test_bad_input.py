@@ -251,4 +251,4 @@ def test_a_missing_extra_is_named_with_the_command_that_brings_it(
 def test_a_base_install_enqueues_and_looks(base_install: Path, redis_url: str) -> None:
     ran = run("status", "--json", "--redis", redis_url, python_options=("-S",), site=base_install)
     assert ran.code == 0, ran
-    assert set(ran.json) == {"workers", "models", "dead_letters"}
+    assert set(ran.json) == {"workers", "models", "unserved_queues", "dead_letters"}

@@ -13,6 +13,7 @@ from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Finished, Tokens
 from tests.cli.command import run
+from tests.messages import envelope
 from tests.services import (
     RedisServer,
     WorkerProcess,
@@ -87,9 +88,11 @@ def test_a_dead_job_is_shown_and_its_retry_completes_it(
     assert [claim["worker"] for claim in document.json["history"]] == ["w1@test"]
     for ran in (listed, shown, document):
         assert secret_free(ran.out, SECRET, '"body"')
-    raw = run("dead", "show", dead_job.id, "--message").out
+    raw, body = run("dead", "show", dead_job.id, "--message").out.splitlines()
     assert json.loads(raw)["headers"]["id"] == dead_job.id
-    assert run("dead", "show", dead_job.id, "--message", "--json").json["message"] == raw.rstrip()
+    assert json.loads(body)[1]["prompt"] == SECRET
+    document = run("dead", "show", dead_job.id, "--message", "--json")
+    assert (document.json["message"], document.json["body"]) == (raw, json.loads(body))
 
     retried = run("dead", "retry", dead_job.id)
     assert (retried.code, retried.out) == (0, "1 job put back into the queue.\n")
@@ -101,6 +104,17 @@ def test_a_dead_job_is_shown_and_its_retry_completes_it(
     assert run("dead", "list").out == "No dead letters.\n"
 
 
+def test_a_body_with_half_a_character_is_shown(toy_worker: WorkerProcess, client: Client) -> None:
+    headers = {"task": "llorch.nonsense", "id": "half"}
+    message = envelope([[], {"prompt": "Zürich \ud83e"}, {}], headers=headers)
+    client.redis.lpush("llorch.toy", json.dumps(message))
+    wait_until(lambda: dead_letters.count(client.redis) == 1)
+    body = run("dead", "show", "half", "--message").out.splitlines()[1]
+    assert body == '[[], {"prompt": "Zürich \\ud83e"}, {}]'
+    assert run("dead", "show", "half", "--message", "--json").json["body"] == json.loads(body)
+    assert run("dead", "drop", "half").code == 0
+
+
 def test_all_are_retried_but_what_cannot_be_and_dropped(
     toy_worker: WorkerProcess, client: Client
 ) -> None:
@@ -110,7 +124,9 @@ def test_all_are_retried_but_what_cannot_be_and_dropped(
     assert "malformed" in listed.out
     assert "1 more" in listed.err
 
+    newest = json.loads(client.redis.lindex(keys.DEAD, 0))["message"]
     (first, second) = (it["id"] for it in run("dead", "list", "--json").json["dead_letters"])
+    assert run("dead", "show", first, "--message").out == f"{newest}\n", "it has no body"
     refused = run("dead", "retry", first)
     assert refused.code == 1
     assert "no message that a worker could read" in refused.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from llorch_worker.broker.connection import connect
 from tests.cli.command import Ran, Served, run
-from tests.services import own_redis
+from tests.services import LOCALHOST, own_redis
 
 
 def by_subject(ran: Ran) -> dict[str, Any]:
@@ -73,3 +74,16 @@ def test_a_context_beyond_the_models_own_is_a_check_that_fails(redis_url: str) -
     found = by_subject(ran)["model"]
     assert found["finding"].startswith("max_context must be at most 512")
     assert found["remedy"].startswith("lower LLORCH_MAX_CONTEXT")
+
+
+def test_a_busy_port_that_was_asked_for_fails_with_the_remedy_of_up(redis_url: str) -> None:
+    with socket.socket() as holder:
+        holder.bind((LOCALHOST, 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        arguments = ("--redis", redis_url, "--model", "demo", "--flower-port", port)
+        found = by_subject(run("doctor", *arguments, "--json"))["flower"]
+        refused = run("up", *arguments)
+    assert (found["verdict"], refused.code) == ("fail", 1)
+    assert found["finding"] == f"port {port} is taken by another program"
+    assert found["remedy"] in refused.err

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.broker import keys
+from llorch_worker.broker.connection import connect
 from llorch_worker.client import Client
 from tests.cli.command import Served, Started, run
 from tests.services import wait_until
@@ -118,6 +119,17 @@ def test_status_shows_workers_models_and_queues(served: Served) -> None:
     shown = run("status").out
     assert f"llorch.{served.model}" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_status_shows_a_queue_that_nobody_serves(served: Served) -> None:
+    with connect(served.redis_url) as client:
+        client.lpush("llorch.tyo", "a job", "another", "and one more")
+        document = run("status", "--json").json
+        shown = run("status").out
+        client.delete("llorch.tyo")
+    assert document["unserved_queues"] == {"llorch.tyo": 3}
+    assert "llorch.tyo: 3 jobs wait, no worker serves it" in shown
+    assert "no worker serves" not in run("status").out
 
 
 def test_a_job_that_the_worker_refuses_is_an_error() -> None:

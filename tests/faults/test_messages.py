@@ -75,9 +75,14 @@ def raw(job_id: str, **changes: Any) -> str:
     ],
     ids=lambda entry: repr(entry[:28]),
 )
-def test_an_entry_that_names_no_job_is_a_dead_letter(client: Client, entry: bytes) -> None:
+def test_an_entry_that_names_no_job_is_a_dead_letter(
+    client: Client, toy_worker: WorkerProcess, entry: bytes
+) -> None:
+    told = toy_worker.text().count("refused an entry")
     client.redis.lpush(QUEUE, entry)
     (letter,) = letters(client, 1)
+    wait_until(lambda: toy_worker.text().count("refused an entry") == told + 1)
+    assert toy_worker.text().count(f"refused an entry of {len(entry)} bytes: it names no job")
     assert letter["reason"] == "malformed"
     assert letter["list"] == QUEUE
     assert letter["id"] == ""

@@ -108,3 +108,19 @@ def test_a_job_that_waits_for_its_time_survives_a_reconnect(
     server.halt()
     server.start()
     assert client.job(sent.id).result(GET_S).text == "w0 w1 "
+
+
+def test_a_worker_that_celery_started_before_its_redis_serves_once_it_is_there(
+    tmp_path: Path,
+) -> None:
+    server = RedisServer()
+    worker = WorkerProcess(server.url, tmp_path / "early.log", model_name="toy")
+    try:
+        wait_until(lambda: "Cannot connect to redis" in worker.text())
+        server.start()
+        wait_until(worker.card, what="the worker to announce itself")
+        with Client(server.url) as client:
+            assert client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "
+    finally:
+        worker.stop()
+        server.remove()

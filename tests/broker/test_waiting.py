@@ -1,0 +1,49 @@
+"""What waits in Redis, and where nobody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from llorch_worker.broker import direct, keys, queues
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.queues import list_of, own_queue, route
+from llorch_worker.broker.waiting import unserved
+from tests.services import RedisServer
+
+
+@pytest.fixture
+def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    with connect(redis_server.url) as client:
+        client.flushall()
+        client.hset(keys.MODELS, "toy", "{}")
+        direct.mark_seen(client, own_queue("toy", "gpu0@host"))
+        yield client
+
+
+def test_the_queue_of_a_mistyped_model_is_found_with_all_its_lists(store: redis.Redis) -> None:
+    for priority in ("high", "normal", "low"):
+        store.lpush(list_of(route("tyo", priority)), "a job")
+    assert unserved(store) == {"llorch.tyo": 3}
+
+
+def test_the_queue_of_a_mistyped_worker_is_found(store: redis.Redis) -> None:
+    store.lpush(list_of(route("toy", "low", "gpu7@host")), "a job", "another")
+    assert unserved(store) == {"llorch.toy@gpu7.host": 2}
+
+
+def test_what_workers_look_at_is_no_such_queue(store: redis.Redis) -> None:
+    for worker in (None, "gpu0@host"):
+        for priority in ("high", "normal", "low"):
+            store.lpush(list_of(route("toy", priority, worker)), "a job")
+    store.lpush(queues.suspects("toy"), "a job")
+    store.set("llorch.tyo", "no list")
+    assert unserved(store) == {}
+
+
+def test_it_is_found_among_many_other_keys(store: redis.Redis) -> None:
+    store.mset({f"celery-task-meta-{number}": "" for number in range(20_000)})
+    store.lpush("llorch.tyo", "a job")
+    assert unserved(store) == {"llorch.tyo": 1}
