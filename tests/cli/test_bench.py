@@ -92,6 +92,16 @@ def test_what_cannot_be_measured_is_left_out_with_the_reason() -> None:
     assert "raise --new-tokens" in row["notes"][0]
 
 
+def test_the_kv_cache_is_as_large_as_the_load_needs_whatever_a_worker_may_keep() -> None:
+    for allowed in ("1000", str(10**15)):
+        ran = run(
+            "bench", "engine", "--model", "demo", *QUICK, "--concurrency", "2", "--json",
+            LLORCH_KV_CACHE_BYTES=allowed,
+        )  # fmt: skip
+        assert ran.code == 0, ran
+        assert ran.json["rows"][0]["preemptions"] == 0
+
+
 def test_overhead_is_a_share_of_a_real_models_step() -> None:
     ran = run(
         "bench", "overhead", "--model", "demo", "--steps", "10", "--concurrency", "4", "--json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from llorch_worker.cli.bench.jobs.load import JobLoad, around
 from llorch_worker.cli.bench.number_list import parse_numbers
+from llorch_worker.cli.cluster import Cluster
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.settings import Settings
 from tests.cli.command import run
@@ -50,6 +51,51 @@ def test_a_load_goes_both_ways(queue_document: Any) -> None:
         assert row["delivery_ms"]["samples"] == 2 * row["jobs"]
     assert queue_document["prompt_tokens"] == [4, 12]
     assert queue_document["no_op"] is None
+
+
+def test_both_ways_load_the_model_by_the_same_settings(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llorch_worker.cli.bench.figures.queue import Plan, measure_queue
+    from llorch_worker.cli.bench.jobs.rig import Rig
+    from llorch_worker.engine import Engine
+
+    straight: list[Engine] = []
+    load = Engine.load
+
+    def noted(*arguments: Any, **options: Any) -> Engine:
+        straight.append(load(*arguments, **options))
+        return straight[0]
+
+    monkeypatch.setattr(Engine, "load", noted)
+    # None of them is what a load takes where nobody says otherwise.
+    settings = Settings(
+        model=demo_model,
+        model_name="another",
+        max_sequences=2,
+        max_step_tokens=16,
+        kv_cache_bytes=2**20,
+        prefix_caching=False,
+        kernels="torch",
+        kv_dtype="int8",
+        queue_limit=0,
+    )
+    seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    with Rig() as rig, Cluster(rig.redis_url) as cluster:
+
+        def look(what: str) -> None:
+            if what == "4 jobs":
+                (worker,) = cluster.figures(cluster.workers())
+                seen.append((asdict(straight[0].stats()), worker.engine))
+
+        measure_queue(Plan(settings, LOAD, (4,), 2, 1, 1), rig, lambda *_: None, look)
+    ((mine, workers),) = seen
+    for figure in ("model", "dtype", "planned_bytes", "max_context", "kv_blocks_kept"):
+        assert mine[figure] == workers[figure], figure
+    assert mine["model"] == "another"
+    assert mine["kv_blocks_kept"] == 0
+    assert "kv_scales" in mine["planned_bytes"]
 
 
 def test_what_the_queue_adds_is_the_difference(queue_document: Any) -> None:

@@ -129,11 +129,10 @@ def measure_queue(
             settings.device,
             settings.dtype,
             max_sequences=settings.max_sequences,
-            max_context=settings.max_context,
-            max_step_tokens=settings.max_step_tokens,
-            kv_cache_bytes=settings.kv_cache_bytes,
+            model_name=settings.served_name,
             num_threads=plan.threads,
             progress=progress,
+            **settings.engine_options,
         ) as engine,
         Client(rig.redis_url, model=settings.served_name) as client,
     ):
