@@ -360,6 +360,4 @@ def _title(kind: BatchKind, load: Load) -> str:
 
 
 def _side(rates: list[float], note: str = "") -> Side:
-    middle = median(rates)
-    spread = spread_of(rates) if len(rates) > 1 else None
-    return Side(tokens_per_s=middle, spread=spread, note=note)
+    return Side(tokens_per_s=median(rates), spread=spread_of(rates), note=note)

@@ -44,8 +44,9 @@ class Way(_Frozen):
     jobs_per_s: float
     tokens_per_s: float
     """Generated ones."""
-    spread: float
-    """Largest less smallest ``tokens_per_s`` of the passes, as a share of the median."""
+    spread: float | None
+    """Largest less smallest ``tokens_per_s`` of the passes, as a share of the median; None for
+    one."""
 
 
 class LoadRow(_Frozen):
