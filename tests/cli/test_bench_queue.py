@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from llorch_worker.cli.bench.figures.queue import QueueFigures
+from llorch_worker.cli.bench.instruments.turns import by_turns
 from llorch_worker.cli.bench.jobs.load import JobLoad, around
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.queue import _show as show
@@ -232,3 +234,18 @@ def test_lists_are_counted_numbers(text: str) -> None:
 
 def test_lists_keep_their_order() -> None:
     assert parse_numbers("--jobs", "8,1, 16,8", 16) == (8, 1, 16)
+
+
+def test_each_pass_begins_with_the_other_side() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> Callable[[int], str]:
+        def run(work: int) -> str:
+            order.append(f"{name}{work}")
+            return order[-1]
+
+        return run
+
+    pairs = by_turns(side("ours"), side("theirs"), range(3))
+    assert order == ["ours0", "theirs0", "theirs1", "ours1", "ours2", "theirs2"]
+    assert pairs == [(f"ours{work}", f"theirs{work}") for work in range(3)]

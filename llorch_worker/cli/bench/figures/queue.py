@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from llorch_worker.cli.bench.figures.no_op import NoOpFigures
 from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
 from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
+from llorch_worker.cli.bench.instruments.turns import by_turns
 from llorch_worker.cli.bench.jobs.load import JobLoad
 from llorch_worker.cli.bench.jobs.queued import QueuedPass, own_ms, run_queued
 from llorch_worker.cli.bench.jobs.rig import Rig
@@ -141,15 +142,14 @@ def measure_queue(
         origin = provenance(device=engine.stats().device, seed=plan.load.seed)
         passes = _Passes(engine, client, plan.load.seed)
         now("the warm-up")
-        passes.both_ways(replace(plan.load, jobs=settings.max_sequences, new_tokens=(2, 2)))
+        passes.both_ways(replace(plan.load, jobs=settings.max_sequences, new_tokens=(2, 2)), 1)
         now(f"{plan.single_jobs} jobs, one at a time")
         single = passes.single_jobs(plan.single_jobs)
         rows = []
         for jobs in plan.jobs:
             now(counted(jobs, "job"))
             load = replace(plan.load, jobs=jobs)
-            pairs = [passes.both_ways(load) for _ in range(plan.passes)]
-            rows.append(_row(jobs, pairs))
+            rows.append(_row(jobs, passes.both_ways(load, plan.passes)))
         return Measured(tuple(rows), single, engine.stats().dtype, origin)
 
 
@@ -185,16 +185,10 @@ class _Passes:
         # Other prompts in each pass: both engines keep what they computed for the next that begins
         # the same.
         self._seeds = count(seed)
-        self._queue_first = False
 
-    def both_ways(self, load: JobLoad) -> tuple[Throughput, QueuedPass]:
-        """Straight and queued. Who goes first changes from pass to pass."""
-        requests = self._requests(load)
-        queue_first, self._queue_first = self._queue_first, not self._queue_first
-        if queue_first:
-            queued = self._queued(requests)
-            return self._straight(requests), queued
-        return self._straight(requests), self._queued(requests)
+    def both_ways(self, load: JobLoad, passes: int) -> list[tuple[Throughput, QueuedPass]]:
+        """Straight and queued, by turns."""
+        return by_turns(self._straight, self._queued, (self._requests(load) for _ in range(passes)))
 
     def single_jobs(self, jobs: int) -> SingleJobs:
         """``jobs`` short jobs each way, by turns."""

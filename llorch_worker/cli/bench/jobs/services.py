@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from llorch_worker.cli import ports
-from llorch_worker.cli.bench.contestants.contestant import Terms
-from llorch_worker.cli.bench.contestants.process import CannotRun
+from llorch_worker.cli.bench.contestants.contestant import CannotRun, Terms
 from llorch_worker.cli.bench.jobs.load import Job
 from llorch_worker.cli.bench.jobs.queued import run_queued
 from llorch_worker.cli.bench.jobs.rig import Rig, thread_environment
