@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.kernels import native_kernels_load
+from llorch_worker.settings import Settings
 from tests.cli.command import run
 
 
@@ -82,6 +83,19 @@ def test_weights_that_stay_quantised_are_not_said_to_be_in_the_compute_dtype(
         shown = run("inspect", stories260k / file, "--device", "cpu", "--dtype", dtype).out
         (weights,) = [line for line in shown.splitlines() if line.startswith("  weights")]
         assert weights.split("as ")[1].strip() == kept
+
+
+def test_weights_that_do_not_fit_are_what_is_named(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llorch_worker.cli.model_report import report
+    from llorch_worker.engine import block_plan
+
+    monkeypatch.setattr(block_plan, "free_bytes", lambda _device: 2**20)
+    memory = report(Settings(model=demo_model, device="cpu")).memory
+    assert memory.misfit is not None
+    assert memory.misfit.startswith("the weights need 5.3 MiB on cpu, and there is 1.0 MiB free")
+    assert memory.total_bytes > memory.free_bytes == 2**20
 
 
 def test_blocks_that_take_other_room_in_memory_than_in_the_file_are_said_to(
