@@ -51,11 +51,9 @@ def generate(
         settings.device,
         settings.dtype,
         max_sequences=request.n,
-        max_context=settings.max_context,
-        kernels=settings.kernels,
-        kv_dtype=settings.kv_dtype,
-        cuda_graphs=settings.cuda_graphs,
+        model_name=settings.served_name,
         progress=screen.loading_bar(f"loading {settings.served_name}"),
+        **settings.engine_options,
     ) as engine:
         generation = engine.submit(request)
         printer = StoryPrinter(screen, choices=request.n, opening=request.prompt)

@@ -89,6 +89,7 @@ def _show_model(screen: Screen, found: ModelReport) -> None:
 
 
 def _show_memory(screen: Screen, memory: MemoryReport) -> None:
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -119,11 +120,11 @@ def _show_memory(screen: Screen, memory: MemoryReport) -> None:
     screen.out.print(Text(f"\n{title}", "bold"))
     screen.out.print(table)
     verdict = (
-        ("  fits", "green")
-        if memory.fits
-        else (
-            "  does not fit: lower --max-context, or take a smaller dtype or model",
-            "bold red",
-        )
+        Text("fits", "green")
+        if memory.misfit is None
+        else Text(f"does not fit: {memory.misfit}", "bold red")
     )
-    screen.out.print(Text(*verdict))
+    screen.out.print(Padding(verdict, (0, 0, 0, 2)))
+    if not memory.fits and memory.full_contexts >= 1 and memory.total_bytes <= memory.free_bytes:
+        remark = f"a cache may take {memory.cache_share:.0%} of what the weights leave free"
+        screen.out.print(Text(f"  {remark}", "dim"))

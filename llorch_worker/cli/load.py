@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import quantiles
 
+from llorch_worker.cli.throughput import Throughput
 from llorch_worker.client import AsyncClient
 from llorch_worker.contract import (
     Event,
@@ -32,23 +33,12 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """All jobs together. ``tokens`` are generated ones; times are the client's."""
+class Figures(Throughput):
+    """All jobs together, those that failed too; times are the client's."""
 
-    jobs: int
     failed: int
-    tokens: int
-    wall_s: float
     first_token_p50_ms: float
     first_token_p95_ms: float
-
-    @property
-    def jobs_per_s(self) -> float:
-        return self.jobs / self.wall_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.wall_s
 
 
 async def run_jobs(

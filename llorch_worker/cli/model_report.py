@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from llorch_worker.settings import Settings, default_model_name
 
 if TYPE_CHECKING:
     from llorch_worker.model import LlamaConfig
-    from llorch_worker.weights import Checkpoint
+    from llorch_worker.weights import Checkpoint, Linears
 
 
 class TensorType(BaseModel):
@@ -29,6 +29,22 @@ class TensorType(BaseModel):
     stored_bytes: int
 
 
+class KeptType(BaseModel):
+    """A type of block that weights stay in. Their codes are the file's, laid out anew."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    stored_bits: float
+    kept_bits: float
+    """Of a weight, with its share of scales and offsets: in the file, and in memory."""
+
+    def __str__(self) -> str:
+        """``Q8_0``, or ``Q6_K in 9 bits`` where it takes other room than in the file."""
+        alike = self.kept_bits == self.stored_bits
+        return self.name if alike else f"{self.name} in {self.kept_bits:g} bits"
+
+
 class MemoryReport(BaseModel):
     """Bytes that a worker takes for this model, by part, against what is free on its device."""
 
@@ -37,7 +53,7 @@ class MemoryReport(BaseModel):
     device: str
     dtype: str
     """What is computed in."""
-    quantised_types: tuple[str, ...]
+    quantised_types: tuple[KeptType, ...]
     """Types of block that weights are kept in; the others are in ``dtype``."""
     kernels: str
     """What computes between the matrices: ``torch``, ``native`` or ``triton``."""
@@ -45,7 +61,8 @@ class MemoryReport(BaseModel):
     max_sequences: int
     max_context_tokens: int
     full_contexts: float
-    """How many contexts of ``max_context_tokens`` the KV blocks hold at once."""
+    """How many contexts of ``max_context_tokens`` the KV blocks hold at once. Where they do not
+    fit, the blocks are those that ``kv_cache_bytes`` asks for, or else of one context."""
     weights_bytes: int
     kv_bytes: int
     """With their scales, where they are quantised."""
@@ -58,14 +75,19 @@ class MemoryReport(BaseModel):
     """Of Python and its libraries, as they are in this process; 0 on a card, which holds none."""
     total_bytes: int
     free_bytes: int
+    cache_share: float
+    """Of what weights leave free, the most that cache and workspace may take: the rest is for other
+    processes, or the allocator's fragments."""
     fits: bool
+    misfit: str | None
+    """Why it does not fit, in the worker's words."""
 
     @property
     def kept_as(self) -> str:
-        """What weights are kept as: ``Q4_K and Q6_K, the rest in bfloat16``."""
+        """What weights are kept as: ``Q4_0 and Q6_K in 9 bits, the rest in bfloat16``."""
         if not self.quantised_types:
             return self.dtype
-        return f"{' and '.join(self.quantised_types)}, the rest in {self.dtype}"
+        return f"{' and '.join(map(str, self.quantised_types))}, the rest in {self.dtype}"
 
 
 class ModelReport(BaseModel):
@@ -152,7 +174,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     from llorch_worker.engine.placement import resolve_device, resolve_dtype
     from llorch_worker.engine.workspace import workspace_bytes
     from llorch_worker.kernels import choose_ops, kv_form_of
-    from llorch_worker.model import model_bytes, parameter_count, quantised_types
+    from llorch_worker.model import model_bytes, parameter_count
     from llorch_worker.weights import select_linears
 
     device = resolve_device(settings.device)
@@ -197,7 +219,9 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     share = block_plan.CUDA_SHARE if device.type == "cuda" else block_plan.CPU_SHARE
     free = block_plan.free_bytes(device)
     one_context = -(-max_context // shape["block_size"])
+    misfit = None
     try:
+        block_plan.require_room(weights, device)
         # The worker plans once the weights are in; they are not, so they are taken off here.
         blocks = block_plan.plan_blocks(
             cache_bytes,
@@ -207,15 +231,17 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
             available_bytes=int((free - weights) * share),
             kv_cache_bytes=settings.kv_cache_bytes,
         )
-        fits = True
-    except ModelLoadFailed:
-        blocks, fits = one_context, False
+    except ModelLoadFailed as error:
+        misfit = error.message
+        asked_bytes = settings.kv_cache_bytes
+        block_bytes = sum(cache_bytes(1).values()) - sum(cache_bytes(0).values())
+        blocks = one_context if asked_bytes is None else asked_bytes // block_bytes
     parts = cache_bytes(blocks)
     process = psutil.Process().memory_info().rss if device.type == "cpu" else 0
     return MemoryReport(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        quantised_types=quantised_types(config, checkpoint, linears),
+        quantised_types=tuple(_kept_types(config, checkpoint, linears)),
         kernels=chosen.ops.name,
         kernels_reason=chosen.reason,
         max_sequences=settings.max_sequences,
@@ -230,8 +256,34 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
         process_bytes=process,
         total_bytes=weights + sum(parts.values()) + process,
         free_bytes=free,
-        fits=fits,
+        cache_share=share,
+        fits=misfit is None,
+        misfit=misfit,
     )
+
+
+def _kept_types(
+    config: LlamaConfig, checkpoint: Checkpoint, linears: Linears
+) -> Iterator[KeptType]:
+    """Those of most numbers first."""
+    from llorch_worker.model import quantised_types
+    from llorch_worker.weights import PackedWeight, Part
+
+    for name in quantised_types(config, checkpoint, linears):
+        # Each takes as much as any other; that of most rows loses least to rounding them up.
+        of_type = (
+            PackedWeight((Part(tensor, info.shape),))
+            for tensor, info in checkpoint.tensors.items()
+            if info.dtype_name == name
+        )
+        kept = (each for each in of_type if linears.quantised_parts(checkpoint, each))
+        largest = max(kept, key=lambda each: each.elements)
+        stored_bytes = checkpoint.tensors[largest.parts[0].name].stored_bytes
+        yield KeptType(
+            name=name,
+            stored_bits=round(8 * stored_bytes / largest.elements, 2),
+            kept_bits=round(8 * linears.weight_bytes(checkpoint, largest) / largest.elements, 2),
+        )
 
 
 def _architecture(metadata: Mapping[str, Any]) -> str:

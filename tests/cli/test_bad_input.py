@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sysconfig
 from pathlib import Path
@@ -246,6 +247,25 @@ def test_a_missing_extra_is_named_with_the_command_that_brings_it(
         "this command needs the worker extra: "
         'pip install "llorch-worker[worker]"'
     )  # fmt: skip
+
+
+def test_a_report_looks_at_its_files_before_it_asks_for_its_extra(tmp_path: Path) -> None:
+    saved, site = tmp_path / "run.json", tmp_path / "site"
+    site.mkdir()
+    packages_without(site, *WORKER_MODULES, "matplotlib")
+    document = {
+        "provenance": {"command": "llorch bench engine"},
+        "rows": [{"concurrency": 1, "decode_tokens_per_s": 100}],
+    }
+    for text, why in (
+        (None, "No such file or directory"),
+        ("{", "it is not JSON"),
+        (json.dumps(document), 'needs the bench extra: pip install "llorch-worker[bench]"'),
+    ):
+        if text is not None:
+            saved.write_text(text, encoding="utf-8")
+        ran = run("bench", "report", saved, python_options=("-S",), site=site)
+        assert why in sentence(ran, 1)
 
 
 def test_a_base_install_enqueues_and_looks(base_install: Path, redis_url: str) -> None:

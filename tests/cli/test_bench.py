@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from llorch_worker.cli.bench.engine import _show as show
+from llorch_worker.cli.bench.figures.engine import EngineFigures
 from llorch_worker.cli.bench.figures.overhead import SAMPLINGS
+from llorch_worker.cli.screen import Screen
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
 
@@ -80,6 +83,17 @@ def test_a_person_reads_the_table_in_80_columns() -> None:
         assert "–" not in line
 
 
+def test_one_pass_shows_no_spread(engine_document: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    several = EngineFigures.model_validate(engine_document)
+    rows = [row.model_copy(update={"total_spread": None}) for row in several.rows]
+    for figures, times in (
+        (several, 1),
+        (several.model_copy(update={"passes": 1, "rows": rows}), 0),
+    ):
+        show(Screen(), figures)
+        assert capsys.readouterr().out.count("spread") == times
+
+
 def test_what_cannot_be_measured_is_left_out_with_the_reason() -> None:
     ran = run(
         "bench", "engine", "--model", "demo", "--prompt-tokens", "40", "--new-tokens", "1",
@@ -87,9 +101,21 @@ def test_what_cannot_be_measured_is_left_out_with_the_reason() -> None:
     )  # fmt: skip
     (row,) = ran.json["rows"]
     assert row["prefill_tokens_per_s"] > 0
-    for figure in ("decode_tokens_per_s", "decode_read_bytes_per_s", "between_tokens_ms"):
+    for figure in (
+        "total_spread", "decode_tokens_per_s", "decode_read_bytes_per_s", "between_tokens_ms",
+    ):  # fmt: skip
         assert row[figure] is None
     assert "raise --new-tokens" in row["notes"][0]
+
+
+def test_the_kv_cache_is_as_large_as_the_load_needs_whatever_a_worker_may_keep() -> None:
+    for allowed in ("1000", str(10**15)):
+        ran = run(
+            "bench", "engine", "--model", "demo", *QUICK, "--concurrency", "2", "--json",
+            LLORCH_KV_CACHE_BYTES=allowed,
+        )  # fmt: skip
+        assert ran.code == 0, ran
+        assert ran.json["rows"][0]["preemptions"] == 0
 
 
 def test_overhead_is_a_share_of_a_real_models_step() -> None:

@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.cli.bench.contestants.contestant import LLAMA_CPP, LLORCH, Terms, Work
-from llorch_worker.cli.bench.contestants.process import CannotRun, ContestantProcess
+from llorch_worker.cli.bench.contestants import roster
+from llorch_worker.cli.bench.contestants.contestant import (
+    LLAMA_CPP,
+    LLORCH,
+    CannotRun,
+    Terms,
+    Work,
+)
+from llorch_worker.cli.bench.contestants.process import ContestantProcess
 from llorch_worker.cli.bench.figures import peers as peers_figures
-from llorch_worker.cli.bench.figures.peers import JobsRow, Plan, Side, measure_peers
+from llorch_worker.cli.bench.figures.peer_rows import JobsRow, Side
+from llorch_worker.cli.bench.figures.peers import Plan, measure_peers
 from llorch_worker.cli.bench.jobs.lengths import Lengths
 from llorch_worker.cli.bench.jobs.load import JobLoad
 from llorch_worker.cli.bench.peers import _show as show
@@ -100,7 +108,7 @@ def test_a_package_that_is_missing_is_skipped_with_the_remedy(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch, peer: str, module: str
 ) -> None:
     monkeypatch.setattr(
-        peers_figures, "find_spec", lambda name: None if name == module else find_spec(name)
+        roster, "find_spec", lambda name: None if name == module else find_spec(name)
     )
     (row,) = measure_peers(plan(demo_model, peer), _silent).rows
     assert row.kind == "skipped"

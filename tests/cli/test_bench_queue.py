@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llorch_worker.cli.bench.figures.queue import QueueFigures
+from llorch_worker.cli.bench.instruments.turns import by_turns
 from llorch_worker.cli.bench.jobs.load import JobLoad, around
 from llorch_worker.cli.bench.number_list import parse_numbers
+from llorch_worker.cli.bench.queue import _show as show
+from llorch_worker.cli.cluster import Cluster
 from llorch_worker.cli.errors import CommandError
+from llorch_worker.cli.screen import Screen
 from llorch_worker.settings import Settings
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
@@ -52,6 +59,64 @@ def test_a_load_goes_both_ways(queue_document: Any) -> None:
     assert queue_document["no_op"] is None
 
 
+def test_both_ways_load_the_model_by_the_same_settings(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llorch_worker.cli.bench.figures.queue import Plan, measure_queue
+    from llorch_worker.cli.bench.jobs.rig import Rig
+    from llorch_worker.engine import Engine
+
+    straight: list[Engine] = []
+    load = Engine.load
+
+    def noted(*arguments: Any, **options: Any) -> Engine:
+        straight.append(load(*arguments, **options))
+        return straight[0]
+
+    monkeypatch.setattr(Engine, "load", noted)
+    # None of them is what a load takes where nobody says otherwise.
+    settings = Settings(
+        model=demo_model,
+        model_name="another",
+        max_sequences=2,
+        max_step_tokens=16,
+        kv_cache_bytes=2**20,
+        prefix_caching=False,
+        kernels="torch",
+        kv_dtype="int8",
+        queue_limit=0,
+    )
+    seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    with Rig() as rig, Cluster(rig.redis_url) as cluster:
+
+        def look(what: str) -> None:
+            if what == "4 jobs":
+                (worker,) = cluster.figures(cluster.workers())
+                seen.append((asdict(straight[0].stats()), worker.engine))
+
+        measure_queue(Plan(settings, LOAD, (4,), 2, 1, 1), rig, lambda *_: None, look)
+    ((mine, workers),) = seen
+    for figure in ("model", "dtype", "planned_bytes", "max_context", "kv_blocks_kept"):
+        assert mine[figure] == workers[figure], figure
+    assert mine["model"] == "another"
+    assert mine["kv_blocks_kept"] == 0
+    assert "kv_scales" in mine["planned_bytes"]
+
+
+def test_one_pass_shows_no_spread(queue_document: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    several = QueueFigures.model_validate(queue_document)
+    single = json.loads(json.dumps({**queue_document, "passes": 1}))
+    for row in single["rows"]:
+        row["straight"]["spread"] = row["queued"]["spread"] = None
+    for figures, words in ((several, 7), (QueueFigures.model_validate(single), 6)):
+        show(Screen(), figures)
+        lines = capsys.readouterr().out.splitlines()
+        first = next(line for line in lines if line.lstrip().startswith("queued"))
+        assert len(first.split()) == words
+        assert any("spread" in line for line in lines) == (words == 7)
+
+
 def test_what_the_queue_adds_is_the_difference(queue_document: Any) -> None:
     single = queue_document["single"]
     assert single["straight_ms"]["samples"] == single["queued_ms"]["samples"] == 3
@@ -71,7 +136,9 @@ def test_the_queue_alone_runs_beside_stock_celery() -> None:
     (ours,) = [line for line in ran.out.splitlines() if line.startswith("llorch  ")]
     (stock,) = [line for line in ran.out.splitlines() if line.startswith("stock Celery")]
     assert all(float(word.strip("%").replace(",", "")) >= 0 for word in ours.split()[1:])
-    assert len(ours.split()) == len(stock.split()) - 1 == 6
+    assert len(ours.split()) == len(stock.split()) - 1 == 5
+    # Of one pass there is none.
+    assert "spread" not in ran.out
 
 
 @pytest.mark.parametrize(
@@ -100,6 +167,17 @@ def test_scaling_measures_each_size() -> None:
     assert document["queued"][0]["cost"] == document["contexts"][0]["decode_cost"] == 1
     for row in (*document["queued"], *document["contexts"]):
         assert all(n > 0 for key, n in row.items() if key != "spread")
+
+
+def test_one_pass_of_scaling_shows_no_spread() -> None:
+    ran = run(
+        "bench", "scaling", "--model", "demo", "--passes", "1", "--queued", "2", "--contexts", "32",
+        "--prompt-tokens", "4", "--new-tokens", "4", "--concurrency", "2",
+    )  # fmt: skip
+    assert ran.code == 0, ran
+    assert "spread" not in ran.out
+    head = ran.out.splitlines().index("queued  tokens/s  cost of a token")
+    assert len(ran.out.splitlines()[head + 1].split()) == 3
 
 
 def test_jobs_of_one_seed_are_the_same_and_all_differ() -> None:
@@ -156,3 +234,18 @@ def test_lists_are_counted_numbers(text: str) -> None:
 
 def test_lists_keep_their_order() -> None:
     assert parse_numbers("--jobs", "8,1, 16,8", 16) == (8, 1, 16)
+
+
+def test_each_pass_begins_with_the_other_side() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> Callable[[int], str]:
+        def run(work: int) -> str:
+            order.append(f"{name}{work}")
+            return order[-1]
+
+        return run
+
+    pairs = by_turns(side("ours"), side("theirs"), range(3))
+    assert order == ["ours0", "theirs0", "theirs1", "ours1", "ours2", "theirs2"]
+    assert pairs == [(f"ours{work}", f"theirs{work}") for work in range(3)]

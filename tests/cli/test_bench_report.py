@@ -314,6 +314,14 @@ def test_a_damaged_run_is_none(tmp_path: Path, damaged: str) -> None:
         read_run(saved(tmp_path, "damaged.json", document))
 
 
+@pytest.mark.parametrize("spread", [0.0, None])
+def test_a_run_of_one_pass_is_read_as_it_was_and_is_saved(
+    tmp_path: Path, spread: float | None
+) -> None:
+    path = saved(tmp_path, "one.json", engine_run(100, total_spread=spread))
+    assert [reading.value for reading in read_run(path).readings] == [100]
+
+
 def test_a_real_run_is_read(tmp_path: Path) -> None:
     ran = run(
         "bench", "engine", "--model", "demo", "--prompt-tokens", "8", "--new-tokens", "4",

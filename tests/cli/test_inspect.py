@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from llorch_worker.kernels import native_kernels_load
+from llorch_worker.settings import Settings
 from tests.cli.command import run
 
 
@@ -33,11 +36,33 @@ def test_a_gguf_file_and_its_folder_are_the_same_model(stories260k: Path) -> Non
     assert (file["layout"], folder["layout"]) == ("gguf", "hugging_face")
 
 
-def test_what_does_not_fit_is_said_with_a_remedy(stories260k: Path) -> None:
-    ran = run("inspect", stories260k / "q8_0.gguf", "--kv-cache-bytes", "1000")
+def test_a_kv_cache_that_does_not_fit_is_shown_as_large_as_it_is(demo_model: Path) -> None:
+    asked = 10**15
+    memory = run("inspect", "demo", "--kv-cache-bytes", str(asked), "--json").json["memory"]
+    assert memory["fits"] is False
+    # In whole blocks.
+    assert asked - 2**20 < memory["kv_bytes"] <= asked
+    assert memory["total_bytes"] > memory["kv_bytes"] > memory["free_bytes"]
+    ran = run("inspect", "demo", LLORCH_KV_CACHE_BYTES=str(asked))
     assert ran.code == 1, ran
-    assert "does not fit" in ran.out
-    assert "--max-context" in ran.out
+    said = " ".join(ran.out.split())
+    assert "does not fit: kv_cache_bytes asks for 953,674,316.4 MiB, and there is" in said
+    assert said.endswith("beside weights, tables and masks; lower it or free memory")
+
+
+def test_a_kv_cache_within_what_is_free_and_beyond_its_share_says_so(demo_model: Path) -> None:
+    free = run("inspect", "demo", "--json").json["memory"]["free_bytes"]
+    ran = run("inspect", "demo", "--kv-cache-bytes", str(free * 8 // 10))
+    assert ran.code == 1, ran
+    assert "a cache may take 60% of what the weights leave free" in ran.out
+
+
+def test_what_is_too_small_for_one_context_is_said_with_a_remedy(demo_model: Path) -> None:
+    ran = run("inspect", "demo", "--kv-cache-bytes", "1000")
+    assert ran.code == 1, ran
+    assert "0 full contexts" in ran.out
+    assert " ".join(ran.out.split()).endswith("allows 0.0 MiB; raise it or lower max_context")
+    assert "a cache may take" not in ran.out
 
 
 def test_a_person_reads_it_in_80_columns(demo_model: Path) -> None:
@@ -58,6 +83,35 @@ def test_weights_that_stay_quantised_are_not_said_to_be_in_the_compute_dtype(
         shown = run("inspect", stories260k / file, "--device", "cpu", "--dtype", dtype).out
         (weights,) = [line for line in shown.splitlines() if line.startswith("  weights")]
         assert weights.split("as ")[1].strip() == kept
+
+
+def test_weights_that_do_not_fit_are_what_is_named(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llorch_worker.cli.model_report import report
+    from llorch_worker.engine import block_plan
+
+    monkeypatch.setattr(block_plan, "free_bytes", lambda _device: 2**20)
+    memory = report(Settings(model=demo_model, device="cpu")).memory
+    assert memory.misfit is not None
+    assert memory.misfit.startswith("the weights need 5.3 MiB on cpu, and there is 1.0 MiB free")
+    assert memory.total_bytes > memory.free_bytes == 2**20
+
+
+def test_blocks_that_take_other_room_in_memory_than_in_the_file_are_said_to(
+    random256: Path,
+) -> None:
+    if not native_kernels_load():
+        pytest.skip("needs a processor that keeps blocks as they are")
+    for file, kept in (
+        ("q4_0.gguf", "Q4_0"),
+        # 4 bits, and for each group of 32 a scale and an offset of 16 bits.
+        ("q4_k_m.gguf", "Q4_K in 5 bits"),
+        # 8 bits, and for each group of 16 a scale.
+        ("q6_k.gguf", "Q6_K in 9 bits"),
+    ):
+        ran = run("inspect", random256 / file, "--device", "cpu", "--dtype", "bfloat16")
+        assert f" as {kept}, the rest in bfloat16" in ran.out, ran
 
 
 def test_one_of_a_thing_is_not_a_plural() -> None:

@@ -22,9 +22,10 @@ from tests.services import wait_until
 
 
 @pytest.fixture
-def up(demo_model: Path) -> Iterator[Started]:
+def up(demo_model: Path, tmp_path: Path) -> Iterator[Started]:
     """``llorch up`` with a Redis of its own and without Flower, ready."""
-    command = Started("up", "--no-flower", "--model", demo_model)
+    # One that is killed cannot remove its Redis' folder.
+    command = Started("up", "--no-flower", "--model", demo_model, TMPDIR=str(tmp_path))
     try:
         command.wait_for("Ctrl-C drains and ends")
         yield command

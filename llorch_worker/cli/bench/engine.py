@@ -110,7 +110,8 @@ def _show(screen: Screen, figures: EngineFigures) -> None:
         for row in rows:
             table.add_column(str(row.concurrency), justify="right")
         for label, cell in _LINES:
-            table.add_row(label, *map(cell, rows))
+            if label != _SPREAD or figures.passes > 1:
+                table.add_row(label, *map(cell, rows))
         show(table)
     for each in figures.rows:
         remarks = (f"skipped: {each.reason}",) if each.kind == "skipped" else each.notes
@@ -161,11 +162,12 @@ def _between(row: Row, which: Literal["p50", "p95", "p99"]) -> str:
 
 
 _NOTHING = "–"
+_SPREAD = "  spread of passes"
 _LINES: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("prefill, tokens/s", lambda row: _rate(row.prefill_tokens_per_s)),
     ("decode, tokens/s", lambda row: _rate(row.decode_tokens_per_s)),
     ("total, tokens/s", lambda row: _rate(row.total_tokens_per_s)),
-    ("  spread of passes", lambda row: _percent(row.total_spread)),
+    (_SPREAD, lambda row: _percent(row.total_spread)),
     ("first token p50, ms", lambda row: f"{row.first_token_ms.p50:,.2f}"),
     ("  p95", lambda row: f"{row.first_token_ms.p95:,.2f}"),
     ("  p99", lambda row: f"{row.first_token_ms.p99:,.2f}"),

@@ -15,6 +15,16 @@ def median_of(passes: int) -> str:
     return "one pass" if passes == 1 else f"median of {passes} passes"
 
 
+def spread_title(passes: int) -> tuple[str, ...]:
+    """The column of how far passes lie apart; one pass has none."""
+    return () if passes == 1 else ("spread",)
+
+
+def spread_cell(spread: float | None, digits: int = 1) -> tuple[str, ...]:
+    """What stands in that column, in percent: ``7.3%``."""
+    return () if spread is None else (f"{spread:.{digits}%}",)
+
+
 def show_provenance(screen: Screen, origin: Provenance) -> None:
     """Print command, machine, versions, threads and seed."""
     from rich.text import Text

@@ -37,8 +37,8 @@ def overhead(
     too.
     """
     screen = Screen(as_json=as_json)
-    extras.require("worker")
     settings = settings_from(model=model, device=device, dtype=dtype) if model else None
+    extras.require("worker")
     import torch
 
     from llorch_worker.cli.bench.figures.overhead import measure_overhead

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llorch_worker.cli import extras
+from llorch_worker.cli.bench.contestants.roster import PEERS
 from llorch_worker.cli.bench.headings import show_provenance
 from llorch_worker.cli.bench.jobs.lengths import Lengths
 from llorch_worker.cli.bench.number_list import parse_numbers
@@ -18,7 +19,8 @@ from llorch_worker.cli.screen import Screen, counted
 from llorch_worker.settings import Dtype
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.figures.peers import BatchRow, JobsRow, PeersFigures, Side
+    from llorch_worker.cli.bench.figures.peer_rows import BatchRow, JobsRow, Side
+    from llorch_worker.cli.bench.figures.peers import PeersFigures
 
 MOST_SEQUENCES = 256
 MOST_TOKENS = 100_000
@@ -89,19 +91,16 @@ def peers(
         _bounds("--job-prompt-tokens", job_prompt_tokens),
         _bounds("--job-new-tokens", job_new_tokens),
     )
+    chosen = _chosen(names)
     settings = settings_from(model=model, device="cpu", dtype=dtype)
     extras.require("worker")
     import torch
 
-    from llorch_worker.cli.bench.figures.peers import PEERS, Plan, measure_peers
+    from llorch_worker.cli.bench.figures.peers import Plan, measure_peers
     from llorch_worker.cli.bench.jobs.load import JobLoad
     from llorch_worker.cli.interrupts import terminable
     from llorch_worker.cli.model_report import report
 
-    chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
-    unknown = [name for name in chosen if name not in PEERS]
-    if unknown:
-        raise usage_error(f"--peers knows {', '.join(PEERS)} (got {unknown[0][:40]!r})")
     torch.set_num_threads(threads)
     context_tokens = report(settings).context_tokens
     lengths = wished.fitted(context_tokens, given_options(context))
@@ -126,6 +125,14 @@ def peers(
         screen.document(figures.model_dump(mode="json"))
     else:
         _show(screen, figures)
+
+
+def _chosen(names: str) -> tuple[str, ...]:
+    chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
+    unknown = [name for name in chosen if name not in PEERS]
+    if unknown:
+        raise usage_error(f"--peers knows {', '.join(PEERS)} (got {unknown[0][:40]!r})")
+    return chosen
 
 
 def _bounds(option: str, text: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llorch_worker.cli import extras
-from llorch_worker.cli.bench.headings import median_of, show_provenance
+from llorch_worker.cli.bench.headings import median_of, show_provenance, spread_cell, spread_title
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
 from llorch_worker.cli.errors import usage_error
@@ -150,7 +150,7 @@ def _refuse_ignored(given: Mapping[str, str], *, no_op: bool) -> None:
 def _show(screen: Screen, figures: QueueFigures) -> None:
     show_provenance(screen, figures.provenance)
     if figures.no_op is not None:
-        _show_no_op(screen, figures.no_op)
+        _show_no_op(screen, figures.no_op, figures.passes)
     else:
         _show_loads(screen, figures)
 
@@ -169,7 +169,14 @@ def _show_loads(screen: Screen, figures: QueueFigures) -> None:
         )
     )
     table = Table("jobs", "", box=None, header_style="dim", pad_edge=False)
-    for title in ("jobs/s", "tokens/s", "spread", "share", "delivery p50", "p95, ms"):
+    for title in (
+        "jobs/s",
+        "tokens/s",
+        *spread_title(figures.passes),
+        "share",
+        "delivery p50",
+        "p95, ms",
+    ):
         table.add_column(title, justify="right")
     for row in figures.rows:
         for name, way in (("straight", row.straight), ("queued", row.queued)):
@@ -179,7 +186,7 @@ def _show_loads(screen: Screen, figures: QueueFigures) -> None:
                 name,
                 f"{way.jobs_per_s:.2f}",
                 f"{way.tokens_per_s:,.1f}",
-                f"{way.spread:.1%}",
+                *spread_cell(way.spread),
                 f"{row.share:.1%}" if last else "",
                 f"{row.delivery_ms.p50:.2f}" if last else "",
                 f"{row.delivery_ms.p95:.2f}" if last else "",
@@ -206,7 +213,7 @@ def _show_loads(screen: Screen, figures: QueueFigures) -> None:
     )
 
 
-def _show_no_op(screen: Screen, figures: NoOpFigures) -> None:
+def _show_no_op(screen: Screen, figures: NoOpFigures, passes: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -217,7 +224,13 @@ def _show_no_op(screen: Screen, figures: NoOpFigures) -> None:
         ),
     )
     table = Table("", box=None, header_style="dim", pad_edge=False)
-    for title in ("sent, jobs/s", "run, jobs/s", "spread", "alone p50, ms", "p95, ms"):
+    for title in (
+        "sent, jobs/s",
+        "run, jobs/s",
+        *spread_title(passes),
+        "alone p50, ms",
+        "p95, ms",
+    ):
         table.add_column(title, justify="right")
     for name, rates, alone in (
         ("llorch", figures.ours, figures.ours_alone_ms),
@@ -227,7 +240,7 @@ def _show_no_op(screen: Screen, figures: NoOpFigures) -> None:
             name,
             f"{rates.sent_per_s:,.0f}",
             f"{rates.run_per_s:,.0f}",
-            f"{rates.spread:.1%}",
+            *spread_cell(rates.spread),
             f"{alone.p50:.2f}",
             f"{alone.p95:.2f}",
         )

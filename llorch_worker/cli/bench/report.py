@@ -30,8 +30,6 @@ def report(
     or cannot be read is skipped, and said so.
     """
     screen = Screen(as_json=as_json)
-    extras.require("bench")
-    from llorch_worker.cli.bench.reports.page import page
     from llorch_worker.cli.bench.reports.readings import NotARun, Run
     from llorch_worker.cli.bench.reports.runs import read_run
 
@@ -44,6 +42,9 @@ def report(
             skipped[path] = str(reason)
     if not found:
         raise CommandError("NO_RUNS", _none_found(skipped))
+    extras.require("bench")
+    from llorch_worker.cli.bench.reports.page import page
+
     for path, why in skipped.items():
         screen.note(f"skipped {path}: {why}", "yellow")
     out.write_text(page(found, datetime.now().astimezone()), encoding="utf-8")

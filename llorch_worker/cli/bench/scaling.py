@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llorch_worker.cli import extras
-from llorch_worker.cli.bench.headings import median_of, show_provenance
+from llorch_worker.cli.bench.headings import median_of, show_provenance, spread_cell, spread_title
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
 from llorch_worker.cli.errors import usage_error
@@ -107,11 +107,14 @@ def _show(screen: Screen, figures: ScalingFigures) -> None:
         )
     )
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for title in ("queued", "tokens/s", "spread", "cost of a token"):
+    for title in ("queued", "tokens/s", *spread_title(figures.passes), "cost of a token"):
         table.add_column(title, justify="right")
     for row in figures.queued:
         table.add_row(
-            f"{row.queued:,}", f"{row.tokens_per_s:,.1f}", f"{row.spread:.1%}", f"{row.cost:.2f}x"
+            f"{row.queued:,}",
+            f"{row.tokens_per_s:,.1f}",
+            *spread_cell(row.spread),
+            f"{row.cost:.2f}x",
         )
     show(table)
     show()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llorch_worker.cli import extras
-from llorch_worker.cli.bench.headings import median_of, show_provenance
+from llorch_worker.cli.bench.headings import median_of, show_provenance, spread_cell, spread_title
 from llorch_worker.cli.bench.options import ThreadsOption
 from llorch_worker.cli.options import (
     DeviceOption,
@@ -86,7 +86,7 @@ def _show(screen: Screen, figures: StartupFigures) -> None:
     )
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("")
-    for title in ("bytes", "s", "spread"):
+    for title in ("bytes", "s", *spread_title(figures.passes)):
         table.add_column(title, justify="right")
     rows = [("read the file, one thread", human_bytes(figures.file_bytes), figures.read)]
     if figures.write is not None:
@@ -95,7 +95,7 @@ def _show(screen: Screen, figures: StartupFigures) -> None:
         )
     rows.append(("load and first token", "", figures.ready))
     for label, size, span in rows:
-        table.add_row(label, size, f"{span.median_s:.3g}", f"{span.spread:.0%}")
+        table.add_row(label, size, f"{span.median_s:.3g}", *spread_cell(span.spread, digits=0))
     show(table)
     yardstick = "the read takes" if figures.write is None else "read and write take together"
     show(

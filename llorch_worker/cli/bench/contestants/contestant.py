@@ -68,6 +68,10 @@ class Rate:
     note: str = ""
 
 
+class CannotRun(Exception):
+    """The contestant cannot take part, or cannot do this; the message says why."""
+
+
 @dataclass(frozen=True)
 class Failed:
     """It cannot do this, in one sentence."""

@@ -18,6 +18,7 @@ from llorch_worker.cli.bench.contestants.contestant import (
     LLORCH,
     TRANSFORMERS,
     TRANSFORMERS_CB,
+    CannotRun,
     Failed,
     Rate,
     Ready,
@@ -37,10 +38,6 @@ TIMEOUT_S = 1800.0
 """A load or a pass that takes longer will not end."""
 STOP_S = 10.0
 MOST_SHOWN_CHARS = 200
-
-
-class CannotRun(Exception):
-    """The contestant cannot take part, or cannot do this; the message says why."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,9 @@ class Row(_Frozen):
     decode_tokens_per_s: float | None
     total_tokens_per_s: float
     """Prompt and generated tokens together, from the start to the last token."""
-    total_spread: float
-    """Largest less smallest ``total_tokens_per_s`` of the passes, as a share of the median."""
+    total_spread: float | None
+    """Largest less smallest ``total_tokens_per_s`` of the passes, as a share of the median;
+    None for one pass."""
     first_token_ms: Percentiles
     """With all requests there at once: waiting for the neighbours' prefill is in it."""
     between_tokens_ms: Percentiles | None

@@ -44,8 +44,8 @@ class Rates(BaseModel):
     """By one producer."""
     run_per_s: float
     """By one worker, from a full queue to the last stored result."""
-    spread: float
-    """Largest less smallest ``run_per_s`` of the passes, as a share of the median."""
+    spread: float | None
+    """Largest less smallest ``run_per_s`` of the passes, as a share of the median; None for one."""
 
 
 class NoOpFigures(BaseModel):

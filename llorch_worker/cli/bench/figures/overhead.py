@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from llorch_worker.cli.bench.instruments.loaded_engine import engine_for
 from llorch_worker.cli.bench.instruments.no_op_model import NoOpModel, no_op_engine
 from llorch_worker.cli.bench.instruments.passes import DecodePhase, Load, run_pass
 from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms
@@ -18,7 +19,6 @@ from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.model_report import report
 from llorch_worker.engine import Engine
 from llorch_worker.engine.engine import DEFAULT_MAX_STEP_TOKENS
-from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.settings import Settings
 
 VOCABULARIES = (512, 32000)
@@ -100,24 +100,12 @@ def measure_overhead(
             rows += _rows(engine, watched, NO_OP, sequences, steps, seed)
     device = "cpu"
     if settings is not None:
-        watches: list[WatchedModel] = []
-
-        def watch(model: ForwardModel) -> WatchedModel:
-            watches.append(WatchedModel(model))
-            return watches[0]
-
-        with Engine.load(
-            settings.model,
-            settings.device,
-            settings.dtype,
-            max_sequences=sequences + 1,  # the scheduler keeps a block free for each sequence
-            max_context=_context(steps, sequences),
-            kernels=settings.kernels,
-            progress=progress,
-            around_model=watch,
-        ) as engine:
-            device = engine.stats().device
-            rows += _rows(engine, watches[0], settings.served_name, sequences, steps, seed)
+        load = Load(PROMPT_TOKENS, _new_tokens(steps, sequences), sequences, 0.0, seed)
+        # Prefill is not looked at here, and takes as many steps as around no model.
+        alike = settings.model_copy(update={"max_step_tokens": DEFAULT_MAX_STEP_TOKENS})
+        with engine_for(alike, load, None, progress) as real:
+            device = real.engine.stats().device
+            rows += _rows(real.engine, real.watched, settings.served_name, sequences, steps, seed)
     return OverheadFigures(
         provenance=provenance(device=device, seed=seed), sequences=sequences, rows=tuple(rows)
     )

@@ -2,100 +2,49 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Final, Literal
 
 import psutil
 from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.cli.bench.contestants.contestant import (
-    LLAMA_CPP,
     LLORCH,
-    TRANSFORMERS,
-    TRANSFORMERS_CB,
     BatchKind,
+    CannotRun,
     Terms,
     Work,
 )
-from llorch_worker.cli.bench.contestants.process import CannotRun, ContestantProcess
+from llorch_worker.cli.bench.contestants.process import ContestantProcess
+from llorch_worker.cli.bench.contestants.roster import (
+    BATCH_PEERS,
+    JOB_PEERS,
+    STOCK_CELERY,
+    llama_server,
+    require_installed,
+)
+from llorch_worker.cli.bench.figures.peer_rows import BatchRow, JobsRow, Side, Skipped
 from llorch_worker.cli.bench.instruments.passes import Load
-from llorch_worker.cli.bench.instruments.percentiles import spread_of
 from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
-from llorch_worker.cli.bench.jobs.load import JobLoad
+from llorch_worker.cli.bench.instruments.turns import by_turns
+from llorch_worker.cli.bench.jobs.load import Job, JobLoad
 from llorch_worker.cli.bench.jobs.services import JobService, LlamaServer, OurQueue, StockCelery
 from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.model_report import ModelReport, report
 from llorch_worker.cli.screen import counted, human_bytes
 from llorch_worker.settings import Settings
 
-LLAMA_SERVER: Final = "llama-server"
-STOCK_CELERY: Final = "stock-celery"
-BATCH_PEERS: Final = (LLAMA_CPP, TRANSFORMERS, TRANSFORMERS_CB)
-JOB_PEERS: Final = (LLAMA_SERVER, STOCK_CELERY)
-PEERS: Final = (*BATCH_PEERS, *JOB_PEERS)
-_MODULES: Final = {LLAMA_CPP: "llama_cpp", TRANSFORMERS: "transformers"}
-_PACKAGES: Final = {LLAMA_CPP: "llama-cpp-python", TRANSFORMERS: "transformers"}
-STOCK_PASSES: Final = 1
+STOCK_PASSES = 1
 """One job at a time takes so long that a pass says enough."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Side(_Frozen):
-    """Ours or theirs."""
-
-    tokens_per_s: float
-    """Median of the passes."""
-    spread: float | None
-    """Largest less smallest of the passes, as a share of the median; None for one pass."""
-    note: str = ""
-
-
-class BatchRow(_Frozen):
-    """A prefill, or the decoding of so many sequences."""
-
-    kind: BatchKind
-    peer: str
-    sequences: int
-    prompt_tokens: int
-    ours: Side
-    theirs: Side
-    ratio: float
-    """Our tokens a second against theirs: median over the pairs of passes."""
-
-
-class JobsRow(_Frozen):
-    """Jobs of mixed lengths, all submitted at once; tokens are generated ones."""
-
-    kind: Literal["jobs"] = "jobs"
-    peer: str
-    jobs: int
-    ours: Side
-    theirs: Side
-    our_jobs_per_s: float
-    their_jobs_per_s: float
-    ratio: float
-
-
-class Skipped(_Frozen):
-    """What was not measured, and why."""
-
-    kind: Literal["skipped"] = "skipped"
-    peer: str
-    what: str
-    reason: str
-
-
-class PeersFigures(_Frozen):
+class PeersFigures(BaseModel):
     """The document of ``llorch bench peers --json``."""
+
+    model_config = ConfigDict(frozen=True)
 
     provenance: Provenance
     model: Path
@@ -232,7 +181,7 @@ class _Bench:
     def _against(
         self, ours: ContestantProcess, peer: str, terms: Terms
     ) -> Iterator[BatchRow | Skipped]:
-        _require_installed(peer)
+        require_installed(peer)
         self._require_memory(1)
         self._now(f"{peer}'s load")
         with ContestantProcess(peer, terms) as theirs:
@@ -264,20 +213,15 @@ class _Bench:
         warm_up = self._work(kind, load)
         for side in (ours, theirs):
             side.warm_up(warm_up)
-        pairs = []
-        for number in range(self._plan.passes):
-            work = self._work(kind, load)
-            # By turns, and each time the other first: what slows the machine meets both.
-            order = (ours, theirs) if number % 2 == 0 else (theirs, ours)
-            rates = {side: side.run(work) for side in order}
-            pairs.append((rates[ours], rates[theirs]))
+        works = (self._work(kind, load) for _ in range(self._plan.passes))
+        pairs = by_turns(ours.run, theirs.run, works)
         return BatchRow(
             kind=kind,
             peer=theirs.name,
             sequences=load.concurrency,
             prompt_tokens=load.prompt_tokens,
-            ours=_side([mine.tokens_per_s for mine, _ in pairs]),
-            theirs=_side([their.tokens_per_s for _, their in pairs], pairs[0][1].note),
+            ours=Side.of([mine.tokens_per_s for mine, _ in pairs]),
+            theirs=Side.of([their.tokens_per_s for _, their in pairs], pairs[0][1].note),
             ratio=median(mine.tokens_per_s / their.tokens_per_s for mine, their in pairs),
         )
 
@@ -292,19 +236,18 @@ class _Bench:
         self._now(f"{peer}: the warm-up")
         for service in (ours, theirs):
             service.run(warm_up.draw(self._model.vocab_size))
-        pairs = []
-        for number in range(passes):
-            self._now(f"{peer}: {_mixed(plan)}, pass {number + 1} of {passes}")
-            load = replace(plan.jobs, seed=next(self._seeds))
-            jobs = load.draw(self._model.vocab_size)
-            order = (ours, theirs) if number % 2 == 0 else (theirs, ours)
-            done = {id(service): service.run(jobs) for service in order}
-            pairs.append((done[id(ours)], done[id(theirs)]))
+
+        def loads() -> Iterator[list[Job]]:
+            for number in range(passes):
+                self._now(f"{peer}: {_mixed(plan)}, pass {number + 1} of {passes}")
+                yield replace(plan.jobs, seed=next(self._seeds)).draw(self._model.vocab_size)
+
+        pairs = by_turns(ours.run, theirs.run, loads())
         return JobsRow(
             peer=peer,
             jobs=plan.jobs.jobs,
-            ours=_side([mine.tokens_per_s for mine, _ in pairs]),
-            theirs=_side([their.tokens_per_s for _, their in pairs]),
+            ours=Side.of([mine.tokens_per_s for mine, _ in pairs]),
+            theirs=Side.of([their.tokens_per_s for _, their in pairs]),
             our_jobs_per_s=median(mine.jobs_per_s for mine, _ in pairs),
             their_jobs_per_s=median(their.jobs_per_s for _, their in pairs),
             ratio=median(mine.jobs_per_s / their.jobs_per_s for mine, their in pairs),
@@ -312,13 +255,9 @@ class _Bench:
 
     def _service(self, peer: str, terms: Terms) -> JobService:
         if peer == STOCK_CELERY:
-            _require_installed(TRANSFORMERS)
+            require_installed(peer)
             return StockCelery(terms)
-        binary = self._plan.llama_server or shutil.which(LLAMA_SERVER)
-        if binary is None or not Path(binary).is_file():
-            where = "on the PATH" if binary is None else f"at {binary}"
-            raise CannotRun(f"there is none {where}; give --llama-server PATH")
-        return LlamaServer(Path(binary), terms, self._plan.slots)
+        return LlamaServer(llama_server(self._plan.llama_server), terms, self._plan.slots)
 
     def _terms(self, most_sequences: int) -> Terms:
         plan = self._plan
@@ -343,12 +282,6 @@ class _Bench:
             )
 
 
-def _require_installed(peer: str) -> None:
-    family = LLAMA_CPP if peer == LLAMA_CPP else TRANSFORMERS
-    if find_spec(_MODULES[family]) is None:
-        raise CannotRun(f"it is not installed: pip install {_PACKAGES[family]}")
-
-
 def _mixed(plan: Plan) -> str:
     return counted(plan.jobs.jobs, "mixed job")
 
@@ -357,9 +290,3 @@ def _title(kind: BatchKind, load: Load) -> str:
     if kind == "prefill":
         return f"prefill of {counted(load.prompt_tokens, 'token')}"
     return f"decode of {counted(load.concurrency, 'sequence')}"
-
-
-def _side(rates: list[float], note: str = "") -> Side:
-    middle = median(rates)
-    spread = spread_of(rates) if len(rates) > 1 else None
-    return Side(tokens_per_s=middle, spread=spread, note=note)

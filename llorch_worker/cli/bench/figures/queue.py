@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
@@ -16,13 +16,15 @@ from pydantic import BaseModel, ConfigDict
 from llorch_worker.cli.bench.figures.no_op import NoOpFigures
 from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
 from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
+from llorch_worker.cli.bench.instruments.turns import by_turns
 from llorch_worker.cli.bench.jobs.load import JobLoad
-from llorch_worker.cli.bench.jobs.ran import Ran, own_ms, run_queued
+from llorch_worker.cli.bench.jobs.queued import QueuedPass, own_ms, run_queued
 from llorch_worker.cli.bench.jobs.rig import Rig
 from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.model_report import report
 from llorch_worker.cli.options import worker_hostname
 from llorch_worker.cli.screen import counted, human_bytes
+from llorch_worker.cli.throughput import Throughput
 from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest, GenerationResult
 from llorch_worker.engine import Engine
@@ -43,8 +45,9 @@ class Way(_Frozen):
     jobs_per_s: float
     tokens_per_s: float
     """Generated ones."""
-    spread: float
-    """Largest less smallest ``tokens_per_s`` of the passes, as a share of the median."""
+    spread: float | None
+    """Largest less smallest ``tokens_per_s`` of the passes, as a share of the median; None for
+    one."""
 
 
 class LoadRow(_Frozen):
@@ -129,26 +132,24 @@ def measure_queue(
             settings.device,
             settings.dtype,
             max_sequences=settings.max_sequences,
-            max_context=settings.max_context,
-            max_step_tokens=settings.max_step_tokens,
-            kv_cache_bytes=settings.kv_cache_bytes,
+            model_name=settings.served_name,
             num_threads=plan.threads,
             progress=progress,
+            **settings.engine_options,
         ) as engine,
         Client(rig.redis_url, model=settings.served_name) as client,
     ):
         origin = provenance(device=engine.stats().device, seed=plan.load.seed)
         passes = _Passes(engine, client, plan.load.seed)
         now("the warm-up")
-        passes.both_ways(replace(plan.load, jobs=settings.max_sequences, new_tokens=(2, 2)))
+        passes.both_ways(replace(plan.load, jobs=settings.max_sequences, new_tokens=(2, 2)), 1)
         now(f"{plan.single_jobs} jobs, one at a time")
         single = passes.single_jobs(plan.single_jobs)
         rows = []
         for jobs in plan.jobs:
             now(counted(jobs, "job"))
             load = replace(plan.load, jobs=jobs)
-            pairs = [passes.both_ways(load) for _ in range(plan.passes)]
-            rows.append(_row(jobs, pairs))
+            rows.append(_row(jobs, passes.both_ways(load, plan.passes)))
         return Measured(tuple(rows), single, engine.stats().dtype, origin)
 
 
@@ -184,16 +185,10 @@ class _Passes:
         # Other prompts in each pass: both engines keep what they computed for the next that begins
         # the same.
         self._seeds = count(seed)
-        self._queue_first = False
 
-    def both_ways(self, load: JobLoad) -> tuple[Ran, Ran]:
-        """Straight and queued. Who goes first changes from pass to pass."""
-        requests = self._requests(load)
-        queue_first, self._queue_first = self._queue_first, not self._queue_first
-        if queue_first:
-            queued = self._queued(requests)
-            return self._straight(requests), queued
-        return self._straight(requests), self._queued(requests)
+    def both_ways(self, load: JobLoad, passes: int) -> list[tuple[Throughput, QueuedPass]]:
+        """Straight and queued, by turns."""
+        return by_turns(self._straight, self._queued, (self._requests(load) for _ in range(passes)))
 
     def single_jobs(self, jobs: int) -> SingleJobs:
         """``jobs`` short jobs each way, by turns."""
@@ -215,22 +210,16 @@ class _Passes:
         load = replace(load, seed=next(self._seeds))
         return [job.request() for job in load.draw(self._engine.config.vocab_size)]
 
-    def _straight(self, requests: list[GenerationRequest]) -> Ran:
-        began_s = time.perf_counter()
-
-        def wait(request: GenerationRequest) -> tuple[GenerationResult, float]:
-            return self._engine.submit(request).result(), time.perf_counter() - began_s
-
+    def _straight(self, requests: list[GenerationRequest]) -> Throughput:
         # A thread a job, as in the worker's pool, where those wait that the engine has no room for.
         with ThreadPoolExecutor(len(requests)) as threads:
-            ended = list(threads.map(wait, requests))
-        return Ran(
-            wall_s=max(took for _, took in ended),
-            results=[result for result, _ in ended],
-            took_s=[took for _, took in ended],
-        )
+            began_s = time.perf_counter()
+            results = list(threads.map(lambda each: self._engine.submit(each).result(), requests))
+            wall_s = time.perf_counter() - began_s
+        tokens = sum(result.usage.completion for result in results)
+        return Throughput(len(results), tokens, wall_s)
 
-    def _queued(self, requests: list[GenerationRequest]) -> Ran:
+    def _queued(self, requests: list[GenerationRequest]) -> QueuedPass:
         client = self._client
         return asyncio.run(run_queued(client.settings.redis_url, self._engine.model_name, requests))
 
@@ -243,7 +232,7 @@ def _outside_s(
     return time.perf_counter() - began_s - own_ms(result) / 1e3
 
 
-def _row(jobs: int, pairs: list[tuple[Ran, Ran]]) -> LoadRow:
+def _row(jobs: int, pairs: list[tuple[Throughput, QueuedPass]]) -> LoadRow:
     straight, queued = _way([ran for ran, _ in pairs]), _way([ran for _, ran in pairs])
     return LoadRow(
         jobs=jobs,
@@ -255,10 +244,10 @@ def _row(jobs: int, pairs: list[tuple[Ran, Ran]]) -> LoadRow:
     )
 
 
-def _way(passes: list[Ran]) -> Way:
+def _way(passes: Sequence[Throughput]) -> Way:
     rates = [each.tokens_per_s for each in passes]
     return Way(
-        jobs_per_s=median(len(each.results) / each.wall_s for each in passes),
+        jobs_per_s=median(each.jobs_per_s for each in passes),
         tokens_per_s=median(rates),
         spread=spread_of(rates),
     )

@@ -28,7 +28,8 @@ class QueuedRow(_Frozen):
     queued: int
     tokens_per_s: float
     """Generated ones, from the submission to the last token; median over the passes."""
-    spread: float
+    spread: float | None
+    """Largest less smallest of the passes, as a share of the median; None for one pass."""
     cost: float
     """Of a token, against that of the first row: 1 throughout where cost grows linearly."""
 

@@ -24,12 +24,13 @@ FROM_DISK = 0.9
 
 
 class Span(BaseModel):
-    """Seconds: the median of the passes, and largest less smallest as a share of it."""
+    """Seconds: the median of the passes, and largest less smallest as a share of it,
+    which one pass has not."""
 
     model_config = ConfigDict(frozen=True)
 
     median_s: float
-    spread: float
+    spread: float | None
 
 
 class StartupFigures(BaseModel):

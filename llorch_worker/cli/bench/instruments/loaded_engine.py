@@ -93,7 +93,8 @@ def _checked_model(settings: Settings, load: Load) -> ModelReport:
             f"model's context of {own} tokens"
         )
     context = min(own, _blocks(load) * BLOCK_SIZE_TOKENS)
-    found = report(settings.model_copy(update={"max_context": context, "max_sequences": 1}))
+    one = {"max_context": context, "max_sequences": 1, "kv_cache_bytes": None}
+    found = report(settings.model_copy(update=one))
     memory = found.memory
     if not memory.fits:
         raise CommandError(

@@ -31,6 +31,8 @@ def percentiles_ms(durations_s: Sequence[float]) -> Percentiles:
     return Percentiles(p50=cuts[49], p95=cuts[94], p99=cuts[98], samples=len(durations_s))
 
 
-def spread_of(passes: Sequence[float]) -> float:
-    """Largest less smallest, as a share of the median."""
+def spread_of(passes: Sequence[float]) -> float | None:
+    """Largest less smallest, as a share of the median; None for one pass, which shows none."""
+    if len(passes) < 2:
+        return None
     return (max(passes) - min(passes)) / median(passes)

@@ -8,23 +8,22 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from llorch_worker.cli import ports
-from llorch_worker.cli.bench.contestants.contestant import Terms
-from llorch_worker.cli.bench.contestants.process import CannotRun
+from llorch_worker.cli.bench.contestants.contestant import CannotRun, Terms
 from llorch_worker.cli.bench.jobs.load import Job
-from llorch_worker.cli.bench.jobs.ran import run_queued
+from llorch_worker.cli.bench.jobs.queued import run_queued
 from llorch_worker.cli.bench.jobs.rig import Rig, thread_environment
 from llorch_worker.cli.bench.jobs.stock_generate import GENERATE_TASK, TERMS_VARIABLE, stock_app
 from llorch_worker.cli.children import Child, Program, describe_exit, python
 from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import worker_hostname
 from llorch_worker.cli.screen import counted
+from llorch_worker.cli.throughput import Throughput
 from llorch_worker.settings import Settings
 
 START_TIMEOUT_S = 600.0
@@ -33,24 +32,6 @@ POLL_S = 0.1
 STOP_S = 20.0
 SLOT_MULTIPLE = 256
 """llama.cpp pads the context of a slot to it."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """A load from its first submission to its last result."""
-
-    jobs: int
-    tokens: int
-    """Generated ones."""
-    wall_s: float
-
-    @property
-    def jobs_per_s(self) -> float:
-        return self.jobs / self.wall_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.wall_s
 
 
 class JobService(Protocol):
@@ -67,7 +48,7 @@ class JobService(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    def run(self, jobs: Sequence[Job]) -> Done:
+    def run(self, jobs: Sequence[Job]) -> Throughput:
         """All ``jobs``, submitted at once."""
 
 
@@ -102,7 +83,7 @@ class _WorkerOnRedis(ABC):
         """How it is started, and its node name when its process id is known."""
 
     @abstractmethod
-    def run(self, jobs: Sequence[Job]) -> Done:
+    def run(self, jobs: Sequence[Job]) -> Throughput:
         """See :class:`JobService`."""
 
 
@@ -125,11 +106,9 @@ class OurQueue(_WorkerOnRedis):
         program = self._rig.worker_of(self._settings, self._threads)
         return program, lambda pid: worker_hostname(self._settings, pid)
 
-    def run(self, jobs: Sequence[Job]) -> Done:
+    def run(self, jobs: Sequence[Job]) -> Throughput:
         requests = [job.request() for job in jobs]
-        ran = asyncio.run(run_queued(self._rig.redis_url, self._settings.served_name, requests))
-        tokens = sum(result.usage.completion for result in ran.results)
-        return Done(len(jobs), tokens, ran.wall_s)
+        return asyncio.run(run_queued(self._rig.redis_url, self._settings.served_name, requests))
 
 
 class StockCelery(_WorkerOnRedis):
@@ -151,7 +130,7 @@ class StockCelery(_WorkerOnRedis):
         program = Program("stock Celery", python("-m", "celery", *arguments), environment)
         return program, lambda _pid: "stock@bench"
 
-    def run(self, jobs: Sequence[Job]) -> Done:
+    def run(self, jobs: Sequence[Job]) -> Throughput:
         with stock_app(self._rig.redis_url) as app:
             began_s = time.perf_counter()
             sent = [
@@ -162,7 +141,7 @@ class StockCelery(_WorkerOnRedis):
             failed = [each for each in counts if isinstance(each, Exception)]
             if failed:
                 raise CannotRun(f"a job failed: {type(failed[0]).__name__}")
-            return Done(len(jobs), sum(counts), time.perf_counter() - began_s)
+            return Throughput(len(jobs), sum(counts), time.perf_counter() - began_s)
 
 
 class LlamaServer:
@@ -216,7 +195,7 @@ class LlamaServer:
                 self._server.kill()
                 self._server.wait(None)
 
-    def run(self, jobs: Sequence[Job]) -> Done:
+    def run(self, jobs: Sequence[Job]) -> Throughput:
         # All at once: what has no slot waits in the server, as ours waits in Redis.
         with ThreadPoolExecutor(len(jobs)) as threads:
             began_s = time.perf_counter()
@@ -224,7 +203,7 @@ class LlamaServer:
                 counts = list(threads.map(self._complete, jobs))
             except (HTTPException, OSError, ValueError, KeyError) as error:
                 raise CannotRun(f"a job failed: {type(error).__name__}: {error}") from None
-            return Done(len(jobs), sum(counts), time.perf_counter() - began_s)
+            return Throughput(len(jobs), sum(counts), time.perf_counter() - began_s)
 
     def _complete(self, job: Job) -> int:
         """Tokens generated for it."""

@@ -1,4 +1,4 @@
-"""One pass of jobs, and how it is made through the queue."""
+"""One pass of jobs through the queue."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from llorch_worker.cli.throughput import Throughput
 from llorch_worker.client import AsyncClient
 from llorch_worker.contract import GenerationRequest, GenerationResult
 
@@ -13,23 +14,11 @@ RESULT_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One pass: seconds in all, and of each job from its submission to its result."""
+class QueuedPass(Throughput):
+    """With what Redis and Celery took of each job."""
 
-    wall_s: float
-    results: list[GenerationResult]
-    took_s: list[float]
-
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(result.usage.completion for result in self.results) / self.wall_s
-
-    @property
-    def delivery_s(self) -> list[float]:
-        return [
-            took - (result.timings.queue_ms + own_ms(result)) / 1e3
-            for took, result in zip(self.took_s, self.results, strict=True)
-        ]
+    delivery_s: tuple[float, ...]
+    """From the call of ``submit`` to the result, less waiting and computing."""
 
 
 def own_ms(result: GenerationResult) -> float:
@@ -37,7 +26,7 @@ def own_ms(result: GenerationResult) -> float:
     return result.timings.prefill_ms + result.timings.decode_ms
 
 
-async def run_queued(redis_url: str, model: str, requests: list[GenerationRequest]) -> Ran:
+async def run_queued(redis_url: str, model: str, requests: list[GenerationRequest]) -> QueuedPass:
     """All ``requests`` through the real client, which waits for each result."""
     async with AsyncClient(redis_url, model=model) as client:
 
@@ -49,4 +38,11 @@ async def run_queued(redis_url: str, model: str, requests: list[GenerationReques
         began_s = time.perf_counter()
         ended = await asyncio.gather(*map(wait, requests))
         wall_s = time.perf_counter() - began_s
-    return Ran(wall_s, [result for result, _ in ended], [took for _, took in ended])
+    return QueuedPass(
+        jobs=len(ended),
+        tokens=sum(result.usage.completion for result, _ in ended),
+        wall_s=wall_s,
+        delivery_s=tuple(
+            took_s - (result.timings.queue_ms + own_ms(result)) / 1e3 for result, took_s in ended
+        ),
+    )
