@@ -113,8 +113,9 @@ def test_a_file_of_jobs_without_waiting_gives_an_id_a_line() -> None:
 
 def test_status_shows_workers_models_and_queues(served: Served) -> None:
     document = run("status", "--json").json
-    (worker,), (model,) = document["workers"], document["models"]
-    assert worker["model"] == model["name"] == served.model
+    # Redis may know of more, from other tests.
+    assert served.model in {model["name"] for model in document["models"]}
+    (worker,) = (each for each in document["workers"] if each["model"] == served.model)
     assert worker["engine"]["kv_blocks_total"] > 0
     shown = run("status").out
     assert f"llorch.{served.model}" in shown
@@ -127,9 +128,9 @@ def test_status_shows_a_queue_that_nobody_serves(served: Served) -> None:
         document = run("status", "--json").json
         shown = run("status").out
         client.delete("llorch.tyo")
-    assert document["unserved_queues"] == {"llorch.tyo": 3}
+    assert document["unserved_queues"]["llorch.tyo"] == 3
     assert "llorch.tyo: 3 jobs wait, no worker serves it" in shown
-    assert "no worker serves" not in run("status").out
+    assert "llorch.tyo" not in run("status").out
 
 
 def test_a_job_that_the_worker_refuses_is_an_error() -> None:
