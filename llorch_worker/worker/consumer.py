@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery.exceptions import NotRegistered
+from celery.exceptions import CPendingDeprecationWarning, NotRegistered
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
 from celery.worker.state import revoked, scheduled_requests
@@ -43,7 +44,10 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         keep_claims(self.connection)
         claims_of_scheduled = (HELD.get(request.id) for request in tuple(scheduled_requests))
         self._forgotten += [claim for claim in claims_of_scheduled if claim is not None]
-        super().on_connection_error_after_connected(error)
+        with warnings.catch_warnings():
+            # Of a setting that is off on purpose: nothing that runs here is redelivered.
+            warnings.simplefilter("ignore", CPendingDeprecationWarning)
+            super().on_connection_error_after_connected(error)
 
     def connect(self) -> Any:
         connection = super().connect()
