@@ -15,13 +15,29 @@ from celery.backends.redis import RedisBackend, SentinelBackend
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.held import HELD
-from llorch_worker.broker.results import decode_state, terminal_event
+from llorch_worker.broker.results import decode_state, now, result_meta, terminal_event
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationResult, encode_event
 
 
 class _OneEnd:
     """Mixed into Celery's backends; see the module."""
+
+    def _get_result_meta(
+        self: Any, result: Any, state: str, traceback: str | None, request: Any, **_: Any
+    ) -> dict[str, Any]:
+        """As Celery's, but never with the arguments: ``result_extended`` would store the prompt."""
+        meta = result_meta(
+            state,
+            result,
+            traceback=traceback,
+            children=self.current_task_children(request),
+            date_done=now() if state in states.READY_STATES else None,
+        )
+        for name, of_request in (("group_id", "group"), ("parent_id", "parent_id")):
+            if related := getattr(request, of_request, None):
+                meta[name] = related
+        return meta
 
     def _store_result(
         self: Any,

@@ -1,4 +1,4 @@
-"""Claims: which worker holds which job, for how long, and how a claim ends.
+"""Claims: which worker holds which job, for how long, and how a claim templates.
 
 A claim is a job's record with state ``claimed``, a lease and a fence. The fence grows whenever the
 claim changes hands, and every write for a job names the fence it is made under, so a worker that
@@ -7,20 +7,23 @@ lost its claim cannot write another token or result. All times are Redis' own cl
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from kombu.log import get_logger
 from redis import Redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.results import failure_document, started_document
+from llorch_worker.broker.results import failure_document, now, started_document
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import AttemptsExhausted, Failed, LlorchError, encode_event
 
 logger = get_logger(__name__)
 
+_ID, _NOW = "@ID@", "@NOW@"
 SWEEP_LIMIT_JOBS = 100
 MOST_DEAD_LETTERS = 10_000
 """The oldest beyond these are forgotten."""
@@ -66,6 +69,28 @@ class Claim:
         return self.attempt > 1
 
 
+@dataclass(frozen=True)
+class _Templates:
+    """Documents that ``lua/claim.lua`` completes. The same for every claim of a worker, and made
+    while a job waits: so once."""
+
+    started: str
+    error: AttemptsExhausted
+    failure: str
+    last_event: str
+
+
+@cache
+def _templates(worker: str, _pid: int, max_attempts: int) -> _Templates:
+    error = AttemptsExhausted(f"each of {max_attempts} attempts ended with the death of its worker")
+    return _Templates(
+        started=started_document(_ID, worker),
+        error=error,
+        failure=failure_document(_ID, error, date_done=_NOW),
+        last_event=encode_event(Failed(error=error.document())),
+    )
+
+
 def claim(
     client: Redis,
     *,
@@ -83,9 +108,7 @@ def claim(
     """
     held = tuple(held)
     suspect_held = next((claim.job_id for claim in held if claim.suspect), "")
-    error = AttemptsExhausted(
-        f"each of {terms.max_attempts} attempts ended with the death of its worker"
-    )
+    templates = _templates(worker, os.getpid(), terms.max_attempts)
     taken, buried = run_script(
         client,
         "claim",
@@ -97,17 +120,17 @@ def claim(
             worker,
             terms.result_ttl_s,
             suspect_held,
-            failure_document("@ID@", error),
-            encode_event(Failed(error=error.document())),
+            templates.failure.replace(_NOW, now()),
+            templates.last_event,
             terms.stream_ttl_s,
             MOST_DEAD_LETTERS,
-            started_document("@ID@", worker),
+            templates.started,
             *(claim.job_id for claim in held if claim.redelivered),
         ],
     )
     for job_id, size in buried:
         if job_id:
-            logger.error("job %s is a dead letter: %s", _text(job_id), error.message)
+            logger.error("job %s is a dead letter: %s", _text(job_id), templates.error.message)
         else:
             logger.error(
                 "refused an entry of %d bytes: it names no job; llorch dead list shows it", size

@@ -30,9 +30,10 @@ def job_message(
         TASK_NAME,
         (),
         request.wire() | {"model": model},
-        # Celery would put the prompt into the headers for logs and monitors.
+        # Celery would put the prompt into the headers, for logs and monitors. What those show of a
+        # job its worker finds out for itself.
         argsrepr="()",
-        kwargsrepr=request.summary(),
+        kwargsrepr="{...}",
     )
     message: dict[str, Any] = {
         # The time first: what comes later may hold the same text.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -75,9 +74,10 @@ def _error(stored: Any) -> LlorchError:
     return InternalError(f"the worker could not run the job: {name}")
 
 
-def failure_document(job_id: str, error: LlorchError) -> str:
-    """What Celery's Redis backend stores for a task that raised ``error``."""
-    return _error_document(job_id, FAILURE, error)
+def failure_document(job_id: str, error: LlorchError, *, date_done: str | None = None) -> str:
+    """What Celery's Redis backend stores for a task that raised ``error``; ``date_done``: when it
+    ended, if not now."""
+    return _error_document(job_id, FAILURE, error, date_done)
 
 
 def revoked_document(job_id: str) -> str:
@@ -87,26 +87,41 @@ def revoked_document(job_id: str) -> str:
 
 def started_document(job_id: str, worker: str) -> str:
     """What Celery's Redis backend stores for a task that this process begins."""
-    return _document(job_id, STARTED, {"pid": os.getpid(), "hostname": worker}, None)
+    result = {"pid": os.getpid(), "hostname": worker}
+    return json.dumps(result_meta(STARTED, result) | {"task_id": job_id})
 
 
-def _error_document(job_id: str, status: str, error: Exception) -> str:
+def result_meta(
+    status: str,
+    result: Any,
+    *,
+    traceback: str | None = None,
+    children: Any = (),
+    date_done: str | None = None,
+) -> dict[str, Any]:
+    """The fields that Celery stores of any task."""
+    return {
+        "status": status,
+        "result": result,
+        "traceback": traceback,
+        "children": children,
+        "date_done": date_done,
+    }
+
+
+def now() -> str:
+    """As Celery writes when a task ended."""
+    return datetime.now(UTC).isoformat()
+
+
+def _error_document(
+    job_id: str, status: str, error: Exception, date_done: str | None = None
+) -> str:
     result = {
         "exc_type": type(error).__name__,
         "exc_message": error.args,
         "exc_module": type(error).__module__,
     }
-    return _document(job_id, status, result, datetime.now(UTC).isoformat())
-
-
-def _document(job_id: str, status: str, result: Mapping[str, Any], date_done: str | None) -> str:
     return json.dumps(
-        {
-            "status": status,
-            "result": result,
-            "traceback": None,
-            "children": [],
-            "date_done": date_done,
-            "task_id": job_id,
-        }
+        result_meta(status, result, date_done=date_done or now()) | {"task_id": job_id}
     )

@@ -31,7 +31,7 @@ from llorch_worker.worker.submitter import Submitter
 
 logger = get_logger(__name__)
 
-HAND_OVER_S = 0.0005
+HAND_OVER_S = 0.001
 """What the engine's thread needs to wake and take Python's lock, which the thread that woke it
 would otherwise keep until it waits for something."""
 HAND_BACK_FLUSH_S = 5.0
