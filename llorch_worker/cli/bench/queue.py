@@ -51,7 +51,7 @@ def queue(
     ] = 16,
     single_jobs: Annotated[
         int, typer.Option("--single-jobs", min=2, help="Jobs timed one at a time.")
-    ] = 50,
+    ] = 100,
     passes: Annotated[
         int, typer.Option("--passes", min=1, help="Passes to take the median of.")
     ] = 3,
