@@ -81,10 +81,10 @@ class _Templates:
 
 
 @cache
-def _templates(worker: str, _pid: int, max_attempts: int) -> _Templates:
+def _templates(worker: str, pid: int, max_attempts: int) -> _Templates:
     error = AttemptsExhausted(f"each of {max_attempts} attempts ended with the death of its worker")
     return _Templates(
-        started=started_document(_ID, worker),
+        started=started_document(_ID, worker, pid),
         error=error,
         failure=failure_document(_ID, error, date_done=_NOW),
         last_event=encode_event(Failed(error=error.document())),

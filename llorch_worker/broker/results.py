@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -85,9 +84,9 @@ def revoked_document(job_id: str) -> str:
     return _error_document(job_id, REVOKED, TaskRevokedError("cancelled"))
 
 
-def started_document(job_id: str, worker: str) -> str:
-    """What Celery's Redis backend stores for a task that this process begins."""
-    result = {"pid": os.getpid(), "hostname": worker}
+def started_document(job_id: str, worker: str, pid: int) -> str:
+    """What Celery's Redis backend stores for a task that begins in process ``pid``."""
+    result = {"pid": pid, "hostname": worker}
     return json.dumps(result_meta(STARTED, result) | {"task_id": job_id})
 
 

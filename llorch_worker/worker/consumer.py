@@ -25,7 +25,7 @@ EVENTS_INTERVAL_S = 0.02
 MAX_ID_CHARS = 255
 MAX_SHOWN_CHARS = 80
 MOST_EARLY_BYTES = 16_384
-"""Of a message whose job starts early: a prompt is tokenised on the loop's thread then."""
+"""Of the body of a message whose job starts early: its prompt is tokenised on the loop's thread."""
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
@@ -83,8 +83,9 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             fault = fault_of(message)
             if fault is not None:
                 return self._refuse(message, fault)
-            early = self._start_early(message)
+            early = False
             try:
+                early = self._start_early(message)
                 return handle(message)
             except _MALFORMED as error:
                 # KeyError counts as a connection error in kombu: let out, it would bring the
@@ -100,10 +101,10 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     def _start_early(self, message: Any) -> bool:
         """Where this is the only job and nothing speaks against it, the engine has it before
         Celery's own bookkeeping begins."""
-        if len(HELD) != 1 or len(message.body) > MOST_EARLY_BYTES:
-            return False
         headers = message.headers
         if headers.get("task") != TASK_NAME or headers.get("eta") or headers.get("expires"):
+            return False
+        if len(HELD) != 1 or _size_of(message) > MOST_EARLY_BYTES:
             return False
         match message.payload:
             case [[], {**fields}, _] if headers["id"] not in revoked:
@@ -127,7 +128,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         self._refuse(message, f"its body cannot be decoded ({type(exc).__name__})")
 
     def _refuse(self, message: Any, reason: str, error: Exception | None = None) -> None:
-        size = len(message.body or b"")
+        size = _size_of(message)
         logger.error("refused a message of %d bytes: %s", size, reason)
         if error is None:
             fault = Fault(field="message", rule=reason, got=f"{size} bytes")
@@ -169,3 +170,8 @@ def fault_of(message: Any) -> str | None:
 def _id_of(message: Any) -> str | None:
     job_id = message.headers.get("id") if isinstance(message.headers, Mapping) else None
     return job_id if isinstance(job_id, str) and 0 < len(job_id) <= MAX_ID_CHARS else None
+
+
+def _size_of(message: Any) -> int:
+    """Of the body; 0 where that is no text."""
+    return len(message.body) if isinstance(message.body, str | bytes) else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 
 from llorch_worker.contract import Event
 from llorch_worker.worker.resident_engine import ResidentGeneration
@@ -17,33 +16,40 @@ class EarlyStart:
     trace.
     """
 
-    def __init__(self, submit: Callable[[Callable[[Event], None]], ResidentGeneration]) -> None:
-        """``submit`` hands the job to the engine, with where its events are to go."""
+    def __init__(self) -> None:
         self._untold: list[Event] = []
         self._tell: Callable[[Event], None] = self._untold.append
         self._lock = threading.Lock()
-        self._submitted: Future[ResidentGeneration] = Future()
+        self._generation: ResidentGeneration | None = None
+        self._error: BaseException | None = None
+
+    def begin(self, submit: Callable[[Callable[[Event], None]], ResidentGeneration]) -> bool:
+        """``submit`` hands the job to the engine, with where its events are to go; False where it
+        raises."""
         try:
-            self._submitted.set_result(submit(self._on_event))
+            self._generation = submit(self._on_event)
         except BaseException as error:  # noqa: BLE001 - the thread that follows ends the job with it
-            self._submitted.set_exception(error)
+            self._error = error
+        return self._generation is not None
 
     def follow(self, tell: Callable[[Event], None]) -> ResidentGeneration:
         """The generation, all of whose events go to ``tell``, those that it told already first.
 
         Raises what ``submit`` raised.
         """
-        generation = self._submitted.result()
+        if self._error is not None:
+            raise self._error
+        assert self._generation is not None
         with self._lock:
             for event in self._untold:
                 tell(event)
             self._tell = tell
-        return generation
+        return self._generation
 
     def withdraw(self) -> None:
         """Ends it; nobody is to hear of it."""
-        if self._submitted.exception() is None:
-            self._submitted.result().cancel()
+        if self._generation is not None:
+            self._generation.cancel()
 
     def _on_event(self, event: Event) -> None:
         with self._lock:

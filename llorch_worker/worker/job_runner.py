@@ -86,11 +86,13 @@ class JobRunner:
             return False
         if self._leaving or not self._engine.healthy:
             return False
-        if fields.get("idempotency_key") is not None:
+        if fields.get("idempotency_key") is not None or fields.get("messages") is not None:
+            # Redis remembers the one. The first chat imports what fills in templates, for a second.
             return False
         submit = partial(self._submitter.submit, claim, (), fields, enqueued_at, FIRST_PAGE.journal)
-        self._early[job_id] = EarlyStart(submit)
-        time.sleep(HAND_OVER_S)
+        early = self._early[job_id] = EarlyStart()
+        if early.begin(submit):
+            time.sleep(HAND_OVER_S)
         return True
 
     def withdraw(self, job_id: str) -> None:
@@ -132,7 +134,8 @@ class JobRunner:
             self._running.leave(job)
 
     def forget(self, job_id: str) -> None:
-        """Drops a job that was expected, where Celery's tracer never called :meth:`generate`."""
+        """Drops what is left of a job that was expected: one for which Celery's tracer never called
+        :meth:`generate`, or that ended there before its early start was followed."""
         self._running.forget(job_id)
         self.withdraw(job_id)
 
@@ -157,10 +160,10 @@ class JobRunner:
             raise HandedBack from None
         self._publisher.open(claim, page.next_entry)
         try:
+            self._check_wanted(job, claim)
             tell = partial(self._tell, job.id)
             early = self._early.pop(job.id, None)
             if early is None:
-                self._check_wanted(job, claim)
                 generation = self._submitter.submit(
                     claim, arguments, fields, enqueued_at, page.journal, tell
                 )

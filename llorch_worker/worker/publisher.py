@@ -210,8 +210,8 @@ class Publisher:
         try:
             self._write(due)
         except NoScriptError:
+            # The thread looks again at what is due: some of it may be written, or end, by now.
             scripts.load(self._redis, "append")
-            self._write(due)
 
     def _write(self, due: list[_Outbox]) -> None:
         with self._changed:

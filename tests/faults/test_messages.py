@@ -46,8 +46,9 @@ def letters(client: Client, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def raw(job_id: str, **changes: Any) -> str:
-    return json.dumps(envelope(GOOD_BODY, headers={"task": TASK_NAME, "id": job_id}, **changes))
+def raw(job_id: str, *, headers: dict[str, str] | None = None, **changes: Any) -> str:
+    named = {"id": job_id} | ({"task": TASK_NAME} if headers is None else headers)
+    return json.dumps(envelope(GOOD_BODY, headers=named, **changes))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,10 @@ def test_an_entry_that_names_no_job_is_a_dead_letter(
         {"properties": {"delivery_tag": 7, "delivery_info": {}}},
         {"body": "not base64!"},
         {"body": base64.b64encode(b"{not json").decode()},
+        {"body": None},
+        {"body": 5},
+        {"body": None, "headers": {}},
+        {"body": 5, "headers": {}},
         {"body": base64.b64encode(b"[[], 3, {}]").decode()},
         {"content-type": "application/x-python-serialize"},
         {"content-type": None},

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -20,15 +23,18 @@ from llorch_worker.contract import (
     CancelledEvent,
     Event,
     Finished,
+    GenerationResult,
     InternalError,
     InvalidRequest,
     Started,
     Tokens,
 )
 from llorch_worker.settings import Settings
+from llorch_worker.worker import consumer
+from llorch_worker.worker.consumer import MOST_EARLY_BYTES, JobConsumer
 from llorch_worker.worker.early_start import EarlyStart
+from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency
-from llorch_worker.worker.resident_engine import ResidentGeneration
 from tests.latch import Latch
 from tests.services import RedisServer, held_ids, running_worker, wait_until
 from tests.toy_engine import ToyEngine
@@ -45,7 +51,7 @@ class Generation:
     def cancel(self) -> None:
         self.cancelled = True
 
-    def result(self, timeout: float | None = None) -> object:
+    def result(self, timeout: float | None = None) -> GenerationResult:
         raise AssertionError("nobody asks")
 
 
@@ -56,12 +62,13 @@ def tokens(index: int) -> Event:
 def test_what_was_told_before_comes_before_what_is_told_later() -> None:
     tell: list[Callable[[Event], None]] = []
 
-    def submit(on_event: Callable[[Event], None]) -> ResidentGeneration:
+    def submit(on_event: Callable[[Event], None]) -> Generation:
         tell.append(on_event)
         on_event(tokens(0))
-        return Generation()  # type: ignore[return-value]
+        return Generation()
 
-    early = EarlyStart(submit)
+    early = EarlyStart()
+    assert early.begin(submit)
     tell[0](tokens(1))
     told: list[Event] = []
     early.follow(told.append)
@@ -69,14 +76,83 @@ def test_what_was_told_before_comes_before_what_is_told_later() -> None:
     assert told == [tokens(0), tokens(1), tokens(2)]
 
 
+def test_who_is_withdrawn_is_cancelled() -> None:
+    generation = Generation()
+    early = EarlyStart()
+    assert early.begin(lambda _: generation)
+    early.withdraw()
+    assert generation.cancelled
+
+
 def test_a_refusal_is_met_by_whoever_follows() -> None:
-    def submit(_: Callable[[Event], None]) -> ResidentGeneration:
+    def submit(_: Callable[[Event], None]) -> Generation:
         raise InternalError("no")
 
-    early = EarlyStart(submit)
+    early = EarlyStart()
+    assert not early.begin(submit)
     early.withdraw()
     with pytest.raises(InternalError, match="no"):
         early.follow(print)
+
+
+# The consumer, with a message and nothing around --------------------------------------------------
+
+
+class Jobs:
+    """Notes what is to start early."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def start_early(self, job_id: str, fields: dict[str, Any], **_: Any) -> bool:
+        self.started.append(job_id)
+        return True
+
+
+BODY = [[], {"prompt": "x"}, {}]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "starts"),
+    [
+        ({}, BODY, True),
+        ({"eta": "2030-01-01T00:00:00"}, BODY, False),
+        ({"expires": "2030-01-01T00:00:00"}, BODY, False),
+        ({"task": "another"}, BODY, False),
+        ({"id": "revoked"}, BODY, False),
+        ({}, [["x"], {}, {}], False),
+        ({}, [[], {"prompt": "x" * MOST_EARLY_BYTES}, {}], False),
+    ],
+    ids=["plain", "eta", "expires", "another task", "revoked", "positional", "long"],
+)
+def test_what_celery_may_keep_back_or_is_long_does_not_start_early(
+    claim: Claim,
+    monkeypatch: pytest.MonkeyPatch,
+    headers: dict[str, str],
+    body: list[Any],
+    starts: bool,
+) -> None:
+    monkeypatch.setattr(consumer, "revoked", {"revoked"})
+    jobs = Jobs()
+    mine = JobConsumer.__new__(JobConsumer)
+    mine.app = SimpleNamespace(residency=SimpleNamespace(jobs=jobs))
+    message = SimpleNamespace(
+        headers={"task": TASK_NAME, "id": JOB} | headers, body=json.dumps(body), payload=body
+    )
+    assert mine._start_early(message) is starts
+    assert jobs.started == [JOB] * starts
+
+
+def test_no_job_starts_early_beside_another(claim: Claim) -> None:
+    neighbour = replace(claim, job_id="neighbour")
+    HELD.add(neighbour)
+    try:
+        message = SimpleNamespace(
+            headers={"task": TASK_NAME, "id": JOB}, body=json.dumps(BODY), payload=BODY
+        )
+        assert not JobConsumer.__new__(JobConsumer)._start_early(message)
+    finally:
+        HELD.discard(neighbour)
 
 
 # The runner, with an engine, a Redis and no Celery ------------------------------------------------
@@ -173,15 +249,36 @@ def test_a_claim_that_redis_must_be_asked_about_waits_for_its_thread(
     residency: Residency, claim: Claim, changes: dict[str, bool]
 ) -> None:
     HELD.add(replace(claim, **changes))  # type: ignore[arg-type]
-    assert not residency.jobs.start_early(JOB, {"prompt": "x"})
-    HELD.add(claim)
+    try:
+        assert not residency.jobs.start_early(JOB, {"prompt": "x"})
+    finally:
+        HELD.add(claim)
 
 
-def test_a_job_with_an_idempotency_key_waits_for_its_thread(
-    residency: Residency, claim: Claim
+@pytest.mark.parametrize(
+    "fields", [{"prompt": "x", "idempotency_key": "k"}, {"messages": []}], ids=["key", "chat"]
+)
+def test_a_job_that_takes_long_to_submit_waits_for_its_thread(
+    residency: Residency, claim: Claim, fields: dict[str, Any]
 ) -> None:
-    assert not residency.jobs.start_early(JOB, {"prompt": "x", "idempotency_key": "k"})
-    assert residency.jobs.start_early(JOB, {"prompt": "x", "idempotency_key": None})
+    assert not residency.jobs.start_early(JOB, fields)
+    absent = {"prompt": "x", "idempotency_key": None, "messages": None}
+    assert residency.jobs.start_early(JOB, absent)
+
+
+def test_a_worker_that_leaves_hands_back_what_started_early(
+    residency: Residency, claim: Claim, tmp_path: Path
+) -> None:
+    latch = Latch(tmp_path / "latch")
+    fields = {"prompt": latch.prompt(after=1), "max_tokens": 9}
+    with latch:
+        assert residency.jobs.start_early(JOB, fields)
+        residency.leave("tensors moved")
+        residency.running.expect(JOB)
+        with pytest.raises(HandedBack):
+            residency.jobs.generate(JOB, (), fields)
+        residency.jobs.forget(JOB)
+        latch.wait_ended(1)
 
 
 def test_no_job_starts_in_a_worker_that_leaves(residency: Residency, claim: Claim) -> None:
@@ -202,7 +299,7 @@ def test_the_engine_computes_before_celery_has_booked_the_job(
     ):
         job = client.submit(prompt="x", max_tokens=200)
         job.result(GET_S)
-        assert f"computed before {job.id}" in worker.text()
+        assert f"the engine was first at {job.id}" in worker.text()
         events = [entry.event for entry in job.stream(timeout=GET_S)]
         assert [type(event) for event in (events[0], events[-1])] == [Started, Finished]
 
