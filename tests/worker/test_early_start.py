@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,6 @@ from llorch_worker.contract import (
     Started,
     Tokens,
 )
-from llorch_worker.settings import Settings
 from llorch_worker.worker import consumer
 from llorch_worker.worker.consumer import MOST_EARLY_BYTES, JobConsumer
 from llorch_worker.worker.early_start import EarlyStart
@@ -37,10 +36,9 @@ from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency
 from tests.latch import Latch
 from tests.services import RedisServer, held_ids, running_worker, wait_until
-from tests.toy_engine import ToyEngine
+from tests.worker.conftest import JOB
 
 GET_S = 30
-JOB = "early"
 TOKENS = 3
 
 
@@ -156,36 +154,6 @@ def test_no_job_starts_early_beside_another(claim: Claim) -> None:
 
 
 # The runner, with an engine, a Redis and no Celery ------------------------------------------------
-
-
-@pytest.fixture
-def residency(redis_server: RedisServer) -> Iterator[Residency]:
-    settings = Settings(redis_url=redis_server.url)
-    residency = Residency(ToyEngine("toy", 2, 4096), settings, "w@test", on_broken=lambda: None)
-    residency.start()
-    yield residency
-    residency.close()
-
-
-@pytest.fixture
-def claim(redis_server: RedisServer) -> Iterator[Claim]:
-    claim = Claim(
-        job_id=JOB,
-        message=b"",
-        attempt=1,
-        fence=1,
-        list_key="",
-        suspect=False,
-        first_claimed_ms=0,
-        claimed_ms=0,
-        first=True,
-    )
-    with connect(redis_server.url) as store:
-        store.hset(keys.job(JOB), mapping={"state": "claimed", "fence": 1, "progress": 0})
-        HELD.add(claim)
-        yield claim
-        HELD.discard(claim)
-        store.delete(keys.job(JOB), keys.events(JOB))
 
 
 def test_a_job_that_started_early_runs_once(residency: Residency, claim: Claim) -> None:
