@@ -164,6 +164,7 @@ class JobRunner:
             tell = partial(self._tell, job.id)
             early = self._early.pop(job.id, None)
             if early is None:
+                self._check_healthy()
                 generation = self._submitter.submit(
                     claim, arguments, fields, enqueued_at, page.journal, tell
                 )
@@ -247,10 +248,13 @@ class JobRunner:
         else:
             self._publisher.append(job_id, event)
 
-    def _check_wanted(self, job: RunningJob, claim: Claim) -> None:
+    def _check_healthy(self) -> None:
+        # Not for a job that is in the engine: it may be what broke it, and its attempt counts.
         if not self._engine.healthy:
             self._end_broken()
             raise HandedBack
+
+    def _check_wanted(self, job: RunningJob, claim: Claim) -> None:
         if job.handed_back or self._leaving:
             raise HandedBack
         if job.cancelled or self._was_cancelled(claim):

@@ -158,7 +158,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing_more(
     claimed(store, "a")
     publisher.append("a", token(1))
     assert not publisher.flush("a", patience(FLUSH_S))
-    assert lost == ["a"]
+    wait_until(lambda: lost == ["a"])
     publisher.append("a", token(2))
     publisher.close(timeout_s=5)
     assert ids_of(read(store, "a")) == [0]
