@@ -148,8 +148,8 @@ class Residency:
             return
         self._said_what_a_stop_waits_for = True
         logger.warning(
-            "the worker is to end, but Redis is away: %d jobs here cannot store their results "
-            "until it answers; after %.0f s they are left to other workers",
+            "the worker is to end, but Redis is away: %d jobs here wait for it, at most %.0f s; "
+            "then they are left to other workers",
             len(HELD),
             self._settings.drain_s,
         )
