@@ -1,4 +1,4 @@
-"""Claims: which worker holds which job, for how long, and how a claim templates.
+"""Claims: which worker holds which job, for how long, and how a claim ends.
 
 A claim is a job's record with state ``claimed``, a lease and a fence. The fence grows whenever the
 claim changes hands, and every write for a job names the fence it is made under, so a worker that
@@ -104,12 +104,12 @@ def claim(
     """Take up to ``limit`` jobs: a suspect if that endangers nobody, then from ``lists`` in order.
 
     ``held`` are the claims that the caller has already. What became a dead letter on the way is
-    logged: no claim tells of it.
+    logged, the first few one by one: no claim tells of it.
     """
     held = tuple(held)
     suspect_held = next((claim.job_id for claim in held if claim.suspect), "")
     templates = _templates(worker, os.getpid(), terms.max_attempts)
-    taken, buried = run_script(
+    taken, buried, untold, untold_bytes = run_script(
         client,
         "claim",
         [keys.LEASES, keys.DEAD, suspects, *lists],
@@ -135,6 +135,12 @@ def claim(
             logger.error(
                 "refused an entry of %d bytes: it names no job; llorch dead list shows it", size
             )
+    if untold:
+        logger.error(
+            "%d more entries, of %d bytes together, are dead letters: see llorch dead list",
+            untold,
+            untold_bytes,
+        )
     return [
         Claim(
             job_id=_text(job_id),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from redis import Redis
+from redis.client import NEVER_DECODE
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.direct import lists_of_all_own
@@ -54,21 +55,35 @@ def unserved(client: Redis) -> dict[str, int]:
     priority.
 
     A stock producer that mistypes a model, or a worker, fills one. Only the keys themselves tell of
-    them; of a Redis with more than a million a part is looked at.
+    them; of a Redis with more than a million a part is looked at. Bytes that are not UTF-8 stand in
+    a queue's name as ``\\xff``.
     """
     known = {normal_queue(str(model)) for model in client.hkeys(keys.MODELS)}
     known |= {str(queue) for queue in client.zrange(keys.OWN_QUEUES, 0, -1)}
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    found: defaultdict[str, set[bytes]] = defaultdict(set)
     cursor = 0
     for _ in range(MOST_SCANS):
-        cursor, names = client.scan(
-            cursor, match=f"{QUEUE_PREFIX}*", count=SCANNED_AT_ONCE_KEYS, _type="list"
-        )
-        for name in map(str, names):
-            found[normal_queue_of(name)].add(name)
+        cursor, names = _scan_lists(client, cursor)
+        for name in names:
+            found[normal_queue_of(name.decode(errors="backslashreplace"))].add(name)
         if not cursor:
             break
-    return {
-        queue: sum(int(client.llen(name)) for name in found[queue])
-        for queue in sorted(found.keys() - known)
-    }
+    places = [(queue, name) for queue in sorted(found.keys() - known) for name in found[queue]]
+    with client.pipeline(transaction=False) as pipe:
+        for _, name in places:
+            pipe.llen(name)
+        lengths = [int(length) for length in pipe.execute()]
+    jobs: Counter[str] = Counter()
+    for (queue, _), length in zip(places, lengths, strict=True):
+        jobs[queue] += length
+    # None where somebody took the jobs since the scan.
+    return {queue: count for queue, count in jobs.items() if count}
+
+
+def _scan_lists(client: Redis, cursor: int) -> tuple[int, list[bytes]]:
+    """As ``client.scan``, with names as they are: anybody's list may be called anything."""
+    match: list[str | int] = ["MATCH", f"{QUEUE_PREFIX}*", "COUNT", SCANNED_AT_ONCE_KEYS]
+    scanned: tuple[int, list[bytes]] = client.execute_command(
+        "SCAN", cursor, *match, "TYPE", "list", **{NEVER_DECODE: True}
+    )
+    return scanned

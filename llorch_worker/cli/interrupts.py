@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
@@ -20,13 +20,8 @@ def terminable() -> Iterator[None]:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
+    with _handling(interrupt, signal.SIGTERM, signal.SIGHUP):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -40,21 +35,31 @@ def leaving_at_once() -> Iterator[None]:
         os.write(2, b"error: interrupted\n")
         os._exit(INTERRUPTED)
 
-    before = signal.getsignal(signal.SIGINT)
     # Not where it is ignored, as in a script's background.
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, leave)
-    yield
-    signal.signal(signal.SIGINT, before)
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with _handling(leave, *([signal.SIGINT] if heard else [])):
+        yield
 
 
 @contextmanager
 def deaf() -> Iterator[None]:
     """Nothing but SIGKILL interrupts the block; for what ends soon in any case."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def _handling(
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: signal.Signals
+) -> Iterator[None]:
+    """``handler`` handles these signals in the block, but none whose handler is not Python's: that
+    one could not be put back."""
+    found = {number: signal.getsignal(number) for number in numbers}
+    before = {number: was for number, was in found.items() if was is not None}
     try:
+        for number in before:
+            signal.signal(number, handler)
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, was in before.items():
+            signal.signal(number, was)

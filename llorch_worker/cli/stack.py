@@ -6,6 +6,7 @@ import shutil
 import socket
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,7 @@ class Stack:
         self._on_line = on_line
         self._starting = True
         self._stopping = False
+        self._held_back: deque[tuple[str, str]] = deque()
         self._children: dict[str, Child] = {}
         self._restarts: dict[str, int] = {}
         self._due_s: dict[str, float] = {}
@@ -82,6 +84,7 @@ class Stack:
         # From here on nothing may interrupt us: this ends within seconds in any case.
         with deaf():
             self._stop_all()
+            self._say_held_back(told=str(error or ""))
 
     def start(self) -> None:
         """Start what the plan names; Redis answers when this returns, the others are on their way.
@@ -126,6 +129,7 @@ class Stack:
                         f"{self._children[min(waiting)].last_words()}",
                     )
         self._starting = False
+        self._say_held_back()
         return [cards[name] for name in names]
 
     @property
@@ -227,10 +231,18 @@ class Stack:
         # is, because they do not start, it is in the error.
         if name in (REDIS, FLOWER) and (self._starting or self._stopping):
             return
-        # So is the sentence with which a worker ends.
+        # So is the sentence with which a worker ends; whether it does is not known yet.
         if self._starting and error_sentence(line) is not None:
+            self._held_back.append((name, line))
             return
         self._on_line(name, line)
+
+    def _say_held_back(self, told: str = "") -> None:
+        """Pass on what was held back, but not the sentence that ``told`` ends with."""
+        while self._held_back:
+            name, line = self._held_back.popleft()
+            if not told.endswith(f": {error_sentence(line.strip())}"):
+                self._on_line(name, line)
 
     def _ended(self, timeout_s: float) -> list[Child]:
         """Children that ended since last asked, after waiting for one at most ``timeout_s``."""

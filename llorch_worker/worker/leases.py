@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import redis
 from celery.utils.log import get_logger
+from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import claims, direct
 from llorch_worker.broker.held import HeldClaims
@@ -20,6 +22,8 @@ logger = get_logger(__name__)
 RENEWALS_A_LEASE = 4
 SECOND_LOOK_S = 0.5
 EX_SOFTWARE = 70
+_AWAY = (NoConnection, NoReply)
+"""What is raised where Redis does not answer; every other error is an answer."""
 
 
 class LeaseKeeper:
@@ -59,7 +63,10 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._on_away = on_away
         self._on_hang = on_hang or _exit
-        self._outage = Outage("cannot renew leases", "renewing leases again")
+        self._renewal = Outage("cannot renew leases", "renewing leases again")
+        self._sweeping = Outage(
+            "cannot look for jobs of dead workers", "looking for those jobs again"
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-leases", daemon=True)
 
@@ -73,24 +80,35 @@ class LeaseKeeper:
     def _run(self) -> None:
         period_s = min(self._lease_s / RENEWALS_A_LEASE, self._sweep_s)
         sweep_at_s = time.monotonic() + self._sweep_s
+        cut_off = False
         while not self._stop.wait(period_s):
             if self._hangs():
                 self._on_hang()
                 return
             began_s = time.monotonic()
-            try:
-                self._renew()
-                now_s = time.monotonic()
-                # An answer that took a lease's time, retries included, is no better than none.
-                if self._outage.lasts or now_s - began_s >= self._lease_s:
-                    sweep_at_s = now_s + self._lease_s
-                self._outage.over()
-                if now_s >= sweep_at_s:
-                    sweep_at_s = now_s + self._sweep_s
-                    self._sweep()
-            except RedisError as error:
-                self._outage.met(error)
+            if self._failure(self._renew, self._renewal) is not None:
+                cut_off = True
+                continue
+            now_s = time.monotonic()
+            # An answer that took a lease's time, retries included, is no better than none.
+            if cut_off or now_s - began_s >= self._lease_s:
+                sweep_at_s = now_s + self._lease_s
+            cut_off = False
+            if now_s >= sweep_at_s:
+                sweep_at_s = now_s + self._sweep_s
+                cut_off = isinstance(self._failure(self._sweep, self._sweeping), _AWAY)
+
+    def _failure(self, act: Callable[[], None], outage: Outage) -> RedisError | None:
+        """Does it; what kept it from being done, which is told already."""
+        try:
+            act()
+        except RedisError as error:
+            outage.met(error)
+            if isinstance(error, _AWAY):
                 self._on_away()
+            return error
+        outage.over()
+        return None
 
     def _hangs(self) -> bool:
         if self._stalled_for_s() < self._watchdog_s:

@@ -143,13 +143,13 @@ class Residency:
             return None
 
     def _say_what_a_stop_waits_for(self) -> None:
-        """Once, where the worker was told to stop and Redis is away."""
+        """Once, where the worker is to end, told to or with a broken engine, and Redis is away."""
         if self._said_what_a_stop_waits_for or state.should_stop is None or not len(HELD):
             return
         self._said_what_a_stop_waits_for = True
         logger.warning(
-            "told to stop, but Redis is away: %d jobs here cannot store their results until it "
-            "answers; after %.0f s they are left to other workers",
+            "the worker is to end, but Redis is away: %d jobs here wait for it, at most %.0f s; "
+            "then they are left to other workers",
             len(HELD),
             self._settings.drain_s,
         )

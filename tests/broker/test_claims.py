@@ -118,6 +118,17 @@ def test_an_entry_that_names_no_job_is_told_by_its_size_alone(
     ]
 
 
+def test_a_queue_of_junk_is_told_in_few_lines_however_long_it_is(
+    store: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.lpush(QUEUE, *["junk"] * 1_000)
+    assert claim_all(store) == []
+    assert store.llen(keys.DEAD) == 1_000
+    *singly, rest = caplog.messages
+    assert len(singly) == 10
+    assert rest.startswith("990 more entries, of 3960 bytes together, are dead letters")
+
+
 def test_a_job_without_attempts_left_is_told_by_its_id(
     store: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:

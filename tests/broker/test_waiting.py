@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from redis.client import Pipeline
 
 from llorch_worker.broker import direct, keys, queues
 from llorch_worker.broker.connection import connect
@@ -47,3 +48,24 @@ def test_it_is_found_among_many_other_keys(store: redis.Redis) -> None:
     store.mset({f"celery-task-meta-{number}": "" for number in range(20_000)})
     store.lpush("llorch.tyo", "a job")
     assert unserved(store) == {"llorch.tyo": 1}
+
+
+def test_a_queue_that_is_emptied_meanwhile_is_not_shown(
+    store: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.lpush("llorch.tyo", "a job")
+    store.lpush("llorch.tyi", "a job")
+    pipeline = store.pipeline
+
+    def taken_first(*, transaction: bool) -> Pipeline:
+        store.delete("llorch.tyo")
+        return pipeline(transaction=transaction)
+
+    monkeypatch.setattr(store, "pipeline", taken_first)
+    assert unserved(store) == {"llorch.tyi": 1}
+
+
+def test_a_queue_whose_name_is_no_text_is_shown_as_well_as_it_can_be(store: redis.Redis) -> None:
+    store.lpush(b"llorch.ty\xff", "a job")
+    store.lpush(b"llorch.ty\xff\x06\x169", "a job", "another")
+    assert unserved(store) == {"llorch.ty\\xff": 3}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from llorch_worker.cli.interrupts import deaf, leaving_at_once
 from tests.cli.command import environment
 
 INTERRUPTED_IN_IMPORT = """
@@ -42,3 +44,25 @@ def test_ctrl_c_while_the_command_loads_ends_it_without_a_traceback(
     out, err = says
     assert (ran.returncode, ran.stderr) == (code, err)
     assert ran.stdout.startswith(out)
+
+
+def test_ctrl_c_is_handled_as_before_once_a_block_failed() -> None:
+    def fail() -> None:
+        assert signal.getsignal(signal.SIGINT) is not before
+        raise ZeroDivisionError
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError), leaving_at_once():
+        fail()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[object] = []
+    # As where a program in C embeds the interpreter.
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "getsignal", lambda _number: None)
+        patch.setattr(signal, "signal", lambda *change: changes.append(change))
+        with leaving_at_once(), deaf():
+            pass
+    assert changes == []

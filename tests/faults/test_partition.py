@@ -253,7 +253,7 @@ def test_a_worker_told_to_stop_while_redis_is_away_ends_and_its_jobs_go_on_elsew
     proxy.isolate()
     worker.process.terminate()
     worker.wait_exit(timeout_s=20)
-    assert worker.text().count("jobs here cannot store their results") == 1
+    assert worker.text().count("the worker is to end, but Redis is away: ") == 1
     latch.open()
     start_worker("w2")
     witness.assert_whole(job, timeout_s=RECOVERY_S)

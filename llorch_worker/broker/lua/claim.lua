@@ -33,10 +33,11 @@
 -- A worker claims what it has room for, so a job begins with its claim and is STARTED from here on; but
 -- not one with an ETA, which is only held until its time.
 --
--- Returns {taken, buried}: for each job taken
+-- Returns {taken, buried, untold, untold_bytes}: for each job taken
 -- {id, message, attempts, fence, list, 1 if it is a suspect, ms of its first claim, ms of this,
--- 1 if nobody claimed it before, 1 if a cancel was asked for}, and for each entry that became a dead
--- letter {id, or '' where it names no job, its bytes}.
+-- 1 if nobody claimed it before, 1 if a cancel was asked for}; for each of the first entries that
+-- became dead letters {id, or '' where it names no job, its bytes}; and how many more did, with how
+-- many bytes. One claim may bury a whole queue of junk, and somebody logs what is returned.
 
 local leases, dead, suspects = KEYS[1], KEYS[2], KEYS[3]
 local lease_ms, max_attempts, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -45,7 +46,8 @@ local worker, keep_s, stream_s = ARGV[4], ARGV[5], ARGV[9]
 local clock = redis.call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local taken = {}
-local buried = {}
+local MOST_TOLD = 10
+local buried, untold, untold_bytes = {}, 0, 0
 local redelivered = {}
 for i = 12, #ARGV do
   redelivered[#redelivered + 1] = ARGV[i]
@@ -102,7 +104,11 @@ local function store(id, document)
 end
 
 local function bury(id, reason, message, list, attempts, history)
-  buried[#buried + 1] = {id, #message}
+  if #buried < MOST_TOLD then
+    buried[#buried + 1] = {id, #message}
+  else
+    untold, untold_bytes = untold + 1, untold_bytes + #message
+  end
   if not is_text(message) then
     message = message:gsub('[\128-\255]', '?')
   end
@@ -220,4 +226,4 @@ if #redelivered > 1 and #redelivered > redelivered_before then
     redis.call('HSET', 'llorch:job:' .. id, 'company', 1)
   end
 end
-return {taken, buried}
+return {taken, buried, untold, untold_bytes}

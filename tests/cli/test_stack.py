@@ -1,0 +1,111 @@
+"""What children say while they start reaches the user, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.cli import programs
+from llorch_worker.cli.children import Program, python
+from llorch_worker.cli.errors import CommandError
+from llorch_worker.cli.stack import Plan, Stack
+from llorch_worker.settings import Settings
+from tests.services import own_redis
+
+START_S = 60
+
+FAILS = """
+import pathlib, sys, time
+said, others = map(pathlib.Path, sys.argv[1:3])
+print("error: " + sys.argv[3], flush=True)
+said.touch()
+while not others.exists():
+    time.sleep(0.01)
+sys.exit(1)
+"""
+"""Once the other has said its sentence too."""
+
+TALKS = """
+import runpy, sys
+print("error: of no consequence", flush=True)
+sys.argv = ["llorch", "worker"]
+runpy.run_module("llorch_worker.cli", run_name="__main__")
+"""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A Redis of its own: other tests' workers are of this process' host too."""
+    with own_redis() as server:
+        yield server.url
+
+
+def plan(url: str, model: Path, *workers: str) -> Plan:
+    return Plan(
+        settings=Settings(redis_url=url, model=model, device="cpu"),
+        workers=tuple((name, "cpu") for name in workers),
+        redis_url=url,
+        flower_port=None,
+    )
+
+
+def start(stack: Stack) -> None:
+    stack.start()
+    stack.wait_ready(START_S)
+
+
+def fail_two(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, plan: Plan, sentences: dict[str, str]
+) -> tuple[str, list[str]]:
+    """The error of the stack, and the lines before it."""
+    here, there = sentences
+
+    def worker(name: str, *_: object, **__: object) -> Program:
+        other = there if name == here else here
+        arguments = (str(folder / name), str(folder / other), sentences[name])
+        return Program(name, python("-c", FAILS, *arguments))
+
+    monkeypatch.setattr(programs, "worker", worker)
+    lines: list[str] = []
+    stack = Stack(plan, lambda _name, line: lines.append(line))
+    with pytest.raises(CommandError) as caught, stack:
+        start(stack)
+    return caught.value.message, lines
+
+
+def test_two_workers_that_fail_differently_are_both_heard(
+    url: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentences = {"gpu0": "this card is taken", "gpu1": "that card is broken"}
+    error, lines = fail_two(monkeypatch, tmp_path, plan(url, demo_model, *sentences), sentences)
+    first, second = sentences if error.startswith("gpu0") else reversed(sentences)
+    assert error == f"{first} could not start: {sentences[first]}"
+    assert lines == [f"error: {sentences[second]}"]
+
+
+def test_two_workers_that_fail_alike_are_heard_once(
+    url: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentences = {"gpu0": "no such model", "gpu1": "no such model"}
+    error, lines = fail_two(monkeypatch, tmp_path, plan(url, demo_model, *sentences), sentences)
+    assert error.endswith(" could not start: no such model")
+    assert lines == []
+
+
+def test_an_error_of_a_worker_that_starts_all_the_same_is_heard(
+    url: str, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = programs.worker
+
+    def talkative(name: str, device: str, settings: Settings, *, own_redis: bool) -> Program:
+        program = worker(name, device, settings, own_redis=own_redis)
+        return replace(program, command=python("-c", TALKS))
+
+    monkeypatch.setattr(programs, "worker", talkative)
+    lines: list[str] = []
+    with Stack(plan(url, demo_model, "w"), lambda _name, line: lines.append(line)) as stack:
+        start(stack)
+        assert lines.count("error: of no consequence") == 1

@@ -1,0 +1,84 @@
+"""What the keeper of leases says and does where Redis fails a part of its work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.held import HeldClaims
+from llorch_worker.worker.leases import LeaseKeeper
+from tests.services import RedisServer, own_redis, wait_until
+
+NO_SWEEP = "cannot look for jobs of dead workers"
+NO_RENEWAL = "cannot renew leases"
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with own_redis() as server:
+        yield server
+
+
+@contextmanager
+def keeping(client: redis.Redis, away: threading.Event) -> Iterator[None]:
+    keeper = LeaseKeeper(
+        client,
+        HeldClaims(),
+        lease_s=0.2,
+        sweep_s=0.02,
+        direct_grace_s=60,
+        watchdog_s=60,
+        stalled_for_s=lambda: 0.0,
+        on_lost=lambda _job_id: None,
+        on_away=away.set,
+    )
+    keeper.start()
+    try:
+        yield
+    finally:
+        keeper.close()
+
+
+def said(caplog: pytest.LogCaptureFixture, sentence: str) -> int:
+    return sum(message.startswith(sentence) for message in caplog.messages)
+
+
+def test_a_sweep_that_redis_refuses_is_told_once_and_not_as_an_absence(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = threading.Event()
+    caplog.set_level("INFO")
+    with connect(server.url) as client:
+        client.set(keys.OWN_QUEUES, "no zset")
+        with keeping(client, away):
+            wait_until(lambda: said(caplog, NO_SWEEP))
+            before = scripts_run(client)
+            wait_until(lambda: scripts_run(client) > before + 20)
+            client.delete(keys.OWN_QUEUES)
+            wait_until(lambda: said(caplog, "looking for those jobs again"))
+    assert said(caplog, NO_SWEEP) == 1
+    assert said(caplog, NO_RENEWAL) == said(caplog, "renewing leases again") == 0
+    assert not away.is_set()
+
+
+def scripts_run(client: redis.Redis) -> int:
+    """Of renewals and sweeps alike."""
+    return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
+def test_a_redis_that_is_gone_is_told_as_an_absence(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = threading.Event()
+    caplog.set_level("INFO")
+    with connect(server.url) as client, keeping(client, away):
+        server.halt()
+        wait_until(lambda: said(caplog, NO_RENEWAL) and away.is_set())
+        server.start()
+        wait_until(lambda: said(caplog, "renewing leases again"))
