@@ -107,6 +107,16 @@ class RedisServer:
             self._process.wait(STOP_TIMEOUT_S)
             self._process = None
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It keeps its connections, and answers nobody."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def remove(self) -> None:
         self.halt()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -259,7 +269,7 @@ def begun(job: Job) -> Job:
 
 def held_ids(client: redis.Redis) -> set[str]:
     """The ids of the jobs that workers hold."""
-    return set(client.zrange(keys.LEASES, 0, -1))
+    return {str(job_id) for job_id in client.zrange(keys.LEASES, 0, -1)}
 
 
 def secret_free(text: str, *secrets: str) -> bool:

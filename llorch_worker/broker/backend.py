@@ -15,6 +15,7 @@ from celery.backends.redis import RedisBackend, SentinelBackend
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.held import HELD
+from llorch_worker.broker.lean_redis import LeanRedis
 from llorch_worker.broker.results import decode_state, now, result_meta, terminal_event
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationResult, encode_event
@@ -22,6 +23,9 @@ from llorch_worker.contract import GenerationResult, encode_event
 
 class _OneEnd:
     """Mixed into Celery's backends; see the module."""
+
+    def _get_client(self) -> Any:
+        return LeanRedis
 
     def _get_result_meta(
         self: Any, result: Any, state: str, traceback: str | None, request: Any, **_: Any
@@ -53,8 +57,9 @@ class _OneEnd:
         )
         meta["task_id"] = task_id
         if state == states.SUCCESS and isinstance(result, GenerationResult):
-            # As Celery would encode it, without its way of finding out what this is.
-            document = json.dumps(meta | {"result": result.__json__()})
+            # What Celery would store, without its way of finding out what this is.
+            del meta["result"]
+            document = f'{json.dumps(meta)[:-1]}, "result": {result.to_json()}}}'
             event = encode_event(terminal_event(result))
         else:
             document = self.encode(meta)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
+from typing import Any
 
 from kombu.log import get_logger
 from redis import Redis
@@ -109,26 +111,31 @@ def claim(
     held = tuple(held)
     suspect_held = next((claim.job_id for claim in held if claim.suspect), "")
     templates = _templates(worker, os.getpid(), terms.max_attempts)
-    taken, buried, untold, untold_bytes = run_script(
-        client,
-        "claim",
-        [keys.LEASES, keys.DEAD, suspects, *lists],
-        [
-            terms.lease_ms,
-            terms.max_attempts,
-            limit,
-            worker,
-            terms.result_ttl_s,
-            suspect_held,
-            templates.failure.replace(_NOW, now()),
-            templates.last_event,
-            terms.stream_ttl_s,
-            MOST_DEAD_LETTERS,
-            templates.started,
-            *(claim.job_id for claim in held if claim.redelivered),
-        ],
+    answer = iter(
+        run_script(
+            client,
+            "claim",
+            [keys.LEASES, keys.DEAD, suspects, *lists],
+            [
+                terms.lease_ms,
+                terms.max_attempts,
+                limit,
+                worker,
+                terms.result_ttl_s,
+                suspect_held,
+                templates.failure.replace(_NOW, now()),
+                templates.last_event,
+                terms.stream_ttl_s,
+                MOST_DEAD_LETTERS,
+                templates.started,
+                *(claim.job_id for claim in held if claim.redelivered),
+            ],
+        )
     )
-    for job_id, size in buried:
+    taken = [_claim_of(answer) for _ in range(next(answer))]
+    told, untold, untold_bytes = islice(answer, 3)
+    for _ in range(told):
+        job_id, size = islice(answer, 2)
         if job_id:
             logger.error("job %s is a dead letter: %s", _text(job_id), templates.error.message)
         else:
@@ -141,32 +148,26 @@ def claim(
             untold,
             untold_bytes,
         )
-    return [
-        Claim(
-            job_id=_text(job_id),
-            message=message.encode() if isinstance(message, str) else message,
-            attempt=int(attempt),
-            fence=int(fence),
-            list_key=_text(list_key),
-            suspect=bool(int(suspect)),
-            first_claimed_ms=int(first_ms),
-            claimed_ms=int(now_ms),
-            first=bool(int(first)),
-            cancelled=bool(int(cancelled)),
-        )
-        for (
-            job_id,
-            message,
-            attempt,
-            fence,
-            list_key,
-            suspect,
-            first_ms,
-            now_ms,
-            first,
-            cancelled,
-        ) in taken
-    ]
+    return taken
+
+
+def _claim_of(answer: Iterator[Any]) -> Claim:
+    """The next claim in the answer of ``lua/claim.lua``."""
+    job_id, message, attempt, fence, list_key, suspect, first_ms, now_ms, first, cancelled = islice(
+        answer, 10
+    )
+    return Claim(
+        job_id=_text(job_id),
+        message=message.encode() if isinstance(message, str) else message,
+        attempt=int(attempt),
+        fence=int(fence),
+        list_key=_text(list_key),
+        suspect=bool(int(suspect)),
+        first_claimed_ms=int(first_ms),
+        claimed_ms=int(now_ms),
+        first=bool(int(first)),
+        cancelled=bool(int(cancelled)),
+    )
 
 
 def renew(client: Redis, claims: Iterable[Claim], *, lease_ms: int) -> list[str]:

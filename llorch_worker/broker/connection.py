@@ -19,6 +19,7 @@ from redis.client import PubSub
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from llorch_worker.broker.lean_redis import LeanRedis
 from llorch_worker.broker.sentinel import SEPARATOR, SentinelUrl, is_sentinel
 
 CONNECT_TIMEOUT_S = 3.0
@@ -74,13 +75,13 @@ def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis.Redi
     }
     with broker_errors(url):
         if not is_sentinel(url):
-            return redis.Redis.from_url(url, **options)
+            return LeanRedis.from_url(url, **options)
         parsed = SentinelUrl.parse(url)
         sentinel = redis.sentinel.Sentinel(
             parsed.sentinels, sentinel_kwargs=parsed.sentinel_options
         )
         master: redis.Redis = sentinel.master_for(
-            parsed.master_name, **options | parsed.redis_options
+            parsed.master_name, redis_class=LeanRedis, **options | parsed.redis_options
         )
         return master
 

@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import binascii
 from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
+import redis
 from kombu import transport as kombu_transports
 from kombu.log import get_logger
 from kombu.transport import redis as kombu_redis
@@ -31,6 +34,7 @@ from llorch_worker.broker import claims, dead_letters, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.held import HELD
+from llorch_worker.broker.lean_redis import LeanRedis
 from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
@@ -43,6 +47,12 @@ TRACKING_CHANNEL = "__redis__:invalidate"
 _NO_ENVELOPE = (
     binascii.Error, LookupError, TypeError, ValueError, AttributeError, RecursionError
 )  # fmt: skip
+
+
+@lru_cache
+def _places(consumed: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Where the jobs of the ``consumed`` queues wait: their lists, and that of the suspects."""
+    return tuple(queues.lists(consumed)), queues.suspects(queues.model_of(consumed[0]))
 
 
 class ClaimQoS(kombu_redis.QoS):
@@ -125,7 +135,7 @@ class ClaimChannel(kombu_redis.Channel):
     @property
     def consumes_jobs(self) -> bool:
         active = self.active_queues
-        return bool(active) and all(queues.is_job_queue(queue) for queue in active)
+        return bool(active) and all(map(queues.is_job_queue, active))
 
     def look_again(self) -> None:
         """Claims at the next turn of the loop, news or not."""
@@ -213,6 +223,8 @@ class ClaimChannel(kombu_redis.Channel):
         self._tracked_socket = connection._sock
 
     def _claim_and_deliver(self) -> None:
+        consumed = tuple(self.active_queues)
+        lists, suspects = _places(consumed)
         room = MOST_JOBS_A_CLAIM
         if self.qos.prefetch_count:
             room = min(room, self.qos.prefetch_count - len(HELD))
@@ -220,8 +232,8 @@ class ClaimChannel(kombu_redis.Channel):
             with self.conn_or_acquire() as client:
                 taken = claims.claim(
                     client,
-                    lists=queues.lists(self.active_queues),
-                    suspects=queues.suspects(queues.model_of(self.active_queues[0])),
+                    lists=lists,
+                    suspects=suspects,
                     held=HELD.all(),
                     limit=room,
                     worker=self.worker,
@@ -243,25 +255,24 @@ class ClaimChannel(kombu_redis.Channel):
         waiting = deque(taken)
         try:
             while waiting:
-                self._deliver_claim(waiting.popleft())
+                self._deliver_claim(waiting.popleft(), consumed)
         finally:
             # Where a delivery failed nobody will settle what came after it: the leases must lapse.
             for claim in waiting:
                 HELD.discard(claim)
 
-    def _deliver_claim(self, claim: Claim) -> None:
+    def _deliver_claim(self, claim: Claim, consumed: Sequence[str]) -> None:
         envelope = self._envelope(claim.message)
         if envelope is None:
             self._bury_unreadable(claim)
             return
         # A tag of our own: what a producer wrote may be another message's too.
         tag = f"{claim.job_id}/{claim.fence}"
-        envelope["properties"] = envelope["properties"] | {"delivery_tag": tag}
+        envelope["properties"] |= {"delivery_tag": tag}
         self.delivered[tag] = claim
         # What came from this worker's own queue, or from the suspects, is of a shared one now.
         queue = queues.queue_of(claim.list_key)
-        consumed = queue if queue in self.active_queues else self.active_queues[0]
-        self.connection._deliver(envelope, consumed)
+        self.connection._deliver(envelope, queue if queue in consumed else consumed[0])
 
     def _bury_unreadable(self, claim: Claim) -> None:
         size = len(claim.message)
@@ -277,22 +288,34 @@ class ClaimChannel(kombu_redis.Channel):
             HELD.discard(claim)
 
     def _envelope(self, raw: bytes) -> dict[str, Any] | None:
+        """The message as kombu's envelope, its body decoded; None where it is no message."""
         try:
-            envelope = loads(bytes_to_str(raw))
+            envelope: Any = loads(bytes_to_str(raw))
             # What delivery and acknowledgement will read, read once where failing is harmless.
-            message = self.Message(envelope, channel=self)
-            info = message.delivery_info
-            names = (message.delivery_tag, info["exchange"], info["routing_key"])
+            properties, headers = envelope["properties"], envelope.get("headers")
+            info = properties["delivery_info"]
+            names = (properties["delivery_tag"], info["exchange"], info["routing_key"])
+            body = envelope.get("body")
+            if body:
+                body = self.decode_body(body, properties.get("body_encoding"))
         except _NO_ENVELOPE:
             return None
-        return dict(envelope) if all(isinstance(name, str) for name in names) else None
+        objects = (envelope, properties, headers or {})
+        if not all(isinstance(each, dict) for each in objects):
+            return None
+        if not all(isinstance(name, str) for name in names):
+            return None
+        return {**envelope, "body": body, "properties": {**properties, "body_encoding": None}}
 
     def _create_client(self, asynchronous: bool = False) -> Any:
         if asynchronous:
             return super()._create_client(asynchronous=True)
         # kombu makes one for every command, which costs more than the command.
         if self._pooled_client is None or self._pooled_client.connection_pool is not self.pool:
-            self._pooled_client = super()._create_client()
+            client = super()._create_client()
+            # With a key prefix it is kombu's own.
+            stock = type(client) is redis.Redis
+            self._pooled_client = LeanRedis(connection_pool=self.pool) if stock else client
         return self._pooled_client
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:

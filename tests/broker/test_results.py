@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from kombu.utils.json import dumps
+from pydantic import ValidationError
 
 from llorch_worker.broker.results import decode_state, terminal_event
 from llorch_worker.contract import (
@@ -54,6 +56,25 @@ def test_a_result_comes_back_as_it_was_stored() -> None:
     state = decode_state(meta("SUCCESS", RESULT.__json__()))
     assert state.end == RESULT
     assert isinstance(terminal_event(RESULT), Finished)
+
+
+def test_a_result_is_the_same_by_either_encoder() -> None:
+    """Celery's, and the one that the backend takes."""
+    result = RESULT.model_copy(update={"metadata": {"é": [None, 2**70, {"🙂": "\u2028"}]}})
+    assert json.loads(result.to_json()) == json.loads(dumps(result))
+    assert decode_state(meta("SUCCESS", json.loads(result.to_json()))).end == result
+
+
+def test_what_is_wrong_with_a_stored_result_is_told() -> None:
+    stored = RESULT.__json__() | {"seed": "no number"}
+    with pytest.raises(ValidationError, match="seed"):
+        decode_state(meta("SUCCESS", stored))
+
+
+def test_half_a_character_in_an_error_can_be_read() -> None:
+    """A stranger's task name, say; JSON can escape it, and Unicode has no such thing."""
+    end = decode_state(error_meta(KeyError("x\ud83d"))).end
+    assert isinstance(end, InternalError)
 
 
 def test_an_error_comes_back_as_its_own_class_with_its_faults() -> None:

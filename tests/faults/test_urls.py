@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,20 +13,18 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import Cancelled, Tokens
+from tests.faults.sentinel import PASSWORD, sentinel
 from tests.services import (
     LOCALHOST,
-    RedisServer,
     free_port,
     held_ids,
     own_redis,
     redis_binaries,
     running_worker,
-    tethered,
     wait_until,
 )
 
 GET_S = 30
-PASSWORD = "swordfish"
 
 
 def has_tls(binary: Path) -> bool:
@@ -65,25 +62,6 @@ def tls_url(tmp_path: Path) -> Iterator[str]:
     )  # fmt: skip
     with own_redis(binary=binary, options=options):
         yield f"rediss://{LOCALHOST}:{port}/0?ssl_ca_certs={public}"
-
-
-@contextmanager
-def sentinel(folder: Path, master: RedisServer) -> Iterator[int]:
-    """A sentinel that watches ``master``; its port."""
-    port = free_port()
-    settings = folder / f"sentinel-{port}.conf"
-    settings.write_text(
-        f"port {port}\nbind {LOCALHOST}\ndir {folder}\nlogfile {folder}/sentinel-{port}.log\n"
-        f"sentinel monitor jobs {LOCALHOST} {master.port} 1\n"
-        f"sentinel auth-pass jobs {PASSWORD}\n"
-    )
-    command = tethered(str(redis_binaries()[0]), str(settings), "--sentinel")
-    process = subprocess.Popen(command, start_new_session=True)
-    try:
-        yield port
-    finally:
-        process.terminate()
-        process.wait(GET_S)
 
 
 @pytest.fixture

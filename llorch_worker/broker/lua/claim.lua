@@ -33,11 +33,11 @@
 -- A worker claims what it has room for, so a job begins with its claim and is STARTED from here on; but
 -- not one with an ETA, which is only held until its time.
 --
--- Returns {taken, buried, untold, untold_bytes}: for each job taken
--- {id, message, attempts, fence, list, 1 if it is a suspect, ms of its first claim, ms of this,
--- 1 if nobody claimed it before, 1 if a cancel was asked for}; for each of the first entries that
--- became dead letters {id, or '' where it names no job, its bytes}; and how many more did, with how
--- many bytes. One claim may bury a whole queue of junk, and somebody logs what is returned.
+-- Returns a flat list, which Redis sends in one piece: how many jobs were taken; for each of them id,
+-- message, attempts, fence, list, 1 if it is a suspect, ms of its first claim, ms of this, 1 if nobody
+-- claimed it before, 1 if a cancel was asked for; how many of the entries that became dead letters are
+-- told here, and how many more did, with how many bytes; and for each of the former its id, or '' where
+-- it names no job, and its bytes. One claim may bury a whole queue of junk, and somebody logs this.
 
 local leases, dead, suspects = KEYS[1], KEYS[2], KEYS[3]
 local lease_ms, max_attempts, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -226,4 +226,17 @@ if #redelivered > 1 and #redelivered > redelivered_before then
     redis.call('HSET', 'llorch:job:' .. id, 'company', 1)
   end
 end
-return {taken, buried, untold, untold_bytes}
+local answer = {#taken}
+for _, claim in ipairs(taken) do
+  for _, value in ipairs(claim) do
+    answer[#answer + 1] = value
+  end
+end
+answer[#answer + 1] = #buried
+answer[#answer + 1] = untold
+answer[#answer + 1] = untold_bytes
+for _, letter in ipairs(buried) do
+  answer[#answer + 1] = letter[1]
+  answer[#answer + 1] = letter[2]
+end
+return answer

@@ -1,0 +1,39 @@
+"""A real Sentinel for tests."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.services import (
+    LOCALHOST,
+    STOP_TIMEOUT_S,
+    RedisServer,
+    free_port,
+    redis_binaries,
+    tethered,
+)
+
+PASSWORD = "swordfish"
+"""Of the Redis that it watches."""
+
+
+@contextmanager
+def sentinel(folder: Path, master: RedisServer) -> Iterator[int]:
+    """A sentinel that watches ``master``; its port."""
+    port = free_port()
+    settings = folder / f"sentinel-{port}.conf"
+    settings.write_text(
+        f"port {port}\nbind {LOCALHOST}\ndir {folder}\nlogfile {folder}/sentinel-{port}.log\n"
+        f"sentinel monitor jobs {LOCALHOST} {master.port} 1\n"
+        f"sentinel auth-pass jobs {PASSWORD}\n"
+    )
+    command = tethered(str(redis_binaries()[0]), str(settings), "--sentinel")
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        yield port
+    finally:
+        process.terminate()
+        process.wait(STOP_TIMEOUT_S)
