@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from celery import Celery
 from redis import Redis
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.direct import lists_of_own
-from llorch_worker.broker.message import job_message
+from llorch_worker.broker.message import JobMessages
 from llorch_worker.broker.queues import list_of, own_queue, route
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.scripts import run_script
@@ -19,7 +18,7 @@ from llorch_worker.contract import GenerationRequest, QueueFull
 
 def enqueue(
     client: Redis,
-    app: Celery,
+    messages: JobMessages,
     request: GenerationRequest,
     *,
     model: ModelCard,
@@ -39,7 +38,7 @@ def enqueue(
     """
     to = route(model.name, request.priority, worker)
     own = [] if worker is None else lists_of_own(own_queue(model.name, worker))
-    before, after = job_message(app, request, model=model.name, job_id=job_id, to=to)
+    before, after = messages.write(request, model=model.name, job_id=job_id, to=to)
     key = request.idempotency_key
     try:
         outcome, value = run_script(

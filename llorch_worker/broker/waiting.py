@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 
 from redis import Redis
 from redis.client import NEVER_DECODE
@@ -33,9 +34,10 @@ class Waiting:
     direct: int
 
 
-def lists_of(model: str) -> list[str]:
+@lru_cache
+def lists_of(model: str) -> tuple[str, ...]:
     """Every Redis list that jobs for any worker of ``model`` wait in, the suspects' last."""
-    return [*lists(queues(model)), suspects(model)]
+    return *lists(queues(model)), suspects(model)
 
 
 def waiting(client: Redis, model: str) -> Waiting:

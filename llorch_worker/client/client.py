@@ -15,6 +15,7 @@ from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.celery_app import producer_app
 from llorch_worker.broker.connection import Subscriptions, broker_errors, connect, is_out_of_memory
 from llorch_worker.broker.enqueue import enqueue
+from llorch_worker.broker.message import JobMessages
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.admission import Admission
 from llorch_worker.client.status import JobStatus, job_status
@@ -51,6 +52,7 @@ class Client:
         self.model = model
         self.redis = connect(settings.redis_url)
         self._app = producer_app(settings.redis_url)
+        self._messages = JobMessages(self._app)
         self._admission = Admission(self.redis)
         self._subscriptions = Subscriptions(self.redis)
 
@@ -84,7 +86,7 @@ class Client:
             model = self._admission.admit(request, self.model, worker)
             job_id = enqueue(
                 self.redis,
-                self._app,
+                self._messages,
                 request,
                 model=model,
                 job_id=uuid(),

@@ -155,7 +155,8 @@ class GenerationRequest(BaseModel):
                 {"limit": MAX_METADATA_DEPTH},
             )
         try:
-            size = len(json.dumps(value, allow_nan=False).encode())
+            # Text that is no Unicode cannot be encoded: half a character, which JSON can escape.
+            size = len(json.dumps(value, allow_nan=False, ensure_ascii=False).encode())
         except (TypeError, ValueError) as error:
             raise PydanticCustomError("metadata", "must be plain JSON") from error
         if size > MAX_METADATA_BYTES:
@@ -199,6 +200,10 @@ class GenerationRequest(BaseModel):
     def wire(self) -> dict[str, Any]:
         """The kwargs of ``llorch.generate``: plain JSON without the defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)
+
+    def wire_json(self) -> str:
+        """The members of :meth:`wire` but the model, as JSON without the braces."""
+        return self.model_dump_json(exclude={"model"}, exclude_defaults=True)[1:-1]
 
     def __repr__(self) -> str:
         # Requests end up in logs by accident; their prompts must not.

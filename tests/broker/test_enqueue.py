@@ -160,6 +160,34 @@ def test_the_limit_is_exact_under_many_producers(producer: Client) -> None:
     assert waiting(producer.redis, "toy").jobs == 25
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": 'ü \u2028 "quoted" \\ {"a": null} @fields@ @body@\x00'},
+        {"prompt_token_ids": [1, 2], "logit_bias": {17: -1.5}, "temperature": 0, "seed": 2**62},
+        {"messages": [{"role": "user", "content": "é"}], "stop": ["\n", "🙂"], "model": "toy"},
+        {"prompt": "x", "metadata": {"é": [None, True, 1e300, 2**70, {}]}, "priority": "low"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_job_arrives_as_it_was_written(
+    producer: Client, stock: Celery, fields: dict[str, Any]
+) -> None:
+    request = GenerationRequest(**fields)
+    to = queues.route("toy", request.priority)
+    # The second comes from the same form as the first.
+    jobs = [producer.submit(request) for _ in range(2)]
+    for raw, job in zip(
+        reversed(producer.redis.lrange(queues.list_of(to), 0, -1)), jobs, strict=True
+    ):
+        message = json.loads(raw)
+        arguments, arrived, _ = json.loads(base64.b64decode(message["body"]))
+        assert arguments == []
+        assert arrived == {**json.loads(json.dumps(request.wire())), "model": "toy"}
+        assert GenerationRequest(**arrived) == request.model_copy(update={"model": "toy"})
+        assert message["headers"]["id"] == message["headers"]["root_id"] == job.id
+
+
 @pytest.mark.parametrize("key", [None, "once"])
 def test_an_enqueue_whose_answer_was_lost_is_sent_again_and_counts_once(
     producer: Client, key: str | None
@@ -167,7 +195,7 @@ def test_an_enqueue_whose_answer_was_lost_is_sent_again_and_counts_once(
     request = GenerationRequest(prompt="x", idempotency_key=key)
     for _ in range(2):
         job_id = enqueue(
-            producer.redis, producer._app, request, model=card(1), job_id="mine", ttl_s=60
+            producer.redis, producer._messages, request, model=card(1), job_id="mine", ttl_s=60
         )
         assert job_id == "mine"
     assert producer.redis.llen(QUEUE) == 1

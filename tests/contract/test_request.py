@@ -68,6 +68,8 @@ def test_defaults_are_those_of_the_contract() -> None:
         ({"prompt": "a", "deadline_s": 0}, "deadline_s"),
         ({"prompt": "a", "metadata": {"k": "v" * MAX_METADATA_BYTES}}, "metadata"),
         ({"prompt": "a", "metadata": {"k": {1, 2}}}, "metadata"),
+        ({"prompt": "a", "metadata": {"k": "half a character: \ud83d"}}, "metadata"),
+        ({"prompt": "a", "metadata": {"\ud83d": 1}}, "metadata"),
         ({"prompt": "a", "temprature": 1}, "temprature"),
     ],
 )
