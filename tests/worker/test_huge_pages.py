@@ -1,0 +1,79 @@
+"""Python's memory moves into huge pages where the kernel can."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llorch_worker.worker import huge_pages
+
+MEASURE = """
+import ctypes, json, mmap
+from pathlib import Path
+from llorch_worker.worker.huge_pages import MADV_COLLAPSE, collapse_heap
+
+MIB = 2**20
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+def sizes():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    found = dict(line.split(":") for line in lines)
+    return [int(found[name].split()[0]) // 1024 for name in ("Rss", "AnonHugePages")]
+
+kept = [b"%d" % number * 50 for number in range(200_000)]
+never_touched = mmap.mmap(-1, 64 * MIB, flags=PRIVATE)
+before = sizes()
+collapse_heap()
+after = sizes()
+assert all(text == b"%d" % number * 50 for number, text in enumerate(kept))
+
+probe = mmap.mmap(-1, 8 * MIB, flags=PRIVATE)
+probe.write(b"x" * 8 * MIB)
+start = ctypes.addressof(ctypes.c_char.from_buffer(probe))
+start += -start % (2 * MIB)
+refused = ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(2 * MIB), MADV_COLLAPSE)
+switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+can = refused == 0 and switch.exists() and "[never]" not in switch.read_text()
+print(json.dumps([can, before, after]))
+"""
+
+
+def test_what_is_in_use_moves_and_nothing_else_becomes_resident() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True
+    )
+    can, (resident, huge), (resident_after, huge_after) = json.loads(done.stdout)
+    if not can:
+        pytest.skip("this kernel collapses no pages on request")
+    assert huge_after - huge >= 32, "MiB: the 200,000 texts at least"
+    assert resident_after - resident < 32, "MiB: not what was never touched"
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(), psutil.AccessDenied(), AttributeError()])
+def test_mappings_that_cannot_be_read_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    switch = tmp_path / "enabled"
+    switch.write_text("always [madvise] never")
+    monkeypatch.setattr(huge_pages, "_SWITCH", switch)
+    monkeypatch.setattr(psutil.Process, "memory_maps", refuse)
+    huge_pages.collapse_heap()
+
+
+def test_the_operator_s_never_is_obeyed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("looked for memory to move")
+
+    switch = tmp_path / "enabled"
+    switch.write_text("always madvise [never]")
+    monkeypatch.setattr(huge_pages, "_SWITCH", switch)
+    monkeypatch.setattr(psutil.Process, "memory_maps", fail)
+    huge_pages.collapse_heap()
