@@ -34,6 +34,9 @@ class JobRequest(Request):  # type: ignore[misc]
         self._kwargsrepr = (
             summarise(self._kwargs) if isinstance(self._kwargs, Mapping) else describe(self._kwargs)
         )
+        # A producer may want no result; but readers wait for the end of the stream, which is stored
+        # with it, and a cancel or a second delivery finds it there.
+        self._ignore_result = self._request_dict["ignore_result"] = False
         # The tracer logs from the headers.
         self._request_dict["argsrepr"] = self._argsrepr
         self._request_dict["kwargsrepr"] = self._kwargsrepr

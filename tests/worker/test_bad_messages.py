@@ -74,11 +74,12 @@ def test_an_entry_that_is_no_message_is_dropped(client: Client, entry: bytes) ->
         envelope(GOOD_BODY, headers={"task": TASK_NAME}),
         envelope(GOOD_BODY, headers={"task": TASK_NAME, "id": 5}),
         envelope(GOOD_BODY, headers={"task": TASK_NAME, "id": "x" * 1000}),
+        envelope(GOOD_BODY, headers={"task": TASK_NAME, "id": "half a character: \ud800"}),
         envelope(GOOD_BODY, headers={"task": ["x"], "id": "x"}),
         envelope({"task": TASK_NAME}, headers={}),
         envelope({"task": TASK_NAME, "id": "x", "kwargs": 3}, headers={}),
     ],
-    ids=lambda message: str(message["headers"])[:40],
+    ids=lambda message: ascii(message["headers"])[:60],
 )
 def test_a_message_without_a_usable_id_is_discarded(client: Client, message: Any) -> None:
     client.redis.lpush(QUEUE, json.dumps(message))
@@ -146,8 +147,10 @@ def test_protocol_1_still_works(client: Client) -> None:
         ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "x", "temperature": float("nan")}, "temperature"),
         ({"prompt": "x", "priority": 5}, "priority"),
+        ({"prompt": "half a character: \ud800"}, "prompt"),
+        ({"prompt": "x", "metadata": {"\udfff": "\\ud800"}}, "metadata"),
     ],
-    ids=str,
+    ids=ascii,
 )
 def test_a_request_that_breaks_a_rule_is_refused_by_name(
     stock: Celery, kwargs: dict[str, Any], field: str

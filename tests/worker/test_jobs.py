@@ -55,6 +55,17 @@ def begun(job: Job) -> Job:
     return job
 
 
+def test_a_job_whose_producer_wants_no_result_ends_all_the_same(
+    story_worker: WorkerProcess, stock: Celery, client: Client
+) -> None:
+    kwargs = {"prompt": "x", "max_tokens": 5, "ignore_eos": True}
+    sent = stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE, ignore_result=True)
+    events = [entry.event for entry in client.job(sent.id).stream(timeout=GET_S)]
+    assert sum(len(event.ids) for event in events if isinstance(event, Tokens)) == 5
+    assert events[-1].type == "finished"
+    assert client.job(sent.id).status().state == "succeeded"
+
+
 def test_a_stock_producer_gets_a_dict(story_worker: WorkerProcess) -> None:
     answer = produce(story_worker, prompt=PROMPT, max_tokens=16, temperature=0)
     value = answer["value"]

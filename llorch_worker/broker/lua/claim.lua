@@ -74,6 +74,11 @@ end
 -- The job's id, and whether it waits for an ETA; nil where the message has none.
 local function read(message)
   local ok, decoded = pcall(cjson.decode, message)
+  local mended = not ok
+  if mended then
+    -- Half a character, which Python's JSON may hold: in a prompt, that the worker refuses by name.
+    ok, decoded = pcall(cjson.decode, (message:gsub('\\u[dD][89a-fA-F]%x%x', '\\u0000')))
+  end
   if not ok or type(decoded) ~= 'table' or type(decoded.headers) ~= 'table' then
     return nil
   end
@@ -82,7 +87,8 @@ local function read(message)
     -- Celery's first message protocol
     id = decoded.properties.correlation_id
   end
-  if type(id) ~= 'string' or #id == 0 or #id > 255 or not is_text(id) then
+  if type(id) ~= 'string' or #id == 0 or #id > 255 or not is_text(id)
+      or mended and id:find('%z') then
     return nil
   end
   local eta = decoded.headers.eta
