@@ -81,7 +81,8 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
         task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
         raise JobCancelled("cancelled") from None
     except HandedBack:
-        raise Reject("the worker is stopping", requeue=True) from None
+        # To whoever comes next, or nowhere, where another worker has it already.
+        raise Reject("it goes on elsewhere", requeue=True) from None
 
 
 def register(app: Celery) -> Task:

@@ -174,7 +174,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
         try:
             self._hub.run_once()
         except Exception as error:  # noqa: BLE001 - jobs must end whatever breaks the loop
-            logger.warning("the event loop broke while draining: %s", type(error).__name__)
+            # A cold shutdown began in the midst of this turn, and closed what it turns.
+            if not state.should_terminate:
+                logger.warning("the event loop broke while draining: %s", type(error).__name__)
             return False
         return True
 

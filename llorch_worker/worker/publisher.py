@@ -256,5 +256,8 @@ class Publisher:
             outbox.lost = True
             outbox.events, outbox.sending = [], []
             outbox.settled.set()
-        logger.warning("lost the claim on job %s; another worker goes on", outbox.claim.job_id)
+        logger.warning(
+            "lost the claim on job %s: another worker has it, or Redis has lost it",
+            outbox.claim.job_id,
+        )
         self._on_lost(outbox.claim.job_id)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps, signals
-from celery.exceptions import WorkerShutdown
+from celery.app.trace import logger as trace_logger
+from celery.exceptions import Reject, WorkerShutdown
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import get_logger
 from celery.worker import state
@@ -54,6 +56,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Exits with code 1 and one sentence where the model cannot be made resident."""
         # Celery's own handler shows the local variables of every frame, prompts among them.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
+        trace_logger.addFilter(_HandBackInOneLine())
         try:
             _check_options(worker)
             place = self._take_place(worker)
@@ -132,6 +135,15 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             **settings.engine_options,
         )
         return engine
+
+
+class _HandBackInOneLine(logging.Filter):
+    """Celery logs a job that goes back to its queue with a traceback, as if it were a defect."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], Reject):
+            record.exc_info = None
+        return True
 
 
 def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int], None]:

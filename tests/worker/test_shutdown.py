@@ -134,14 +134,28 @@ def assert_whole(job: Job) -> None:
     assert ids == list(job.result(0).choices[0].token_ids) == list(range(len(ids)))
 
 
+@pytest.mark.parametrize("asked", ["once", "twice"])
 def test_a_cold_shutdown_hands_running_jobs_back_for_another_worker(
-    worker: WorkerProcess, client: Client, latch: Latch, tmp_path: Path, server: RedisServer
+    worker: WorkerProcess,
+    client: Client,
+    latch: Latch,
+    tmp_path: Path,
+    server: RedisServer,
+    asked: str,
 ) -> None:
     prompt = latch.prompt(after=299)
     jobs = [begun(client.submit(prompt=prompt, max_tokens=300)) for _ in range(2)]
-    worker.process.send_signal(signal.SIGQUIT)
+    if asked == "once":
+        worker.process.send_signal(signal.SIGQUIT)
+    else:
+        worker.process.send_signal(signal.SIGINT)
+        wait_until(lambda: "Warm shutdown" in worker.text())
+        worker.process.send_signal(signal.SIGINT)
     worker.wait_exit()
     latch.open()
+    assert worker.text().count("it goes on elsewhere") == 2
+    assert "Traceback" not in worker.text()
+    assert "event loop broke" not in worker.text()
     assert not held_ids(client.redis)
     assert client.redis.llen(QUEUE) == 2
     assert not any(job.status().ended for job in jobs)
