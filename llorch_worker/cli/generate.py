@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from llorch_worker.cli import extras
+from llorch_worker.cli.interrupts import deaf_from_now_on
 from llorch_worker.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -61,6 +62,7 @@ def generate(
             for event in generation.events():
                 printer.show(event)
         except KeyboardInterrupt:
+            deaf_from_now_on()
             generation.cancel()
             printer.end()
             raise

@@ -48,6 +48,15 @@ def deaf() -> Iterator[None]:
         yield
 
 
+def deaf_from_now_on() -> None:
+    """As :func:`deaf`, to the end of the process: it was interrupted, and tidies up.
+
+    A second Ctrl-C often follows within milliseconds, as from ``timeout -s INT``.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
 def _handling(
     handler: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: signal.Signals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llorch_worker.cli.errors import FAILED
+from llorch_worker.cli.interrupts import deaf_from_now_on
 from llorch_worker.cli.screen import Screen, counted, harmless
 from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError, QueueFull
 from llorch_worker.settings import Settings
@@ -96,6 +98,7 @@ async def _run(
             await _enqueue(screen, client, requests, jobs, worker=worker, show_ids=not wait)
             return await _await_all(screen, jobs) if wait else []
         except asyncio.CancelledError:
+            deaf_from_now_on()
             if wait:
                 screen.note("cancelling what has not ended")
                 await asyncio.gather(*(job.cancel() for job in jobs))
@@ -114,7 +117,7 @@ async def _enqueue(
     """Appends to ``jobs`` as they are enqueued, so that an interrupt knows which are."""
     with screen.bar("enqueueing", "jobs") as advance:
         for request in requests:
-            jobs.append(await _submit(screen, client, request, worker))
+            await _submit(screen, client, request, jobs, worker)
             advance(len(jobs), len(requests))
     if show_ids:
         if screen.as_json:
@@ -124,13 +127,26 @@ async def _enqueue(
 
 
 async def _submit(
-    screen: Screen, client: AsyncClient, request: GenerationRequest, worker: str | None
-) -> AsyncJob:
+    screen: Screen,
+    client: AsyncClient,
+    request: GenerationRequest,
+    jobs: list[AsyncJob],
+    worker: str | None,
+) -> None:
     """Enqueues one job, when there is room for it: a file may be longer than a queue."""
+    from llorch_worker.client import BrokerUnavailable
+
     told = False
     while True:
+        sending = asyncio.ensure_future(client.submit(request, worker=worker))
         try:
-            return await client.submit(request, worker=worker)
+            jobs.append(await asyncio.shield(sending))
+            return
+        except asyncio.CancelledError:
+            # It is on its way, and whoever was interrupted wants it cancelled too.
+            with suppress(LlorchError, BrokerUnavailable):
+                jobs.append(await sending)
+            raise
         except QueueFull as error:
             if not told:
                 screen.note(f"waiting for room: {error.message}", "yellow")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from llorch_worker.cli.errors import usage_error
+from llorch_worker.cli.interrupts import deaf_from_now_on
 from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
 from llorch_worker.cli.sampling import read_requests, request_fields, request_options
 from llorch_worker.cli.screen import Screen
@@ -76,6 +77,7 @@ def submit(
             try:
                 follow(screen, job, request=request, live=stream)
             except KeyboardInterrupt:
+                deaf_from_now_on()
                 job.cancel()
                 raise
         elif as_json:
