@@ -7,6 +7,7 @@ What was asked for goes to stdout; progress, banners and errors go to stderr, so
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,8 @@ from llorch_worker.contract import ErrorDocument
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+PIPE_COLUMNS = 1_000
 
 # C0 and C1 controls except tab and newline: a model may write them, and a terminal would obey.
 _VISIBLE_CONTROLS = {
@@ -130,7 +133,10 @@ def _console(*, stderr: bool) -> Console:
     # Built anew each time: cheap, and always bound to the stream that is there now.
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+    stream = sys.stderr if stderr else sys.stdout
+    # A file or a pipe has no edge at which names would have to be cut.
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_COLUMNS
+    return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width)
 
 
 def harmless(text: str) -> str:

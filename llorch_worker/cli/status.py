@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from llorch_worker.broker.waiting import Waiting
     from llorch_worker.client import JobStatus
 
+SILENT_S = 7.0
+"""After which a worker is late: it announces itself every 5 s."""
+
 
 def status(
     job: Annotated[str | None, typer.Argument(help="A job's id; without it, everything.")] = None,
@@ -69,7 +72,10 @@ def _show_workers(screen: Screen, workers: list[WorkerCard]) -> None:
         screen.out.print("No worker is running. Start one: llorch worker, or llorch up.")
         return
     table = Table("worker", "model", "device", box=None, header_style="dim", pad_edge=False)
-    for title in ("running", "waiting", "tokens/s", "KV used"):
+    now_s = time.time()
+    # A killed worker stays listed until its card expires.
+    silent = any(now_s - worker.last_seen > SILENT_S for worker in workers)
+    for title in ("running", "waiting", "tokens/s", "KV used", *(["last seen"] * silent)):
         table.add_column(title, justify="right")
     for worker in workers:
         engine = worker.engine
@@ -82,6 +88,7 @@ def _show_workers(screen: Screen, workers: list[WorkerCard]) -> None:
             str(engine.get("waiting", 0)),
             f"{engine.get('tokens_per_s', 0):.0f}",
             f"{(total - free) / total:.0%}" if total else "-",
+            *([ago(now_s - worker.last_seen)] * silent),
         )
     screen.out.print(table)
 

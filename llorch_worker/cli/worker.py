@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import llorch_worker
 from llorch_worker.cli import extras
+from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -24,6 +28,19 @@ from llorch_worker.cli.options import (
     worker_hostname,
 )
 from llorch_worker.cli.screen import Screen
+
+
+def _refuse_other_tasks() -> None:
+    """A team that uses Celery often has ``tasks`` of its own, and the path says which is found."""
+    found = find_spec("tasks")
+    origin = None if found is None else found.origin
+    ours = Path(llorch_worker.__file__).parents[1] / "tasks" / "__init__.py"
+    if origin is None or Path(origin) != ours:
+        raise CommandError(
+            "HIDDEN_PACKAGE",
+            f"{origin or 'nothing'} is found where this worker's own package tasks should be; take "
+            "its folder off PYTHONPATH, or run llorch worker without it",
+        )
 
 
 def worker(
@@ -60,6 +77,7 @@ def worker(
         redis_url=redis,
     )
     extras.require("worker")
+    _refuse_other_tasks()
     from llorch_worker.cli.cluster import Cluster
 
     # A running worker waits for a Redis that went away; one that was never there is a typo.

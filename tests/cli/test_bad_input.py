@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sysconfig
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Ran, run
+from tests.services import REPOSITORY
 
 NOBODY = "redis://127.0.0.1:1/0"
 WORKER_MODULES = ("torch", "transformers", "tokenizers", "gguf", "safetensors", "numpy", "psutil")
@@ -28,6 +30,15 @@ def sentence(ran: Ran, code: int) -> str:
 def test_a_model_that_is_not_there(command: list[str]) -> None:
     said = sentence(run(*command, "/nowhere/model.gguf"), 1)
     assert "/nowhere/model.gguf does not exist; give a .gguf file" in said
+
+
+@pytest.mark.parametrize("content", ["raise SystemExit('the wrong tasks')", ""])
+def test_tasks_of_the_team_s_own_on_the_module_path(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tasks.py").write_text(content)
+    path = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
+    said = sentence(run("worker", "--redis", NOBODY, PYTHONPATH=path), 1)
+    assert f"{tmp_path / 'tasks.py'} is found where" in said
+    assert "PYTHONPATH" in said
 
 
 def test_a_truncated_model(stories260k: Path, tmp_path: Path) -> None:

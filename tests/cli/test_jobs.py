@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
+from llorch_worker.broker.queues import own_queue
 from llorch_worker.client import Client
 from tests.cli.command import Served, Started, run
 from tests.services import wait_until
@@ -87,6 +90,25 @@ def test_ctrl_c_while_waiting_cancels_the_job(served: Served) -> None:
         assert client.job(job).status().state == "cancelled"
 
 
+def test_a_second_ctrl_c_leaves_no_job_of_a_file_behind(served: Served, tmp_path: Path) -> None:
+    lines = tmp_path / "jobs.jsonl"
+    fields = {"prompt": "One day", "max_tokens": 450, "ignore_eos": True, "n": 16}
+    lines.write_text(f"{json.dumps(fields)}\n" * 8)
+    with Client(served.redis_url) as client:
+        before = _known_jobs(client)
+        command = Started("submit", "--file", lines, "--wait")
+        wait_until(lambda: len(_known_jobs(client) - before) == 8)
+        jobs = [client.job(job_id) for job_id in _known_jobs(client) - before]
+        command.signal(signal.SIGINT)
+        command.wait_for("cancelling what has not ended")
+        command.signal(signal.SIGINT)
+        assert command.ended() == 130
+        states = [job.status().state for job in jobs]
+        assert not {"queued", "running"} & set(states), states
+        assert "cancelled" in states
+        wait_until(lambda: all(job.status().ended for job in jobs))
+
+
 def _known_jobs(client: Client) -> set[str]:
     return {key.split(":")[2] for key in client.redis.keys(keys.sent("*"))}
 
@@ -120,6 +142,24 @@ def test_status_shows_workers_models_and_queues(served: Served) -> None:
     shown = run("status").out
     assert f"llorch.{served.model}" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_status_tells_how_long_a_worker_has_been_silent_and_cuts_no_name_in_a_pipe(
+    served: Served,
+) -> None:
+    name = f"gpu0@{'a-long-name.' * 12}example"
+    with connect(served.redis_url) as client:
+        (alive,) = (card for card in registry.workers(client) if card.model == served.model)
+        assert "last seen" not in run("status").out.partition("queue")[0]
+        dead = alive.model_copy(update={"hostname": name, "last_seen": time.time() - 12})
+        try:
+            registry.announce(client, dead)
+            shown = run("status", COLUMNS="").out
+        finally:
+            registry.withdraw(client, name)
+            client.zrem(keys.OWN_QUEUES, own_queue(served.model, name))
+    (line,) = (line for line in shown.splitlines() if name in line)
+    assert re.search(r"1\d s ago$", line.rstrip())
 
 
 def test_status_shows_a_queue_that_nobody_serves(served: Served) -> None:
