@@ -17,7 +17,7 @@ class LeanRedis(redis.Redis):
 
     redis-py borrows one from its pool for every command, and notes that, the return and the
     duration for metrics. Right after a step of a model, when no cache of the processor holds any
-    of that code, this costs as much as the command itself: ``python -m benches.redis_command``.
+    of that code, it shows in the time of a job alone: ``python -m benches.redis_command``.
     Retries and the handling of replies are redis-py's. Pipelines and subscriptions use the pool as
     ever; so does a command after a failure, because it is the pool that connects anew (and asks
     Sentinel where to).
