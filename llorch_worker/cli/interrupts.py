@@ -11,6 +11,7 @@ from typing import Final
 
 INTERRUPTED: Final = 130
 """The exit code of a command that was."""
+_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def leaving_at_once() -> Iterator[None]:
 @contextmanager
 def deaf() -> Iterator[None]:
     """Nothing but SIGKILL interrupts the block; for what ends soon in any case."""
-    with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    with _handling(signal.SIG_IGN, *_ALL):
         yield
 
 
@@ -53,7 +54,7 @@ def deaf_from_now_on() -> None:
 
     A second Ctrl-C often follows within milliseconds, as from ``timeout -s INT``.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _ALL:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -39,6 +39,12 @@ class Screen:
         return _console(stderr=False)
 
     @property
+    def wide(self) -> Console:
+        """stdout for tables: a file or a pipe has no edge at which names would have to be cut."""
+        edge = sys.stdout.isatty() or os.environ.get("COLUMNS")
+        return _console(stderr=False, width=None if edge else PIPE_COLUMNS)
+
+    @property
     def err(self) -> Console:
         """stderr, styled where it is a terminal."""
         return _console(stderr=True)
@@ -129,13 +135,10 @@ class Screen:
         )
 
 
-def _console(*, stderr: bool) -> Console:
+def _console(*, stderr: bool, width: int | None = None) -> Console:
     # Built anew each time: cheap, and always bound to the stream that is there now.
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
-    # A file or a pipe has no edge at which names would have to be cut.
-    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_COLUMNS
     return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width)
 
 

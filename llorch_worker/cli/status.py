@@ -90,7 +90,7 @@ def _show_workers(screen: Screen, workers: list[WorkerCard]) -> None:
             f"{(total - free) / total:.0%}" if total else "-",
             *([ago(now_s - worker.last_seen)] * silent),
         )
-    screen.out.print(table)
+    screen.wide.print(table)
 
 
 def _show_models(
@@ -118,7 +118,7 @@ def _show_models(
             "now" if serving else ago(time.time() - model.last_seen),
         )
     screen.out.print()
-    screen.out.print(table)
+    screen.wide.print(table)
     for name, jobs in waiting.items():
         if jobs.suspects:
             screen.out.print(
