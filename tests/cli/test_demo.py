@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.cli.command import COMMAND_TIMEOUT_S, Started, alive
+from tests.cli.command import COMMAND_TIMEOUT_S, Started, alive, run
 from tests.services import wait_until
 
 
@@ -31,6 +31,13 @@ def test_all_jobs_are_done_and_measured_and_nothing_is_left(demo_model: Path) ->
     assert figures["flower"].startswith("http://localhost:")
     assert len(family) >= 3, "Redis, worker, Flower"
     assert not {pid for pid in family if alive(pid)}
+
+
+def test_its_stories_are_wrapped_in_a_pipe_too(demo_model: Path) -> None:
+    shown = run("demo", COLUMNS="").out
+    stories = shown.partition("And what came of others:")[2].splitlines()
+    assert len(stories) > 3
+    assert max(map(len, stories)) <= 80
 
 
 def test_it_streams_a_story_and_stays_up_when_asked_to(demo_model: Path) -> None:
