@@ -20,8 +20,6 @@ from llorch_worker.settings import Settings
 if TYPE_CHECKING:
     from llorch_worker.client import AsyncClient, AsyncJob
 
-AWAITED_AT_ONCE = 64
-"""Each awaited result holds one connection to Redis."""
 ROOM_POLL_S = 1.0
 EXCERPT_CHARS = 30
 
@@ -155,16 +153,14 @@ async def _submit(
 
 
 async def _await_all(screen: Screen, jobs: list[AsyncJob]) -> list[Ended]:
-    gate = asyncio.Semaphore(AWAITED_AT_ONCE)
     done = 0
 
     async def end_of(number: int, job: AsyncJob) -> Ended:
         nonlocal done
-        async with gate:
-            try:
-                end: GenerationResult | LlorchError = await job.result()
-            except LlorchError as error:
-                end = error
+        try:
+            end: GenerationResult | LlorchError = await job.result()
+        except LlorchError as error:
+            end = error
         done += 1
         advance(done, len(jobs))
         return Ended(number, job.id, end)

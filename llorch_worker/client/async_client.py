@@ -14,7 +14,8 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.connection import broker_errors, connect_async, is_out_of_memory
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.results import StoredState, decode_state
-from llorch_worker.client.client import RESULT_POLL_S, Client
+from llorch_worker.client.client import Client
+from llorch_worker.client.result_listener import ResultListener
 from llorch_worker.client.status import JobStatus
 from llorch_worker.client.stream import (
     FROM_THE_START,
@@ -32,12 +33,14 @@ class AsyncClient:
     """As :class:`Client`. Belongs to the event loop that first uses it.
 
     What is short (submit, cancel, status) runs on a thread; what waits (stream, result) does not.
+    A stream that is followed holds a connection to Redis; all results together wait on one.
     """
 
     def __init__(self, settings: Settings | str | None = None, *, model: str | None = None) -> None:
         self._client = Client(settings, model=model)
         self.settings = self._client.settings
         self.redis = connect_async(self.settings.redis_url)
+        self._results = ResultListener(self.redis)
 
     async def submit(
         self,
@@ -68,6 +71,7 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.workers)
 
     async def close(self) -> None:
+        await self._results.close()
         await self.redis.aclose()
         await asyncio.to_thread(self._client.close)
 
@@ -90,6 +94,7 @@ class AsyncJob:
         self.id = job_id
         self._sync = client._client.job(job_id)
         self._redis = client.redis
+        self._results = client._results
         self._url = client.settings.redis_url
 
     def __repr__(self) -> str:
@@ -128,7 +133,7 @@ class AsyncJob:
         try:
             async with asyncio.timeout(timeout):
                 with broker_errors(self._url):
-                    end = await self._wait()
+                    end = await self._results.end_of(self.id)
         except TimeoutError as error:
             raise TimeoutError(f"job {self.id} has not ended within {timeout} s") from error
         if isinstance(end, LlorchError):
@@ -158,18 +163,3 @@ class AsyncJob:
 
     async def _state(self) -> StoredState:
         return decode_state(await self._redis.get(keys.result(self.id)))
-
-    async def _wait(self) -> GenerationResult | LlorchError:
-        end = (await self._state()).end
-        if end is not None:
-            return end
-        async with self._redis.pubsub() as pubsub:
-            await pubsub.subscribe(keys.result(self.id))
-            while end is None:
-                match await pubsub.get_message(timeout=RESULT_POLL_S):
-                    case {"type": "message", "data": str(document)}:
-                        end = decode_state(document).end
-                    case _:
-                        # Subscribed only now, or silence: read what may have been missed.
-                        end = (await self._state()).end
-            return end
