@@ -54,6 +54,7 @@ def test_a_load_goes_both_ways(queue_document: Any) -> None:
             # Every job generates two tokens at least.
             assert row[way]["tokens_per_s"] > 2 * row[way]["jobs_per_s"]
         assert row["share"] > 0
+        assert 0 <= row["beside_model"] < 1
         assert row["delivery_ms"]["samples"] == 2 * row["jobs"]
     assert queue_document["prompt_tokens"] == [4, 12]
     assert queue_document["no_op"] is None
@@ -109,12 +110,12 @@ def test_one_pass_shows_no_spread(queue_document: Any, capsys: pytest.CaptureFix
     single = json.loads(json.dumps({**queue_document, "passes": 1}))
     for row in single["rows"]:
         row["straight"]["spread"] = row["queued"]["spread"] = None
-    for figures, words in ((several, 7), (QueueFigures.model_validate(single), 6)):
+    for figures, words in ((several, 8), (QueueFigures.model_validate(single), 7)):
         show(Screen(), figures)
         lines = capsys.readouterr().out.splitlines()
         first = next(line for line in lines if line.lstrip().startswith("queued"))
         assert len(first.split()) == words
-        assert any("spread" in line for line in lines) == (words == 7)
+        assert any("spread" in line for line in lines) == (words == 8)
 
 
 def test_what_the_queue_adds_is_the_difference(queue_document: Any) -> None:

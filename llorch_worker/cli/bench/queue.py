@@ -174,6 +174,7 @@ def _show_loads(screen: Screen, figures: QueueFigures) -> None:
         "tokens/s",
         *spread_title(figures.passes),
         "share",
+        "CPU",
         "delivery p50",
         "p95, ms",
     ):
@@ -188,10 +189,14 @@ def _show_loads(screen: Screen, figures: QueueFigures) -> None:
                 f"{way.tokens_per_s:,.1f}",
                 *spread_cell(way.spread),
                 f"{row.share:.1%}" if last else "",
+                f"{row.beside_model:.1%}" if last else "",
                 f"{row.delivery_ms.p50:.2f}" if last else "",
                 f"{row.delivery_ms.p95:.2f}" if last else "",
             )
     show(table)
+    show(
+        Text("  CPU: of all processors' time, what client, Redis and worker take beside the model")
+    )
     single = figures.single
     if single is None:
         return

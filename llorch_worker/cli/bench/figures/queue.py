@@ -11,10 +11,13 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 
+import psutil
+import torch
 from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.cli.bench.figures.no_op import NoOpFigures
 from llorch_worker.cli.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
+from llorch_worker.cli.bench.instruments.processor_time import ProcessorTime
 from llorch_worker.cli.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.cli.bench.instruments.turns import by_turns
 from llorch_worker.cli.bench.jobs.load import JobLoad
@@ -58,6 +61,9 @@ class LoadRow(_Frozen):
     queued: Way
     share: float
     """Of the engine's tokens a second, those that arrive through Redis."""
+    beside_model: float
+    """Of all processors' time while jobs go through Redis, what client, Redis and the worker's
+    threads beside those of its model take; median over the passes."""
     delivery_ms: Percentiles
     """Of a job through Redis, all that is neither waiting nor computing: from the call of
     ``submit`` to the enqueueing, and from the last token to the result in the client's hands."""
@@ -99,6 +105,13 @@ class Plan:
     single_jobs: int
     passes: int
     threads: int | None
+
+
+@dataclass(frozen=True)
+class _ThroughRedis:
+    ran: QueuedPass
+    beside_model: float
+    """As :attr:`LoadRow.beside_model`."""
 
 
 @dataclass(frozen=True)
@@ -182,11 +195,14 @@ class _Passes:
     def __init__(self, engine: Engine, client: Client, seed: int) -> None:
         self._engine = engine
         self._client = client
+        # The worker's as this process', by the same settings: its busiest ones.
+        on_cpu = engine.stats().device == "cpu"
+        self._computing_threads = torch.get_num_threads() if on_cpu else 1
         # Other prompts in each pass: both engines keep what they computed for the next that begins
         # the same.
         self._seeds = count(seed)
 
-    def both_ways(self, load: JobLoad, passes: int) -> list[tuple[Throughput, QueuedPass]]:
+    def both_ways(self, load: JobLoad, passes: int) -> list[tuple[Throughput, _ThroughRedis]]:
         """Straight and queued, by turns."""
         return by_turns(self._straight, self._queued, (self._requests(load) for _ in range(passes)))
 
@@ -219,9 +235,12 @@ class _Passes:
         tokens = sum(result.usage.completion for result in results)
         return Throughput(len(results), tokens, wall_s)
 
-    def _queued(self, requests: list[GenerationRequest]) -> QueuedPass:
-        client = self._client
-        return asyncio.run(run_queued(client.settings.redis_url, self._engine.model_name, requests))
+    def _queued(self, requests: list[GenerationRequest]) -> _ThroughRedis:
+        url = self._client.settings.redis_url
+        began = ProcessorTime.now()
+        ran = asyncio.run(run_queued(url, self._engine.model_name, requests))
+        beside_s = ProcessorTime.now().without_busiest_s(began, self._computing_threads)
+        return _ThroughRedis(ran, beside_s / ran.wall_s / psutil.cpu_count())
 
 
 def _outside_s(
@@ -232,15 +251,15 @@ def _outside_s(
     return time.perf_counter() - began_s - own_ms(result) / 1e3
 
 
-def _row(jobs: int, pairs: list[tuple[Throughput, QueuedPass]]) -> LoadRow:
-    straight, queued = _way([ran for ran, _ in pairs]), _way([ran for _, ran in pairs])
+def _row(jobs: int, pairs: list[tuple[Throughput, _ThroughRedis]]) -> LoadRow:
     return LoadRow(
         jobs=jobs,
-        straight=straight,
-        queued=queued,
+        straight=_way([straight for straight, _ in pairs]),
+        queued=_way([queued.ran for _, queued in pairs]),
         # Of each pair, because its two passes had the same jobs.
-        share=median(queued.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
-        delivery_ms=percentiles_ms([s for _, ran in pairs for s in ran.delivery_s]),
+        share=median(queued.ran.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
+        beside_model=median(queued.beside_model for _, queued in pairs),
+        delivery_ms=percentiles_ms([s for _, queued in pairs for s in queued.ran.delivery_s]),
     )
 
 
