@@ -19,7 +19,7 @@ from kombu.utils.imports import symbol_by_name
 
 from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.settings import Settings
-from llorch_worker.worker.huge_pages import collapse_heap
+from llorch_worker.worker.heap import collapse_heap, freeze_heap
 from llorch_worker.worker.launcher import Place, take_place
 from llorch_worker.worker.pool import EnginePool
 from llorch_worker.worker.residency import Residency
@@ -175,6 +175,7 @@ def _warm_up(engine: ResidentEngine, settings: Settings, place: Place) -> None:
         ignore_eos=True,
     )
     engine.submit(request).result(WARM_UP_TIMEOUT_S)
+    freeze_heap()
     collapse_heap()
     engine.measure_memory()
 

@@ -1,21 +1,27 @@
-"""Python's memory moves into huge pages where the kernel can."""
+"""Python's memory moves into huge pages where the kernel can, and is not collected again."""
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
-from llorch_worker.worker import huge_pages
+from llorch_worker.settings import Settings
+from llorch_worker.worker import heap
+from llorch_worker.worker.launcher import Place
+from llorch_worker.worker.step import _warm_up as warm_up
+from tests.toy_engine import ToyEngine
 
 MEASURE = """
 import ctypes, json, mmap
 from pathlib import Path
-from llorch_worker.worker.huge_pages import MADV_COLLAPSE, collapse_heap
+from llorch_worker.worker.heap import MADV_COLLAPSE, collapse_heap
 
 MIB = 2**20
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -63,9 +69,9 @@ def test_mappings_that_cannot_be_read_stay_as_they_are(
 
     switch = tmp_path / "enabled"
     switch.write_text("always [madvise] never")
-    monkeypatch.setattr(huge_pages, "_SWITCH", switch)
+    monkeypatch.setattr(heap, "_SWITCH", switch)
     monkeypatch.setattr(psutil.Process, "memory_maps", refuse)
-    huge_pages.collapse_heap()
+    heap.collapse_heap()
 
 
 def test_the_operator_s_never_is_obeyed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -74,6 +80,17 @@ def test_the_operator_s_never_is_obeyed(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     switch = tmp_path / "enabled"
     switch.write_text("always madvise [never]")
-    monkeypatch.setattr(huge_pages, "_SWITCH", switch)
+    monkeypatch.setattr(heap, "_SWITCH", switch)
     monkeypatch.setattr(psutil.Process, "memory_maps", fail)
-    huge_pages.collapse_heap()
+    heap.collapse_heap()
+
+
+def test_what_a_warm_worker_has_is_not_collected_again() -> None:
+    kept = [object()]
+    try:
+        with closing(ToyEngine("toy", max_sequences=1, max_context=64)) as engine:
+            warm_up(engine, Settings(), Place("toy"))
+        assert not any(each is kept for each in gc.get_objects())
+    finally:
+        gc.unfreeze()
+    assert any(each is kept for each in gc.get_objects())
