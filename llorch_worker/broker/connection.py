@@ -16,7 +16,7 @@ import redis.sentinel
 from kombu.exceptions import OperationalError
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.client import PubSub
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
 from llorch_worker.broker.lean_redis import LeanRedis
@@ -50,6 +50,9 @@ def _safe_part(url: str) -> str:
         port = parts.port
     except ValueError:
         return "a URL that cannot be read"
+    if not parts.netloc and parts.scheme != "unix":
+        # localhost:6379, say. What stands before an @ may be a password.
+        return url.rpartition("@")[2].partition("?")[0]
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
     user = f"{parts.username or ''}:***@" if parts.password else ""
@@ -193,4 +196,6 @@ def _sentence(url: str, error: BaseException) -> str:
             "try again when jobs have ended, or raise maxmemory"
         )
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    if isinstance(error, ResponseError | AuthenticationError):
+        return f"Redis at {safe_url(url)} refuses: {reason}"
     return f"No Redis at {safe_url(url)}: {reason}; start one or set LLORCH_REDIS_URL"

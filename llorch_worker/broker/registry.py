@@ -46,8 +46,11 @@ class WorkerCard(_Card):
     engine: dict[str, Any]
 
 
-def announce(client: redis.Redis, card: WorkerCard) -> None:
-    """Writes the worker's and its model's card, and that its own queue is served."""
+def announce(client: redis.Redis, card: WorkerCard) -> WorkerCard | None:
+    """Writes the worker's and its model's card, and that its own queue is served.
+
+    Returns what was there under the worker's name.
+    """
     model = ModelCard(
         name=card.model,
         max_context=card.max_context,
@@ -57,9 +60,11 @@ def announce(client: redis.Redis, card: WorkerCard) -> None:
     with client.pipeline(transaction=False) as pipe:
         pipe.hset(keys.MODELS, model.name, model.model_dump_json())
         pipe.sadd(keys.WORKERS, card.hostname)
+        pipe.get(keys.worker(card.hostname))
         pipe.set(keys.worker(card.hostname), card.model_dump_json(), ex=WORKER_TTL_S)
-        pipe.execute()
+        *_, replaced, _ = pipe.execute()
     direct.mark_seen(client, own_queue(card.model, card.hostname))
+    return None if replaced is None else WorkerCard.model_validate_json(replaced)
 
 
 def withdraw(client: redis.Redis, hostname: str) -> None:

@@ -26,6 +26,7 @@ class Announcer:
         self._hostname = hostname
         self._make_card = make_card
         self._outage = Outage("cannot announce the worker", "announcing the worker again")
+        self._announced = self._warned = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-announcer", daemon=True)
 
@@ -47,9 +48,25 @@ class Announcer:
             self._announce()
 
     def _announce(self) -> None:
+        card = self._make_card()
         try:
-            registry.announce(self._redis, self._make_card())
+            replaced = registry.announce(self._redis, card)
         except RedisError as error:
             self._outage.met(error)
-        else:
-            self._outage.over()
+            return
+        self._outage.over()
+        # What lay there at the start may be of one that died; since then only we should write.
+        if self._announced and replaced is not None:
+            self._warn_of_namesake(card, replaced)
+        self._announced = True
+
+    def _warn_of_namesake(self, card: WorkerCard, other: WorkerCard) -> None:
+        if (other.pid, other.started_at) == (card.pid, card.started_at) or self._warned:
+            return
+        self._warned = True
+        logger.warning(
+            "another worker, process %d, is called %s too: they share one queue of their own and "
+            "one line in `llorch status`; start each with a name (-n) of its own",
+            other.pid,
+            self._hostname,
+        )

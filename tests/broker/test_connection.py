@@ -22,6 +22,10 @@ from tests.services import RedisServer, free_port, wait_until
         ("rediss://:secret@h/2?password=secret", "rediss://:***@h/2"),
         ("redis://[::1]:6379/0", "redis://[::1]:6379/0"),
         ("redis://h:notaport/0", "a URL that cannot be read"),
+        ("localhost:6379", "localhost:6379"),
+        ("user:secret@localhost:6379/0?password=secret", "localhost:6379/0"),
+        ("nonsense", "nonsense"),
+        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock"),
     ],
 )
 def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
@@ -36,6 +40,13 @@ def test_a_missing_redis_is_named_with_the_remedy() -> None:
     assert "Connection refused" in sentence
     assert sentence.endswith("start one or set LLORCH_REDIS_URL")
     assert "secret" not in sentence
+
+
+def test_a_redis_that_refuses_is_not_said_to_be_away(redis_server: RedisServer) -> None:
+    url = redis_server.url.removesuffix("/0") + "/99"
+    with pytest.raises(BrokerUnavailable) as caught, connect(url) as client, broker_errors(url):
+        client.ping()
+    assert str(caught.value) == f"Redis at {url} refuses: DB index is out of range"
 
 
 def test_replies_are_text(redis_server: RedisServer) -> None:

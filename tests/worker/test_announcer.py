@@ -1,0 +1,59 @@
+"""A worker tells that it is here, and hears of another with its name."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+
+import pytest
+
+from llorch_worker.broker import registry
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.worker.announcer import Announcer
+from tests.services import RedisServer
+from tests.waiting import wait_until
+
+
+def card(started_at: float) -> WorkerCard:
+    return WorkerCard(
+        hostname="w@h",
+        pid=os.getpid(),
+        model="m",
+        max_context=128,
+        max_sequences=4,
+        device="cpu",
+        started_at=started_at,
+        last_seen=time.time(),
+        engine={},
+    )
+
+
+def test_two_workers_of_one_name_are_told_so_once(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registry, "ANNOUNCE_INTERVAL_S", 0.01)
+    turns = {1.0: 0, 2.0: 0}
+
+    def made(started_at: float) -> WorkerCard:
+        turns[started_at] += 1
+        return card(started_at)
+
+    def warnings() -> list[str]:
+        return [text for text in caplog.messages if "another worker" in text]
+
+    with connect(redis_server.url) as client:
+        # Of one that died without a word, and is no second one.
+        registry.announce(client, card(0.0))
+        with closing(Announcer(client, "w@h", lambda: made(1.0))) as first:
+            first.start()
+            wait_until(lambda: turns[1.0] > 3)
+            assert warnings() == []
+            with closing(Announcer(client, "w@h", lambda: made(2.0))) as second:
+                second.start()
+                wait_until(lambda: len(warnings()) == 2)
+                so_far = dict(turns)
+                wait_until(lambda: all(turns[each] > so_far[each] + 5 for each in turns))
+        assert len(warnings()) == 2
+        assert "w@h" in warnings()[0]
