@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llorch_worker.cli.errors import FAILED
+from llorch_worker.cli.errors import FAILED, USAGE, CommandError
 from llorch_worker.cli.interrupts import deaf_from_now_on
 from llorch_worker.cli.screen import Screen, counted, harmless
-from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError, QueueFull
+from llorch_worker.contract import (
+    GenerationRequest,
+    GenerationResult,
+    InvalidRequest,
+    LlorchError,
+    QueueFull,
+)
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
@@ -95,12 +101,19 @@ async def _run(
         try:
             await _enqueue(screen, client, requests, jobs, worker=worker, show_ids=not wait)
             return await _await_all(screen, jobs) if wait else []
+        except CommandError:
+            await _cancel_all(jobs)
+            raise
         except asyncio.CancelledError:
             deaf_from_now_on()
             if wait:
                 screen.note("cancelling what has not ended")
-                await asyncio.gather(*(job.cancel() for job in jobs))
+                await _cancel_all(jobs)
             raise
+
+
+async def _cancel_all(jobs: list[AsyncJob]) -> None:
+    await asyncio.gather(*(job.cancel() for job in jobs))
 
 
 async def _enqueue(
@@ -112,16 +125,30 @@ async def _enqueue(
     worker: str | None,
     show_ids: bool,
 ) -> None:
-    """Appends to ``jobs`` as they are enqueued, so that an interrupt knows which are."""
+    """Appends to ``jobs`` as they are enqueued, so that whoever cancels them knows which are.
+
+    Raises:
+        CommandError: one cannot be; those before it are, and nobody has been told their ids.
+    """
     with screen.bar("enqueueing", "jobs") as advance:
         for request in requests:
-            await _submit(screen, client, request, jobs, worker)
+            try:
+                await _submit(screen, client, request, jobs, worker)
+            except LlorchError as error:
+                raise _refused(len(jobs), error) from error
             advance(len(jobs), len(requests))
     if show_ids:
         if screen.as_json:
             screen.document({"ids": [job.id for job in jobs]})
         else:
             screen.write_raw("".join(f"{job.id}\n" for job in jobs))
+
+
+def _refused(enqueued: int, error: LlorchError) -> CommandError:
+    others = f"{counted(enqueued, 'job')} before it cancelled" if enqueued else "nothing enqueued"
+    message = f"job {enqueued + 1} of the file: {error.message}; {others}"
+    exit_code = USAGE if isinstance(error, InvalidRequest) else FAILED
+    return CommandError(error.code, message, exit_code, error.faults)
 
 
 async def _submit(

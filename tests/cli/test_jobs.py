@@ -133,6 +133,25 @@ def test_a_file_of_jobs_without_waiting_gives_an_id_a_line() -> None:
     assert len(set(ran.out.split())) == 3
 
 
+@pytest.mark.parametrize("options", [(), ("--wait",)])
+def test_a_file_with_a_job_that_is_refused_leaves_none_in_the_queue(
+    served: Served, options: tuple[str, ...]
+) -> None:
+    fits = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "n": 16}
+    too_long = fits | {"max_tokens": 9999}
+    lines = "\n".join(map(json.dumps, [fits, fits, too_long, fits]))
+    with Client(served.redis_url) as client:
+        before = _known_jobs(client)
+        ran = run("submit", "--file", "-", *options, stdin=lines)
+        assert (ran.code, ran.out) == (2, "")
+        assert "job 3 of the file: prompt + max_tokens: must not exceed" in ran.err
+        assert ran.err.rstrip().endswith("2 jobs before it cancelled")
+        jobs = [client.job(job_id) for job_id in _known_jobs(client) - before]
+        assert len(jobs) == 2
+        wait_until(lambda: all(job.status().ended for job in jobs))
+        assert "cancelled" in {job.status().state for job in jobs}
+
+
 def test_status_shows_workers_models_and_queues(served: Served) -> None:
     document = run("status", "--json").json
     # Redis may know of more, from other tests.
