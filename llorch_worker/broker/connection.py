@@ -25,7 +25,7 @@ from llorch_worker.broker.sentinel import SEPARATOR, SentinelUrl, is_sentinel
 CONNECT_TIMEOUT_S = 3.0
 REPLY_TIMEOUT_S = 15.0
 MAX_CONNECTIONS = 10_000
-"""Every waiting reader holds one. redis-py's own limit of 100 would fail the hundred and first."""
+"""Every reader of a stream holds one. With redis-py's own limit of 100 the next would fail."""
 MOST_IDLE_SUBSCRIPTIONS = 16
 """Kept for the next who waits."""
 RETRIES = 2

@@ -33,14 +33,15 @@ class AsyncClient:
     """As :class:`Client`. Belongs to the event loop that first uses it.
 
     What is short (submit, cancel, status) runs on a thread; what waits (stream, result) does not.
-    A stream that is followed holds a connection to Redis; all results together wait on one.
+    A stream that is followed holds a connection to Redis; one thread and one connection wait for
+    all results together.
     """
 
     def __init__(self, settings: Settings | str | None = None, *, model: str | None = None) -> None:
         self._client = Client(settings, model=model)
         self.settings = self._client.settings
         self.redis = connect_async(self.settings.redis_url)
-        self._results = ResultListener(self.redis)
+        self._results = ResultListener(self._client.redis)
 
     async def submit(
         self,
@@ -71,7 +72,7 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.workers)
 
     async def close(self) -> None:
-        await self._results.close()
+        await asyncio.to_thread(self._results.close)
         await self.redis.aclose()
         await asyncio.to_thread(self._client.close)
 

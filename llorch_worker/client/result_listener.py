@@ -3,44 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection
+from contextlib import closing, suppress
 from itertools import islice
+from multiprocessing.connection import wait
+from typing import Any
 
-import redis.asyncio
-from redis.asyncio.client import PubSub
+import redis
+from redis.client import PubSub
+from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import decode_state
 from llorch_worker.client.client import RESULT_POLL_S
 from llorch_worker.contract import GenerationResult, LlorchError
 
-MOST_LOOKED_AT = 500
-"""Results asked for in one command: Redis answers nobody else meanwhile."""
+MOST_AT_ONCE = 500
+"""Results asked for in one command, during which Redis answers nobody else; and messages read
+before newcomers have their turn."""
+CLOSE_TIMEOUT_S = 1.0
 
 End = GenerationResult | LlorchError
+_Waiter = asyncio.Future[End]
 
 
 class ResultListener:
-    """Hears of results by pub/sub and looks for them all the same, every ``RESULT_POLL_S``.
+    """Hears of results by pub/sub, and looks for them all the same every ``RESULT_POLL_S``.
 
-    Its task runs while somebody waits, and is the only one that touches the subscription:
-    redis-py's connections are not safe to share between tasks.
+    One thread does so for all who wait, on whatever event loop, and nobody else touches its
+    subscription. It lives while somebody waits, and a moment longer.
     """
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
+    def __init__(self, client: redis.Redis) -> None:
         self._redis = client
-        self._waiting: defaultdict[str, set[asyncio.Future[End]]] = defaultdict(set)
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[_Waiter]] = {}
         """By the job's result key, which is also the name of its channel."""
-        self._new: list[str] = []
-        self._unlooked: set[str] = set()
-        """What nobody has looked for since somebody waits for it: it may have ended before."""
-        self._subscribed: set[str] = set()
-        self._unconfirmed: set[str] = set()
-        self._pubsub: PubSub | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._reading: asyncio.Timeout | None = None
+        self._newcomers: set[str] = set()
+        """Of these keys, those that the thread has not seen yet."""
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
 
     async def end_of(self, job_id: str) -> End:
         """What the job ended with, once it has.
@@ -50,133 +58,167 @@ class ResultListener:
             RuntimeError: the listener was closed.
         """
         key = keys.result(job_id)
-        future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        self._waiting[key].add(future)
-        if key in self._subscribed:
-            self._unlooked.add(key)
-        else:
-            self._new.append(key)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._listen())
-        else:
-            self._interrupt()
+        waiter: _Waiter = asyncio.get_running_loop().create_future()
+        self._enter(key, waiter)
         try:
-            return await future
+            return await waiter
         finally:
-            self._leave(key, future)
+            self._leave(key, waiter)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Nobody hears any more; who still waits is told so."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        self._fail(RuntimeError("the client was closed"))
-        await self._drop_subscription()
+        with self._lock:
+            self._closed, thread = True, self._thread
+            self._fail_all(RuntimeError("the client was closed"))
+        self._wake()
+        if thread is not None:
+            # It may wait for a Redis that does not answer.
+            thread.join(CLOSE_TIMEOUT_S)
+        if thread is None or not thread.is_alive():
+            self._wake_reader.close()
+            self._wake_writer.close()
 
-    def _leave(self, key: str, future: asyncio.Future[End]) -> None:
-        futures = self._waiting[key]
-        futures.discard(future)
-        if not futures:
-            del self._waiting[key]
-        if not self._waiting:
-            self._interrupt()
+    def _enter(self, key: str, waiter: _Waiter) -> None:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the client was closed")
+            self._waiting.setdefault(key, []).append(waiter)
+            self._newcomers.add(key)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="llorch-results", daemon=True
+                )
+                self._thread.start()
+        self._wake()
 
-    def _interrupt(self) -> None:
-        """The task looks up from its reading."""
-        if self._reading is not None:
-            self._reading.reschedule(asyncio.get_running_loop().time())
-            self._reading = None
+    def _leave(self, key: str, waiter: _Waiter) -> None:
+        with self._lock:
+            waiters = self._waiting.get(key, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters:
+                self._waiting.pop(key, None)
 
-    # The task ------------------------------------------------------------------------------------
+    def _wake(self) -> None:
+        # Full means that the thread has not looked for long: it will. Closed, that nobody waits.
+        with suppress(OSError):
+            self._wake_writer.send(b"\0")
 
-    async def _listen(self) -> None:
+    # The thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
         try:
-            if self._pubsub is None:
-                self._pubsub = self._redis.pubsub()
-            await self._hear(self._pubsub)
+            with closing(self._redis.pubsub()) as pubsub:
+                self._listen(pubsub)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
-            # Whoever comes from now on begins anew.
-            self._task = None
-            self._fail(error)
-            await self._drop_subscription()
+            with self._lock:
+                if self._thread is threading.current_thread():
+                    # Whoever comes from now on begins anew.
+                    self._thread = None
+                    self._fail_all(error)
 
-    async def _hear(self, pubsub: PubSub) -> None:
-        await self._unsubscribe(pubsub)
-        look_at_s = time.monotonic() + RESULT_POLL_S
-        while self._waiting:
-            if self._new:
-                await self._subscribe(pubsub)
-            elif self._unlooked and not self._unconfirmed:
-                unlooked, self._unlooked = self._unlooked, set()
-                await self._look(unlooked)
-            elif time.monotonic() > look_at_s:
-                await self._look(tuple(self._waiting))
-                await self._unsubscribe(pubsub)
-                look_at_s = time.monotonic() + RESULT_POLL_S
-            else:
-                await self._read(pubsub, look_at_s - time.monotonic())
+    def _listen(self, pubsub: PubSub) -> None:
+        heard_since_poll = 0
+        poll_at_s = time.monotonic() + RESULT_POLL_S
+        while True:
+            due = time.monotonic() >= poll_at_s
+            with self._lock:
+                if self._closed or (due and not self._waiting):
+                    self._thread = None
+                    return
+                newcomers, self._newcomers = self._newcomers, set()
+            # What is asked for late has ended: no need to listen.
+            self._look(newcomers)
+            self._subscribe(pubsub, newcomers)
+            if due:
+                if self._look(self._waiting.copy()) and not heard_since_poll:
+                    # The connection is as good as lost, though nobody says so.
+                    pubsub.close()
+                    self._subscribe(pubsub, self._waiting.copy())
+                self._unsubscribe(pubsub)
+                heard_since_poll = 0
+                poll_at_s = time.monotonic() + RESULT_POLL_S
+            heard = self._hear(pubsub)
+            heard_since_poll += heard
+            if heard < MOST_AT_ONCE:
+                self._sleep(pubsub, poll_at_s - time.monotonic())
 
-    async def _subscribe(self, pubsub: PubSub) -> None:
-        new, self._new = set(self._new) & self._waiting.keys(), []
-        if new:
-            self._subscribed |= new
-            self._unconfirmed |= new
-            await pubsub.subscribe(*new)
-
-    async def _read(self, pubsub: PubSub, timeout_s: float) -> None:
-        message = None
-        try:
-            async with asyncio.timeout(None) as self._reading:
-                message = await pubsub.get_message(timeout=max(0.0, timeout_s))
-        except TimeoutError:
-            pass  # Interrupted.
-        finally:
-            self._reading = None
-        match message:
-            case {"type": "message", "channel": str(key), "data": str(document)}:
-                self._settle(key, document)
-            case {"type": "subscribe", "channel": str(key)}:
-                # Also after a reconnect. What was published before may have been missed.
-                self._unconfirmed.discard(key)
-                self._unlooked.add(key)
-
-    async def _look(self, wanted: Iterable[str]) -> None:
-        left = iter([key for key in wanted if key in self._waiting])
-        while some := list(islice(left, MOST_LOOKED_AT)):
-            for key, document in zip(some, await self._redis.mget(some), strict=True):
-                if document is not None:
+    def _hear(self, pubsub: PubSub) -> int:
+        """Reads what is there already, within reason; how many messages it was."""
+        heard, confirmed = 0, set()
+        while heard < MOST_AT_ONCE and (message := pubsub.get_message(timeout=0)) is not None:
+            heard += 1
+            match message:
+                case {"type": "message", "channel": str(key), "data": str(document)}:
                     self._settle(key, document)
+                case {"type": "subscribe", "channel": str(key)}:
+                    # Also after a reconnect. What was published before may have been missed.
+                    confirmed.add(key)
+        self._look(confirmed)
+        return heard
 
-    async def _unsubscribe(self, pubsub: PubSub) -> None:
+    def _sleep(self, pubsub: PubSub, timeout_s: float) -> None:
+        sources = [self._wake_reader]
+        connection: Any = pubsub.connection
+        if connection is not None:
+            with suppress(RedisError):
+                if connection.can_read(timeout=0):
+                    return
+                sources.append(connection._sock)
+        wait(sources, max(0.0, timeout_s))
+        with suppress(BlockingIOError):
+            while self._wake_reader.recv(4096):
+                pass
+
+    def _look(self, wanted: Collection[str]) -> int:
+        """Asks for these results, where somebody waits; how many there were."""
+        left = iter([key for key in wanted if key in self._waiting])
+        found = 0
+        while some := list(islice(left, MOST_AT_ONCE)):
+            for key, document in zip(some, self._redis.mget(some), strict=True):
+                found += document is not None and self._settle(key, document)
+        return found
+
+    def _subscribe(self, pubsub: PubSub, wanted: Collection[str]) -> None:
+        left = iter([key for key in wanted if key in self._waiting])
+        while some := list(islice(left, MOST_AT_ONCE)):
+            pubsub.subscribe(*some)
+
+    def _unsubscribe(self, pubsub: PubSub) -> None:
         """From what nobody waits for any more."""
-        left = self._subscribed - self._waiting.keys()
-        if left:
-            self._subscribed -= left
-            self._unconfirmed -= left
-            await pubsub.unsubscribe(*left)
+        left = iter([key for key in pubsub.channels if key not in self._waiting])
+        while some := list(islice(left, MOST_AT_ONCE)):
+            pubsub.unsubscribe(*some)
 
-    async def _drop_subscription(self) -> None:
-        pubsub, self._pubsub = self._pubsub, None
-        self._subscribed, self._unconfirmed = set(), set()
-        if pubsub is not None:
-            await pubsub.aclose()
-
-    def _settle(self, key: str, document: str | bytes) -> None:
-        futures = [each for each in self._waiting.get(key, ()) if not each.done()]
-        if not futures:
-            return
+    def _settle(self, key: str, document: str | bytes) -> bool:
+        """Tells those who wait for this job, if that is its end; whether it is."""
         try:
-            end = decode_state(document).end
+            end: End | Exception | None = decode_state(document).end
         except Exception as error:  # noqa: BLE001 - what cannot be read is this job's alone
-            for future in futures:
-                future.set_exception(error)
-            return
-        if end is not None:
-            for future in futures:
-                future.set_result(end)
+            end = error
+        if end is None:
+            return False
+        with self._lock:
+            for waiter in self._waiting.pop(key, ()):
+                _tell(waiter, end)
+        return True
 
-    def _fail(self, error: Exception) -> None:
-        for futures in self._waiting.values():
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)
+    def _fail_all(self, error: Exception) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for waiters in waiting.values():
+            for waiter in waiters:
+                _tell(waiter, error)
+
+
+def _tell(waiter: _Waiter, end: End | Exception) -> None:
+    def tell() -> None:
+        if waiter.done():
+            return
+        if isinstance(end, Exception) and not isinstance(end, LlorchError):
+            waiter.set_exception(end)
+        else:
+            waiter.set_result(end)
+
+    # A loop that is closed has nobody who waits.
+    with suppress(RuntimeError):
+        waiter.get_loop().call_soon_threadsafe(tell)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -11,7 +13,9 @@ import redis
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import failure_document
 from llorch_worker.client import AsyncClient, BrokerUnavailable, result_listener
+from llorch_worker.client.result_listener import ResultListener, _tell
 from llorch_worker.contract import InternalError
+from tests.faults.proxy import LOCALHOST, FaultProxy, contains
 from tests.services import RedisServer, own_redis
 from tests.waiting import wait_until
 
@@ -30,6 +34,11 @@ class Results:
         if announced:
             self.redis.publish(keys.result(job_id), document)
 
+    def calls(self, command: str) -> int:
+        """How often any client sent that command."""
+        figures = self.redis.info("commandstats").get(f"cmdstat_{command}")
+        return figures["calls"] if figures else 0
+
     async def listened_to(self, *job_ids: str) -> None:
         """Waits until these jobs' results are listened to."""
         wanted = {keys.result(job_id) for job_id in job_ids}
@@ -41,6 +50,18 @@ class Results:
 
     def _channels(self) -> set[str]:
         return set(self.redis.pubsub_channels())
+
+
+@pytest.fixture(autouse=True)
+def _never_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nothing is found but by what a test is about."""
+    monkeypatch.setattr(result_listener, "RESULT_POLL_S", 100 * GET_S)
+
+
+@pytest.fixture
+def looks_often(_never_looks_by_itself: None, monkeypatch: pytest.MonkeyPatch) -> float:
+    monkeypatch.setattr(result_listener, "RESULT_POLL_S", 0.02)
+    return 0.02
 
 
 @pytest.fixture
@@ -56,9 +77,9 @@ def results(server: RedisServer) -> Iterator[Results]:
         yield results
 
 
-def run(server: RedisServer, use: Callable[[AsyncClient], Awaitable[None]]) -> None:
+def run(url: str, use: Callable[[AsyncClient], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with AsyncClient(server.url) as client:
+        async with AsyncClient(url) as client:
             await asyncio.wait_for(use(client), 2 * GET_S)
 
     asyncio.run(main())
@@ -69,87 +90,163 @@ async def ended(client: AsyncClient, job_id: str) -> None:
         await client.job(job_id).result(GET_S)
 
 
+def listening() -> bool:
+    """Whether the thread of a listener runs."""
+    return "llorch-results" in {thread.name for thread in threading.enumerate()}
+
+
 def test_hundreds_of_results_are_awaited_over_one_connection(
     server: RedisServer, results: Results
 ) -> None:
     ids = [f"job-{number}" for number in range(700)]
 
     async def use(client: AsyncClient) -> None:
-        for job_id in ids[:100]:
-            results.end(job_id)
         waits = asyncio.gather(*(ended(client, job_id) for job_id in ids))
-        await results.listened_to(*ids[100:])
+        await results.listened_to(*ids)
         # The other two: one for commands, and this test's own.
         assert len(results.redis.client_list()) <= 3
-        for job_id in ids[100:]:
+        for job_id in ids:
             results.end(job_id)
         await waits
 
-    run(server, use)
+    run(server.url, use)
+
+
+def test_what_has_ended_already_is_fetched_in_few_commands(
+    server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_listener, "MOST_AT_ONCE", 20)
+    ids = [f"job-{number}" for number in range(100)]
+    for job_id in ids:
+        results.end(job_id)
+
+    async def use(client: AsyncClient) -> None:
+        await asyncio.gather(*(ended(client, job_id) for job_id in ids))
+
+    run(server.url, use)
+    assert 5 <= results.calls("mget") < 50
+    assert results.calls("subscribe") == 0
 
 
 def test_what_nobody_waits_for_is_heard_no_more(
-    server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, results: Results, looks_often: float
 ) -> None:
-    monkeypatch.setattr(result_listener, "RESULT_POLL_S", 0.05)
-
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(ended(client, "late"))
+        await results.listened_to("late")
         with pytest.raises(TimeoutError, match="given-up"):
             await client.job("given-up").result(0.2)
         await results.not_listened_to("given-up")
         await results.listened_to("late")
         results.end("late")
         await waits
+        # Nor is anything kept that nobody needs.
+        await results.not_listened_to("late")
+        await asyncio.to_thread(wait_until, lambda: not listening())
 
-    run(server, use)
+    run(server.url, use)
 
 
 def test_a_result_that_was_not_announced_is_found(
-    server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, results: Results, looks_often: float
 ) -> None:
-    monkeypatch.setattr(result_listener, "RESULT_POLL_S", 0.05)
-
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(ended(client, "a"))
         await results.listened_to("a")
         results.end("a", announced=False)
         await waits
 
-    run(server, use)
+    run(server.url, use)
+
+
+def test_what_ends_between_the_first_look_and_the_subscription_is_found(
+    server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe = ResultListener._subscribe
+
+    def late(*arguments: Any) -> None:
+        results.end("a")
+        subscribe(*arguments)
+
+    monkeypatch.setattr(ResultListener, "_subscribe", late)
+    run(server.url, lambda client: ended(client, "a"))
 
 
 def test_two_who_wait_for_one_job_are_both_told_and_either_may_leave(
     server: RedisServer, results: Results
 ) -> None:
     async def use(client: AsyncClient) -> None:
-        waits = [asyncio.create_task(ended(client, "a")) for _ in range(3)]
+        first = asyncio.create_task(ended(client, "a"))
         await results.listened_to("a")
-        waits[0].cancel()
+        others = [asyncio.create_task(ended(client, job_id)) for job_id in ("a", "a", "b")]
+        # The thread is asleep by then, and must be woken for the newcomers.
+        await results.listened_to("b")
+        first.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await waits[0]
+            await first
         results.end("a")
-        await asyncio.gather(*waits[1:])
-        # Again, when its channel was listened to before.
+        results.end("b")
+        await asyncio.gather(*others)
+        # Again, when its channel is listened to still.
         await ended(client, "a")
 
-    run(server, use)
+    run(server.url, use)
 
 
-def test_a_lost_connection_is_opened_again(server: RedisServer, results: Results) -> None:
+def test_who_leaves_while_the_result_is_on_its_way_is_not_told() -> None:
+    async def use() -> None:
+        complaints: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: complaints.append(context))
+        waiter = loop.create_future()
+        _tell(waiter, InternalError("too late"))
+        waiter.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert complaints == []
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_lost_connection_is_opened_again(
+    server: RedisServer, results: Results, announced: bool
+) -> None:
     async def use(client: AsyncClient) -> None:
         waits = asyncio.gather(ended(client, "a"), ended(client, "b"))
         await results.listened_to("a", "b")
         (before,) = results.redis.client_list(_type="pubsub")
+        if not announced:
+            # Found when it listens again, because it may have been announced meanwhile.
+            results.end("a", announced=False)
         results.redis.client_kill_filter(_type="pubsub")
-        results.end("a")
         await results.listened_to("b")
         (after,) = results.redis.client_list(_type="pubsub")
         assert after["id"] != before["id"]
+        if announced:
+            results.end("a")
         results.end("b")
         await waits
 
-    run(server, use)
+    run(server.url, use)
+
+
+def test_a_connection_that_brings_nothing_is_given_up(
+    server: RedisServer, results: Results, looks_often: float
+) -> None:
+    with FaultProxy(LOCALHOST, server.port) as proxy:
+
+        async def use(client: AsyncClient) -> None:
+            # As when a firewall has forgotten it: open, and silent.
+            dead = proxy.lose_request(contains("SUBSCRIBE"), freeze=True)
+            waits = asyncio.gather(ended(client, "a"), ended(client, "b"))
+            assert await asyncio.to_thread(dead.wait, GET_S)
+            results.end("a")
+            await results.listened_to("b")
+            results.end("b")
+            await waits
+
+        run(proxy.url, use)
 
 
 def test_all_are_told_of_a_redis_that_is_gone_and_wait_again_when_it_is_back(
@@ -167,7 +264,7 @@ def test_all_are_told_of_a_redis_that_is_gone_and_wait_again_when_it_is_back(
         results.end("a")
         await again
 
-    run(server, use)
+    run(server.url, use)
 
 
 def test_a_result_that_cannot_be_read_is_its_own_jobs_alone(
@@ -182,15 +279,22 @@ def test_a_result_that_cannot_be_read_is_its_own_jobs_alone(
         results.end("b")
         await waits
 
-    run(server, use)
+    run(server.url, use)
 
 
-def test_a_closed_client_leaves_nobody_waiting(server: RedisServer, results: Results) -> None:
+@pytest.mark.parametrize("turns", range(12))
+def test_a_closed_client_leaves_nobody_waiting(server: RedisServer, turns: int) -> None:
+    """Whatever the listener does in that turn of the event loop."""
+
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(client.job("a").result(GET_S))
-        await results.listened_to("a")
+        for _ in range(1 + turns):
+            await asyncio.sleep(0)
         await client.close()
         with pytest.raises(RuntimeError, match="closed"):
             await waits
+        with pytest.raises(RuntimeError, match="closed"):
+            await client.job("a").result(GET_S)
+        assert not listening()
 
-    run(server, use)
+    run(server.url, use)
