@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,17 @@ def test_the_process_has_one_openmp_and_torch_needs_no_threads_beside_the_kernel
 def test_processes_that_start_at_once_compile_into_one_file(tmp_path: Path) -> None:
     library_or_skip()
     command = "from llorch_worker.kernels.native.library import native_library; native_library()"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    # The compiler itself, but it need not optimise.
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    quick = programs / "cc"
+    quick.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler._compiler())} "$@" -O0\n')
+    quick.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
     starting = [
         subprocess.Popen([sys.executable, "-c", command], env=environment) for _ in range(2)
     ]
