@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from llorch_worker.cli.children import Child, Program, python
+from tests.cli.forked import run_forked
 from tests.services import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -57,14 +58,22 @@ def run(
     stdin: str = "",
     python_options: tuple[str, ...] = (),
     site: Path | None = None,
+    fresh: bool = False,
     timeout_s: float = COMMAND_TIMEOUT_S,
     **variables: str,
 ) -> Ran:
     """``llorch <arguments>`` in a process of its own, ended by force after ``timeout_s``.
 
-    ``site`` is one more folder on the module path.
+    ``site`` is one more folder on the module path. The process is forked from one that has the
+    libraries already, but where it is to find others or is to be ``fresh``: an interpreter that
+    starts as a user's does.
     """
     env = environment(**variables)
+    if not (fresh or python_options or site or "PYTHONPATH" in variables):
+        done = run_forked(
+            list(map(str, arguments)), stdin=stdin, environment=env, timeout_s=timeout_s
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
     if site is not None:
         env["PYTHONPATH"] += f"{os.pathsep}{site}"
     done = subprocess.run(

@@ -75,7 +75,7 @@ def test_an_error_is_a_json_document_where_json_was_asked_for() -> None:
     [["status"], ["submit", "x"], ["watch", "an-id"], ["cancel", "an-id"], ["worker"], ["up"]],
 )
 def test_no_redis_is_said_within_seconds(command: list[str]) -> None:
-    said = sentence(run(*command, "--redis", NOBODY, timeout_s=30), 1)
+    said = sentence(run(*command, "--redis", NOBODY, fresh=True, timeout_s=30), 1)
     assert "redis://127.0.0.1:1/0" in said
     assert "start one or set LLORCH_REDIS_URL" in said
 

@@ -27,7 +27,8 @@ def numbers(value: Any) -> list[float]:
 
 @pytest.fixture(scope="module")
 def engine_document() -> Any:
-    ran = run("bench", "engine", "--model", "demo", *QUICK, "--concurrency", "1,3", "--json")
+    measured = ("bench", "engine", "--model", "demo", *QUICK, "--concurrency", "1,3", "--json")
+    ran = run(*measured, fresh=True)
     assert (ran.code, ran.err) == (0, ""), ran
     return ran.json
 
@@ -119,9 +120,8 @@ def test_the_kv_cache_is_as_large_as_the_load_needs_whatever_a_worker_may_keep()
 
 
 def test_overhead_is_a_share_of_a_real_models_step() -> None:
-    ran = run(
-        "bench", "overhead", "--model", "demo", "--steps", "10", "--concurrency", "4", "--json"
-    )
+    measured = ("bench", "overhead", "--model", "demo", "--steps", "10", "--concurrency", "4")
+    ran = run(*measured, "--json", fresh=True)
     assert (ran.code, ran.err) == (0, ""), ran
     rows = ran.json["rows"]
     kinds = len(SAMPLINGS)

@@ -39,7 +39,7 @@ def _needs_a_redis_server() -> None:
 def queue_document() -> Any:
     ran = run(
         "bench", "queue", "--model", "demo", *QUICK, "--jobs", "4,6", "--prompt-tokens", "8",
-        "--new-tokens", "4", "--concurrency", "2", "--single-jobs", "3", "--json",
+        "--new-tokens", "4", "--concurrency", "2", "--single-jobs", "3", "--json", fresh=True,
     )  # fmt: skip
     assert (ran.code, ran.err) == (0, ""), ran
     return ran.json

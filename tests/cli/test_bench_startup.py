@@ -24,7 +24,7 @@ SHARED_MEMORY = Path("/dev/shm")
 def document() -> Any:
     ran = run(
         "bench", "startup", "--model", "demo", *ONCE,
-        "--max-context", "64", "--json",
+        "--max-context", "64", "--json", fresh=True,
     )  # fmt: skip
     assert (ran.code, ran.err) == (0, ""), ran
     return ran.json

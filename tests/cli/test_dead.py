@@ -75,7 +75,7 @@ def test_a_dead_job_is_shown_and_its_retry_completes_it(
     assert run("status", "--json").json["dead_letters"] == 1
     assert "1 dead letter: see llorch dead list" in run("status").out
 
-    listed = run("dead", "list")
+    listed = run("dead", "list", fresh=True)
     assert f"{dead_job.id}  toy  1 attempt  " in listed.out
     assert "attempts exhausted" in listed.out
     assert max(map(len, listed.out.splitlines())) <= 80

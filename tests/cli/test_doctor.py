@@ -28,7 +28,7 @@ def careless_redis() -> Iterator[str]:
 
 
 def test_a_healthy_place_passes(served: Served, demo_model: Path) -> None:
-    ran = run("doctor", "--redis", served.redis_url, "--model", demo_model, "--json")
+    ran = run("doctor", "--redis", served.redis_url, "--model", demo_model, "--json", fresh=True)
     assert (ran.code, ran.json["ok"]) == (0, True), ran
     found = by_subject(ran)
     for subject in ("python", "redis", "memory", "torch", "device", "model", "fit", "workers"):

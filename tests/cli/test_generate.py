@@ -9,7 +9,7 @@ from tests.cli.command import run
 
 def test_into_a_pipe_goes_the_text_alone_and_the_same_for_the_same_seed(demo_model: Path) -> None:
     options = ("generate", "--max-tokens", "30", "--seed", "7", "--model", "demo")
-    argument, standard_input = run(*options, "Lily"), run(*options, "-", stdin="Lily")
+    argument, standard_input = run(*options, "Lily", fresh=True), run(*options, "-", stdin="Lily")
     assert argument.code == 0, argument
     assert argument.out == standard_input.out != ""
     assert argument.out[:4] != "Lily"

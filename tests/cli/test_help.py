@@ -38,7 +38,7 @@ def test_the_command_line_loads_nothing_heavy_before_a_command_needs_it() -> Non
 
 
 def test_every_command_is_listed_in_80_columns() -> None:
-    ran = run("--help")
+    ran = run("--help", fresh=True)
     assert ran.code == 0
     assert all(f" {command} " in ran.out for command in COMMANDS)
     assert max(map(len, ran.out.splitlines())) <= 80

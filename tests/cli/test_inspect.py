@@ -66,7 +66,7 @@ def test_what_is_too_small_for_one_context_is_said_with_a_remedy(demo_model: Pat
 
 
 def test_a_person_reads_it_in_80_columns(demo_model: Path) -> None:
-    shown = run("inspect", "demo").out
+    shown = run("inspect", "demo", fresh=True).out
     assert "Memory on cpu, 16 sequences" in shown
     assert max(map(len, shown.splitlines()[1:])) <= 80
 

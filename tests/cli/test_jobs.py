@@ -26,10 +26,10 @@ def _redis(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_submit_prints_the_id_and_watch_the_tokens_from_the_first_on() -> None:
-    submitted = run("submit", "Once upon a time", "--max-tokens", "20", "-t", "0")
+    submitted = run("submit", "Once upon a time", "--max-tokens", "20", "-t", "0", fresh=True)
     assert submitted.code == 0, submitted
     job = submitted.out.strip()
-    watched = run("watch", job)
+    watched = run("watch", job, fresh=True)
     assert watched.code == 0, watched
     result = run("watch", job, "--json").json
     assert result["id"] == job
@@ -66,7 +66,7 @@ def test_a_cancelled_job_ends_as_cancelled_and_its_watcher_is_told(served: Serve
     held = run("submit", "--file", "-", *LONG, stdin=lines).out.split()
     job = run("submit", "Every night", *LONG).out.strip()
     assert run("status", job, "--json").json["state"] == "queued"
-    cancelled = run("cancel", job, "--json")
+    cancelled = run("cancel", job, "--json", fresh=True)
     assert (cancelled.code, cancelled.json["cancelling"]) == (0, True), cancelled
     with Client(served.redis_url) as client:
         for other in held:
@@ -153,7 +153,7 @@ def test_a_file_with_a_job_that_is_refused_leaves_none_in_the_queue(
 
 
 def test_status_shows_workers_models_and_queues(served: Served) -> None:
-    document = run("status", "--json").json
+    document = run("status", "--json", fresh=True).json
     # Redis may know of more, from other tests.
     assert served.model in {model["name"] for model in document["models"]}
     (worker,) = (each for each in document["workers"] if each["model"] == served.model)
