@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
@@ -108,7 +110,7 @@ class RedisServer:
         self._process = subprocess.Popen(
             self._command, stdout=quiet, stderr=quiet, start_new_session=True
         )
-        wait_until(self._answers, timeout_s=START_TIMEOUT_S, what="redis-server")
+        wait_until(lambda: answers(self.port), timeout_s=START_TIMEOUT_S, what="redis-server")
 
     def halt(self) -> None:
         """Ends it; what it appended stays for the next start."""
@@ -128,14 +130,18 @@ class RedisServer:
         self.halt()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _answers(self) -> bool:
-        with redis.Redis(host=LOCALHOST, port=self.port, socket_timeout=1) as probe:
-            try:
-                return bool(probe.ping())
-            except redis.AuthenticationError:
-                return True
-            except redis.RedisError:
-                return False
+
+def answers(port: int) -> bool:
+    """Whether a Redis is there, be it one that asks for a password."""
+    # Without a second try: to redis-py a missing password is one more connection that broke.
+    once = Retry(NoBackoff(), 0)
+    with redis.Redis(LOCALHOST, port, socket_timeout=1, retry=once) as probe:
+        try:
+            return bool(probe.ping())
+        except redis.AuthenticationError:
+            return True
+        except redis.RedisError:
+            return False
 
 
 def environment(redis_url: str, **settings: object) -> dict[str, str]:

@@ -11,9 +11,11 @@ from tests.services import (
     LOCALHOST,
     STOP_TIMEOUT_S,
     RedisServer,
+    answers,
     free_port,
     redis_binaries,
     tethered,
+    wait_until,
 )
 
 PASSWORD = "swordfish"
@@ -22,7 +24,8 @@ PASSWORD = "swordfish"
 
 @contextmanager
 def sentinel(folder: Path, master: RedisServer) -> Iterator[int]:
-    """A sentinel that watches ``master``; its port."""
+    """A sentinel that watches ``master``; its port. It answers, and knows the replicas that the
+    master has by now: of later ones it hears when it asks again, after 10 s."""
     port = free_port()
     settings = folder / f"sentinel-{port}.conf"
     settings.write_text(
@@ -33,6 +36,7 @@ def sentinel(folder: Path, master: RedisServer) -> Iterator[int]:
     command = tethered(str(redis_binaries()[0]), str(settings), "--sentinel")
     process = subprocess.Popen(command, start_new_session=True)
     try:
+        wait_until(lambda: answers(port), what="the sentinel")
         yield port
     finally:
         process.terminate()

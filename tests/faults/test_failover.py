@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -41,16 +42,12 @@ class Pair:
         with suppress(redis.ResponseError):
             # Under way already, or the replica is not known yet: asked again below.
             self.sentinel.execute_command("SENTINEL", "FAILOVER", "jobs")
-        wait_until(lambda: self._role(self.replica) == "master", timeout_s=GET_S)
-        wait_until(lambda: self._role(self.master) == "slave", timeout_s=GET_S)
+        wait_until(lambda: _replication(self.replica)["role"] == "master", timeout_s=GET_S)
+        wait_until(lambda: _replication(self.master)["role"] == "slave", timeout_s=GET_S)
 
     def knows_replica(self) -> bool:
         (known,) = self.sentinel.sentinel_slaves("jobs") or [{"master-link-status": "none"}]
         return str(known["master-link-status"]) == "ok"
-
-    def _role(self, server: RedisServer) -> str:
-        with redis.Redis(LOCALHOST, server.port, password=PASSWORD) as client:
-            return str(client.info("replication")["role"])
 
 
 @contextmanager
@@ -58,20 +55,25 @@ def watched(folder: Path) -> Iterator[Pair]:
     secret = ("--requirepass", PASSWORD, "--masterauth", PASSWORD)
     with own_redis(options=secret) as master:
         follows = ("--replicaof", LOCALHOST, str(master.port), "--repl-diskless-sync-delay", "0")
-        with own_redis(options=(*secret, *follows)) as replica, sentinel(folder, master) as port:
-            url = f"sentinel://:{PASSWORD}@{LOCALHOST}:{port}?master_name=jobs"
-            with redis.Redis(LOCALHOST, port, decode_responses=True) as watcher:
+        with own_redis(options=(*secret, *follows)) as replica:
+            wait_until(lambda: _follows(replica), timeout_s=GET_S, what="the replica to follow")
+            with (
+                sentinel(folder, master) as port,
+                redis.Redis(LOCALHOST, port, decode_responses=True) as watcher,
+            ):
+                url = f"sentinel://:{PASSWORD}@{LOCALHOST}:{port}?master_name=jobs"
                 pair = Pair(url, master, replica, watcher)
-                wait_until(lambda: _answers(watcher), what="the sentinel")
                 wait_until(pair.knows_replica, timeout_s=GET_S, what="the sentinel's replica")
                 yield pair
 
 
-def _answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except RedisError:
-        return False
+def _follows(replica: RedisServer) -> bool:
+    return str(_replication(replica)["master_link_status"]) == "up"
+
+
+def _replication(server: RedisServer) -> dict[str, Any]:
+    with redis.Redis(LOCALHOST, server.port, password=PASSWORD) as client:
+        return dict(client.info("replication"))
 
 
 @pytest.fixture
