@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +82,29 @@ def transformers_model(stories260k: Path) -> Any:
     return LlamaForCausalLM.from_pretrained(stories260k / "hf", dtype=torch.float32).eval()
 
 
+@pytest.fixture(scope="module")
+def transformers_tokens(transformers_model: Any) -> Callable[..., tuple[int, ...]]:
+    """What it makes of these ids, greedily and without a cache; once for both kinds of file."""
+
+    @cache
+    def tokens(*ids: int, count: int) -> tuple[int, ...]:
+        known = list(ids)
+        with torch.no_grad():
+            for _ in range(count):
+                logits = transformers_model(torch.tensor([known])).logits[0, -1]
+                known.append(int(logits.argmax()))
+        return tuple(known[len(ids) :])
+
+    return tokens
+
+
 @pytest.mark.parametrize("prompt", PROMPTS[:12])
 def test_greedy_tokens_are_those_of_transformers(
-    file_engine: Engine, transformers_model: Any, prompt: str
+    file_engine: Engine, transformers_tokens: Callable[..., tuple[int, ...]], prompt: str
 ) -> None:
     ids = file_engine.tokenizer.encode(prompt)
-    expected = list(ids)
-    with torch.no_grad():
-        for _ in range(64):
-            logits = transformers_model(torch.tensor([expected])).logits[0, -1]
-            expected.append(int(logits.argmax()))
     request = GenerationRequest(prompt=prompt, max_tokens=64, temperature=0, ignore_eos=True)
-    assert list(run_together(file_engine, [request])[0]) == expected[len(ids) :]
+    assert run_together(file_engine, [request])[0] == transformers_tokens(*ids, count=64)
 
 
 def test_logits_are_those_of_transformers(file_engine: Engine, transformers_model: Any) -> None:
