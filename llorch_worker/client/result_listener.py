@@ -85,10 +85,9 @@ class ResultListener:
             self._waiting.setdefault(key, []).append(waiter)
             self._newcomers.add(key)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="llorch-results", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="llorch-results", daemon=True)
+                thread.start()
+                self._thread = thread
         self._wake()
 
     def _leave(self, key: str, waiter: _Waiter) -> None:

@@ -194,9 +194,7 @@ def _show_loads(screen: Screen, figures: QueueFigures) -> None:
                 f"{row.delivery_ms.p95:.2f}" if last else "",
             )
     show(table)
-    show(
-        Text("  CPU: of all processors' time, what client, Redis and worker take beside the model")
-    )
+    show(Text("  CPU: of all processors, by client, Redis and worker beside the model"))
     single = figures.single
     if single is None:
         return
