@@ -165,10 +165,7 @@ class Stack:
         while True:
             for child in self._ended(POLL_S):
                 if child.name == REDIS:
-                    raise CommandError(
-                        "REDIS_DIED",
-                        f"Redis ended ({describe_exit(child.exit_code)}): {child.last_words()}",
-                    )
+                    raise _redis_died(child)
                 lived_s = time.monotonic() - child.started_at_s
                 restarts = 0 if lived_s > HEALTHY_AFTER_S else self._restarts.get(child.name, 0)
                 delay_s = backoff_s(restarts)
@@ -310,3 +307,10 @@ class Stack:
 def _did_not_start(child: Child) -> CommandError:
     words = child.last_words() or describe_exit(child.exit_code)
     return CommandError("DID_NOT_START", f"{child.name} could not start: {words}")
+
+
+def _redis_died(child: Child) -> CommandError:
+    code = child.exit_code
+    # What it said before a signal ended it was of something else.
+    words = "" if code is not None and code < 0 else f": {child.last_words()}"
+    return CommandError("REDIS_DIED", f"Redis ended ({describe_exit(code)}){words}")

@@ -84,6 +84,15 @@ def test_a_second_ctrl_c_ends_it_at_once(up: Started) -> None:
     assert not {pid for pid in family if alive(pid)}
 
 
+def test_a_killed_redis_ends_it_with_one_sentence(up: Started) -> None:
+    family = up.family()
+    (redis,) = [pid for pid in family if "redis" in psutil.Process(pid).name()]
+    os.kill(redis, signal.SIGKILL)
+    assert up.ended() == 1
+    assert up.lines[-1] == "error: Redis ended (killed by SIGKILL)"
+    assert not {pid for pid in family if alive(pid)}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's prctl")
 def test_nothing_survives_when_it_is_killed(up: Started) -> None:
     family = up.family()
