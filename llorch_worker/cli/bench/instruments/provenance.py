@@ -59,12 +59,22 @@ class Provenance(BaseModel):
     seed: int
 
 
-def provenance(*, device: str, seed: int) -> Provenance:
-    """Of this process as it is now; ``device`` is torch's name for it."""
+def provenance(
+    *,
+    device: str,
+    seed: int,
+    program: tuple[str, ...] = ("llorch",),
+    measured_with: tuple[str, ...] = (),
+) -> Provenance:
+    """Of this process as it is now; ``device`` is torch's name for it, ``cpu`` or ``cuda:0``.
+
+    ``program``: what stands before the arguments; ``measured_with``: further packages whose
+    versions matter.
+    """
     import torch
 
     return Provenance(
-        command=shlex.join(["llorch", *sys.argv[1:]]),
+        command=shlex.join([*program, *sys.argv[1:]]),
         environment={
             name: value
             for name, value in sorted(os.environ.items())
@@ -76,7 +86,7 @@ def provenance(*, device: str, seed: int) -> Provenance:
         versions={
             "llorch-worker": _version("llorch-worker"),
             "python": platform.python_version(),
-            **{name: _version(name) for name in MEASURED_WITH},
+            **{name: _version(name) for name in (*MEASURED_WITH, *measured_with)},
         },
         threads=torch.get_num_threads(),
         seed=seed,
