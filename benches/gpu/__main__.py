@@ -1,9 +1,11 @@
-"""``python -m benches.gpu [--json]``: the acceptance of the GPU path on one card.
+"""``python -m benches.gpu [--json] [--out FILE]``: the acceptance of the GPU path on one card.
 
-Random Llama-2-7B-shape weights are made on the device. Decode at several batch sizes and contexts
-with CUDA graphs and without, prefill, and transformers' continuous batching, all against the
-card's own copy bandwidth and matrix rate, measured in the same run. For memory errors run it under
-NVIDIA's tool: ``compute-sanitizer python -m benches.gpu --layers 2 --batches 1,3 --contexts 128``.
+Random weights of the shape of Llama 2 7B are made on the device, dense and quantised. Decode at
+several batch sizes and contexts with CUDA graphs and without, prefill, and transformers'
+continuous batching, all against the card's own copy bandwidth and matrix rate, measured in the
+same run. Each figure is printed as soon as it is there. Exit code 1: some measure failed. For
+memory errors run it under NVIDIA's tool:
+``compute-sanitizer python -m benches.gpu --layers 2 --batches 1,3 --contexts 128 --no-peer``.
 """
 
 from __future__ import annotations
@@ -11,144 +13,95 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from benches.gpu.random_model import LLAMA_2_7B, random_llama
+from benches.gpu.random_model import LLAMA_2_7B
+from benches.gpu.random_weights import DENSE, MIXTURE, NAMES
+from benches.gpu.report import Report
 
 NO_CUDA = "benches.gpu needs a CUDA device, and torch finds none here; nothing was measured"
+MEASURED_WITH = ("triton", "transformers")
+"""Versions that the figures depend on, besides those of every bench."""
 
 
 def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def arguments() -> argparse.Namespace:
+def weight_names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := set(names) - set(NAMES):
+        raise argparse.ArgumentTypeError(
+            f"no weights called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
+        )
+    return names
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benches.gpu")
     parser.add_argument("--batches", type=numbers, default=(1, 64, 256))
     parser.add_argument("--contexts", type=numbers, default=(128, 512, 1024, 2048))
     parser.add_argument("--prefills", type=numbers, default=(512, 2048))
     parser.add_argument("--layers", type=int, default=LLAMA_2_7B.num_layers)
+    parser.add_argument(
+        "--weights", type=weight_names, default=(DENSE, MIXTURE), help=", ".join(NAMES)
+    )
     parser.add_argument("--kv-dtype", choices=("auto", "fp8", "int8"), default="auto")
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
-    parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
+    parser.add_argument("--json", action="store_true", help="one document at the end")
+    parser.add_argument("--out", type=Path, help="gets each figure at once, as a line of JSON")
+    return parser.parse_args(argv)
 
 
-def copy_bytes_per_s(device: torch.device) -> float:
-    """Bytes read and written by copies of 4 GiB within the card; the best of ten."""
-    source = torch.ones(2**30, dtype=torch.int32, device=device)
-    target = torch.empty_like(source)
-    best_ms = float("inf")
-    for _ in range(10):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        best_ms = min(best_ms, begin.elapsed_time(end))
-    return 2 * source.nbytes / (best_ms / 1e3)
-
-
-def main() -> int:
-    given = arguments()
+def main(argv: Sequence[str] | None = None) -> int:
+    given = arguments(argv)
     if not torch.cuda.is_available():
         print(NO_CUDA, file=sys.stderr)
         return 2
-    # These need a card, or compile for one.
-    from benches.gpu.measures import Bench, Case, Rates
-    from benches.gpu.peer import continuous_batching_tokens_per_s
-    from llorch_worker.cache import PagedKV
-    from llorch_worker.cli.bench.instruments.ceilings import measure_ceilings
-    from llorch_worker.cli.bench.instruments.provenance import provenance
-    from llorch_worker.engine.block_plan import BLOCK_SIZE_TOKENS, available_bytes
-    from llorch_worker.kernels import kv_form_of, select_ops
-
-    device, dtype = torch.device("cuda:0"), torch.bfloat16
-    config = replace(LLAMA_2_7B, num_layers=given.layers)
-    copy = copy_bytes_per_s(device)
-    torch.cuda.empty_cache()
-    ceilings = measure_ceilings(device, dtype)
-    kv_form = kv_form_of(given.kv_dtype)
-    ops = select_ops(device, dtype, head_dim=config.head_dim, kv_form=kv_form)
-    with torch.inference_mode():
-        model = random_llama(config, ops, dtype=dtype, device=device)
-        cases = [Case(batch, context) for batch in given.batches for context in given.contexts]
-        block_bytes = BLOCK_SIZE_TOKENS * sum(
-            PagedKV.slot_bytes(
-                num_layers=config.num_layers,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                dtype=dtype,
-                form=kv_form,
-            ).values()
-        )
-        room = available_bytes(device) // block_bytes
-        fitting = [case for case in cases if case.blocks(BLOCK_SIZE_TOKENS) <= room]
-        left_out = [
-            f"decode {case.batch} x {case.context}: its KV cache takes "
-            f"{case.blocks(BLOCK_SIZE_TOKENS) * block_bytes / 2**30:.0f} GiB, and there are "
-            f"{room * block_bytes / 2**30:.0f}"
-            for case in cases
-            if case not in fitting
-        ]
-        bench = Bench(
-            model,
-            Rates(copy, ceilings.flops_per_s),
-            cases=[*fitting, *(Case(1, tokens) for tokens in given.prefills)],
-            longest=max(*given.contexts, *given.prefills),
-            kv_form=kv_form,
-            device=device,
-        )
-        decode = [bench.decode(case, graphs=graphs) for case in fitting for graphs in (True, False)]
-        prefill = [bench.prefill(tokens) for tokens in given.prefills]
-    peer, reason = None, "left out"
-    if not given.no_peer:
-        del bench, model
-        torch.cuda.empty_cache()
-        batch, context = 64, min(given.contexts)
-        try:
-            rate = continuous_batching_tokens_per_s(
-                config, batch=batch, context=context, new_tokens=64, dtype=dtype
-            )
-            peer, reason = {"batch": batch, "context_tokens": context, "tokens_per_s": rate}, ""
-        except (ImportError, RuntimeError, ValueError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-    report = {
-        "provenance": provenance(device=torch.cuda.get_device_name(device), seed=0).model_dump(),
-        "kernels": ops.name,
-        "kv_dtype": given.kv_dtype,
-        "layers": config.num_layers,
-        "copy_bytes_per_s": copy,
-        "read_bytes_per_s": ceilings.read_bytes_per_s,
-        "matrix_flops_per_s": ceilings.flops_per_s,
-        "left_out": left_out,
-        "decode": [asdict(figures) for figures in decode],
-        "prefill": [asdict(figures) for figures in prefill],
-        "transformers_continuous_batching": peer,
-        "transformers_left_out": reason or None,
-    }
+    device = torch.device("cuda:0")
+    # With --json the figures are shown aside, so that the document can be piped.
+    report = Report(sys.stderr if given.json else sys.stdout, given.out)
+    measure(given, device, report)
     if given.json:
-        print(json.dumps(report, indent=2))
-        return 0
-    print(f"copy {copy / 1e12:.2f} TB/s, matrices {ceilings.flops_per_s / 1e12:.0f} TFLOP/s")
-    for each in decode:
-        print(
-            f"decode {each.batch:4} x {each.context_tokens:5} "
-            f"{'graphs' if each.graphs else 'eager ':6} {each.step_ms:8.2f} ms "
-            f"{each.tokens_per_s:9.0f} tokens/s  copy {each.copy_bandwidth_share:6.1%}  "
-            f"roofline {each.roofline_share:6.1%}  idle {each.idle_share:6.1%}"
+        print(json.dumps(report.document, indent=2))
+    return 1 if report.failed else 0
+
+
+def measure(given: argparse.Namespace, device: torch.device, report: Report) -> None:
+    """What is asked for, all on ``device``."""
+    # These need a card, or compile for one.
+    from benches.gpu.device_rates import measure_rates
+    from benches.gpu.run import Plan, Run
+    from llorch_worker.cli.bench.instruments.provenance import provenance
+    from llorch_worker.engine.decode_graphs import CudaRecorder
+
+    with report.attempt("where the figures come from"):
+        origin = provenance(
+            device=str(device),
+            seed=0,
+            program=("python", "-m", "benches.gpu"),
+            measured_with=MEASURED_WITH,
         )
-    for line in left_out:
-        print(f"left out: {line}")
-    for one in prefill:
-        print(
-            f"prefill {one.tokens:5} {one.step_ms:8.2f} ms {one.tokens_per_s:9.0f} tokens/s  "
-            f"matrix rate {one.matrix_rate_share:6.1%}"
+        versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
+        line = f"$ {origin.command}\n  {origin.machine.device}; {versions}"
+        report.note("provenance", origin.model_dump(), line)
+    with report.attempt("all that hangs on the device's own rates"):
+        rates = measure_rates(device, torch.bfloat16)
+        report.add(rates)
+        plan = Plan(
+            config=replace(LLAMA_2_7B, num_layers=given.layers),
+            weights=given.weights,
+            batches=given.batches,
+            contexts=given.contexts,
+            prefills=given.prefills,
+            kv_dtype=given.kv_dtype,
+            peer=not given.no_peer,
         )
-    print(f"transformers continuous batching: {peer or 'not measured, ' + reason}")
-    return 0
+        Run(plan, report, rates, device=device, recorder=CudaRecorder).measure()
 
 
 if __name__ == "__main__":

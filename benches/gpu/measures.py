@@ -1,74 +1,242 @@
-"""Steps of the runner and the sampler on the device, timed from the host that waits for tokens."""
+"""Steps of the engine's own core on the device, timed from the host that waits for tokens."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from benches.gpu.roofline import prefill_work, step_work
-from llorch_worker.cache import UnifiedCache
+from benches.gpu.device_trace import device_spans, idle_share
+from benches.gpu.figures import (
+    LEAD_TOKENS,
+    NEW_TOKENS,
+    STEPS,
+    WARM_UP_STEPS,
+    Case,
+    DecodeFigures,
+    PrefillFigures,
+    Rates,
+)
+from benches.gpu.random_cache import draw_keys_and_values
+from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
+from llorch_worker.cache import PagedKV, UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.block_plan import cache_shape
-from llorch_worker.engine.decode_graphs import CudaRecorder, DecodeGraphs
+from llorch_worker.engine.core import EngineCore
+from llorch_worker.engine.decode_graphs import DecodeGraphs, Recorder
+from llorch_worker.engine.device_queue import DeviceQueue
+from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.runner import ForwardModel, Runner
 from llorch_worker.engine.sampler import Sampler
-from llorch_worker.engine.scheduler import Chunk
+from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence as Running
-from llorch_worker.kernels import KvForm
-from llorch_worker.model import Llama
+from llorch_worker.engine.stats import Counters
+from llorch_worker.kernels import KvForm, select_sample
+from llorch_worker.model import Llama, RaggedBatch
 
-WARM_UP_STEPS = 4
-STEPS = 24
-MORE_TOKENS = WARM_UP_STEPS + 2 * STEPS
-"""That a sequence gets while it is measured."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """``batch`` sequences that hold ``context`` tokens each."""
-
-    batch: int
-    context: int
-
-    def blocks(self, block_size: int) -> int:
-        """KV blocks that it takes, its new tokens included."""
-        return self.batch * -(-(self.context + MORE_TOKENS) // block_size)
+PREFILLS = 5
+"""The first is left out."""
 
 
-@dataclass(frozen=True)
-class Rates:
-    """The device's own, measured in the same run."""
+class Bench:
+    """One model, and one cache large enough for what is asked, under the engine's own core.
 
-    bytes_per_s: float
-    flops_per_s: float
+    So steps are planned, launched ahead, sampled and delivered as in a worker; what is missing is
+    the text of tokens, and the queue.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        rates: Rates,
+        *,
+        weights: str,
+        cases: Sequence[Case],
+        longest: int,
+        kv_form: KvForm,
+        device: torch.device,
+        recorder: Recorder,
+        queue: DeviceQueue | None = None,
+    ) -> None:
+        """``weights``: the name of their form; ``longest``: tokens of the longest sequence of any
+        case; ``queue``: by default that of ``device``."""
+        self._model = model
+        self._rates = rates
+        self._weights = weights
+        self._device = device
+        config, dtype = model.config, model.embedding.dtype
+        most = max(case.batch for case in cases)
+        shape = cache_shape(
+            config,
+            longest + NEW_TOKENS,
+            dtype=dtype,
+            device=device,
+            kv_form=kv_form,
+            decode_rows=most,
+        )
+        blocks = max(case.blocks(shape["block_size"]) for case in cases)
+        cache = UnifiedCache.allocate(num_blocks=blocks, **shape)
+        draw_keys_and_values(cache.kv)
+        self._kv_token_bytes = sum(
+            PagedKV.slot_bytes(
+                num_layers=config.num_layers,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                dtype=dtype,
+                form=kv_form,
+            ).values()
+        )
+        self._graphs = DecodeGraphs(model, cache, recorder)
+        self._steps = _Switch(model)
+        self._scheduler = Scheduler(
+            cache.blocks,
+            block_size=cache.block_size,
+            max_sequences=most,
+            # So that every case begins in one step.
+            max_step_tokens=max(case.batch * case.context for case in cases),
+            # A prompt that comes again is to be computed again.
+            prefix_caching=False,
+        )
+        sampler = Sampler(config.vocab_size, device, select_sample(device))
+        runner = Runner(self._steps, cache, sampler, device, queue)
+        self._core = EngineCore(self._scheduler, runner, Counters(), str)
+
+    def decode(self, case: Case, *, graphs: bool) -> DecodeFigures:
+        """Greedy steps, ``case.context`` tokens in each sequence in the middle of them."""
+        with self._decoding(case) as sequences:
+            self._steps.model = self._graphs if graphs else self._model
+            for _ in range(WARM_UP_STEPS):
+                self._core.step()
+            before = _held(sequences)
+            step_s = statistics.median(self._step_s() for _ in range(STEPS))
+            # The first of these steps read ``before`` tokens, the last what it had not added to.
+            contexts = (before + _held(sequences) - case.batch) // 2
+            self._wait()
+            idle = idle_share(device_spans(self._run_steps, self._device))
+        work = decode_work(
+            self._model.config,
+            batch=case.batch,
+            contexts=contexts,
+            matrix_bytes=matrix_bytes(self._model),
+            kv_token_bytes=self._kv_token_bytes,
+        )
+        rates = self._rates
+        best_s = work.best_s(rates.copy_bytes_per_s, rates.matrix_flops_per_s)
+        return DecodeFigures(
+            weights=self._weights,
+            batch=case.batch,
+            context_tokens=contexts // case.batch,
+            graphs=graphs,
+            step_ms=1e3 * step_s,
+            tokens_per_s=case.batch / step_s,
+            copy_bandwidth_share=work.read_bytes / step_s / rates.copy_bytes_per_s,
+            roofline_share=best_s / step_s,
+            idle_share=idle,
+        )
+
+    def prefill(self, tokens: int) -> PrefillFigures:
+        """One prompt in one step, from its plan to its first token on the host."""
+        self._steps.model = self._model
+        times = []
+        for _ in range(PREFILLS):
+            generation = self._add(0, tokens, new_tokens=1)
+            self._wait()
+            times.append(self._step_s())
+            generation.result(timeout=0)  # raises what the step raised
+        step_s = statistics.median(times[1:])
+        flops = prefill_flops(self._model.config, tokens=tokens)
+        return PrefillFigures(
+            weights=self._weights,
+            tokens=tokens,
+            step_ms=1e3 * step_s,
+            tokens_per_s=tokens / step_s,
+            matrix_rate_share=flops / step_s / self._rates.matrix_flops_per_s,
+        )
+
+    @contextmanager
+    def _decoding(self, case: Case) -> Iterator[list[Running]]:
+        """The sequences of a case, which decode from the next step on. Raises what ended one."""
+        prompt = case.context - LEAD_TOKENS
+        if prompt < 1:
+            raise ValueError(f"a context of {case.context} tokens; more than {LEAD_TOKENS} go")
+        generations = [self._add(row, prompt, new_tokens=NEW_TOKENS) for row in range(case.batch)]
+        try:
+            # What keys and values hold costs nothing, so the prompts need not be computed.
+            self._steps.model = _NoLogits(self._model.config.vocab_size)
+            self._core.step()
+            sequences = [each.sequences[0] for each in generations]
+            if any(sequence.pending != 1 for sequence in sequences):
+                raise RuntimeError("the case did not begin in one step")
+            yield sequences
+            for generation in generations:
+                if generation.done:
+                    generation.result(timeout=0)
+                    raise RuntimeError("a sequence ended while it was measured")
+        finally:
+            self._core.cancel_all("measured")
+
+    def _add(self, row: int, tokens: int, *, new_tokens: int) -> Generation:
+        """Submits a greedy generation whose prompt is like no other row's."""
+        vocab_size = self._model.config.vocab_size
+        ids = [(7 * row + place) % vocab_size for place in range(tokens)]
+        request = GenerationRequest(
+            prompt_token_ids=ids, max_tokens=new_tokens, ignore_eos=True, temperature=0
+        )
+        text: Any = _NoText()
+        generation = Generation(
+            str(row),
+            request,
+            (Running(ids, request, seed=0, text=text, arrival=row),),
+            model_name="random",
+            worker="benches.gpu",
+            attempt=1,
+            queued_at=None,
+            on_event=None,
+            request_cancel=self._core.cancel,
+        )
+        self._core.add(generation)
+        return generation
+
+    def _step_s(self) -> float:
+        """Seconds of one call, after which a step's tokens are delivered and, where the engine
+        launches ahead, the next step is on the device."""
+        began = time.perf_counter()
+        self._core.step()
+        return time.perf_counter() - began
+
+    def _run_steps(self) -> None:
+        for _ in range(STEPS):
+            self._core.step()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
 
-@dataclass(frozen=True)
-class DecodeFigures:
-    batch: int
-    context_tokens: int
-    graphs: bool
-    step_ms: float
-    """Median, from one step's tokens on the host to the next's."""
-    tokens_per_s: float
-    copy_bandwidth_share: float
-    """Bytes of weights and KV that a step must read, over its time, against the device's rate."""
-    roofline_share: float
-    idle_share: float
-    """Of a step's time, what no kernel fills; kernels' times are torch.profiler's."""
+class _Switch:
+    """What the runner takes for its model, while it changes."""
+
+    def __init__(self, model: ForwardModel) -> None:
+        self.model = model
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        return self.model.forward(batch, cache)
 
 
-@dataclass(frozen=True)
-class PrefillFigures:
-    tokens: int
-    step_ms: float
-    tokens_per_s: float
-    matrix_rate_share: float
+class _NoLogits:
+    """Prefills in no time: writes nothing to the cache."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:  # noqa: ARG002
+        return torch.zeros(
+            len(batch.logits_rows), self._vocab_size, device=batch.logits_rows.device
+        )
 
 
 class _NoText:
@@ -86,122 +254,5 @@ class _NoText:
         return ""
 
 
-class Bench:
-    """One model, and one cache large enough for what is asked."""
-
-    def __init__(
-        self,
-        model: Llama,
-        rates: Rates,
-        *,
-        cases: Sequence[Case],
-        longest: int,
-        kv_form: KvForm,
-        device: torch.device,
-    ) -> None:
-        """``longest``: tokens of the longest sequence of any case."""
-        self._model = model
-        self._rates = rates
-        self._device = device
-        self._item = model.embedding.dtype.itemsize
-        most = max(case.batch for case in cases)
-        longest += MORE_TOKENS
-        shape = cache_shape(
-            model.config,
-            longest,
-            dtype=model.embedding.dtype,
-            device=device,
-            kv_form=kv_form,
-            decode_rows=most,
-        )
-        self._block_size = shape["block_size"]
-        blocks = max(case.blocks(self._block_size) for case in cases)
-        self._cache = UnifiedCache.allocate(num_blocks=blocks, **shape)
-        self._graphs = DecodeGraphs(model, self._cache, CudaRecorder(device))
-
-    def decode(self, case: Case, *, graphs: bool) -> DecodeFigures:
-        """Greedy steps."""
-        batch, context = case.batch, case.context
-        runner, sequences = self._running(batch, context, self._graphs if graphs else self._model)
-        for _ in range(WARM_UP_STEPS):
-            self._step(runner, sequences)
-        times = []
-        for _ in range(STEPS):
-            began = time.perf_counter()
-            self._step(runner, sequences)  # ends with the tokens on the host
-            times.append(time.perf_counter() - began)
-        step_s = statistics.median(times)
-        busy_s = self._kernel_seconds(runner, sequences)
-        held = sum(len(sequence.token_ids) for sequence in sequences)
-        work = step_work(
-            self._model.config,
-            tokens=batch,
-            contexts=held,
-            logits_rows=batch,
-            item_bytes=self._item,
-            kv_item_bytes=self._cache.kv.keys.dtype.itemsize,
-        )
-        rates = self._rates
-        return DecodeFigures(
-            batch=batch,
-            context_tokens=context,
-            graphs=graphs,
-            step_ms=1e3 * step_s,
-            tokens_per_s=batch / step_s,
-            copy_bandwidth_share=work.read_bytes / step_s / rates.bytes_per_s,
-            roofline_share=work.best_s(rates.bytes_per_s, rates.flops_per_s) / step_s,
-            idle_share=max(0.0, 1 - busy_s / step_s),
-        )
-
-    def prefill(self, tokens: int) -> PrefillFigures:
-        """One prompt in one step."""
-        times = []
-        for repetition in range(5):
-            runner, sequences = self._running(1, tokens, self._model)
-            sequences[0].computed = 0
-            torch.cuda.synchronize(self._device)
-            began = time.perf_counter()
-            runner.run([Chunk(sequences[0], 0, tokens)])
-            if repetition:
-                times.append(time.perf_counter() - began)
-        step_s = statistics.median(times)
-        work = prefill_work(self._model.config, tokens=tokens, item_bytes=self._item)
-        return PrefillFigures(
-            tokens=tokens,
-            step_ms=1e3 * step_s,
-            tokens_per_s=tokens / step_s,
-            matrix_rate_share=work.flops / step_s / self._rates.flops_per_s,
-        )
-
-    def _running(
-        self, batch: int, context: int, model: ForwardModel
-    ) -> tuple[Runner, list[Running]]:
-        sampler = Sampler(self._model.config.vocab_size, self._device)
-        each = Case(1, context).blocks(self._block_size)
-        sequences = []
-        for row in range(batch):
-            ids = [(7 * row + place) % self._model.config.vocab_size for place in range(context)]
-            request = GenerationRequest(prompt_token_ids=ids, max_tokens=1, temperature=0)
-            text: Any = _NoText()
-            sequence = Running(ids, request, seed=0, text=text, arrival=row)
-            sequence.blocks = list(range(row * each, (row + 1) * each))
-            sequence.computed = context - 1
-            sequences.append(sequence)
-        return Runner(model, self._cache, sampler, self._device), sequences
-
-    @staticmethod
-    def _step(runner: Runner, sequences: list[Running]) -> None:
-        output = runner.run([Chunk(each, each.computed, 1) for each in sequences])
-        for sequence, token_id in zip(sequences, output.sampled.token_ids, strict=True):
-            sequence.token_ids.append(token_id)
-            sequence.computed += 1
-
-    def _kernel_seconds(self, runner: Runner, sequences: list[Running]) -> float:
-        """Of one step, on average."""
-        activities = [torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=activities) as profile:
-            for _ in range(STEPS):
-                self._step(runner, sequences)
-            torch.cuda.synchronize(self._device)
-        total_us: float = sum(event.self_device_time_total for event in profile.key_averages())
-        return total_us / 1e6 / STEPS
+def _held(sequences: list[Running]) -> int:
+    return sum(len(sequence.token_ids) for sequence in sequences)

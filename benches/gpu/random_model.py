@@ -1,16 +1,16 @@
-"""A Llama of random weights made on the device: no file, no copy, seconds for 7B."""
+"""A Llama of random weights made on the device: no file and no copy."""
 
 from __future__ import annotations
 
 import torch
 
+from benches.gpu.random_weights import DENSE, RandomWeights
 from llorch_worker.kernels import Ops
 from llorch_worker.model import Llama, LlamaConfig
 from llorch_worker.model.attention import Attention
 from llorch_worker.model.block import Block
 from llorch_worker.model.rms_norm import RmsNorm
 from llorch_worker.model.swiglu import SwiGlu
-from llorch_worker.weights import DenseLinear
 
 LLAMA_2_7B = LlamaConfig(
     vocab_size=32000,
@@ -29,49 +29,50 @@ LLAMA_2_7B = LlamaConfig(
 
 
 def random_llama(
-    config: LlamaConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device, seed: int = 0
+    config: LlamaConfig,
+    ops: Ops,
+    *,
+    weights: str = DENSE,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
 ) -> Llama:
-    """Weights of a standard deviation that keeps activations of the order of one."""
-    generator = torch.Generator(device).manual_seed(seed)
-    total = 0
-
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        nonlocal total
-        weight = torch.empty(rows, columns, dtype=dtype, device=device)
-        weight.normal_(std=columns**-0.5, generator=generator)
-        total += weight.nbytes
-        return weight
+    """``weights``: what its matrices are kept as, one of ``random_weights.NAMES``; the embedding
+    and the norms are in ``dtype``, as in the engine."""
+    drawn = RandomWeights(weights, config.num_layers, dtype=dtype, device=device, seed=seed)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_rows, kv_rows = (heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
+    norm_weight = torch.ones(hidden, dtype=dtype, device=device)
 
     def norm() -> RmsNorm:
-        nonlocal total
-        weight = torch.ones(config.hidden_size, dtype=dtype, device=device)
-        total += weight.nbytes
-        return RmsNorm(weight, config.rms_norm_eps, ops)
+        return RmsNorm(norm_weight.clone(), config.rms_norm_eps, ops)
 
     def block(layer: int) -> Block:
-        hidden, inner = config.hidden_size, config.intermediate_size
-        q_rows = config.num_heads * config.head_dim
-        qkv_rows = q_rows + 2 * config.num_kv_heads * config.head_dim
         return Block(
             attention_norm=norm(),
             attention=Attention(
                 layer,
-                DenseLinear(matrix(qkv_rows, hidden)),
-                DenseLinear(matrix(hidden, q_rows)),
+                drawn.linear(hidden, ("q", q_rows), ("k", kv_rows), ("v", kv_rows), layer=layer),
+                drawn.linear(q_rows, ("o", hidden), layer=layer),
                 head_dim=config.head_dim,
             ),
             mlp_norm=norm(),
             mlp=SwiGlu(
-                DenseLinear(matrix(2 * inner, hidden)), DenseLinear(matrix(hidden, inner)), ops
+                drawn.linear(hidden, ("gate", inner), ("up", inner), layer=layer),
+                drawn.linear(inner, ("down", hidden), layer=layer),
+                ops,
             ),
         )
 
+    embedding = drawn.dense(config.vocab_size, hidden)
+    blocks = tuple(block(layer) for layer in range(config.num_layers))
+    output = drawn.linear(hidden, ("logits", config.vocab_size))
     return Llama(
         config=config,
-        embedding=matrix(config.vocab_size, config.hidden_size),
-        blocks=tuple(block(layer) for layer in range(config.num_layers)),
+        embedding=embedding,
+        blocks=blocks,
         final_norm=norm(),
-        output=DenseLinear(matrix(config.vocab_size, config.hidden_size)),
+        output=output,
         ops=ops,
-        weight_bytes=total,
+        weight_bytes=drawn.total_bytes + (2 * len(blocks) + 1) * norm_weight.nbytes,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llorch_worker.model import LlamaConfig
+from llorch_worker.model import Llama, LlamaConfig
 
 
 @dataclass(frozen=True)
@@ -19,38 +19,40 @@ class Work:
         return max(self.read_bytes / bytes_per_s, self.flops / flops_per_s)
 
 
-def step_work(
-    config: LlamaConfig,
-    *,
-    tokens: int,
-    contexts: int,
-    logits_rows: int,
-    item_bytes: int,
-    kv_item_bytes: int,
+def matrix_bytes(model: Llama) -> int:
+    """Of all matrices that a step multiplies with; of the embedding it reads next to nothing."""
+    layers = (
+        (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down)
+        for block in model.blocks
+    )
+    return model.output.weight_bytes + sum(
+        linear.weight_bytes for linears in layers for linear in linears
+    )
+
+
+def decode_work(
+    config: LlamaConfig, *, batch: int, contexts: int, matrix_bytes: int, kv_token_bytes: int
 ) -> Work:
-    """A step of one new token for each sequence, which hold ``contexts`` tokens together."""
+    """A step of one new token for each of ``batch`` sequences, which hold ``contexts`` tokens
+    together, new ones included; ``kv_token_bytes``: what the cache keeps of a token."""
+    matrices, output = _matrix_numbers(config)
+    attention = 4 * config.num_layers * config.num_heads * config.head_dim * contexts
+    return Work(
+        read_bytes=matrix_bytes + kv_token_bytes * contexts,
+        flops=2 * batch * (matrices + output) + attention,
+    )
+
+
+def prefill_flops(config: LlamaConfig, *, tokens: int) -> int:
+    """One sequence's whole prompt in one step: each token sees half of it on average."""
+    matrices, output = _matrix_numbers(config)
+    attention = 4 * config.num_layers * config.num_heads * config.head_dim
+    return 2 * (tokens * matrices + output) + attention * (tokens * (tokens + 1) // 2)
+
+
+def _matrix_numbers(config: LlamaConfig) -> tuple[int, int]:
+    """Weights in the matrices of all layers, and in the output matrix."""
     heads = config.num_heads + 2 * config.num_kv_heads
     of_layer = config.hidden_size * config.head_dim * (heads + config.num_heads)
     of_layer += 3 * config.hidden_size * config.intermediate_size
-    matrices = config.num_layers * of_layer
-    output = config.hidden_size * config.vocab_size
-    kv_numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim * contexts
-    attention = 4 * config.num_layers * config.num_heads * config.head_dim * contexts
-    return Work(
-        read_bytes=(matrices + output) * item_bytes + kv_numbers * kv_item_bytes,
-        flops=2 * tokens * matrices + 2 * logits_rows * output + attention,
-    )
-
-
-def prefill_work(config: LlamaConfig, *, tokens: int, item_bytes: int) -> Work:
-    """One sequence's whole prompt in one step: each token sees half of it on average."""
-    work = step_work(
-        config,
-        tokens=tokens,
-        contexts=tokens,
-        logits_rows=1,
-        item_bytes=item_bytes,
-        kv_item_bytes=item_bytes,
-    )
-    attention = 4 * config.num_layers * config.num_heads * config.head_dim
-    return Work(work.read_bytes, work.flops + attention * (tokens * (tokens + 1) // 2 - tokens))
+    return config.num_layers * of_layer, config.hidden_size * config.vocab_size

@@ -1,0 +1,33 @@
+"""What the card itself can do: the measure of everything else."""
+
+from __future__ import annotations
+
+import torch
+
+from benches.gpu.figures import Rates
+from llorch_worker.cli.bench.instruments.ceilings import measure_ceilings
+
+
+def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
+    """Takes some seconds and 8 GiB, all of which are free again afterwards."""
+    copy = _copy_bytes_per_s(device)
+    torch.cuda.empty_cache()
+    ceilings = measure_ceilings(device, dtype)
+    # torch's allocator would keep the arrays, and the KV cache be planned without their memory.
+    torch.cuda.empty_cache()
+    return Rates(copy, ceilings.read_bytes_per_s, ceilings.flops_per_s)
+
+
+def _copy_bytes_per_s(device: torch.device) -> float:
+    """Bytes read and written by copies of 4 GiB within the card; the best of ten."""
+    source = torch.ones(2**30, dtype=torch.int32, device=device)
+    target = torch.empty_like(source)
+    best_ms = float("inf")
+    for _ in range(10):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        best_ms = min(best_ms, begin.elapsed_time(end))
+    return 2 * source.nbytes / (best_ms / 1e3)

@@ -1,0 +1,173 @@
+"""What is measured, in the words and units of the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+WARM_UP_STEPS = 4
+STEPS = 25
+"""Timed one by one; then so many again under the profiler. Odd, so that there is a middle one."""
+LEAD_TOKENS = WARM_UP_STEPS + (STEPS + 1) // 2
+"""From the prompt to what the middle one of the timed steps holds."""
+NEW_TOKENS = 2 * (WARM_UP_STEPS + STEPS) + 4
+"""More than a sequence gets while it is measured, so that none ends."""
+
+
+class Figure(Protocol):
+    """A dataclass; ``line`` says it in one line."""
+
+    kind: ClassVar[str]
+
+    @property
+    def line(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Case:
+    """``batch`` sequences that hold ``context`` tokens each in the middle of the timed steps."""
+
+    batch: int
+    context: int
+
+    def blocks(self, block_size: int) -> int:
+        """KV blocks that it takes, new tokens and the scheduler's reserve included."""
+        return self.batch * (-(-(self.context + NEW_TOKENS) // block_size) + 1)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The device's own, measured in the same run."""
+
+    kind: ClassVar[str] = "device"
+
+    copy_bytes_per_s: float
+    """Read and written."""
+    read_bytes_per_s: float | None
+    matrix_flops_per_s: float
+
+    @property
+    def line(self) -> str:
+        read = self.read_bytes_per_s
+        return (
+            f"copy {self.copy_bytes_per_s / 1e12:.2f} TB/s, "
+            f"read {'not measured' if read is None else f'{read / 1e12:.2f} TB/s'}, "
+            f"matrices {self.matrix_flops_per_s / 1e12:.0f} TFLOP/s"
+        )
+
+
+@dataclass(frozen=True)
+class DecodeFigures:
+    kind: ClassVar[str] = "decode"
+
+    weights: str
+    batch: int
+    context_tokens: int
+    graphs: bool
+    step_ms: float
+    """Median, from one step's tokens on the host to the next's."""
+    tokens_per_s: float
+    copy_bandwidth_share: float
+    """Bytes of weights and KV that the middle step must read, over ``step_ms``, against the rate
+    of a copy."""
+    roofline_share: float
+    idle_share: float | None
+    """Of the profiled steps, from their first kernel to their last: what no kernel or copy fills.
+    None where the profiler saw none. It adds to each launch, so this is an upper bound."""
+
+    @property
+    def line(self) -> str:
+        idle = "unknown" if self.idle_share is None else f"{self.idle_share:6.1%}"
+        return (
+            f"decode {self.weights:6} {self.batch:4} x {self.context_tokens:5} "
+            f"{'graphs' if self.graphs else 'eager ':6} {self.step_ms:8.2f} ms "
+            f"{self.tokens_per_s:9.0f} tokens/s  copy {self.copy_bandwidth_share:6.1%}  "
+            f"roofline {self.roofline_share:6.1%}  idle {idle}"
+        )
+
+
+@dataclass(frozen=True)
+class RatioFigures:
+    """Of two decodes that differ in their weights alone."""
+
+    kind: ClassVar[str] = "ratio"
+
+    weights: str
+    batch: int
+    context_tokens: int
+    graphs: bool
+    times_bf16: float
+
+    @property
+    def line(self) -> str:
+        return (
+            f"       {self.weights:6} {self.batch:4} x {self.context_tokens:5} "
+            f"{'graphs' if self.graphs else 'eager ':6} {self.times_bf16:8.2f} times as fast "
+            "as bf16"
+        )
+
+
+@dataclass(frozen=True)
+class PrefillFigures:
+    """One prompt in one step."""
+
+    kind: ClassVar[str] = "prefill"
+
+    weights: str
+    tokens: int
+    step_ms: float
+    tokens_per_s: float
+    matrix_rate_share: float
+
+    @property
+    def line(self) -> str:
+        return (
+            f"prefill {self.weights:6} {self.tokens:5} {self.step_ms:8.2f} ms "
+            f"{self.tokens_per_s:9.0f} tokens/s  matrix rate {self.matrix_rate_share:6.1%}"
+        )
+
+
+@dataclass(frozen=True)
+class PeerFigures:
+    """transformers' continuous batching at decode."""
+
+    kind: ClassVar[str] = "transformers"
+
+    batch: int
+    context_tokens: int
+    tokens_per_s: float
+
+    @property
+    def line(self) -> str:
+        return (
+            f"transformers continuous batching {self.batch:4} x {self.context_tokens:5} "
+            f"{self.tokens_per_s:9.0f} tokens/s"
+        )
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """What was left out, and why; nothing is wrong."""
+
+    kind: ClassVar[str] = "not_measured"
+
+    what: str
+    reason: str
+
+    @property
+    def line(self) -> str:
+        return f"not measured: {self.what}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What should have been measured and could not be."""
+
+    kind: ClassVar[str] = "failed"
+
+    what: str
+    error: str
+
+    @property
+    def line(self) -> str:
+        return f"failed: {self.what}: {self.error}"

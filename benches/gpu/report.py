@@ -1,0 +1,58 @@
+"""Figures on their way out: each is printed and written as soon as it is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from benches.gpu.figures import Failure, Figure
+
+
+class Report:
+    """A fault or a time limit loses no figure that was made before it."""
+
+    def __init__(self, screen: TextIO, out: Path | None = None) -> None:
+        """``out`` gets a line of JSON for each figure; what it held before is gone."""
+        self.failed = False
+        self._screen = screen
+        self._out = out
+        self._document: dict[str, list[dict[str, Any]]] = {}
+        if out is not None:
+            out.write_text("", encoding="utf-8")
+
+    @property
+    def document(self) -> dict[str, list[dict[str, Any]]]:
+        """All figures so far, by kind."""
+        return self._document
+
+    def add(self, figure: Any) -> None:
+        """``figure``: a ``Figure``."""
+        shown: Figure = figure
+        self.note(shown.kind, asdict(figure), shown.line)
+
+    def note(self, kind: str, values: dict[str, Any], line: str) -> None:
+        """As ``add``, of something that is no figure."""
+        self._document.setdefault(kind, []).append(values)
+        if self._out is not None:
+            with self._out.open("a", encoding="utf-8") as out:
+                out.write(json.dumps({"kind": kind, **values}) + "\n")
+        print(line, file=self._screen, flush=True)
+
+    @contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Whatever fails within is told in one line, and the caller goes on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the other measures must go on
+            self.failed = True
+            self.add(Failure(what, one_line(error)))
+
+
+def one_line(error: Exception) -> str:
+    """The error's class, and the first line of what it says."""
+    said = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
