@@ -88,7 +88,7 @@ class DecodeFigures:
 
 @dataclass(frozen=True)
 class RatioFigures:
-    """Of two decodes that differ in their weights alone."""
+    """Tokens/s of a decode over those of another thing at the same work."""
 
     kind: ClassVar[str] = "ratio"
 
@@ -96,14 +96,16 @@ class RatioFigures:
     batch: int
     context_tokens: int
     graphs: bool
-    times_bf16: float
+    over: str
+    """``bf16``: dense weights; ``transformers``: its continuous batching."""
+    times: float
 
     @property
     def line(self) -> str:
         return (
             f"       {self.weights:6} {self.batch:4} x {self.context_tokens:5} "
-            f"{'graphs' if self.graphs else 'eager ':6} {self.times_bf16:8.2f} times as fast "
-            "as bf16"
+            f"{'graphs' if self.graphs else 'eager ':6} {self.times:8.2f} times as fast "
+            f"as {self.over}"
         )
 
 

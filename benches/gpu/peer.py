@@ -25,43 +25,21 @@ def page_option(config: Any) -> str:
 
 
 def measure_peer(
-    config: LlamaConfig, *, batch: int, context: int, dtype: torch.dtype
+    config: LlamaConfig, *, batch: int, context: int, dtype: torch.dtype, device: torch.device
 ) -> PeerFigures:
-    """Raises whatever transformers raises: it is not ours to know."""
-    rate = _tokens_per_s(config, batch=batch, context=context, new_tokens=NEW_TOKENS, dtype=dtype)
-    return PeerFigures(batch, context, rate)
+    """Greedy decode, half of whose tokens come before a sequence holds ``context``.
 
+    Raises whatever transformers raises.
+    """
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
-def _tokens_per_s(
-    config: LlamaConfig, *, batch: int, context: int, new_tokens: int, dtype: torch.dtype
-) -> float:
-    """Tokens/s while all ``batch`` sequences decode, from the last first token on."""
-    from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
-    from transformers import LlamaConfig as PeerConfig
-
-    with torch.device("cuda"):
-        model = LlamaForCausalLM._from_config(
-            PeerConfig(
-                vocab_size=config.vocab_size,
-                hidden_size=config.hidden_size,
-                intermediate_size=config.intermediate_size,
-                num_hidden_layers=config.num_layers,
-                num_attention_heads=config.num_heads,
-                num_key_value_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                max_position_embeddings=config.max_context,
-                tie_word_embeddings=False,
-            ),
-            attn_implementation="paged|sdpa",
-            dtype=dtype,
-        ).eval()
-    prompts = [[(7 * row + i) % config.vocab_size for i in range(context)] for row in range(batch)]
     page: Any = {page_option(ContinuousBatchingConfig): PAGE_TOKENS}
-    pages = -(-(context + new_tokens) // PAGE_TOKENS) + 1
-    ended = model.generate_batch(
-        prompts,
+    prompt = max(1, context - NEW_TOKENS // 2)
+    pages = -(-(prompt + NEW_TOKENS) // PAGE_TOKENS) + 1
+    ended = _random_model(config, dtype, device).generate_batch(
+        [[(7 * row + i) % config.vocab_size for i in range(prompt)] for row in range(batch)],
         generation_config=GenerationConfig(
-            max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+            max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
         ),
         continuous_batching_config=ContinuousBatchingConfig(
             **page,
@@ -76,6 +54,29 @@ def _tokens_per_s(
     if errors or len(outputs) != batch:
         raise RuntimeError(errors[0] if errors else "generate_batch ended without all results")
     times = [output.timestamps for output in outputs]
+    # While all decode: from the last first token to the first last one.
     from_s, to_s = max(each[0] for each in times), min(each[-1] for each in times)
-    tokens: int = sum(from_s < at <= to_s for each in times for at in each)
-    return tokens / float(to_s - from_s)
+    tokens = sum(from_s < at <= to_s for each in times for at in each)
+    return PeerFigures(batch, context, tokens / (to_s - from_s))
+
+
+def _random_model(config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> Any:
+    from transformers import LlamaConfig as PeerConfig
+    from transformers import LlamaForCausalLM
+
+    with device:
+        return LlamaForCausalLM._from_config(
+            PeerConfig(
+                vocab_size=config.vocab_size,
+                hidden_size=config.hidden_size,
+                intermediate_size=config.intermediate_size,
+                num_hidden_layers=config.num_layers,
+                num_attention_heads=config.num_heads,
+                num_key_value_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_context,
+                tie_word_embeddings=False,
+            ),
+            attn_implementation="paged|sdpa",
+            dtype=dtype,
+        ).eval()

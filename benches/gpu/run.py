@@ -108,15 +108,19 @@ class Run:
         if figures.weights == DENSE:
             self._dense[case, figures.graphs] = figures
         elif dense := self._dense.get((case, figures.graphs)):
-            self._report.add(
-                RatioFigures(
-                    figures.weights,
-                    figures.batch,
-                    figures.context_tokens,
-                    figures.graphs,
-                    times_bf16=dense.step_ms / figures.step_ms,
-                )
+            self._add_ratio(figures, DENSE, dense.tokens_per_s)
+
+    def _add_ratio(self, figures: DecodeFigures, over: str, tokens_per_s: float) -> None:
+        self._report.add(
+            RatioFigures(
+                figures.weights,
+                figures.batch,
+                figures.context_tokens,
+                figures.graphs,
+                over,
+                figures.tokens_per_s / tokens_per_s,
             )
+        )
 
     def _fitting(self) -> list[Case]:
         """The cases whose KV cache there is memory for; tells of the others."""
@@ -152,12 +156,18 @@ class Run:
         batch, context = PEER_BATCH, min(self._plan.contexts)
         try:
             figures = measure_peer(
-                self._plan.config, batch=batch, context=context, dtype=torch.bfloat16
+                self._plan.config,
+                batch=batch,
+                context=context,
+                dtype=torch.bfloat16,
+                device=self._device,
             )
         except Exception as error:  # noqa: BLE001 - a peer that does not run is no fault of ours
             self._report.add(NotMeasured("transformers continuous batching", one_line(error)))
         else:
             self._report.add(figures)
+            if dense := self._dense.get((Case(batch, context), True)):
+                self._add_ratio(dense, figures.kind, figures.tokens_per_s)
 
     def _free_memory(self) -> None:
         gc.collect()

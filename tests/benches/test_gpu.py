@@ -16,9 +16,9 @@ import torch
 from benches.gpu import __main__ as program
 from benches.gpu import device_rates, run
 from benches.gpu.device_trace import idle_share
-from benches.gpu.figures import NEW_TOKENS, STEPS, Case, Rates
+from benches.gpu.figures import NEW_TOKENS, STEPS, Case, PeerFigures, Rates
 from benches.gpu.measures import Bench
-from benches.gpu.peer import page_option
+from benches.gpu.peer import measure_peer, page_option
 from benches.gpu.random_cache import draw_keys_and_values
 from benches.gpu.random_model import LLAMA_2_7B, random_llama
 from benches.gpu.random_weights import NAMES, RandomWeights
@@ -280,7 +280,8 @@ def test_the_whole_program_measures_each_case_and_the_ratio_to_bf16(
     assert [r["batch"] for r in document["ratio"]] == [1, 1, 3, 3]
     dense, packed = document["decode"][0], document["decode"][4]
     ratio = dense["step_ms"] / packed["step_ms"]
-    assert document["ratio"][0]["times_bf16"] == pytest.approx(ratio)
+    assert document["ratio"][0]["over"] == "bf16"
+    assert document["ratio"][0]["times"] == pytest.approx(ratio)
     assert [p["weights"] for p in document["prefill"]] == ["bf16", "q4_k_m"]
     kinds = [json.loads(line)["kind"] for line in out.read_text().splitlines()]
     assert kinds[:3] == ["provenance", "device", "model"]
@@ -321,6 +322,18 @@ def test_a_peer_that_cannot_be_measured_is_skipped(
     assert not report.failed
     (row,) = document["not_measured"]
     assert row["reason"] == "TypeError: unexpected keyword argument"
+
+
+def test_a_peer_is_compared_with_the_same_work(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "PEER_BATCH", 3)
+    monkeypatch.setattr(run, "measure_peer", lambda *_, **__: PeerFigures(3, 40, 10.0))
+    document = measured([*small, "--weights", "bf16"], Report(sys.stdout))
+    (ratio,) = document["ratio"]
+    assert (ratio["batch"], ratio["graphs"], ratio["over"]) == (3, True, "transformers")
+    ours = document["decode"][2]["tokens_per_s"]
+    assert ratio["times"] == pytest.approx(ours / 10)
 
 
 def test_a_case_that_does_not_fit_is_named(
@@ -370,6 +383,14 @@ def test_transformers_page_size_goes_by_the_name_that_it_has_there() -> None:
     assert page_option(New) == "page_size"
     transformers = pytest.importorskip("transformers")
     assert page_option(transformers.ContinuousBatchingConfig)
+
+
+def test_transformers_decodes_the_same_shape() -> None:
+    pytest.importorskip("transformers")
+    config = replace(TINY, max_context=256)
+    figures = measure_peer(config, batch=2, context=20, dtype=torch.float32, device=CPU)
+    assert (figures.batch, figures.context_tokens) == (2, 20)
+    assert figures.tokens_per_s > 0
 
 
 def test_without_cuda_it_says_so_and_measures_nothing() -> None:
