@@ -64,7 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     device = torch.device("cuda:0")
     # With --json the figures are shown aside, so that the document can be piped.
-    report = Report(sys.stderr if given.json else sys.stdout, given.out)
+    try:
+        report = Report(sys.stderr if given.json else sys.stdout, given.out)
+    except OSError as error:
+        print(f"--out {given.out}: {error.strerror}; nothing was measured", file=sys.stderr)
+        return 2
     measure(given, device, report)
     if given.json:
         print(json.dumps(report.document, indent=2))

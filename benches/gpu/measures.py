@@ -163,9 +163,10 @@ class Bench:
         prompt = case.context - LEAD_TOKENS
         if prompt < 1:
             raise ValueError(f"a context of {case.context} tokens; more than {LEAD_TOKENS} go")
+        preempted = self._scheduler.preempted_total
         generations = [self._add(row, prompt, new_tokens=NEW_TOKENS) for row in range(case.batch)]
         try:
-            # What keys and values hold costs nothing, so the prompts need not be computed.
+            # The cache is full of random keys and values: prompts need not be computed.
             self._steps.model = _NoLogits(self._model.config.vocab_size)
             self._core.step()
             sequences = [each.sequences[0] for each in generations]
@@ -176,6 +177,8 @@ class Bench:
                 if generation.done:
                     generation.result(timeout=0)
                     raise RuntimeError("a sequence ended while it was measured")
+            if self._scheduler.preempted_total != preempted:
+                raise RuntimeError("the device had no memory for a step of the whole batch")
         finally:
             self._core.cancel_all("measured")
 

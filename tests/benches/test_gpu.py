@@ -15,222 +15,14 @@ import torch
 
 from benches.gpu import __main__ as program
 from benches.gpu import device_rates, run
-from benches.gpu.device_trace import idle_share
-from benches.gpu.figures import NEW_TOKENS, STEPS, Case, PeerFigures, Rates
+from benches.gpu.figures import Case, PeerFigures
 from benches.gpu.measures import Bench
 from benches.gpu.peer import measure_peer, page_option
-from benches.gpu.random_cache import draw_keys_and_values
-from benches.gpu.random_model import LLAMA_2_7B, random_llama
-from benches.gpu.random_weights import NAMES, RandomWeights
 from benches.gpu.report import Report
-from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
-from llorch_worker.cache import UnifiedCache
-from llorch_worker.contract import InternalError
 from llorch_worker.engine import decode_graphs
-from llorch_worker.engine.block_plan import cache_shape
-from llorch_worker.kernels import KvForm, TorchOps, native_kernels_load
-from llorch_worker.kernels.packed_matrix import PackedMatrix
-from llorch_worker.model import Llama, RaggedBatch
-from llorch_worker.weights.packed_linear import PackedLinear
-from tests.engine.lazy_queue import LazyQueue
+from llorch_worker.kernels import native_kernels_load
+from tests.benches.tiny_llama import CPU, RATES, TINY
 from tests.engine.recording import Recorder
-
-CPU = torch.device("cpu")
-TINY = replace(
-    LLAMA_2_7B,
-    vocab_size=50,
-    hidden_size=32,
-    intermediate_size=64,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    max_context=32,
-)
-RATES = Rates(copy_bytes_per_s=1e9, read_bytes_per_s=None, matrix_flops_per_s=1e9)
-
-
-def tiny_model(weights: str = "bf16", layers: int = 2) -> Llama:
-    config = replace(TINY, num_layers=layers)
-    return random_llama(config, TorchOps(), weights=weights, dtype=torch.float32, device=CPU)
-
-
-def norm_and_embedding_bytes(model: Llama) -> int:
-    return (2 * len(model.blocks) + 1) * 32 * 4 + 50 * 32 * 4
-
-
-@pytest.mark.parametrize("weights", NAMES)
-def test_a_random_model_computes_and_counts_its_bytes(weights: str) -> None:
-    model = tiny_model(weights)
-    shape = cache_shape(TINY, 32, dtype=torch.float32, device=CPU)
-    cache = UnifiedCache.allocate(num_blocks=2, **shape)
-    row = torch.arange(3)
-    batch = RaggedBatch(row, row, (3,), (3,), torch.tensor([[0, 1]]), row, row[2:])
-    logits = model.forward(batch, cache)
-    assert logits.shape == (1, 50)
-    assert bool(logits.isfinite().all())
-    assert matrix_bytes(model) == model.weight_bytes - norm_and_embedding_bytes(model)
-
-
-@pytest.mark.parametrize("weights", [name for name in NAMES if name not in ("bf16", "q4_k_m")])
-def test_quantised_matrices_have_the_spread_of_dense_ones(weights: str) -> None:
-    drawn = RandomWeights(weights, 1, dtype=torch.bfloat16, device=CPU, seed=0)
-    (matrix,) = pieces(drawn.linear(256, ("o", 300)))
-    values = matrix.dequantise()
-    assert values.shape == (300, 256)
-    assert float(values.std()) == pytest.approx(1 / 16, rel=0.1)
-    assert abs(float(values.mean())) < 0.6 / 16  # half a step of two bits
-    assert drawn.total_bytes == matrix.nbytes
-
-
-def test_q4_k_m_keeps_six_bits_where_llama_cpp_does() -> None:
-    blocks = tiny_model("q4_k_m", layers=16).blocks
-    wide = [i for i, block in enumerate(blocks) if pieces(block.mlp.down)[0].bits == 6]
-    assert wide == [0, 1, 4, 7, 10, 13, 14, 15]
-    for layer, block in enumerate(blocks):
-        bits = [piece.bits for piece in pieces(block.attention.qkv)]
-        assert bits == ([4, 6] if layer in wide else [4])
-        assert [piece.bits for piece in pieces(block.mlp.gate_up)] == [4]
-    assert [piece.bits for piece in pieces(tiny_model("q4_k_m").output)] == [6]
-
-
-def pieces(linear: Any) -> list[PackedMatrix]:
-    assert isinstance(linear, PackedLinear)
-    return [piece for piece in linear._pieces if isinstance(piece, PackedMatrix)]
-
-
-def test_a_7b_step_reads_what_is_known_of_it() -> None:
-    weights = 2 * (32 * (4 * 4096**2 + 3 * 4096 * 11008) + 4096 * 32000)
-    work = decode_work(
-        LLAMA_2_7B, batch=1, contexts=1000, matrix_bytes=weights, kv_token_bytes=2**19
-    )
-    assert work.read_bytes == weights + 1000 * 2**19
-    assert work.flops == weights + 4 * 32 * 4096 * 1000
-    assert work.best_s(1e12, 1e15) == work.read_bytes / 1e12
-
-
-def test_a_prompt_attends_to_half_of_itself() -> None:
-    short, long = (prefill_flops(LLAMA_2_7B, tokens=t) for t in (1000, 2000))
-    attention = 4 * 32 * 4096 * (2000 * 2001 // 2 - 2 * (1000 * 1001 // 2))
-    assert long - 2 * short == attention - 2 * 4096 * 32000
-
-
-@pytest.mark.parametrize("form", ["exact", "fp8", "int8"])
-def test_a_drawn_cache_holds_finite_numbers_of_the_order_of_one(form: KvForm) -> None:
-    shape = cache_shape(TINY, 64, dtype=torch.bfloat16, device=CPU, kv_form=form)
-    kv = UnifiedCache.allocate(num_blocks=4, **shape).kv
-    draw_keys_and_values(kv)
-    for layer in kv.layers:
-        for stored, scales in ((layer.keys, layer.key_scales), (layer.values, layer.value_scales)):
-            numbers = stored.float()
-            if scales is not None:
-                numbers = numbers * scales.unsqueeze(-1)
-            assert 0.5 < float(numbers.std()) < 2
-
-
-def tiny_bench(*cases: Case, model: Any = None, queue: Any = None, recorder: Any = None) -> Bench:
-    with torch.inference_mode():
-        return Bench(
-            model or tiny_model(),
-            RATES,
-            weights="bf16",
-            cases=cases,
-            longest=max(case.context for case in cases),
-            kv_form="exact",
-            device=CPU,
-            recorder=recorder or Recorder(),
-            queue=queue,
-        )
-
-
-def test_steps_are_launched_two_deep_as_the_engine_does() -> None:
-    queue = LazyQueue()
-    case = Case(3, 40)
-    with torch.inference_mode():
-        tiny_bench(case, queue=queue).decode(case, graphs=False)
-    assert queue.most_unread == 2
-    assert queue.unread == 0
-
-
-def test_the_middle_of_the_timed_steps_holds_the_context_that_was_asked_for() -> None:
-    lengths: list[tuple[int, ...]] = []
-    model = Noting(tiny_model(), lengths)
-    with torch.inference_mode():
-        figures = tiny_bench(Case(2, 40), model=model).decode(Case(2, 40), graphs=False)
-    decodes = lengths[-4 - STEPS :]  # no profiler runs on a CPU
-    assert len(decodes) == 4 + STEPS
-    assert decodes[4 + STEPS // 2] == (40, 40)
-    assert figures.context_tokens == 40
-    work = matrix_bytes(model.model) + 2 * 40 * 2 * 2 * 2 * 8 * 4
-    share = work / (figures.step_ms / 1e3) / RATES.copy_bytes_per_s
-    assert figures.copy_bandwidth_share == pytest.approx(share)
-    assert figures.idle_share is None
-
-
-class Noting:
-    """A model that notes the contexts of its steps."""
-
-    def __init__(self, model: Llama, lengths: list[tuple[int, ...]]) -> None:
-        self.model = model
-        self._lengths = lengths
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
-        self._lengths.append(batch.context_lengths)
-        return self.model.forward(batch, cache)
-
-
-def test_graphs_are_replayed_where_they_are_asked_for_and_else_not() -> None:
-    recorder = Recorder()
-    case = Case(3, 40)
-    bench = tiny_bench(case, Case(1, 20), recorder=recorder)
-    with torch.inference_mode():
-        assert bench.decode(case, graphs=False).tokens_per_s > 0
-        assert recorder.replayed == 0
-        assert bench.decode(case, graphs=True).tokens_per_s > 0
-        assert recorder.replayed == 4 + STEPS
-        assert bench.decode(Case(1, 20), graphs=True).context_tokens == 20
-        assert bench.prefill(20).tokens_per_s > 0
-
-
-def test_a_step_that_fails_fails_its_measure_and_not_the_next() -> None:
-    lengths: list[tuple[int, ...]] = []
-    model = Noting(tiny_model(), lengths)
-    case = Case(2, 40)
-    bench = tiny_bench(case, model=model)
-    working, model.model = model.model, Broken()  # type: ignore[assignment]
-    with torch.inference_mode():
-        with pytest.raises(InternalError, match="the engine step failed"):
-            bench.decode(case, graphs=False)
-        with pytest.raises(InternalError, match="the engine step failed"):
-            bench.prefill(20)
-        model.model = working
-        assert bench.decode(case, graphs=False).batch == 2
-
-
-class Broken:
-    def __getattr__(self, name: str) -> Any:
-        return getattr(tiny_model(), name)
-
-    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
-        raise RuntimeError("a kernel does not compile")
-
-
-def test_a_context_shorter_than_the_warm_up_is_refused() -> None:
-    with torch.inference_mode(), pytest.raises(ValueError, match="a context of 10 tokens"):
-        tiny_bench(Case(1, 20)).decode(Case(1, 10), graphs=False)
-
-
-def test_idle_is_what_no_kernel_covers() -> None:
-    assert idle_share([]) is None
-    assert idle_share([(0, 4), (6, 10)]) == pytest.approx(0.2)
-    assert idle_share([(6, 10), (0, 8), (1, 2)]) == 0  # side by side, and out of order
-
-
-def test_sequences_cannot_end_while_they_are_measured() -> None:
-    assert NEW_TOKENS > 1 + 4 + 2 * STEPS + 1  # the first, the warm-up, both runs, one ahead
 
 
 def test_a_figure_is_out_before_the_next_is_made(tmp_path: Path, capsys: Any) -> None:
@@ -362,6 +154,14 @@ def test_the_exit_code_says_whether_something_failed(
     assert printed.err == "failed: something: RuntimeError: it broke\n"
     monkeypatch.setattr(program, "measure", lambda *_: None)
     assert program.main([]) == 0
+
+
+def test_a_file_that_cannot_be_written_is_told_of_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert program.main(["--out", str(tmp_path)]) == 2
+    assert "nothing was measured" in capsys.readouterr().err
 
 
 def test_weights_of_no_known_kind_are_refused(capsys: Any) -> None:

@@ -1,0 +1,93 @@
+"""What the GPU benchmark draws at random, and its arithmetic of bytes and operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from benches.gpu.random_cache import draw_keys_and_values
+from benches.gpu.random_model import LLAMA_2_7B
+from benches.gpu.random_weights import NAMES, RandomWeights
+from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.engine.block_plan import cache_shape
+from llorch_worker.kernels import KvForm
+from llorch_worker.kernels.packed_matrix import PackedMatrix
+from llorch_worker.model import Llama, RaggedBatch
+from llorch_worker.weights.packed_linear import PackedLinear
+from tests.benches.tiny_llama import CPU, TINY, tiny_llama
+
+
+def norm_and_embedding_bytes(model: Llama) -> int:
+    return (2 * len(model.blocks) + 1) * 32 * 4 + 50 * 32 * 4
+
+
+@pytest.mark.parametrize("weights", NAMES)
+def test_a_random_model_computes_and_counts_its_bytes(weights: str) -> None:
+    model = tiny_llama(weights)
+    shape = cache_shape(TINY, 32, dtype=torch.float32, device=CPU)
+    cache = UnifiedCache.allocate(num_blocks=2, **shape)
+    row = torch.arange(3)
+    batch = RaggedBatch(row, row, (3,), (3,), torch.tensor([[0, 1]]), row, row[2:])
+    logits = model.forward(batch, cache)
+    assert logits.shape == (1, 50)
+    assert bool(logits.isfinite().all())
+    assert matrix_bytes(model) == model.weight_bytes - norm_and_embedding_bytes(model)
+
+
+@pytest.mark.parametrize("weights", [name for name in NAMES if name not in ("bf16", "q4_k_m")])
+def test_quantised_matrices_have_the_spread_of_dense_ones(weights: str) -> None:
+    drawn = RandomWeights(weights, 1, dtype=torch.bfloat16, device=CPU, seed=0)
+    (matrix,) = pieces(drawn.linear(256, ("o", 300)))
+    values = matrix.dequantise()
+    assert values.shape == (300, 256)
+    assert float(values.std()) == pytest.approx(1 / 16, rel=0.1)
+    assert abs(float(values.mean())) < 0.6 / 16  # half a step of two bits
+    assert drawn.total_bytes == matrix.nbytes
+
+
+def test_q4_k_m_keeps_six_bits_where_llama_cpp_does() -> None:
+    blocks = tiny_llama("q4_k_m", layers=16).blocks
+    wide = [i for i, block in enumerate(blocks) if pieces(block.mlp.down)[0].bits == 6]
+    assert wide == [0, 1, 4, 7, 10, 13, 14, 15]
+    for layer, block in enumerate(blocks):
+        bits = [piece.bits for piece in pieces(block.attention.qkv)]
+        assert bits == ([4, 6] if layer in wide else [4])
+        assert [piece.bits for piece in pieces(block.mlp.gate_up)] == [4]
+    assert [piece.bits for piece in pieces(tiny_llama("q4_k_m").output)] == [6]
+
+
+def pieces(linear: Any) -> list[PackedMatrix]:
+    assert isinstance(linear, PackedLinear)
+    return [piece for piece in linear._pieces if isinstance(piece, PackedMatrix)]
+
+
+def test_a_7b_step_reads_what_is_known_of_it() -> None:
+    weights = 2 * (32 * (4 * 4096**2 + 3 * 4096 * 11008) + 4096 * 32000)
+    work = decode_work(
+        LLAMA_2_7B, batch=1, contexts=1000, matrix_bytes=weights, kv_token_bytes=2**19
+    )
+    assert work.read_bytes == weights + 1000 * 2**19
+    assert work.flops == weights + 4 * 32 * 4096 * 1000
+    assert work.best_s(1e12, 1e15) == work.read_bytes / 1e12
+
+
+def test_a_prompt_attends_to_half_of_itself() -> None:
+    short, long = (prefill_flops(LLAMA_2_7B, tokens=t) for t in (1000, 2000))
+    attention = 4 * 32 * 4096 * (2000 * 2001 // 2 - 2 * (1000 * 1001 // 2))
+    assert long - 2 * short == attention - 2 * 4096 * 32000
+
+
+@pytest.mark.parametrize("form", ["exact", "fp8", "int8"])
+def test_a_drawn_cache_holds_finite_numbers_of_the_order_of_one(form: KvForm) -> None:
+    shape = cache_shape(TINY, 64, dtype=torch.bfloat16, device=CPU, kv_form=form)
+    kv = UnifiedCache.allocate(num_blocks=4, **shape).kv
+    draw_keys_and_values(kv)
+    for layer in kv.layers:
+        for stored, scales in ((layer.keys, layer.key_scales), (layer.values, layer.value_scales)):
+            numbers = stored.float()
+            if scales is not None:
+                numbers = numbers * scales.unsqueeze(-1)
+            assert 0.5 < float(numbers.std()) < 2
