@@ -13,12 +13,19 @@ Span = tuple[float, float]
 
 def device_spans(work: Callable[[], None], device: torch.device) -> list[Span]:
     """Of every kernel, copy and fill on the card while ``work`` runs, in microseconds; empty where
-    the profiler is told nothing. The card should be idle before."""
+    there is no profiler of cards, or another tool holds it. The card should be idle before."""
     if device.type != "cuda":
         return []
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+    try:
+        trace = profile(activities=[ProfilerActivity.CUDA])
+        trace.start()
+    except (AssertionError, RuntimeError):
+        return []
+    try:
         work()
         torch.cuda.synchronize(device)
+    finally:
+        trace.stop()
     return [
         (event.time_range.start, event.time_range.end)
         for event in trace.events() or ()

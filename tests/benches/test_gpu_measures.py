@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from benches.gpu import device_trace
 from benches.gpu.device_trace import idle_share
 from benches.gpu.figures import NEW_TOKENS, STEPS, Case
 from benches.gpu.measures import Bench
@@ -136,6 +138,40 @@ class Full:
 def test_a_context_shorter_than_the_warm_up_is_refused() -> None:
     with torch.inference_mode(), pytest.raises(ValueError, match="a context of 10 tokens"):
         tiny_bench(Case(1, 20)).decode(Case(1, 10), graphs=False)
+
+
+def test_a_card_works_in_the_kernels_and_copies_that_the_profiler_saw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def event(place: str, begin: float, end: float, annotated: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(
+            device_type=SimpleNamespace(name=place),
+            time_range=SimpleNamespace(start=begin, end=end),
+            is_user_annotation=annotated,
+        )
+
+    happened: list[str] = []
+    events = [event("CPU", 0, 9), event("CUDA", 1, 2), event("CUDA", 0, 8, True)]
+    trace = SimpleNamespace(
+        start=lambda: happened.append("start"),
+        stop=lambda: happened.append("stop"),
+        events=lambda: events,
+    )
+    monkeypatch.setattr(device_trace, "profile", lambda activities: trace)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: happened.append("wait"))
+    spans = device_trace.device_spans(lambda: happened.append("work"), torch.device("cuda:0"))
+    assert spans == [(1, 2)]
+    assert happened == ["start", "work", "wait", "stop"]
+
+
+def test_where_no_profiler_can_be_had_nothing_is_known_of_a_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(activities: Any) -> None:
+        raise AssertionError("No activities specified for the profiler")
+
+    monkeypatch.setattr(device_trace, "profile", refused)
+    assert device_trace.device_spans(lambda: None, torch.device("cuda:0")) == []
 
 
 def test_idle_is_what_no_kernel_covers() -> None:
