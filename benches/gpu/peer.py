@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -10,18 +9,8 @@ import torch
 from benches.gpu.figures import PeerFigures
 from llorch_worker.model import LlamaConfig
 
-PAGE_TOKENS = 64
 NEW_TOKENS = 64
-
-
-def page_option(config: Any) -> str:
-    """What ``config``, transformers' ContinuousBatchingConfig, calls the tokens of a page."""
-    known = {field.name for field in fields(config)}
-    # 5.23 renamed it.
-    for name in ("page_size", "block_size"):
-        if name in known:
-            return name
-    raise ValueError("its ContinuousBatchingConfig has neither page_size nor block_size")
+STEP_TOKENS = 2048
 
 
 def measure_peer(
@@ -31,21 +20,18 @@ def measure_peer(
 
     Raises whatever transformers raises.
     """
-    from transformers import ContinuousBatchingConfig, GenerationConfig
+    from transformers import GenerationConfig
 
-    page: Any = {page_option(ContinuousBatchingConfig): PAGE_TOKENS}
+    from llorch_worker.cli.bench.contestants.continuous_batching import batching_config
+
     prompt = max(1, context - NEW_TOKENS // 2)
-    pages = -(-(prompt + NEW_TOKENS) // PAGE_TOKENS) + 1
     ended = _random_model(config, dtype, device).generate_batch(
         [[(7 * row + i) % config.vocab_size for i in range(prompt)] for row in range(batch)],
         generation_config=GenerationConfig(
             max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
         ),
-        continuous_batching_config=ContinuousBatchingConfig(
-            **page,
-            num_blocks=batch * pages,
-            max_batch_tokens=max(2048, batch),
-            allow_block_sharing=False,
+        continuous_batching_config=batching_config(
+            sequences=batch, tokens=prompt + NEW_TOKENS, step_tokens=STEP_TOKENS
         ),
         record_timestamps=True,
     )

@@ -17,7 +17,7 @@ from benches.gpu import __main__ as program
 from benches.gpu import device_rates, run
 from benches.gpu.figures import Case, PeerFigures
 from benches.gpu.measures import Bench
-from benches.gpu.peer import measure_peer, page_option
+from benches.gpu.peer import measure_peer
 from benches.gpu.report import Report
 from llorch_worker.engine import decode_graphs
 from llorch_worker.kernels import native_kernels_load
@@ -179,9 +179,11 @@ def test_transformers_page_size_goes_by_the_name_that_it_has_there() -> None:
     class New:
         page_size: int = 256
 
+    transformers = pytest.importorskip("transformers")
+    from llorch_worker.cli.bench.contestants.continuous_batching import page_option
+
     assert page_option(Old) == "block_size"
     assert page_option(New) == "page_size"
-    transformers = pytest.importorskip("transformers")
     assert page_option(transformers.ContinuousBatchingConfig)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from importlib.metadata import version
 from typing import Any
 
@@ -15,6 +16,28 @@ WARM_UP_TOKENS = 2
 NO_TOKEN = -1
 """No token ends a sequence."""
 PAGE_TOKENS = 64
+
+
+def batching_config(*, sequences: int, tokens: int, step_tokens: int) -> ContinuousBatchingConfig:
+    """With room for so many sequences of so many tokens each, and steps of at most so many."""
+    pages = -(-tokens // PAGE_TOKENS) + 1
+    page: dict[str, Any] = {page_option(ContinuousBatchingConfig): PAGE_TOKENS}
+    return ContinuousBatchingConfig(
+        **page,
+        num_blocks=sequences * pages,
+        max_batch_tokens=max(step_tokens, sequences),
+        allow_block_sharing=False,
+    )
+
+
+def page_option(config: Any) -> str:
+    """What ``config``, transformers' ContinuousBatchingConfig, calls the tokens of a page."""
+    known = {field.name for field in fields(config)}
+    # 5.23 renamed it.
+    for name in ("page_size", "block_size"):
+        if name in known:
+            return name
+    raise ValueError("its ContinuousBatchingConfig has neither page_size nor block_size")
 
 
 class ContinuousBatchingContestant:
@@ -47,15 +70,13 @@ class ContinuousBatchingContestant:
 
         Its cache is made anew each time; that is before the first moment, and in no figure.
         """
-        pages = -(-(work.prompt_tokens + new_tokens) // PAGE_TOKENS) + 1
         ended: dict[str, Any] = self._model.generate_batch(
             [list(prompt) for prompt in work.prompts],
             generation_config=generation_config(max_new_tokens=new_tokens, eos_token_id=NO_TOKEN),
-            continuous_batching_config=ContinuousBatchingConfig(
-                page_size=PAGE_TOKENS,
-                num_blocks=work.sequences * pages,
-                max_batch_tokens=max(self._terms.prefill_tokens, work.sequences),
-                allow_block_sharing=False,
+            continuous_batching_config=batching_config(
+                sequences=work.sequences,
+                tokens=work.prompt_tokens + new_tokens,
+                step_tokens=self._terms.prefill_tokens,
             ),
             record_timestamps=True,
         )
