@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.block_plan import cache_shape
-from llorch_worker.engine.decode_graphs import DecodeGraphs, bucket_sizes
+from llorch_worker.engine.decode_graphs import CudaRecorder, DecodeGraphs, bucket_sizes
 from llorch_worker.model import RaggedBatch
 from tests.engine.recording import Recorder
 from tests.engine.together import all_at_once
@@ -150,3 +151,55 @@ def test_sizes_are_few_where_batches_are_large() -> None:
     assert sizes[-1] == 1000
     assert len(sizes) < 64
     assert sizes == sorted(set(sizes))
+
+
+def test_all_graphs_are_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps a workspace for every stream."""
+    cuda = FakeCuda()
+    for name in ("device", "stream", "graph", "Stream", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
+    monkeypatch.setattr(torch.cuda, "current_stream", FakeStream)
+    recorder = CudaRecorder(torch.device("cuda", 1))
+    for _ in range(3):
+        recorder.record(lambda: None)
+    assert len(cuda.streams) == 1
+    assert cuda.used == ["the pool", cuda.streams[0]] * 3
+
+
+class FakeStream:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+
+    def wait_stream(self, other: FakeStream) -> None:
+        pass
+
+
+class FakeCuda:
+    """As much of ``torch.cuda`` as a recording touches."""
+
+    def __init__(self) -> None:
+        self.streams: list[FakeStream] = []
+        self.used: list[object] = []
+
+    def Stream(self, device: torch.device) -> FakeStream:  # noqa: N802 - torch's name
+        self.streams.append(FakeStream(device))
+        return self.streams[-1]
+
+    class CUDAGraph:
+        def replay(self) -> None:
+            pass
+
+    def device(self, _device: torch.device) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def stream(self, stream: FakeStream) -> AbstractContextManager[None]:
+        assert stream is self.streams[0]
+        return nullcontext()
+
+    def graph(
+        self, _graph: CUDAGraph, pool: str, stream: FakeStream, capture_error_mode: str
+    ) -> AbstractContextManager[None]:
+        assert capture_error_mode == "thread_local"
+        self.used += [pool, stream]
+        return nullcontext()
