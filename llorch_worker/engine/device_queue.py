@@ -40,6 +40,13 @@ class DeviceQueue(Protocol):
         """Begins ``work``, now or when what was launched before is done; may raise its error."""
 
 
+def use_device(device: torch.device) -> None:
+    """For the calling thread: every new thread is on the first card until it says otherwise, and
+    Triton launches on the thread's card, wherever the tensors are."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def device_queue(device: torch.device) -> DeviceQueue:
     """The queue of ``device``."""
     return CudaQueue(device) if device.type == "cuda" else InlineQueue()

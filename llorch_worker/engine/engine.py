@@ -6,6 +6,7 @@ import itertools
 import uuid
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,7 +26,7 @@ from llorch_worker.engine.block_plan import allocate_cache, require_room
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.decode_graphs import CudaRecorder, DecodeGraphs, records_decode
-from llorch_worker.engine.device_queue import DeviceQueue
+from llorch_worker.engine.device_queue import DeviceQueue, use_device
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.placement import resolve_device, resolve_dtype
 from llorch_worker.engine.probe import uncached_logits
@@ -128,7 +129,9 @@ class Engine:
         )
         runner = Runner(model, cache, sampler, device, queue)
         core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
-        self._thread = EngineThread(core, name=f"llorch-engine-{model_name}")
+        self._thread = EngineThread(
+            core, name=f"llorch-engine-{model_name}", begin=partial(use_device, device)
+        )
 
     @classmethod
     def load(
@@ -152,6 +155,8 @@ class Engine:
     ) -> Engine:
         """Loads a .gguf file or a Hugging Face folder and allocates its cache.
 
+        A card becomes the calling thread's current one.
+
         Args:
             device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
             dtype: ``auto`` (see ``resolve_dtype``), ``float32``, ``bfloat16`` or ``float16``.
@@ -174,6 +179,7 @@ class Engine:
             if value < 1:
                 raise ModelLoadFailed(f"{name} must be at least 1 (got {value})")
         place = resolve_device(device)
+        use_device(place)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         checkpoint = open_checkpoint(path)

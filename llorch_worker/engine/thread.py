@@ -44,8 +44,12 @@ class EngineThread:
     What other threads want lies in an inbox that is emptied before every step.
     """
 
-    def __init__(self, core: EngineCore, name: str) -> None:
+    def __init__(
+        self, core: EngineCore, name: str, begin: Callable[[], None] | None = None
+    ) -> None:
+        """``begin`` is called on the new thread before all else: what a device wants of a thread."""
         self._core = core
+        self._begin = begin
         self.heartbeat = Heartbeat()
         self._wake = threading.Condition()
         self._arrivals: list[Generation] = []
@@ -101,6 +105,8 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            if self._begin is not None:
+                self._begin()
             with torch.inference_mode():
                 while self._take_inbox():
                     if self._core.has_work:
