@@ -11,6 +11,7 @@ import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.engine.load_failures import mib, part_of_load
 from llorch_worker.kernels import KvForm
 from llorch_worker.model import LlamaConfig
 
@@ -78,22 +79,22 @@ def plan_blocks(
         wanted = kv_cache_bytes // block_bytes
         if kv_cache_bytes > room:
             raise ModelLoadFailed(
-                f"kv_cache_bytes asks for {_mib(kv_cache_bytes)}, and there is "
-                f"{_mib(max(0, room))} beside weights, tables and masks; lower it or free memory"
+                f"kv_cache_bytes asks for {mib(kv_cache_bytes)}, and there is "
+                f"{mib(max(0, room))} beside weights, tables and masks; lower it or free memory"
             )
     blocks = min(wanted, room // block_bytes)
     if blocks >= one_context:
         return blocks
     needed = one_context * block_bytes
-    parts = ", ".join(f"{part} {_mib(size)}" for part, size in {"kv": needed, **fixed}.items())
+    parts = ", ".join(f"{part} {mib(size)}" for part, size in {"kv": needed, **fixed}.items())
     if kv_cache_bytes is not None and kv_cache_bytes < needed:
         raise ModelLoadFailed(
-            f"the KV cache of one context of {max_context} tokens needs {_mib(needed)}, and "
-            f"kv_cache_bytes allows {_mib(kv_cache_bytes)}; raise it or lower max_context"
+            f"the KV cache of one context of {max_context} tokens needs {mib(needed)}, and "
+            f"kv_cache_bytes allows {mib(kv_cache_bytes)}; raise it or lower max_context"
         )
     raise ModelLoadFailed(
-        f"one context of {max_context} tokens needs {_mib(needed + sum(fixed.values()))} "
-        f"({parts}), and there is {_mib(max(0, available_bytes))} beside the weights; "
+        f"one context of {max_context} tokens needs {mib(needed + sum(fixed.values()))} "
+        f"({parts}), and there is {mib(max(0, available_bytes))} beside the weights; "
         "lower max_context or free memory"
     )
 
@@ -120,17 +121,22 @@ def allocate_cache(
         kv_form=kv_form,
         decode_rows=decode_rows,
     )
+
+    def required_bytes(blocks: int) -> dict[str, int]:
+        return UnifiedCache.required_bytes(num_blocks=blocks, **shape)
+
     num_blocks = plan_blocks(
-        lambda blocks: (
-            UnifiedCache.required_bytes(num_blocks=blocks, **shape) | {"workspace": workspace_bytes}
-        ),
+        lambda blocks: required_bytes(blocks) | {"workspace": workspace_bytes},
         block_size=shape["block_size"],
         max_context=max_context,
         max_sequences=max_sequences,
         available_bytes=available_bytes(device),
         kv_cache_bytes=kv_cache_bytes,
     )
-    return UnifiedCache.allocate(num_blocks=num_blocks, **shape)
+    planned = sum(required_bytes(num_blocks).values())
+    free = free_bytes(device)
+    with part_of_load("the cache", device, planned_bytes=planned, free_bytes=free):
+        return UnifiedCache.allocate(num_blocks=num_blocks, **shape)
 
 
 def require_room(weight_bytes: int, device: torch.device) -> None:
@@ -138,7 +144,7 @@ def require_room(weight_bytes: int, device: torch.device) -> None:
     free = free_bytes(device)
     if weight_bytes > free:
         raise ModelLoadFailed(
-            f"the weights need {_mib(weight_bytes)} on {device}, and there is {_mib(free)} free; "
+            f"the weights need {mib(weight_bytes)} on {device}, and there is {mib(free)} free; "
             "take a smaller dtype or model, or free memory"
         )
 
@@ -151,6 +157,8 @@ def available_bytes(device: torch.device) -> int:
 def free_bytes(device: torch.device) -> int:
     """Memory on ``device`` that nobody has now, within this container's limit."""
     if device.type == "cuda":
+        # What torch keeps of tensors that are gone counts as used otherwise.
+        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
     free = int(psutil.virtual_memory().available)
@@ -176,7 +184,3 @@ def _cached_file_bytes(root: Path) -> int:
         return 0
     sizes = dict(line.split(" ", 1) for line in lines)
     return int(sizes.get("inactive_file", 0)) + int(sizes.get("active_file", 0))
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"

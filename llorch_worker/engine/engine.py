@@ -22,12 +22,13 @@ from llorch_worker.contract import (
     Journal,
     ModelLoadFailed,
 )
-from llorch_worker.engine.block_plan import allocate_cache, require_room
+from llorch_worker.engine.block_plan import allocate_cache, free_bytes, require_room
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.decode_graphs import CudaRecorder, DecodeGraphs, records_decode
 from llorch_worker.engine.device_queue import DeviceQueue, use_device
 from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.load_failures import part_of_load
 from llorch_worker.engine.placement import resolve_device, resolve_dtype
 from llorch_worker.engine.probe import uncached_logits
 from llorch_worker.engine.request_checks import check_model, checked_prompt
@@ -172,7 +173,8 @@ class Engine:
             around_model: gives what the engine runs in the model's place: it, watched or timed.
 
         Raises:
-            ModelLoadFailed: no such file or device, no Llama, or not enough memory.
+            ModelLoadFailed: no such file or device, no Llama, not enough memory, or no compiler
+                for the card's kernels.
         """
         path = Path(path)
         for name, value in (("max_sequences", max_sequences), ("max_step_tokens", max_step_tokens)):
@@ -194,19 +196,22 @@ class Engine:
             )
         tokenizer = load_tokenizer(checkpoint)
         linears = select_linears(place, compute_dtype, kernels)
-        require_room(model_bytes(config, checkpoint, linears, compute_dtype), place)
+        planned = model_bytes(config, checkpoint, linears, compute_dtype)
+        require_room(planned, place)
         kv_form = kv_form_of(kv_dtype)
         ops = select_ops(place, compute_dtype, kernels, head_dim=config.head_dim, kv_form=kv_form)
         decode_rows = max_sequences if cuda_graphs and records_decode(place, ops) else 0
-        model = Llama.load(
-            checkpoint,
-            config,
-            dtype=compute_dtype,
-            device=place,
-            linears=linears,
-            ops=ops,
-            progress=progress,
-        )
+        free = free_bytes(place)
+        with part_of_load("the weights", place, planned_bytes=planned, free_bytes=free):
+            model = Llama.load(
+                checkpoint,
+                config,
+                dtype=compute_dtype,
+                device=place,
+                linears=linears,
+                ops=ops,
+                progress=progress,
+            )
         max_context = max_context or config.max_context
         workspace = workspace_bytes(
             config,
@@ -233,7 +238,9 @@ class Engine:
             torch.cuda.reset_peak_memory_stats(place)
         steps: ForwardModel = model
         if decode_rows:
-            steps = DecodeGraphs(model, cache, CudaRecorder(place))
+            free = free_bytes(place)
+            with part_of_load("a step", place, planned_bytes=workspace, free_bytes=free):
+                steps = DecodeGraphs(model, cache, CudaRecorder(place))
         # This thread loads, the engine's own computes: two pools of threads would be too many.
         end_own_threads()
         return cls(

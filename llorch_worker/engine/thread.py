@@ -47,7 +47,7 @@ class EngineThread:
     def __init__(
         self, core: EngineCore, name: str, begin: Callable[[], None] | None = None
     ) -> None:
-        """``begin`` is called on the new thread before all else: what a device wants of a thread."""
+        """``begin`` is called on the new thread first: what a device wants of whoever uses it."""
         self._core = core
         self._begin = begin
         self.heartbeat = Heartbeat()

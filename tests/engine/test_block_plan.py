@@ -7,7 +7,7 @@ import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine import block_plan
-from llorch_worker.engine.block_plan import available_bytes, plan_blocks
+from llorch_worker.engine.block_plan import available_bytes, free_bytes, plan_blocks
 
 
 def required_bytes(blocks: int) -> dict[str, int]:
@@ -68,3 +68,12 @@ def test_a_containers_limit_counts_as_the_machines(
     assert block_plan._cgroup_free_bytes(tmp_path / "none") is None
     monkeypatch.setattr(block_plan, "_cgroup_free_bytes", lambda: 3_000)
     assert available_bytes(torch.device("cpu")) == int(3_000 * block_plan.CPU_SHARE)
+
+
+def test_what_torch_keeps_of_a_load_is_given_back_before_free_memory_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = [600]
+    monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1_000 - sum(kept), 1_000))
+    assert free_bytes(torch.device("cuda")) == 1_000

@@ -182,7 +182,7 @@ class FakeCuda:
         self.streams: list[FakeStream] = []
         self.used: list[object] = []
 
-    def Stream(self, device: torch.device) -> FakeStream:  # noqa: N802 - torch's name
+    def Stream(self, device: torch.device) -> FakeStream:
         self.streams.append(FakeStream(device))
         return self.streams[-1]
 
