@@ -27,8 +27,8 @@ def part_of_load(
         if is_out_of_memory(error):
             raise ModelLoadFailed(
                 f"memory ran out on {device} for {what}: {mib(planned_bytes)} by plan, "
-                f"and there was {mib(free_bytes)} free; lower max_sequences, max_step_tokens or max_context, "
-                "or free memory"
+                f"and there was {mib(free_bytes)} free; lower max_sequences, max_step_tokens or "
+                "max_context, or free memory"
             ) from error
         if is_compiler_missing(error):
             raise ModelLoadFailed(

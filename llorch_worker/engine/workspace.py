@@ -8,8 +8,10 @@ from llorch_worker.model import LlamaConfig
 
 CUDA_LIBRARY_BYTES = 64 * 2**20
 """What cuBLAS and its like keep on a card for themselves, once they have run."""
-_SAMPLER_ROW_BYTES = 4 + 4 + 8 + 4
-"""For each logit: float32 logits, their sorted copy with int64 indices, and probabilities."""
+SAMPLER_LOGIT_BYTES = 64
+"""For each logit where everyone asks for a cut, penalties and log probabilities: logits, log
+softmax, penalties (three tables) and weights are float32, 24 bytes; then either a sort with its
+int64 indices and its buffers on a card, or, once sorted, 38 more, of them three float64 masses."""
 
 
 def workspace_bytes(
@@ -34,7 +36,7 @@ def workspace_bytes(
     mlp_row = (2 * hidden + 4 * config.intermediate_size) * item
     qkv_row = (2 * hidden + (heads + config.num_heads) * config.head_dim) * item
     gathered = 2 * max_context * config.num_kv_heads * config.head_dim * item
-    logits = max_sequences * config.vocab_size * (item + _SAMPLER_ROW_BYTES)
+    logits = max_sequences * config.vocab_size * (item + SAMPLER_LOGIT_BYTES)
     libraries = CUDA_LIBRARY_BYTES if device.type == "cuda" else 0
     step = max(max_step_tokens * mlp_row, max_step_tokens * qkv_row + gathered, logits)
     # A recorded step gathers nothing: who records, reads the blocks in place.

@@ -18,6 +18,7 @@ from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
 from llorch_worker.contract import GenerationRequest, LlorchError
+from llorch_worker.contract.request import MAX_CHOICES
 from llorch_worker.settings import Settings
 from llorch_worker.worker.heap import collapse_heap, freeze_heap
 from llorch_worker.worker.launcher import Place, take_place
@@ -30,6 +31,7 @@ logger = get_logger(__name__)
 
 PROGRESS_INTERVAL_S = 5.0
 WARM_UP_TOKENS = 2
+FULL_WIDTH_TOKENS = 8
 WARM_UP_TIMEOUT_S = 600.0
 MIB = 2**20
 
@@ -175,9 +177,30 @@ def _warm_up(engine: ResidentEngine, settings: Settings, place: Place) -> None:
         ignore_eos=True,
     )
     engine.submit(request).result(WARM_UP_TIMEOUT_S)
+    if place.card is not None:
+        _sample_at_full_width(engine)
     freeze_heap()
     collapse_heap()
     engine.measure_memory()
+
+
+def _sample_at_full_width(engine: ResidentEngine) -> None:
+    """As many sequences as run at once, with a cut: the most memory that sampling takes but for
+    penalties and log probabilities, which few jobs ask for."""
+    choices = [MAX_CHOICES] * (engine.max_sequences // MAX_CHOICES)
+    rest = engine.max_sequences % MAX_CHOICES
+    # Long enough for the last to come before the first has left.
+    tokens = min(FULL_WIDTH_TOKENS, engine.max_context - 1)
+    generations = [
+        engine.submit(
+            GenerationRequest(
+                prompt_token_ids=[0], max_tokens=tokens, top_p=0.9, n=n, ignore_eos=True
+            )
+        )
+        for n in [*choices, *([rest] if rest else [])]
+    ]
+    for generation in generations:
+        generation.result(WARM_UP_TIMEOUT_S)
 
 
 def _check_options(worker: Any) -> None:
