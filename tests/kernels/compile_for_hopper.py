@@ -14,10 +14,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from llorch_worker.kernels.layer_kv import KvForm
 from llorch_worker.kernels.triton import (
     packed_linear,
     paged_decode,
@@ -27,6 +29,9 @@ from llorch_worker.kernels.triton import (
     sample,
     silu_and_mul,
 )
+from llorch_worker.kernels.triton.packed_linear import MatmulTiles
+from llorch_worker.kernels.triton.paged_decode import DecodeTiles
+from llorch_worker.kernels.triton.paged_prefill import PrefillTiles
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -43,13 +48,23 @@ TYPES: dict[str, str] = {
 }
 """By the parameter's name; what is not here is a 32-bit integer."""
 
+ALIGNED_NUMBERS = (
+    "qkv_stride",
+    "token_stride",
+    "x_stride",
+    "residual_stride",
+    "out_stride",
+    "stride",
+)
+"""A model's own widths: launches find that they are multiples of 16, and compile for that."""
+
 ATTENTION = {"KV_HEADS": 8, "GROUP": 4, "BLOCK_SIZE": 16, "DIM": 128, "BLOCK_DIM": 128}
-DECODE = ATTENTION | {"BLOCK_GROUP": 16, "TILE": 64, "SCALED": False}
 ROPE = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HEADS": 8, "BLOCK": 64}
 Q4_K = {"BITS": 4, "GROUP": 32, "ZERO": 0, "OFFSETS": True}
 Q6_K = {"BITS": 6, "GROUP": 16, "ZERO": 32, "OFFSETS": False}
 FP8 = {"keys": "*fp8e4nv", "values": "*fp8e4nv"}
 INT8 = {"keys": "*i8", "values": "*i8"}
+FORMS: tuple[KvForm, ...] = ("exact", "fp8", "int8")
 
 
 def compile_kernel(
@@ -63,7 +78,7 @@ def compile_kernel(
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(names)
-        if signature[name].startswith("*")
+        if signature[name].startswith("*") or name in ALIGNED_NUMBERS
     }
     source = ASTSource(
         fn=kernel,
@@ -88,26 +103,56 @@ def compile_kernel(
     }
 
 
+def compile_prefill(longest: int, form: KvForm = "exact", *, wide: bool = False) -> dict[str, Any]:
+    """As it is launched for pieces of so many tokens; ``wide``: in float32."""
+    tiles = PrefillTiles.of(torch.float32 if wide else torch.bfloat16, longest)
+    constants = {"QUERIES": tiles.queries, "TILE": tiles.tile, "SCALED": form == "int8"}
+    return compile_kernel(
+        paged_prefill._prefill,
+        ATTENTION | constants,
+        attention_types(form, wide=wide),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+
+
+def compile_decode(splits: int, form: KvForm = "exact", *, wide: bool = False) -> dict[str, Any]:
+    """As it is launched for so many pieces of a context; ``wide``: in float32."""
+    tiles = DecodeTiles.of(torch.float32 if wide else torch.bfloat16, form)
+    constants = {"BLOCK_GROUP": 16, "TILE": tiles.tile, "SPLITS": splits, "SCALED": form == "int8"}
+    return compile_kernel(
+        paged_decode._decode,
+        ATTENTION | constants,
+        attention_types(form, wide=wide) | {"rows": "*i64"},
+        num_stages=tiles.num_stages,
+    )
+
+
+def attention_types(form: KvForm, *, wide: bool) -> dict[str, str]:
+    types = dict.fromkeys(("qkv", "out", "keys", "values"), "*fp32") if wide else {}
+    return types | {"exact": {}, "fp8": FP8, "int8": INT8}[form]
+
+
+def compile_matmul(tiles: MatmulTiles, form: dict[str, Any]) -> dict[str, Any]:
+    constants = {"TOKENS": tiles.tokens, "ROWS": tiles.rows, "BLOCKS": tiles.blocks}
+    return compile_kernel(packed_linear._matmul, constants | form, num_warps=tiles.num_warps)
+
+
 def compile_all() -> dict[str, dict[str, Any]]:
-    decode, rows = paged_decode._decode, {"rows": "*i64"}
-    prefill = {"QUERIES": 128, "TILE": 64, "SCALED": False}
-    matmul = packed_linear._matmul
     matvec = {"ROWS": 8, "BLOCKS": 16}
-    wide = {"TOKENS": 128, "ROWS": 128, "BLOCKS": 2}
-    middle = {"TOKENS": 64, "ROWS": 64, "BLOCKS": 2}
-    narrow = {"TOKENS": 16, "ROWS": 16, "BLOCKS": 8}
+    join = {"HEADS": 32, "DIM": 128, "BLOCK_DIM": 128, "SPLITS": 16}
     rope = rope_and_write._rope_and_write
     return {
-        "decode": compile_kernel(decode, DECODE | {"SPLITS": 1}, rows),
-        "decode split": compile_kernel(decode, DECODE | {"SPLITS": 16}, rows),
-        "decode fp8": compile_kernel(decode, DECODE | {"SPLITS": 16}, rows | FP8),
-        "decode int8": compile_kernel(decode, DECODE | {"SPLITS": 16, "SCALED": True}, rows | INT8),
-        "join": compile_kernel(
-            paged_decode._join, {"HEADS": 32, "DIM": 128, "BLOCK_DIM": 128, "SPLITS": 16}, rows
-        ),
-        "prefill": compile_kernel(
-            paged_prefill._prefill, ATTENTION | prefill, num_warps=8, num_stages=2
-        ),
+        "decode": compile_decode(1),
+        "decode split": compile_decode(16),
+        "decode fp8": compile_decode(16, "fp8"),
+        "decode int8": compile_decode(16, "int8"),
+        "join": compile_kernel(paged_decode._join, join, {"rows": "*i64"}),
+        "prefill": compile_prefill(128),
+        "prefill 64": compile_prefill(64),
+        **{f"float32 decode {form}": compile_decode(16, form, wide=True) for form in FORMS},
+        **{f"float32 prefill {form}": compile_prefill(128, form, wide=True) for form in FORMS},
+        "float32 prefill 16": compile_prefill(16, "int8", wide=True),
         "rms_norm": compile_kernel(rms_norm._rms_norm, {"ADD": True, "BLOCK": 4096}, num_warps=8),
         "rope_and_write": compile_kernel(rope, ROPE | {"FORM": "exact"}),
         "rope_and_write fp8": compile_kernel(rope, ROPE | {"FORM": "fp8"}, FP8),
@@ -116,9 +161,11 @@ def compile_all() -> dict[str, dict[str, Any]]:
         "sample": compile_kernel(sample._sample, {"BLOCK": 4096}, num_warps=8),
         "matvec Q4_K": compile_kernel(packed_linear._matvec, matvec | Q4_K),
         "matvec Q6_K": compile_kernel(packed_linear._matvec, matvec | Q6_K),
-        "matmul 16": compile_kernel(matmul, narrow | Q4_K),
-        "matmul 64": compile_kernel(matmul, middle | Q4_K),
-        "matmul 128": compile_kernel(matmul, wide | Q6_K, num_warps=8),
+        **{
+            f"matmul {tiles.tokens} x {tiles.rows}": compile_matmul(tiles, Q4_K)
+            for tiles in (*packed_linear.NARROW, *packed_linear.MIDDLE, *packed_linear.WIDE)
+        },
+        "matmul Q6_K": compile_matmul(packed_linear.WIDE[0], Q6_K),
     }
 
 

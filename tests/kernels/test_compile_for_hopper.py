@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-MAY_SPILL_BYTES = {"prefill": 64}
-"""One tile's worth of addresses; the others keep all they have in registers."""
 MULTIPLIES = ("decode", "prefill", "matmul")
+"""On tensor cores; in float32 nothing is, because they round."""
 
 
 def test_every_kernel_compiles_for_hopper_and_keeps_to_its_registers(tmp_path: Path) -> None:
@@ -26,5 +25,5 @@ def test_every_kernel_compiles_for_hopper_and_keeps_to_its_registers(tmp_path: P
     )
     assert done.returncode == 0, done.stderr[-2000:]
     for name, kernel in json.loads(done.stdout).items():
-        assert kernel["stack_bytes"] <= MAY_SPILL_BYTES.get(name, 0), name
+        assert kernel["stack_bytes"] == 0, name
         assert kernel["tensor_cores"] == name.startswith(MULTIPLIES), name

@@ -60,3 +60,43 @@ def test_products_are_those_of_the_dequantised_matrix(bits, group, zero, offsets
         scale = float(expected.abs().max())
         torch.testing.assert_close(out, expected, rtol=rtol, atol=rtol * scale)
         assert not bool(out[:, :7].any() or out[:, 44:].any())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "tiles"),
+    [
+        (2, 4096, (16, 16)),
+        (17, 4096, (64, 16)),
+        (64, 4096, (64, 16)),
+        (64, 11008, (64, 32)),
+        (64, 32000, (64, 64)),
+        (128, 4096, (64, 32)),
+        (512, 4096, (64, 64)),
+        (512, 12288, (128, 128)),
+        (2048, 4096, (128, 128)),
+    ],
+)
+def test_tiles_are_as_large_as_leaves_two_for_each_of_a_cards_processors(tokens, rows, tiles):
+    chosen = packed_linear.MatmulTiles.of(tokens, rows, processors=132)
+    assert (chosen.tokens, chosen.rows) == tiles
+
+
+def test_tiles_change_at_powers_of_two_only():
+    for rows in (64, 4096, 11008, 128256):
+        for power in range(1, 12):
+            low, high = 2 ** (power - 1) + 1, 2**power
+            of = packed_linear.MatmulTiles.of
+            assert len({of(tokens, rows, 132) for tokens in range(low, high + 1)}) == 1
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3, 100])
+@pytest.mark.parametrize("tokens", [20, 70, 130])
+def test_tiles_of_any_size_give_the_same_products(tokens, processors, monkeypatch):
+    monkeypatch.setattr(packed_linear, "_processors", lambda _: processors)
+    codes, scales, _ = randoms(150, 96, 6, 16, offsets=False)
+    matrix = PackedMatrix.pack(codes, scales, None, bits=6, zero=32, factor=2.0**-8)
+    x = torch.randn(tokens, 96, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    out, expected = torch.zeros(2, tokens, 150, device=DEVICE)
+    packed_matrix.packed_linear(x, matrix, expected, 0)
+    packed_linear.packed_linear(x, matrix, out, 0)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)

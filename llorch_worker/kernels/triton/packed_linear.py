@@ -6,6 +6,8 @@ tiles are dequantised into the activations' dtype and go through tensor cores.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,6 +15,40 @@ import triton
 import triton.language as tl
 
 from llorch_worker.kernels.packed_matrix import BLOCK_COLUMNS, PackedMatrix
+
+
+@dataclass(frozen=True)
+class MatmulTiles:
+    """What one program of a product computes, and how many blocks of columns it takes a turn."""
+
+    tokens: int
+    rows: int
+    blocks: int = 2  # with 4 it spills registers
+    num_warps: int = 4
+
+    @classmethod
+    def of(cls, tokens: int, rows: int, processors: int) -> MatmulTiles:
+        """The largest tiles of which each of the card's processors gets two; else the smallest.
+
+        ``tokens`` count as the next power of two, so that few variants are ever compiled.
+        """
+        tokens = triton.next_power_of_2(tokens)
+        choices = WIDE if tokens > 64 else MIDDLE if tokens > 16 else NARROW
+        for choice in choices:
+            programs = triton.cdiv(rows, choice.rows) * triton.cdiv(tokens, choice.tokens)
+            if programs >= 2 * processors:
+                return choice
+        return choices[-1]
+
+
+WIDE = (
+    MatmulTiles(128, 128, num_warps=8),
+    MatmulTiles(128, 64, num_warps=8),
+    MatmulTiles(64, 64),
+    MatmulTiles(64, 32),
+)
+MIDDLE = (MatmulTiles(64, 64), MatmulTiles(64, 32), MatmulTiles(64, 16))
+NARROW = (MatmulTiles(16, 16, blocks=8),)
 
 
 def packed_linear(x: torch.Tensor, matrix: PackedMatrix, out: torch.Tensor, column: int) -> None:
@@ -38,8 +74,8 @@ def packed_linear(x: torch.Tensor, matrix: PackedMatrix, out: torch.Tensor, colu
             x, *tables, target, matrix.factor, matrix.rows, blocks, ROWS=rows, BLOCKS=16, **form
         )
         return
-    tile = 16 if tokens <= 16 else 64 if tokens <= 64 else 128
-    grid = (triton.cdiv(matrix.rows, tile), triton.cdiv(tokens, tile))
+    tiles = MatmulTiles.of(tokens, matrix.rows, _processors(x.device))
+    grid = (triton.cdiv(matrix.rows, tiles.rows), triton.cdiv(tokens, tiles.tokens))
     _matmul[grid](
         x,
         *tables,
@@ -50,12 +86,20 @@ def packed_linear(x: torch.Tensor, matrix: PackedMatrix, out: torch.Tensor, colu
         blocks,
         x.stride(0),
         out.stride(0),
-        TOKENS=tile,
-        ROWS=tile,
-        BLOCKS=8 if tile == 16 else 2,  # with 4 it spills registers
+        TOKENS=tiles.tokens,
+        ROWS=tiles.rows,
+        BLOCKS=tiles.blocks,
         **form,
-        num_warps=8 if tile == 128 else 4,
+        num_warps=tiles.num_warps,
     )
+
+
+@lru_cache
+def _processors(device: torch.device) -> int:
+    """The card's streaming multiprocessors; one where kernels are interpreted."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit
@@ -100,7 +144,8 @@ def _matvec(
     tl.store(out + row, (total * factor).to(out.dtype.element_ty), mask=row < rows)
 
 
-@triton.jit
+# The number of tokens must not make a variant of its own: steps would stop to compile.
+@triton.jit(do_not_specialize=["tokens"])
 def _matmul(
     x,
     codes,

@@ -12,15 +12,15 @@ graph and replayed with other contexts.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from llorch_worker.kernels.layer_kv import LayerKV
+from llorch_worker.kernels.layer_kv import KvForm, LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
 
-_TILE_TOKENS = 64
 _PROGRAMS_PER_PROCESSOR = 4
 _MOST_SPLITS = 64
 
@@ -29,6 +29,22 @@ def splits_for(sequences: int, kv_heads: int, processors: int) -> int:
     """A power of two that gives each of the card's processors a few programs."""
     wanted = _PROGRAMS_PER_PROCESSOR * processors / (sequences * kv_heads)
     return min(_MOST_SPLITS, 1 << max(0, math.floor(math.log2(wanted))))
+
+
+@dataclass(frozen=True)
+class DecodeTiles:
+    """How many keys a program takes a turn, and how many turns it loads ahead at once."""
+
+    tile: int
+    num_stages: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, form: KvForm) -> DecodeTiles:
+        """Chosen so that the kernel keeps to its registers: in float32 all arithmetic and the
+        numbers that it was converted from lie there."""
+        if dtype is torch.float32 and form != "exact":
+            return cls(tile=32, num_stages=1)
+        return cls(tile=64, num_stages=3)
 
 
 class TritonDecode:
@@ -59,6 +75,7 @@ class TritonDecode:
             shape = (sequences, heads, splits)
             pieces = torch.empty((*shape, head_dim), dtype=torch.float32, device=out.device)
             stats = torch.empty((*shape, 2), dtype=torch.float32, device=out.device)
+        tiles = DecodeTiles.of(qkv.dtype, kv.form)
         block_dim = max(16, triton.next_power_of_2(head_dim))
         _decode[(sequences, kv_heads, splits)](
             qkv,
@@ -82,9 +99,10 @@ class TritonDecode:
             DIM=head_dim,
             BLOCK_GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
             BLOCK_DIM=block_dim,
-            TILE=_TILE_TOKENS,
+            TILE=tiles.tile,
             SPLITS=splits,
             SCALED=kv.key_scales is not None,
+            num_stages=tiles.num_stages,
         )
         if splits > 1:
             _join[(sequences, heads)](
@@ -100,7 +118,8 @@ class TritonDecode:
             )
 
 
-@triton.jit
+# What differs from step to step must not make a variant of its own: steps would stop to compile.
+@triton.jit(do_not_specialize=["table_stride"])
 def _decode(
     qkv,
     keys,

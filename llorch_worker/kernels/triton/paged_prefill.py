@@ -7,6 +7,7 @@ tokens and walks through the part of its context that they may see.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -14,6 +15,26 @@ import triton.language as tl
 
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
+
+
+@dataclass(frozen=True)
+class PrefillTiles:
+    """How a launch is cut up; chosen so that all compiled forms keep to their registers."""
+
+    queries: int
+    tile: int
+    """Keys a turn."""
+    num_warps: int
+    num_stages: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, longest_query: int) -> PrefillTiles:
+        """For queries in ``dtype``; float32 is computed outside tensor cores, all in registers."""
+        wanted = max(16, triton.next_power_of_2(longest_query))
+        if dtype is torch.float32:
+            return cls(queries=min(32, wanted), tile=32, num_warps=8, num_stages=1)
+        queries = min(128, wanted)
+        return cls(queries, tile=64, num_warps=8 if queries == 128 else 4, num_stages=2)
 
 
 class TritonPrefill:
@@ -38,10 +59,9 @@ class TritonPrefill:
     def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
         _, block_size, kv_heads, head_dim = kv.keys.shape
         heads = qkv.shape[1] - 2 * kv_heads
-        wide = qkv.dtype is torch.float32
-        queries = min(64 if wide else 128, max(16, triton.next_power_of_2(self._longest_query)))
-        tiles = triton.cdiv(self._longest_query, queries)
-        _prefill[(tiles, heads, len(self._contexts))](
+        tiles = PrefillTiles.of(qkv.dtype, self._longest_query)
+        count = triton.cdiv(self._longest_query, tiles.queries)
+        _prefill[(count, heads, len(self._contexts))](
             qkv,
             kv.keys,
             kv.values,
@@ -61,15 +81,19 @@ class TritonPrefill:
             BLOCK_SIZE=block_size,
             DIM=head_dim,
             BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
-            QUERIES=queries,
-            TILE=32 if wide else 64,
+            QUERIES=tiles.queries,
+            TILE=tiles.tile,
             SCALED=kv.key_scales is not None,
-            num_warps=8 if queries == 128 else 4,
-            num_stages=2,  # with 3 it spills registers
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
         )
 
 
-@triton.jit
+# What differs from step to step must not make a variant of its own: steps would stop to compile.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["first_rows", "query_lengths", "contexts"],
+)
 def _prefill(
     qkv,
     keys,
