@@ -23,9 +23,11 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip \
     wheel=$(ls /wheels/*.whl) && pip install "${wheel}[worker,flower]"
-# A volume that is mounted on the folder of device locks takes its owner over when it is made.
+# A volume that is mounted on one of these folders takes its owner over when it is made.
 RUN useradd --create-home --uid 10001 llorch \
-    && install --directory --owner llorch --mode 1777 /var/lib/llorch/devices
+    && install --directory --owner llorch --mode 1777 /var/lib/llorch/devices \
+    && install --directory --owner llorch /var/lib/llorch/kernels
+ENV TRITON_CACHE_DIR=/var/lib/llorch/kernels
 USER llorch
 WORKDIR /home/llorch
 STOPSIGNAL SIGTERM

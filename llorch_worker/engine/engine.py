@@ -41,6 +41,7 @@ from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uniforms import choice_seed, job_seed
+from llorch_worker.engine.warm_up import compiles_late, warm_up
 from llorch_worker.engine.workspace import workspace_bytes
 from llorch_worker.kernels import (
     CutRows,
@@ -243,7 +244,7 @@ class Engine:
                 steps = DecodeGraphs(model, cache, CudaRecorder(place))
         # This thread loads, the engine's own computes: two pools of threads would be too many.
         end_own_threads()
-        return cls(
+        engine = cls(
             model=steps if around_model is None else around_model(steps),
             config=config,
             cache=cache,
@@ -258,6 +259,16 @@ class Engine:
             kernels=kernels,
             cut_rows=select_cut_rows(place, compute_dtype, kernels),
         )
+        if compiles_late(place):
+            try:
+                with part_of_load(
+                    "a step", place, planned_bytes=workspace, free_bytes=free_bytes(place)
+                ):
+                    engine._warm_up(model, max_step_tokens)
+            except BaseException:
+                engine.close()
+                raise
+        return engine
 
     def submit(
         self,
@@ -411,6 +422,17 @@ class Engine:
             measured["workspace"] = max(0, peak - sum(measured.values()))
             measured["reserved"] = max(0, torch.cuda.max_memory_reserved(self._device) - peak)
         self._measured_bytes = measured
+
+    def _warm_up(self, model: ForwardModel, max_step_tokens: int) -> None:
+        """Before the first job, on the engine's own thread, whose libraries are to be warm."""
+        self._thread.call(
+            lambda: warm_up(
+                model,
+                self.cache,
+                max_sequences=self.max_sequences,
+                max_step_tokens=max_step_tokens,
+            )
+        )
 
     def _parts(self) -> tuple[tuple[str, object], ...]:
         cache = self.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -58,6 +59,14 @@ def test_each_replica_claims_one_of_all_gpus_and_has_time_to_drain(services: Any
     assert worker["stop_signal"] == "SIGTERM"
     assert worker["stop_grace_period"].endswith("m")
     assert worker["depends_on"]["redis"]["condition"] == "service_healthy"
+
+
+def test_compiled_kernels_outlive_their_container(services: Any) -> None:
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    kernels = re.search(r"^ENV TRITON_CACHE_DIR=(\S+)$", dockerfile, re.MULTILINE)
+    assert kernels is not None
+    assert f"kernels:{kernels[1]}" in services["worker"]["volumes"]
+    assert f"install --directory --owner llorch {kernels[1]}" in dockerfile
 
 
 def test_every_setting_reaches_the_worker(services: Any) -> None:

@@ -1,0 +1,133 @@
+"""Steps before all jobs launch every variant of the kernels that a job's step can choose."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from benches.gpu.random_model import random_llama
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.engine.block_plan import cache_shape
+from llorch_worker.engine.warm_up import sizes, warm_up
+from llorch_worker.kernels.packed_matrix import PackedMatrix
+from llorch_worker.kernels.triton import (
+    TritonOps,
+    packed_linear,
+    paged_decode,
+    paged_prefill,
+    rms_norm,
+    rope_and_write,
+    silu_and_mul,
+)
+from llorch_worker.model import Llama, RaggedBatch
+from llorch_worker.weights.packed_linear import PackedLinear
+from tests.kernels.interpreter import DEVICE
+from tests.kernels.test_triton_model import CONFIG
+
+KERNELS = [
+    (paged_prefill, "_prefill"),
+    (paged_decode, "_decode"),
+    (paged_decode, "_join"),
+    (packed_linear, "_matvec"),
+    (packed_linear, "_matmul"),
+    (rms_norm, "_rms_norm"),
+    (rope_and_write, "_rope_and_write"),
+    (silu_and_mul, "_silu_and_mul"),
+]
+MAX_SEQUENCES, MAX_STEP_TOKENS, MAX_CONTEXT = 21, 200, 96
+PROCESSORS = 32
+
+
+class Variants:
+    """Stands in for kernels: notes what each launch would be compiled for, and launches nothing.
+
+    Numbers that a kernel takes at run time make no variant as long as they are the model's own;
+    the others are kept from it where the kernel is decorated.
+    """
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[Any, ...]] = set()
+
+    def of(self, name: str) -> Any:
+        variants = self
+
+        class Kernel:
+            def __getitem__(self, _grid: tuple[int, ...]) -> Callable[..., None]:
+                return self.launch
+
+            def launch(self, *arguments: Any, **constants: Any) -> None:
+                dtypes = [a.dtype for a in arguments if isinstance(a, torch.Tensor)]
+                variants.seen.add((name, *dtypes, *sorted(constants.items())))
+
+        return Kernel()
+
+
+@pytest.fixture
+def variants(monkeypatch: pytest.MonkeyPatch) -> Variants:
+    found = Variants()
+    for module, name in KERNELS:
+        monkeypatch.setattr(module, name, found.of(name))
+    monkeypatch.setattr(packed_linear, "_processors", lambda _: PROCESSORS)
+    return found
+
+
+def quantised() -> Llama:
+    model = random_llama(CONFIG, TritonOps(PROCESSORS), dtype=torch.bfloat16, device=DEVICE)
+    for block in model.blocks:
+        for layer, name in ((block.attention, "qkv"), (block.mlp, "down")):
+            setattr(layer, name, packed(*getattr(layer, name).weight.shape))
+    return replace(model, output=packed(2000, CONFIG.hidden_size))
+
+
+def packed(rows: int, columns: int) -> PackedLinear:
+    codes = torch.zeros(rows, columns, dtype=torch.uint8, device=DEVICE)
+    scales = torch.ones(rows, columns // 32, device=DEVICE)
+    matrix = PackedMatrix.pack(codes, scales, None, bits=4, zero=8, factor=1.0)
+    return PackedLinear((matrix,), packed_linear.packed_linear)
+
+
+def test_after_the_warm_up_no_step_wants_another_variant(variants: Variants) -> None:
+    model = quantised()
+    shape = cache_shape(CONFIG, MAX_CONTEXT, dtype=torch.bfloat16, device=DEVICE)
+    cache = UnifiedCache.allocate(num_blocks=1, **shape)
+    warm_up(model, cache, max_sequences=MAX_SEQUENCES, max_step_tokens=MAX_STEP_TOKENS)
+    warm = set(variants.seen)
+    assert {variant[0] for variant in warm} == {name for _, name in KERNELS}
+    dice = random.Random(5)
+    for _ in range(150):
+        model.forward(any_step(dice), cache)
+    assert variants.seen == warm
+
+
+def any_step(dice: random.Random) -> RaggedBatch:
+    """Decodes and pieces of prompts, as many as a scheduler may put together."""
+    decodes = dice.randint(0, MAX_SEQUENCES)
+    lengths = [1] * decodes
+    while len(lengths) < MAX_SEQUENCES and (not lengths or dice.random() < 0.5):
+        room = MAX_STEP_TOKENS - sum(lengths)
+        if not room:
+            break
+        lengths.append(dice.randint(1, min(MAX_CONTEXT, room)))
+    tokens = sum(lengths)
+    zeros = torch.zeros(tokens, dtype=torch.int64, device=DEVICE)
+    return RaggedBatch(
+        token_ids=zeros,
+        positions=zeros,
+        query_lengths=tuple(lengths),
+        context_lengths=(MAX_CONTEXT,) * len(lengths),
+        block_tables=zeros[: len(lengths), None],
+        slots=zeros,
+        logits_rows=zeros[: dice.randint(0, len(lengths))],
+    )
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])]
+)
+def test_sizes_are_powers_of_two_and_the_most(most: int, expected: list[int]) -> None:
+    assert list(sizes(most)) == expected
