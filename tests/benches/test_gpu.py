@@ -63,7 +63,7 @@ def test_the_whole_program_measures_each_case_and_the_ratio_to_bf16(
     document = measured([*small, "--no-peer"], report)
     assert not report.failed, document
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("$ python -m benches.gpu ")
+    assert lines[0].startswith("$ python -m benches.gpu")
     (origin,) = document["provenance"]
     assert origin["machine"]["device"] == "cpu"
     assert {"torch", "triton", "transformers"} <= origin["versions"].keys()
