@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 INTERRUPTED: Final = 130
 """The exit code of a command that was."""
@@ -47,6 +48,32 @@ def deaf() -> Iterator[None]:
     """Nothing but SIGKILL interrupts the block; for what ends soon in any case."""
     with _handling(signal.SIG_IGN, *_ALL):
         yield
+
+
+@contextmanager
+def cancelling(task: asyncio.Task[Any]) -> Iterator[None]:
+    """The first Ctrl-C cancels ``task`` of the running loop, which may take its time to tidy up; no
+    signal is heard from then on.
+
+    Of asyncio's own handler a second Ctrl-C is an exception wherever the loop is just then: tasks
+    that were about to wake never do, and who waits for them waits for ever.
+    """
+    loop = asyncio.get_running_loop()
+
+    def cancel(_number: int, _frame: FrameType | None) -> None:
+        deaf_from_now_on()
+        loop.call_soon_threadsafe(task.cancel)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is cancel:
+            signal.signal(signal.SIGINT, before)
 
 
 def deaf_from_now_on() -> None:

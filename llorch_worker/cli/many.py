@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llorch_worker.cli.errors import FAILED, USAGE, CommandError
-from llorch_worker.cli.interrupts import deaf_from_now_on
+from llorch_worker.cli.interrupts import cancelling
 from llorch_worker.cli.screen import Screen, counted, harmless
 from llorch_worker.contract import (
     GenerationRequest,
@@ -57,17 +58,14 @@ def submit_many(
     """Enqueue ``requests``; print their ids, or with ``wait`` what became of each.
 
     They are for ``worker`` alone where one is named. Exits 1 if a job fails. Ctrl-C cancels the
-    jobs that have not ended.
+    jobs that have not ended; with ``output`` the results of the others are kept.
     """
     # Opened first: a path that cannot be written should not cost a night's work.
-    sink = output.open("w", encoding="utf-8") if output is not None else None
-    try:
-        ended = asyncio.run(_run(screen, settings, requests, worker=worker, wait=wait))
-        if sink is not None:
-            sink.writelines(json.dumps(e.document(), ensure_ascii=False) + "\n" for e in ended)
-    finally:
-        if sink is not None:
-            sink.close()
+    with nullcontext(_ignore) if output is None else _written_to(output) as write:
+        try:
+            ended = asyncio.run(_run(screen, settings, requests, worker, write if wait else None))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
     if not wait:
         return
     failed = sum(isinstance(item.end, LlorchError) for item in ended)
@@ -86,30 +84,66 @@ def submit_many(
         raise typer.Exit(FAILED)
 
 
+@contextmanager
+def _written_to(path: Path) -> Iterator[Callable[[Ended], None]]:
+    """Takes jobs as they end, and writes them in the order of the file as soon as that can be."""
+    held: dict[int, Ended] = {}
+    due = 1
+    with path.open("w", encoding="utf-8") as sink:
+
+        def take(item: Ended) -> None:
+            nonlocal due
+            held[item.number] = item
+            while due in held:
+                write(held.pop(due))
+                due += 1
+            sink.flush()
+
+        def write(item: Ended) -> None:
+            sink.write(json.dumps(item.document(), ensure_ascii=False) + "\n")
+
+        try:
+            yield take
+        finally:
+            for number in sorted(held):
+                write(held[number])
+
+
+def _ignore(_: Ended) -> None: ...
+
+
 async def _run(
     screen: Screen,
     settings: Settings,
     requests: list[GenerationRequest],
-    *,
     worker: str | None,
-    wait: bool,
+    on_end: Callable[[Ended], None] | None,
 ) -> list[Ended]:
+    """Awaits the jobs where there is an ``on_end``, which is told of each."""
     from llorch_worker.client import AsyncClient
 
-    async with AsyncClient(settings) as client:
-        jobs: list[AsyncJob] = []
-        try:
-            await _enqueue(screen, client, requests, jobs, worker=worker, show_ids=not wait)
-            return await _await_all(screen, jobs) if wait else []
-        except CommandError:
-            await _cancel_all(jobs)
-            raise
-        except asyncio.CancelledError:
-            deaf_from_now_on()
-            if wait:
-                screen.note("cancelling what has not ended")
+    task = asyncio.current_task()
+    assert task is not None
+    with cancelling(task):
+        async with AsyncClient(settings) as client:
+            jobs: list[AsyncJob] = []
+            try:
+                await _enqueue(screen, client, requests, jobs, worker)
+                if on_end is not None:
+                    return await _await_all(screen, jobs, on_end)
+            except CommandError:
                 await _cancel_all(jobs)
-            raise
+                raise
+            except asyncio.CancelledError:
+                if on_end is None:
+                    # They run, and nobody else knows their ids.
+                    _show_ids(screen, jobs)
+                else:
+                    screen.note("cancelling what has not ended")
+                    await _cancel_all(jobs)
+                raise
+            _show_ids(screen, jobs)
+            return []
 
 
 async def _cancel_all(jobs: list[AsyncJob]) -> None:
@@ -121,9 +155,7 @@ async def _enqueue(
     client: AsyncClient,
     requests: list[GenerationRequest],
     jobs: list[AsyncJob],
-    *,
     worker: str | None,
-    show_ids: bool,
 ) -> None:
     """Appends to ``jobs`` as they are enqueued, so that whoever cancels them knows which are.
 
@@ -137,11 +169,13 @@ async def _enqueue(
             except LlorchError as error:
                 raise _refused(len(jobs), error) from error
             advance(len(jobs), len(requests))
-    if show_ids:
-        if screen.as_json:
-            screen.document({"ids": [job.id for job in jobs]})
-        else:
-            screen.write_raw("".join(f"{job.id}\n" for job in jobs))
+
+
+def _show_ids(screen: Screen, jobs: list[AsyncJob]) -> None:
+    if screen.as_json:
+        screen.document({"ids": [job.id for job in jobs]})
+    else:
+        screen.write_raw("".join(f"{job.id}\n" for job in jobs))
 
 
 def _refused(enqueued: int, error: LlorchError) -> CommandError:
@@ -179,7 +213,9 @@ async def _submit(
         await asyncio.sleep(ROOM_POLL_S)
 
 
-async def _await_all(screen: Screen, jobs: list[AsyncJob]) -> list[Ended]:
+async def _await_all(
+    screen: Screen, jobs: list[AsyncJob], on_end: Callable[[Ended], None]
+) -> list[Ended]:
     done = 0
 
     async def end_of(number: int, job: AsyncJob) -> Ended:
@@ -190,7 +226,9 @@ async def _await_all(screen: Screen, jobs: list[AsyncJob]) -> list[Ended]:
             end = error
         done += 1
         advance(done, len(jobs))
-        return Ended(number, job.id, end)
+        ended = Ended(number, job.id, end)
+        on_end(ended)
+        return ended
 
     with screen.bar("generating", "jobs") as advance:
         advance(0, len(jobs))

@@ -90,23 +90,49 @@ def test_ctrl_c_while_waiting_cancels_the_job(served: Served) -> None:
         assert client.job(job).status().state == "cancelled"
 
 
-def test_a_second_ctrl_c_leaves_no_job_of_a_file_behind(served: Served, tmp_path: Path) -> None:
-    lines = tmp_path / "jobs.jsonl"
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_second_ctrl_c_leaves_no_job_of_a_file_behind(
+    served: Served, tmp_path: Path, at_once: bool
+) -> None:
+    lines, output = tmp_path / "jobs.jsonl", tmp_path / "results.jsonl"
+    short = {"prompt": "One day", "max_tokens": 1}
     fields = {"prompt": "One day", "max_tokens": 450, "ignore_eos": True, "n": 16}
-    lines.write_text(f"{json.dumps(fields)}\n" * 8)
+    lines.write_text("".join(f"{json.dumps(each)}\n" for each in [short] + [fields] * 8))
     with Client(served.redis_url) as client:
         before = _known_jobs(client)
-        command = Started("submit", "--file", lines, "--wait")
-        wait_until(lambda: len(_known_jobs(client) - before) == 8)
+        command = Started("submit", "--file", lines, "--wait", "--output", output)
+        wait_until(lambda: len(_known_jobs(client) - before) == 9)
         jobs = [client.job(job_id) for job_id in _known_jobs(client) - before]
+        # What has ended is written at once, and kept.
+        wait_until(lambda: output.read_text().count("\n") == 1)
         command.signal(signal.SIGINT)
-        command.wait_for("cancelling what has not ended")
+        if not at_once:
+            command.wait_for("cancelling what has not ended")
         command.signal(signal.SIGINT)
         assert command.ended() == 130
         states = [job.status().state for job in jobs]
         assert not {"queued", "running"} & set(states), states
         assert "cancelled" in states
         wait_until(lambda: all(job.status().ended for job in jobs))
+    (kept,) = output.read_text().splitlines()
+    assert json.loads(kept)["result"]["usage"]["completion"] == 1
+
+
+def test_ctrl_c_while_a_file_is_enqueued_tells_the_ids_of_what_was(
+    served: Served, tmp_path: Path
+) -> None:
+    lines = tmp_path / "jobs.jsonl"
+    lines.write_text('{"prompt": "One day", "max_tokens": 1}\n' * 5000)
+    with Client(served.redis_url) as client:
+        before = _known_jobs(client)
+        command = Started("submit", "--file", lines)
+        wait_until(lambda: _known_jobs(client) - before)
+        command.signal(signal.SIGINT)
+        assert command.ended() == 130
+        known = _known_jobs(client) - before
+        assert known == {line for line in command.lines if re.fullmatch(r"[0-9a-f-]{36}", line)}
+        for job_id in known:
+            client.job(job_id).cancel()
 
 
 def _known_jobs(client: Client) -> set[str]:
