@@ -37,6 +37,10 @@ class BrokerUnavailable(Exception):
     """Redis does not answer, or refuses; the message names the URL (no password) and the remedy."""
 
 
+class BrokerRefused(BrokerUnavailable):
+    """Redis is there, and does not want this user, password or database."""
+
+
 def safe_url(url: str) -> str:
     """``url`` without its password and options."""
     if is_sentinel(url):
@@ -173,7 +177,7 @@ def broker_errors(url: str) -> Iterator[None]:
     try:
         yield
     except (RedisError, OperationalError) as error:
-        raise BrokerUnavailable(_sentence(url, error)) from error
+        raise _told(url, error) from error
     except ValueError as error:
         if "Redis URL" not in str(error):
             raise
@@ -189,13 +193,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RedisError) and "used memory > 'maxmemory'" in str(error)
 
 
-def _sentence(url: str, error: BaseException) -> str:
+def _told(url: str, error: BaseException) -> BrokerUnavailable:
+    where = safe_url(url)
     if is_out_of_memory(error):
-        return (
-            f"Redis at {safe_url(url)} is at its maxmemory and takes no more data; "
+        return BrokerUnavailable(
+            f"Redis at {where} is at its maxmemory and takes no more data; "
             "try again when jobs have ended, or raise maxmemory"
         )
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if isinstance(error, ResponseError | AuthenticationError):
-        return f"Redis at {safe_url(url)} refuses: {reason}"
-    return f"No Redis at {safe_url(url)}: {reason}; start one or set LLORCH_REDIS_URL"
+        return BrokerRefused(f"Redis at {where} refuses: {reason}")
+    return BrokerUnavailable(f"No Redis at {where}: {reason}; start one or set LLORCH_REDIS_URL")

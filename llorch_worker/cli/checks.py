@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.broker.connection import BrokerUnavailable, broker_errors, connect, safe_url
+from llorch_worker.broker.connection import (
+    BrokerRefused,
+    BrokerUnavailable,
+    broker_errors,
+    connect,
+    safe_url,
+)
 from llorch_worker.broker.embedded import find_redis_server
 from llorch_worker.cli import extras, ports
 from llorch_worker.cli.cluster import Cluster
@@ -123,6 +129,13 @@ def _redis_keeps(information: dict[str, Any]) -> Iterator[Check]:
 
 
 def _no_redis(url: str, error: BrokerUnavailable, *, asked_for: bool) -> Check:
+    if isinstance(error, BrokerRefused):
+        return Check(
+            subject="redis",
+            verdict="fail",
+            finding=str(error),
+            remedy="check user, password and database number in LLORCH_REDIS_URL",
+        )
     server = None if asked_for else find_redis_server()
     if server is not None:
         return Check(

@@ -4,6 +4,7 @@ import pytest
 from redis.client import PubSub
 
 from llorch_worker.broker.connection import (
+    BrokerRefused,
     BrokerUnavailable,
     Subscriptions,
     broker_errors,
@@ -44,7 +45,7 @@ def test_a_missing_redis_is_named_with_the_remedy() -> None:
 
 def test_a_redis_that_refuses_is_not_said_to_be_away(redis_server: RedisServer) -> None:
     url = redis_server.url.removesuffix("/0") + "/99"
-    with pytest.raises(BrokerUnavailable) as caught, connect(url) as client, broker_errors(url):
+    with pytest.raises(BrokerRefused) as caught, connect(url) as client, broker_errors(url):
         client.ping()
     assert str(caught.value) == f"Redis at {url} refuses: DB index is out of range"
 

@@ -56,6 +56,14 @@ def test_a_redis_that_was_asked_for_and_is_not_there_fails() -> None:
     assert "1 failed" in ran.out
 
 
+def test_a_redis_that_refuses_is_not_to_be_started(redis_url: str) -> None:
+    ran = run("doctor", "--redis", redis_url.removesuffix("/0") + "/99", "--json")
+    redis = by_subject(ran)["redis"]
+    assert (ran.code, redis["verdict"]) == (1, "fail")
+    assert redis["finding"].endswith("refuses: DB index is out of range")
+    assert "database number" in redis["remedy"]
+
+
 def test_a_wrong_device_is_not_blamed_on_the_model(redis_url: str) -> None:
     for device in ("cuda:77", "gpu"):
         ran = run("doctor", "--redis", redis_url, "--model", "demo", "--device", device, "--json")
