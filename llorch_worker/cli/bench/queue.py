@@ -194,7 +194,7 @@ def _show_loads(screen: Screen, figures: QueueFigures) -> None:
                 f"{row.delivery_ms.p95:.2f}" if last else "",
             )
     show(table)
-    show(Text("  CPU: what the queue itself takes of all processors, without the model's threads"))
+    show(Text("  CPU: what the queue takes of all processors, without the model's threads"))
     single = figures.single
     if single is None:
         return
