@@ -22,8 +22,8 @@ from benches.gpu.figures import (
     Rates,
 )
 from benches.gpu.random_cache import draw_keys_and_values
-from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
-from llorch_worker.cache import PagedKV, UnifiedCache
+from benches.gpu.roofline import decode_work, kv_token_bytes, matrix_bytes, prefill_flops
+from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.block_plan import cache_shape
 from llorch_worker.engine.core import EngineCore
@@ -81,15 +81,7 @@ class Bench:
         blocks = max(case.blocks(shape["block_size"]) for case in cases)
         cache = UnifiedCache.allocate(num_blocks=blocks, **shape)
         draw_keys_and_values(cache.kv)
-        self._kv_token_bytes = sum(
-            PagedKV.slot_bytes(
-                num_layers=config.num_layers,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                dtype=dtype,
-                form=kv_form,
-            ).values()
-        )
+        self._kv_token_bytes = kv_token_bytes(config, dtype=dtype, form=kv_form)
         self._graphs = DecodeGraphs(model, cache, recorder)
         self._steps = _Switch(model)
         self._scheduler = Scheduler(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
+from llorch_worker.cache import PagedKV
+from llorch_worker.kernels import KvForm
 from llorch_worker.model import Llama, LlamaConfig
 
 
@@ -27,6 +31,19 @@ def matrix_bytes(model: Llama) -> int:
     )
     return model.output.weight_bytes + sum(
         linear.weight_bytes for linears in layers for linear in linears
+    )
+
+
+def kv_token_bytes(config: LlamaConfig, *, dtype: torch.dtype, form: KvForm) -> int:
+    """What the cache keeps of a token in all layers."""
+    return sum(
+        PagedKV.slot_bytes(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=dtype,
+            form=form,
+        ).values()
     )
 
 

@@ -14,7 +14,7 @@ from benches.gpu.peer import measure_peer
 from benches.gpu.random_model import random_llama
 from benches.gpu.random_weights import DENSE
 from benches.gpu.report import Report, one_line
-from llorch_worker.cache import PagedKV
+from benches.gpu.roofline import kv_token_bytes
 from llorch_worker.engine.block_plan import BLOCK_SIZE_TOKENS, available_bytes
 from llorch_worker.engine.decode_graphs import Recorder
 from llorch_worker.kernels import KvDtype, kv_form_of, select_ops
@@ -124,15 +124,9 @@ class Run:
 
     def _fitting(self) -> list[Case]:
         """The cases whose KV cache there is memory for; tells of the others."""
-        config = self._plan.config
-        block_bytes = BLOCK_SIZE_TOKENS * sum(
-            PagedKV.slot_bytes(
-                num_layers=config.num_layers,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                dtype=torch.bfloat16,
-                form=kv_form_of(self._plan.kv_dtype),
-            ).values()
+        form = kv_form_of(self._plan.kv_dtype)
+        block_bytes = BLOCK_SIZE_TOKENS * kv_token_bytes(
+            self._plan.config, dtype=torch.bfloat16, form=form
         )
         room = available_bytes(self._device) // block_bytes
         fitting = []

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 INTERRUPTED: Final = 130
 """The exit code of a command that was."""
@@ -51,14 +51,15 @@ def deaf() -> Iterator[None]:
 
 
 @contextmanager
-def cancelling(task: asyncio.Task[Any]) -> Iterator[None]:
-    """The first Ctrl-C cancels ``task`` of the running loop, which may take its time to tidy up; no
-    signal is heard from then on.
+def cancelling() -> Iterator[None]:
+    """The first Ctrl-C cancels the task that runs the block, which may take its time to tidy up;
+    no signal is heard from then on.
 
     Of asyncio's own handler a second Ctrl-C is an exception wherever the loop is just then: tasks
     that were about to wake never do, and who waits for them waits for ever.
     """
-    loop = asyncio.get_running_loop()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
 
     def cancel(_number: int, _frame: FrameType | None) -> None:
         deaf_from_now_on()

@@ -63,7 +63,7 @@ def submit_many(
     # Opened first: a path that cannot be written should not cost a night's work.
     with nullcontext(_ignore) if output is None else _written_to(output) as write:
         try:
-            ended = asyncio.run(_run(screen, settings, requests, worker, write if wait else None))
+            ended = asyncio.run(_run(screen, settings, requests, worker, write, wait=wait))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
     if not wait:
@@ -117,30 +117,30 @@ async def _run(
     settings: Settings,
     requests: list[GenerationRequest],
     worker: str | None,
-    on_end: Callable[[Ended], None] | None,
+    on_end: Callable[[Ended], None],
+    *,
+    wait: bool,
 ) -> list[Ended]:
-    """Awaits the jobs where there is an ``on_end``, which is told of each."""
+    """``on_end`` is told of each job that is awaited."""
     from llorch_worker.client import AsyncClient
 
-    task = asyncio.current_task()
-    assert task is not None
-    with cancelling(task):
+    with cancelling():
         async with AsyncClient(settings) as client:
             jobs: list[AsyncJob] = []
             try:
                 await _enqueue(screen, client, requests, jobs, worker)
-                if on_end is not None:
+                if wait:
                     return await _await_all(screen, jobs, on_end)
             except CommandError:
                 await _cancel_all(jobs)
                 raise
             except asyncio.CancelledError:
-                if on_end is None:
-                    # They run, and nobody else knows their ids.
-                    _show_ids(screen, jobs)
-                else:
+                if wait:
                     screen.note("cancelling what has not ended")
                     await _cancel_all(jobs)
+                else:
+                    # They run, and nobody else knows their ids.
+                    _show_ids(screen, jobs)
                 raise
             _show_ids(screen, jobs)
             return []

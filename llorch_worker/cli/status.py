@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from llorch_worker.broker.waiting import Waiting
     from llorch_worker.client import JobStatus
 
-SILENT_S = 7.0
-"""After which a worker is late: it announces itself every 5 s."""
+LATE_S = 2.0
+"""By how much a worker's next word must be overdue for it to count as silent."""
 
 
 def status(
@@ -68,13 +68,15 @@ def status(
 def _show_workers(screen: Screen, workers: list[WorkerCard]) -> None:
     from rich.table import Table
 
+    from llorch_worker.broker.registry import ANNOUNCE_INTERVAL_S
+
     if not workers:
         screen.out.print("No worker is running. Start one: llorch worker, or llorch up.")
         return
     table = Table("worker", "model", "device", box=None, header_style="dim", pad_edge=False)
     now_s = time.time()
     # A killed worker stays listed until its card expires.
-    silent = any(now_s - worker.last_seen > SILENT_S for worker in workers)
+    silent = any(now_s - worker.last_seen > ANNOUNCE_INTERVAL_S + LATE_S for worker in workers)
     for title in ("running", "waiting", "tokens/s", "KV used", *(["last seen"] * silent)):
         table.add_column(title, justify="right")
     for worker in workers:

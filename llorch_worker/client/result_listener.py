@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from itertools import islice
 from multiprocessing.connection import wait
@@ -169,24 +169,21 @@ class ResultListener:
             while self._wake_reader.recv(4096):
                 pass
 
-    def _look(self, wanted: Collection[str]) -> int:
+    def _look(self, wanted: Iterable[str]) -> int:
         """Asks for these results, where somebody waits; how many there were."""
-        left = iter([key for key in wanted if key in self._waiting])
         found = 0
-        while some := list(islice(left, MOST_AT_ONCE)):
+        for some in _batches(key for key in wanted if key in self._waiting):
             for key, document in zip(some, self._redis.mget(some), strict=True):
                 found += document is not None and self._settle(key, document)
         return found
 
-    def _subscribe(self, pubsub: PubSub, wanted: Collection[str]) -> None:
-        left = iter([key for key in wanted if key in self._waiting])
-        while some := list(islice(left, MOST_AT_ONCE)):
+    def _subscribe(self, pubsub: PubSub, wanted: Iterable[str]) -> None:
+        for some in _batches(key for key in wanted if key in self._waiting):
             pubsub.subscribe(*some)
 
     def _unsubscribe(self, pubsub: PubSub) -> None:
         """From what nobody waits for any more."""
-        left = iter([key for key in pubsub.channels if key not in self._waiting])
-        while some := list(islice(left, MOST_AT_ONCE)):
+        for some in _batches(key for key in pubsub.channels if key not in self._waiting):
             pubsub.unsubscribe(*some)
 
     def _settle(self, key: str, document: str | bytes) -> bool:
@@ -207,6 +204,13 @@ class ResultListener:
         for waiters in waiting.values():
             for waiter in waiters:
                 _tell(waiter, error)
+
+
+def _batches(wanted: Iterable[str]) -> Iterator[list[str]]:
+    # Taken at once: what they are picked from may change meanwhile.
+    left = iter(list(wanted))
+    while some := list(islice(left, MOST_AT_ONCE)):
+        yield some
 
 
 def _tell(waiter: _Waiter, end: End | Exception) -> None:
