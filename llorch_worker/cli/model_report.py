@@ -171,6 +171,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     from llorch_worker.cache import UnifiedCache
     from llorch_worker.engine import block_plan
     from llorch_worker.engine.decode_graphs import records_decode
+    from llorch_worker.engine.free_memory import free_bytes
     from llorch_worker.engine.placement import resolve_device, resolve_dtype
     from llorch_worker.engine.workspace import workspace_bytes
     from llorch_worker.kernels import choose_ops, kv_form_of
@@ -217,7 +218,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     linears = select_linears(device, dtype, settings.kernels)
     weights = model_bytes(config, checkpoint, linears, dtype)
     share = block_plan.CUDA_SHARE if device.type == "cuda" else block_plan.CPU_SHARE
-    free = block_plan.free_bytes(device)
+    free = free_bytes(device)
     one_context = -(-max_context // shape["block_size"])
     misfit = None
     try:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.engine.free_memory import free_bytes
 from llorch_worker.engine.load_failures import mib, part_of_load
 from llorch_worker.kernels import KvForm
 from llorch_worker.model import LlamaConfig
@@ -133,9 +132,7 @@ def allocate_cache(
         available_bytes=available_bytes(device),
         kv_cache_bytes=kv_cache_bytes,
     )
-    planned = sum(required_bytes(num_blocks).values())
-    free = free_bytes(device)
-    with part_of_load("the cache", device, planned_bytes=planned, free_bytes=free):
+    with part_of_load("the cache", device, sum(required_bytes(num_blocks).values())):
         return UnifiedCache.allocate(num_blocks=num_blocks, **shape)
 
 
@@ -152,35 +149,3 @@ def require_room(weight_bytes: int, device: torch.device) -> None:
 def available_bytes(device: torch.device) -> int:
     """Memory on ``device`` that the cache may take now."""
     return int(free_bytes(device) * (CUDA_SHARE if device.type == "cuda" else CPU_SHARE))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory on ``device`` that nobody has now, within this container's limit."""
-    if device.type == "cuda":
-        # What torch keeps of tensors that are gone counts as used otherwise.
-        torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    free = int(psutil.virtual_memory().available)
-    group = _cgroup_free_bytes()
-    return free if group is None else min(free, group)
-
-
-def _cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a container's limit leaves; the machine's own figures know nothing of it."""
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        used = int((root / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else max(0, int(limit) - used + _cached_file_bytes(root))
-
-
-def _cached_file_bytes(root: Path) -> int:
-    """Cached pages of files, which count as used but give way."""
-    try:
-        lines = (root / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    sizes = dict(line.split(" ", 1) for line in lines)
-    return int(sizes.get("inactive_file", 0)) + int(sizes.get("active_file", 0))

@@ -22,7 +22,7 @@ from llorch_worker.contract import (
     Journal,
     ModelLoadFailed,
 )
-from llorch_worker.engine.block_plan import allocate_cache, free_bytes, require_room
+from llorch_worker.engine.block_plan import allocate_cache, require_room
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.decode_graphs import CudaRecorder, DecodeGraphs, records_decode
@@ -202,8 +202,7 @@ class Engine:
         kv_form = kv_form_of(kv_dtype)
         ops = select_ops(place, compute_dtype, kernels, head_dim=config.head_dim, kv_form=kv_form)
         decode_rows = max_sequences if cuda_graphs and records_decode(place, ops) else 0
-        free = free_bytes(place)
-        with part_of_load("the weights", place, planned_bytes=planned, free_bytes=free):
+        with part_of_load("the weights", place, planned):
             model = Llama.load(
                 checkpoint,
                 config,
@@ -239,8 +238,7 @@ class Engine:
             torch.cuda.reset_peak_memory_stats(place)
         steps: ForwardModel = model
         if decode_rows:
-            free = free_bytes(place)
-            with part_of_load("a step", place, planned_bytes=workspace, free_bytes=free):
+            with part_of_load("a step", place, workspace):
                 steps = DecodeGraphs(model, cache, CudaRecorder(place))
         # This thread loads, the engine's own computes: two pools of threads would be too many.
         end_own_threads()
@@ -261,9 +259,7 @@ class Engine:
         )
         if compiles_late(place):
             try:
-                with part_of_load(
-                    "a step", place, planned_bytes=workspace, free_bytes=free_bytes(place)
-                ):
+                with part_of_load("a step", place, workspace):
                     engine._warm_up(model, max_step_tokens)
             except BaseException:
                 engine.close()

@@ -10,24 +10,24 @@ import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine.failures import is_out_of_memory
+from llorch_worker.engine.free_memory import free_bytes
 
 
 @contextmanager
-def part_of_load(
-    what: str, device: torch.device, *, planned_bytes: int, free_bytes: int
-) -> Iterator[None]:
-    """Runs a part of a load that is to take ``planned_bytes`` of the ``free_bytes`` on ``device``.
+def part_of_load(what: str, device: torch.device, planned_bytes: int) -> Iterator[None]:
+    """Runs a part of a load that is to take ``planned_bytes`` of what is free on ``device``.
 
     Raises:
         ModelLoadFailed: memory ran out all the same, or Triton found nothing to compile with.
     """
+    free = free_bytes(device)
     try:
         yield
     except Exception as error:
         if is_out_of_memory(error):
             raise ModelLoadFailed(
                 f"memory ran out on {device} for {what}: {mib(planned_bytes)} by plan, "
-                f"and there was {mib(free_bytes)} free; lower max_sequences, max_step_tokens or "
+                f"and there was {mib(free)} free; lower max_sequences, max_step_tokens or "
                 "max_context, or free memory"
             ) from error
         if is_compiler_missing(error):

@@ -89,9 +89,10 @@ def test_weights_that_do_not_fit_are_what_is_named(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from llorch_worker.cli.model_report import report
-    from llorch_worker.engine import block_plan
+    from llorch_worker.engine import block_plan, free_memory
 
-    monkeypatch.setattr(block_plan, "free_bytes", lambda _device: 2**20)
+    for module in (block_plan, free_memory):
+        monkeypatch.setattr(module, "free_bytes", lambda _device: 2**20)
     memory = report(Settings(model=demo_model, device="cpu")).memory
     assert memory.misfit is not None
     assert memory.misfit.startswith("the weights need 5.3 MiB on cpu, and there is 1.0 MiB free")
