@@ -20,8 +20,9 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
 from llorch_worker.broker.lean_redis import LeanRedis
-from llorch_worker.broker.sentinel import SEPARATOR, SentinelUrl, is_sentinel
+from llorch_worker.broker.sentinel import SCHEME, SEPARATOR, SentinelUrl, is_sentinel
 
+SCHEMES = ("redis", "rediss", "unix", SCHEME)
 CONNECT_TIMEOUT_S = 3.0
 REPLY_TIMEOUT_S = 15.0
 MAX_CONNECTIONS = 10_000
@@ -65,6 +66,8 @@ def _safe_part(url: str) -> str:
 
 def _options() -> dict[str, Any]:
     return {
+        # As the worker's connection to its queues: what Redis refuses there, it refuses here.
+        "protocol": 2,
         "decode_responses": True,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": REPLY_TIMEOUT_S,
@@ -80,7 +83,7 @@ def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis.Redi
         "socket_timeout": reply_timeout_s,
         "retry": Retry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES),
     }
-    with broker_errors(url):
+    with _url_errors(url):
         if not is_sentinel(url):
             return LeanRedis.from_url(url, **options)
         parsed = SentinelUrl.parse(url)
@@ -98,7 +101,7 @@ def connect_async(url: str) -> redis.asyncio.Redis:
     from redis.asyncio.retry import Retry as AsyncRetry
 
     options = _options() | {"retry": AsyncRetry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES)}
-    with broker_errors(url):
+    with _url_errors(url):
         if not is_sentinel(url):
             return redis.asyncio.Redis.from_url(url, **options)
         parsed = SentinelUrl.parse(url)
@@ -110,6 +113,37 @@ def connect_async(url: str) -> redis.asyncio.Redis:
             parsed.master_name, **options | parsed.redis_options
         )
         return master
+
+
+@contextmanager
+def _url_errors(url: str) -> Iterator[None]:
+    """Checks what redis-py lets pass, and says of a URL that is none what is wrong with it."""
+    try:
+        _check_url(url)
+        yield
+    except ValueError as error:
+        raise BrokerUnavailable(
+            f"{safe_url(url)} is no Redis URL: {str(error).rstrip('.')}; set LLORCH_REDIS_URL"
+        ) from None
+
+
+def _check_url(url: str) -> None:
+    for part in url.split(SEPARATOR) if is_sentinel(url) else [url]:
+        try:
+            parts = urlsplit(part)
+            _ = parts.port
+        except ValueError:
+            # Its words quote what may be half of a password.
+            raise ValueError(
+                "its host and port cannot be read (in a password, write / as %2F and # as %23)"
+            ) from None
+        if parts.scheme not in SCHEMES:
+            *others, last = (f"{scheme}://" for scheme in SCHEMES)
+            raise ValueError(f"it must begin with {', '.join(others)} or {last}")
+        # redis-py takes 0 instead, and Celery none.
+        database = parts.path.removeprefix("/")
+        if parts.scheme in ("redis", "rediss") and database and not database.isdigit():
+            raise ValueError("it must end with the number of a database")
 
 
 @contextmanager
@@ -178,13 +212,6 @@ def broker_errors(url: str) -> Iterator[None]:
         yield
     except (RedisError, OperationalError) as error:
         raise _told(url, error) from error
-    except ValueError as error:
-        if "Redis URL" not in str(error):
-            raise
-        raise BrokerUnavailable(
-            f"{safe_url(url)} is no Redis URL: it must begin with redis://, rediss://, unix:// "
-            "or sentinel://; set LLORCH_REDIS_URL"
-        ) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from redis.client import PubSub
 
@@ -9,6 +11,7 @@ from llorch_worker.broker.connection import (
     Subscriptions,
     broker_errors,
     connect,
+    connect_async,
     safe_url,
 )
 from llorch_worker.broker.embedded import find_redis_server
@@ -31,6 +34,55 @@ from tests.services import RedisServer, free_port, wait_until
 )
 def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
     assert safe_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("", "it must begin with redis://, rediss://, unix:// or sentinel://"),
+        ("localhost:6379", "it must begin with redis://, rediss://, unix:// or sentinel://"),
+        ("http://h", "it must begin with redis://, rediss://, unix:// or sentinel://"),
+        ("redis://h/jobs", "it must end with the number of a database"),
+        ("redis://h/0/1", "it must end with the number of a database"),
+        ("redis://h?db=jobs", "Invalid value for 'db' in connection URL"),
+        ("redis://:sec/ret@h:1/0", "its host and port cannot be read (in a password, write / as"),
+        ("redis://:sec#ret@h:1/0", "its host and port cannot be read (in a password, write / as"),
+        ("redis://[::1/0", "its host and port cannot be read (in a password, write / as"),
+        ("sentinel://a:1;sentinel://b:x/0", "its host and port cannot be read (in a password"),
+        ("sentinel://a/jobs", "it must end with the number of a database"),
+    ],
+)
+@pytest.mark.parametrize("connect_to", [connect, connect_async])
+def test_what_is_no_redis_url_is_told_with_its_fault(
+    connect_to: Callable[[str], object], url: str, fault: str
+) -> None:
+    with pytest.raises(BrokerUnavailable) as caught:
+        connect_to(url)
+    sentence = str(caught.value)
+    assert f" is no Redis URL: {fault}" in sentence
+    assert sentence.endswith("; set LLORCH_REDIS_URL")
+    assert "sec" not in sentence
+    assert "ret" not in sentence
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h", "redis://h/", "rediss://u:p%2F@h:1/15", "unix:///run/redis.sock?db=1"],
+)
+def test_what_names_a_redis_is_let_pass(url: str) -> None:
+    connect(url).close()
+
+
+def test_a_password_where_redis_has_none_is_refused_as_it_is_to_the_worker(
+    redis_server: RedisServer,
+) -> None:
+    url = redis_server.url.replace("redis://", "redis://:secret@")
+    with (
+        pytest.raises(BrokerRefused, match="without any password configured"),
+        connect(url) as client,
+        broker_errors(url),
+    ):
+        client.ping()
 
 
 def test_a_missing_redis_is_named_with_the_remedy() -> None:
