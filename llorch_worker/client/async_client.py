@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import broker_errors, connect_async, is_out_of_memory
+from llorch_worker.broker.connection import connect_async, is_out_of_memory
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.client import Client
@@ -73,8 +74,8 @@ class AsyncClient:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._results.close)
-        await self.redis.aclose()
         await asyncio.to_thread(self._client.close)
+        await self.redis.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,6 +88,16 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
+    @asynccontextmanager
+    async def _in_use(self) -> AsyncIterator[None]:
+        """As :meth:`Client._in_use`."""
+        try:
+            with self._client._in_use():
+                yield
+        finally:
+            if self._client._closed:
+                await self.redis.aclose()
+
 
 class AsyncJob:
     """As :class:`Job`."""
@@ -96,7 +107,7 @@ class AsyncJob:
         self._sync = client._client.job(job_id)
         self._redis = client.redis
         self._results = client._results
-        self._url = client.settings.redis_url
+        self._in_use = client._in_use
 
     def __repr__(self) -> str:
         return f"<AsyncJob {self.id}>"
@@ -110,7 +121,7 @@ class AsyncJob:
         heard_at_s = time.monotonic()
         block_ms = None
         while not cursor.ended:
-            with broker_errors(self._url):
+            async with self._in_use():
                 if time.monotonic() - watched_at_s > WATCH_RENEW_S:
                     await self._say_that_somebody_reads()
                     watched_at_s = time.monotonic()
@@ -133,7 +144,7 @@ class AsyncJob:
         """As :meth:`Job.result`."""
         try:
             async with asyncio.timeout(timeout):
-                with broker_errors(self._url):
+                async with self._in_use():
                     end = await self._results.end_of(self.id)
         except TimeoutError as error:
             raise TimeoutError(f"job {self.id} has not ended within {timeout} s") from error

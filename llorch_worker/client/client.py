@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -39,7 +40,8 @@ class Client:
 
     ``settings`` is a :class:`Settings` or just the URL of the Redis; ``model`` is what requests
     without a model are for. Every method raises :class:`BrokerUnavailable` within seconds where
-    Redis does not answer.
+    Redis does not answer, and ``RuntimeError`` once the client was closed, also under those who
+    wait.
     """
 
     def __init__(self, settings: Settings | str | None = None, *, model: str | None = None) -> None:
@@ -55,6 +57,7 @@ class Client:
         self._messages = JobMessages(self._app)
         self._admission = Admission(self.redis)
         self._subscriptions = Subscriptions(self.redis)
+        self._closed = False
 
     def submit(
         self,
@@ -82,7 +85,7 @@ class Client:
             request = GenerationRequest(**fields)
         elif fields:
             raise TypeError("submit() takes a request or its fields, not both")
-        with broker_errors(self.settings.redis_url):
+        with self._in_use():
             model = self._admission.admit(request, self.model, worker)
             job_id = enqueue(
                 self.redis,
@@ -101,18 +104,18 @@ class Client:
 
     def models(self) -> list[registry.ModelCard]:
         """Every model ever served here, by name."""
-        with broker_errors(self.settings.redis_url):
+        with self._in_use():
             return [card for _, card in sorted(registry.models(self.redis).items())]
 
     def workers(self) -> list[registry.WorkerCard]:
         """The workers that are alive now, by hostname."""
-        with broker_errors(self.settings.redis_url):
+        with self._in_use():
             return registry.workers(self.redis)
 
     def close(self) -> None:
+        self._closed = True
         self._app.close()
-        self._subscriptions.close()
-        self.redis.close()
+        self._hang_up()
 
     def __enter__(self) -> Self:
         return self
@@ -125,6 +128,30 @@ class Client:
     ) -> None:
         self.close()
 
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Around whatever asks Redis: tells its failures, and that the client was closed."""
+        self._check_open()
+        try:
+            with broker_errors(self.settings.redis_url):
+                yield
+        except Exception:
+            # A connection that is closed while it is read makes redis-py raise many things.
+            self._check_open()
+            raise
+        finally:
+            if self._closed:
+                # Who was in the midst of a command has connected anew.
+                self._hang_up()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the client was closed")
+
+    def _hang_up(self) -> None:
+        self._subscriptions.close()
+        self.redis.close()
+
 
 class Job:
     """One job, by its id, which is also Celery's task id."""
@@ -133,7 +160,6 @@ class Job:
         self.id = job_id
         self._client = client
         self._redis = client.redis
-        self._url = client.settings.redis_url
 
     def __repr__(self) -> str:
         return f"<Job {self.id}>"
@@ -155,7 +181,7 @@ class Job:
         heard_at_s = time.monotonic()
         block_ms = None
         while not cursor.ended:
-            with broker_errors(self._url):
+            with self._client._in_use():
                 if time.monotonic() - watched_at_s > WATCH_RENEW_S:
                     self._say_that_somebody_reads()
                     watched_at_s = time.monotonic()
@@ -180,7 +206,7 @@ class Job:
             LlorchError: the job was refused or failed, as its own class; Cancelled after a cancel.
             TimeoutError: it has not ended within ``timeout`` seconds. It goes on.
         """
-        with broker_errors(self._url):
+        with self._client._in_use():
             end = self._state().end
             if end is None:
                 end = self._wait(timeout)
@@ -194,7 +220,7 @@ class Job:
         A queued job ends at once and never runs, a running one ends within one engine step.
         """
         settings = self._client.settings
-        with broker_errors(self._url):
+        with self._client._in_use():
             outcome = cancel(
                 self._redis,
                 self.id,
@@ -205,7 +231,7 @@ class Job:
 
     def status(self) -> JobStatus:
         """Where the job stands now."""
-        with broker_errors(self._url), self._redis.pipeline(transaction=False) as pipe:
+        with self._client._in_use(), self._redis.pipeline(transaction=False) as pipe:
             pipe.mget(keys.result(self.id), keys.sent(self.id), keys.cancel(self.id))
             pipe.hget(keys.job(self.id), "state")
             (meta, sent, cancelling), record = pipe.execute()
@@ -236,6 +262,8 @@ class Job:
         channel = keys.result(self.id)
         with self._client._subscriptions.to(channel) as pubsub:
             while True:
+                # redis-py opens again what was closed.
+                self._client._check_open()
                 left_s = RESULT_POLL_S
                 if give_up_s is not None:
                     left_s = min(left_s, give_up_s - time.monotonic())

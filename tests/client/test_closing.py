@@ -1,0 +1,109 @@
+"""A client that was closed says so, also to those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from llorch_worker.client import AsyncClient, Client, Job
+from tests.services import RedisServer, own_redis
+from tests.waiting import wait_until
+
+GET_S = 30.0
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with own_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def observer(server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(server.url, decode_responses=True) as observer:
+        yield observer
+
+
+def someone_listens(observer: redis.Redis) -> bool:
+    return bool(observer.pubsub_channels())
+
+
+def someone_reads(observer: redis.Redis) -> bool:
+    return observer.info("clients")["blocked_clients"] > 0
+
+
+def is_alone(observer: redis.Redis) -> bool:
+    return len(observer.client_list()) == 1
+
+
+def wait_for_result(job: Job) -> object:
+    return job.result(GET_S)
+
+
+def read_stream(job: Job) -> object:
+    return list(job.stream(timeout=GET_S))
+
+
+@pytest.mark.parametrize(
+    ("use", "waits"), [(wait_for_result, someone_listens), (read_stream, someone_reads)]
+)
+def test_threads_that_wait_are_told(
+    server: RedisServer,
+    observer: redis.Redis,
+    use: Callable[[Job], object],
+    waits: Callable[[redis.Redis], bool],
+) -> None:
+    client = Client(server.url)
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(use, client.job("a")) for _ in range(3)]
+        wait_until(lambda: waits(observer))
+        client.close()
+        for each in waiting:
+            with pytest.raises(RuntimeError, match="the client was closed"):
+                each.result(GET_S)
+    wait_until(lambda: is_alone(observer))
+
+
+def test_a_task_that_reads_is_told(server: RedisServer, observer: redis.Redis) -> None:
+    async def main() -> None:
+        client = AsyncClient(server.url)
+
+        async def read() -> None:
+            async for _ in client.job("a").stream(timeout=GET_S):
+                raise AssertionError("nobody sent this")
+
+        reads = asyncio.create_task(read())
+        await asyncio.to_thread(wait_until, lambda: someone_reads(observer))
+        await client.close()
+        with pytest.raises(RuntimeError, match="the client was closed"):
+            await reads
+        with pytest.raises(RuntimeError, match="the client was closed"):
+            await client.submit(prompt="x")
+        with pytest.raises(RuntimeError, match="the client was closed"):
+            await anext(client.job("a").stream())
+
+    asyncio.run(main())
+    wait_until(lambda: is_alone(observer))
+
+
+def test_nothing_is_sent_any_more(server: RedisServer, observer: redis.Redis) -> None:
+    client = Client(server.url)
+    client.models()
+    job = client.job("a")
+    client.close()
+    for use in (
+        lambda: client.submit(prompt="x"),
+        lambda: job.result(GET_S),
+        lambda: next(job.stream()),
+        job.cancel,
+        job.status,
+        client.models,
+        client.workers,
+    ):
+        with pytest.raises(RuntimeError, match="the client was closed"):
+            use()
+    assert is_alone(observer)
