@@ -39,7 +39,7 @@ class BrokerUnavailable(Exception):
 
 
 class BrokerRefused(BrokerUnavailable):
-    """Redis is there, and does not want this user, password or database."""
+    """The URL is at fault: it is none, or Redis does not want its user, password or database."""
 
 
 def safe_url(url: str) -> str:
@@ -122,7 +122,7 @@ def _url_errors(url: str) -> Iterator[None]:
         _check_url(url)
         yield
     except ValueError as error:
-        raise BrokerUnavailable(
+        raise BrokerRefused(
             f"{safe_url(url)} is no Redis URL: {str(error).rstrip('.')}; set LLORCH_REDIS_URL"
         ) from None
 

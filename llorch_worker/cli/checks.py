@@ -133,8 +133,8 @@ def _no_redis(url: str, error: BrokerUnavailable, *, asked_for: bool) -> Check:
         return Check(
             subject="redis",
             verdict="fail",
-            finding=str(error),
-            remedy="check user, password and database number in LLORCH_REDIS_URL",
+            finding=str(error).partition("; ")[0],
+            remedy="check LLORCH_REDIS_URL: redis://[user:password@]host:port/database",
         )
     server = None if asked_for else find_redis_server()
     if server is not None:

@@ -56,12 +56,21 @@ def test_a_redis_that_was_asked_for_and_is_not_there_fails() -> None:
     assert "1 failed" in ran.out
 
 
-def test_a_redis_that_refuses_is_not_to_be_started(redis_url: str) -> None:
-    ran = run("doctor", "--redis", redis_url.removesuffix("/0") + "/99", "--json")
+@pytest.mark.parametrize(
+    ("database", "finding"),
+    [
+        ("99", "refuses: DB index is out of range"),
+        ("jobs", "is no Redis URL: it must end with the number of a database"),
+    ],
+)
+def test_a_url_at_fault_is_not_a_redis_to_be_started(
+    redis_url: str, database: str, finding: str
+) -> None:
+    ran = run("doctor", "--redis", redis_url.removesuffix("0") + database, "--json")
     redis = by_subject(ran)["redis"]
     assert (ran.code, redis["verdict"]) == (1, "fail")
-    assert redis["finding"].endswith("refuses: DB index is out of range")
-    assert "database number" in redis["remedy"]
+    assert redis["finding"].endswith(finding)
+    assert redis["remedy"].startswith("check LLORCH_REDIS_URL")
 
 
 def test_a_wrong_device_is_not_blamed_on_the_model(redis_url: str) -> None:
