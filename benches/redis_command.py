@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     larger_than_caches = torch.ones(options.evict_mb * 10**6 // 4)
     with Rig() as rig:
-        stock = redis.Redis.from_url(rig.redis_url, decode_responses=True)
+        stock = redis.Redis.from_url(rig.redis_url, decode_responses=True, protocol=2)
         with stock, connect(rig.redis_url) as ours:
             # One of ours that looks at a key and changes nothing: nobody holds this claim.
             load(ours, "release")

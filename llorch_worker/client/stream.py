@@ -42,7 +42,7 @@ class StreamCursor:
 
     def accept(self, reply: Any) -> Iterator[StreamEntry]:
         """The entries of an XREAD reply; sets ``ended`` at the terminal event."""
-        for _, entries in _streams(reply):
+        for _, entries in reply:
             for entry_id, fields in entries:
                 event = decode_event(fields["event"])
                 self.last_id = entry_id
@@ -61,10 +61,3 @@ class StreamCursor:
             return None
         self.ended = True
         return StreamEntry(self.last_id, terminal_event(state.end))
-
-
-def _streams(reply: Any) -> list[Any]:
-    # RESP2 answers with a list of pairs, RESP3 with a mapping.
-    if not reply:
-        return []
-    return list(reply.items()) if isinstance(reply, dict) else reply
