@@ -31,19 +31,25 @@ def sizes():
     found = dict(line.split(":") for line in lines)
     return [int(found[name].split()[0]) // 1024 for name in ("Rss", "AnonHugePages")]
 
+def used(size, every):
+    memory = mmap.mmap(-1, size, flags=PRIVATE)
+    # Else it is in huge pages already, where the operator says always.
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    for start in range(0, size, every):
+        memory[start] = 1
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
 texts = [b"%d" % number * 50 for number in range(50_000)]
-in_use = mmap.mmap(-1, 32 * MIB, flags=PRIVATE)
-in_use.write(b"%07d\\n" % 7 * (4 * MIB))
-hardly_used = mmap.mmap(-1, 64 * MIB, flags=PRIVATE)
-# Otherwise the kernel may join it to what lies beside it: one mapping, mostly not in use.
+in_use = used(32 * MIB, mmap.PAGESIZE)
+hardly_used = used(64 * MIB, MIB)
+# Else the kernel may take both for one mapping, mostly not in use.
 hardly_used.madvise(mmap.MADV_DONTFORK)
-for start in range(0, 64 * MIB, MIB):
-    hardly_used[start] = 1
 before = sizes()
 collapse_heap()
 after = sizes()
 assert all(text == b"%d" % number * 50 for number, text in enumerate(texts))
-assert in_use[:] == b"%07d\\n" % 7 * (4 * MIB)
+assert in_use[:: mmap.PAGESIZE] == b"\\1" * (32 * MIB // mmap.PAGESIZE)
 
 probe = mmap.mmap(-1, 8 * MIB, flags=PRIVATE)
 probe.write(b"x" * 8 * MIB)
