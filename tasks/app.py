@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from llorch_worker.broker import transport
 from llorch_worker.broker.celery_app import LlorchApp, task_queues, worker_config
 from llorch_worker.broker.claims import ClaimTerms
+from llorch_worker.broker.connection import BrokerRefused
 from llorch_worker.settings import Settings
 from tasks.generate import register
 
@@ -47,22 +48,22 @@ def _prepare_worker(sender: str, instance: Any, **_: Any) -> None:
     instance.app.conf.task_queues = task_queues(settings.served_name, sender)
 
 
-def _settings() -> Settings:
-    """From the environment.
-
-    Raises SystemExit, with one sentence, in ``celery -A tasks``, which would print the whole
+def _build_from_environment() -> LlorchApp:
+    """Raises SystemExit, with one sentence, in ``celery -A tasks``, which would print the whole
     traceback of this import. A producer, or its own ``celery`` command, gets the error itself.
     """
     try:
-        return Settings()
-    except ValidationError as error:
+        return build_app(Settings())
+    except (ValidationError, BrokerRefused) as error:
         if not _is_the_commands_app(sys.argv[1:]):
             raise
-        from llorch_worker.cli.errors import invalid_settings
+        from llorch_worker.cli.errors import explain
 
-        fault = invalid_settings(error)
-        sys.stderr.write(f"error: {fault.message}\n")
-        raise SystemExit(fault.exit_code) from None
+        explained = explain(error)
+        assert explained is not None
+        document, exit_code = explained
+        sys.stderr.write(f"error: {document.message}\n")
+        raise SystemExit(exit_code) from None
 
 
 def _is_the_commands_app(arguments: list[str]) -> bool:
@@ -74,4 +75,4 @@ def _is_the_commands_app(arguments: list[str]) -> bool:
     return any(re.split(r"[.:]", app)[0] == __package__ for app in named)
 
 
-app = build_app(_settings())
+app = _build_from_environment()

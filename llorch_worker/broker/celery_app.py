@@ -7,7 +7,7 @@ from typing import Any
 from celery import Celery
 from kombu.entity import Queue
 
-from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
+from llorch_worker.broker.connection import CONNECT_TIMEOUT_S, url_errors
 from llorch_worker.broker.queues import OWN_MARK, normal_queue, queues
 from llorch_worker.broker.sentinel import SentinelUrl, is_sentinel
 from llorch_worker.settings import Settings
@@ -101,8 +101,10 @@ def task_queues(model: str, worker: str | None = None) -> list[Any]:
 
 
 def _shared(redis_url: str) -> dict[str, Any]:
+    with url_errors(redis_url):
+        broker_url = _celery_url(redis_url)
     return {
-        "broker_url": _celery_url(redis_url),
+        "broker_url": broker_url,
         "accept_content": ["json"],
         "task_serializer": "json",
         "result_serializer": "json",

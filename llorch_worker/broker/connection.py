@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-from urllib.parse import urlsplit
+from contextlib import contextmanager, suppress
+from typing import Any, cast
+from urllib.parse import SplitResult, urlsplit
 
 import redis
 import redis.asyncio
@@ -44,15 +44,33 @@ class BrokerRefused(BrokerUnavailable):
 
 def safe_url(url: str) -> str:
     """``url`` without its password and options."""
-    if is_sentinel(url):
-        return SEPARATOR.join(_safe_part(part) for part in url.partition("?")[0].split(SEPARATOR))
-    return _safe_part(url)
+    return SEPARATOR.join(_safe_part(part) for part in _parts(url))
+
+
+def _parts(url: str) -> list[str]:
+    """One for each sentinel, or the whole; without options."""
+    bare = url.partition("?")[0]
+    return bare.split(SEPARATOR) if is_sentinel(url) else [bare]
+
+
+def _split(part: str) -> SplitResult:
+    try:
+        split = urlsplit(part)
+        _ = split.port
+        readable = split.scheme == "unix" or "://" not in part or "@" not in split.path
+    except ValueError:
+        # Its words quote what may be half of a password.
+        readable = False
+    if not readable or split.fragment:
+        raise ValueError(
+            "its host and port cannot be read; in a password, percent-encode / ? # [ ]"
+        )
+    return split
 
 
 def _safe_part(url: str) -> str:
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        parts = _split(url)
     except ValueError:
         return "a URL that cannot be read"
     if not parts.netloc and parts.scheme != "unix":
@@ -61,7 +79,7 @@ def _safe_part(url: str) -> str:
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
     user = f"{parts.username or ''}:***@" if parts.password else ""
-    return f"{parts.scheme}://{user}{host}{f':{port}' if port else ''}{parts.path}"
+    return f"{parts.scheme}://{user}{host}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
 
 def _options() -> dict[str, Any]:
@@ -77,20 +95,20 @@ def _options() -> dict[str, Any]:
     }
 
 
-def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis.Redis:
+def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> LeanRedis:
     """A client of the Redis at ``url``; connects on first use. Replies are str."""
     options = _options() | {
         "socket_timeout": reply_timeout_s,
         "retry": Retry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES),
     }
-    with _url_errors(url):
+    with url_errors(url):
         if not is_sentinel(url):
-            return LeanRedis.from_url(url, **options)
+            return cast(LeanRedis, LeanRedis.from_url(url, **options))
         parsed = SentinelUrl.parse(url)
         sentinel = redis.sentinel.Sentinel(
             parsed.sentinels, sentinel_kwargs=parsed.sentinel_options
         )
-        master: redis.Redis = sentinel.master_for(
+        master: LeanRedis = sentinel.master_for(
             parsed.master_name, redis_class=LeanRedis, **options | parsed.redis_options
         )
         return master
@@ -101,7 +119,7 @@ def connect_async(url: str) -> redis.asyncio.Redis:
     from redis.asyncio.retry import Retry as AsyncRetry
 
     options = _options() | {"retry": AsyncRetry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES)}
-    with _url_errors(url):
+    with url_errors(url):
         if not is_sentinel(url):
             return redis.asyncio.Redis.from_url(url, **options)
         parsed = SentinelUrl.parse(url)
@@ -116,33 +134,28 @@ def connect_async(url: str) -> redis.asyncio.Redis:
 
 
 @contextmanager
-def _url_errors(url: str) -> Iterator[None]:
+def url_errors(url: str) -> Iterator[None]:
     """Checks what redis-py lets pass, and says of a URL that is none what is wrong with it."""
     try:
         _check_url(url)
         yield
     except ValueError as error:
         raise BrokerRefused(
-            f"{safe_url(url)} is no Redis URL: {str(error).rstrip('.')}; set LLORCH_REDIS_URL"
+            f"{safe_url(url)} is no Redis URL: {str(error).removesuffix('.')}; set LLORCH_REDIS_URL"
         ) from None
 
 
 def _check_url(url: str) -> None:
-    for part in url.split(SEPARATOR) if is_sentinel(url) else [url]:
-        try:
-            parts = urlsplit(part)
-            _ = parts.port
-        except ValueError:
-            # Its words quote what may be half of a password.
-            raise ValueError(
-                "its host and port cannot be read (in a password, write / as %2F and # as %23)"
-            ) from None
-        if parts.scheme not in SCHEMES:
+    if url != url.strip():
+        raise ValueError("there are blanks around it")
+    for part in _parts(url):
+        if not part.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
             *others, last = (f"{scheme}://" for scheme in SCHEMES)
             raise ValueError(f"it must begin with {', '.join(others)} or {last}")
+        split = _split(part)
         # redis-py takes 0 instead, and Celery none.
-        database = parts.path.removeprefix("/")
-        if parts.scheme in ("redis", "rediss") and database and not database.isdigit():
+        database = split.path.removeprefix("/")
+        if split.scheme != "unix" and database and not database.isdecimal():
             raise ValueError("it must end with the number of a database")
 
 
@@ -191,8 +204,10 @@ class Subscriptions:
             pubsub.close()
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        # Two threads may empty it.
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def _take(self) -> PubSub:
         if self._pid != os.getpid():

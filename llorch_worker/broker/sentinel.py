@@ -43,7 +43,7 @@ class SentinelUrl:
 
     @classmethod
     def parse(cls, url: str) -> SentinelUrl:
-        """Raises ValueError, whose message says of ``url`` what is wrong with it."""
+        """Raises ValueError for what is none; see :func:`connection.url_errors`."""
         bare, _, query = url.partition("?")
         options = dict(parse_qsl(query))
         unknown = ", ".join(sorted(options.keys() - set(OPTIONS)))
@@ -51,11 +51,9 @@ class SentinelUrl:
             raise ValueError(f"it has {unknown}, and may have {' and '.join(OPTIONS)}")
         parts = [urlsplit(one) for one in bare.split(SEPARATOR)]
         if any(part.scheme != SCHEME or not part.hostname for part in parts):
-            raise ValueError("with Sentinel, it is sentinel://host:port;sentinel://...")
+            raise ValueError("with Sentinel, each of its parts must be sentinel://host:port")
         paths = [part.path.strip("/") for part in parts]
         db = next((path for path in paths if path), "0")
-        if not db.isdigit():
-            raise ValueError("it must end with the number of a database")
         return cls(
             sentinels=tuple((str(part.hostname), part.port or DEFAULT_PORT) for part in parts),
             master_name=options.get("master_name", DEFAULT_MASTER),

@@ -106,6 +106,22 @@ def test_a_bad_setting_ends_a_celery_command_with_one_sentence(command: str) -> 
     assert "; LLORCH_MAX_SEQUENCES: Input should be greater than or equal to 1 (got '0')" in said
 
 
+def test_a_url_that_is_none_ends_a_celery_command_with_one_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tasks", "worker"],
+        env=environment("redis://localhost:1/jobs"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: redis://localhost:1/jobs is no Redis URL: it must end with the number of a "
+        "database; set LLORCH_REDIS_URL\n"
+    )
+
+
 @pytest.mark.parametrize(
     "own_command", ["", "import celery.bin.celery, sys; sys.argv[1:] = ['-A', 'shop']"]
 )
