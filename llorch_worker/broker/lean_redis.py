@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -53,11 +54,24 @@ class LeanRedis(redis.Redis):
         return reply
 
     def close(self) -> None:
-        # redis-py also closes what it could not quite open.
-        idle = getattr(self, "_kept", {}).get(os.getpid(), ())
-        while idle:
-            self.connection_pool.release(idle.pop())
+        self._release_idle()
         super().close()
+
+    def close_idle(self) -> None:
+        """As :meth:`close`, but for what another thread reads from at this moment.
+
+        To close a socket under a thread that polls it may leave the thread there until its timeout.
+        """
+        self._release_idle()
+        self.connection_pool.disconnect(inuse_connections=False)
+
+    def _release_idle(self) -> None:
+        # redis-py also closes what it could not quite open.
+        idle = getattr(self, "_kept", {}).get(os.getpid(), deque())
+        # Two threads may empty it.
+        with suppress(IndexError):
+            while True:
+                self.connection_pool.release(idle.pop())
 
     def _ask(self, connection: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         connection.send_command(*args)

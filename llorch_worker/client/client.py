@@ -136,12 +136,11 @@ class Client:
             with broker_errors(self.settings.redis_url):
                 yield
         except Exception:
-            # A connection that is closed while it is read makes redis-py raise many things.
             self._check_open()
             raise
         finally:
             if self._closed:
-                # Who was in the midst of a command has connected anew.
+                # The connection that this thread has used: `close` left it alone.
                 self._hang_up()
 
     def _check_open(self) -> None:
@@ -150,7 +149,7 @@ class Client:
 
     def _hang_up(self) -> None:
         self._subscriptions.close()
-        self.redis.close()
+        self.redis.close_idle()
 
 
 class Job:
@@ -262,7 +261,6 @@ class Job:
         channel = keys.result(self.id)
         with self._client._subscriptions.to(channel) as pubsub:
             while True:
-                # redis-py opens again what was closed.
                 self._client._check_open()
                 left_s = RESULT_POLL_S
                 if give_up_s is not None:

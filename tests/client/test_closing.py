@@ -9,11 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
+from llorch_worker.broker import keys
+from llorch_worker.broker.results import failure_document
 from llorch_worker.client import AsyncClient, Client, Job
+from llorch_worker.contract import InternalError
 from tests.services import RedisServer, own_redis
 from tests.waiting import wait_until
 
-GET_S = 30.0
+TOLD_S = 30.0
+JOB_S = 4 * TOLD_S
+"""Not what ends the wait."""
 
 
 @pytest.fixture
@@ -41,11 +46,11 @@ def is_alone(observer: redis.Redis) -> bool:
 
 
 def wait_for_result(job: Job) -> object:
-    return job.result(GET_S)
+    return job.result(JOB_S)
 
 
 def read_stream(job: Job) -> object:
-    return list(job.stream(timeout=GET_S))
+    return list(job.stream(timeout=JOB_S))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +69,7 @@ def test_threads_that_wait_are_told(
         client.close()
         for each in waiting:
             with pytest.raises(RuntimeError, match="the client was closed"):
-                each.result(GET_S)
+                each.result(TOLD_S)
     wait_until(lambda: is_alone(observer))
 
 
@@ -73,14 +78,14 @@ def test_a_task_that_reads_is_told(server: RedisServer, observer: redis.Redis) -
         client = AsyncClient(server.url)
 
         async def read() -> None:
-            async for _ in client.job("a").stream(timeout=GET_S):
+            async for _ in client.job("a").stream(timeout=JOB_S):
                 raise AssertionError("nobody sent this")
 
         reads = asyncio.create_task(read())
         await asyncio.to_thread(wait_until, lambda: someone_reads(observer))
         await client.close()
         with pytest.raises(RuntimeError, match="the client was closed"):
-            await reads
+            await asyncio.wait_for(reads, TOLD_S)
         with pytest.raises(RuntimeError, match="the client was closed"):
             await client.submit(prompt="x")
         with pytest.raises(RuntimeError, match="the client was closed"):
@@ -94,10 +99,18 @@ def test_nothing_is_sent_any_more(server: RedisServer, observer: redis.Redis) ->
     client = Client(server.url)
     client.models()
     job = client.job("a")
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(job.result, JOB_S)
+        wait_until(lambda: someone_listens(observer))
+        end = failure_document(job.id, InternalError("the end"))
+        observer.set(keys.result(job.id), end)
+        observer.publish(keys.result(job.id), end)
+        with pytest.raises(InternalError):
+            waits.result(TOLD_S)
     client.close()
     for use in (
         lambda: client.submit(prompt="x"),
-        lambda: job.result(GET_S),
+        lambda: job.result(JOB_S),
         lambda: next(job.stream()),
         job.cancel,
         job.status,
@@ -106,4 +119,4 @@ def test_nothing_is_sent_any_more(server: RedisServer, observer: redis.Redis) ->
     ):
         with pytest.raises(RuntimeError, match="the client was closed"):
             use()
-    assert is_alone(observer)
+    wait_until(lambda: is_alone(observer))
