@@ -13,18 +13,12 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.results import failure_document
 from llorch_worker.client import AsyncClient, Client, Job
 from llorch_worker.contract import InternalError
-from tests.services import RedisServer, own_redis
+from tests.services import RedisServer
 from tests.waiting import wait_until
 
 TOLD_S = 30.0
 JOB_S = 4 * TOLD_S
 """Not what ends the wait."""
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with own_redis() as server:
-        yield server
 
 
 @pytest.fixture

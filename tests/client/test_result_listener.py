@@ -16,7 +16,7 @@ from llorch_worker.client import AsyncClient, BrokerUnavailable, result_listener
 from llorch_worker.client.result_listener import ResultListener, _tell
 from llorch_worker.contract import InternalError
 from tests.faults.proxy import LOCALHOST, FaultProxy, contains
-from tests.services import RedisServer, own_redis
+from tests.services import RedisServer
 from tests.waiting import wait_until
 
 GET_S = 30.0
@@ -62,12 +62,6 @@ def _never_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 def looks_often(_never_looks_by_itself: None, monkeypatch: pytest.MonkeyPatch) -> float:
     monkeypatch.setattr(result_listener, "RESULT_POLL_S", 0.02)
     return 0.02
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with own_redis() as server:
-        yield server
 
 
 @pytest.fixture
