@@ -10,7 +10,7 @@ import torch
 
 from llorch_worker.cache import CausalMasks, RopeTables
 from llorch_worker.cache.unified import DEFAULT_MAX_QUERY_TOKENS
-from llorch_worker.cli.screen import human_bytes
+from llorch_worker.contract.quantities import human_bytes
 
 CONTEXTS = (512, 2048, 4096)
 LAYERS = 32

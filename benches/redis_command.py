@@ -18,9 +18,9 @@ from statistics import median, quantiles
 import redis
 import torch
 
+from llorch_worker.bench.jobs.rig import Rig
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.scripts import load, run_script
-from llorch_worker.cli.bench.jobs.rig import Rig
 
 REST_S = 0.002
 KEYS = [f"llorch:bench:{number}" for number in range(4)]

@@ -102,6 +102,15 @@ class Settings(BaseSettings):
         worker's; model, device, dtype and the number of sequences come from elsewhere too."""
         return self.model_dump(include=_ENGINE_OPTIONS)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """These settings as the ``LLORCH_*`` variables that a child process reads them from."""
+        return {
+            f"LLORCH_{name.upper()}": str(value)
+            for name, value in self.model_dump().items()
+            if value is not None
+        }
+
 
 def default_model_name(path: Path) -> str:
     """A file's stem or a folder's name: ``models/tiny.gguf`` and ``models/tiny/`` are ``tiny``.

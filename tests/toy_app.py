@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llorch_worker.settings import Settings
-from tasks.app import build_app
+from llorch_worker.worker.celery.app import build_app
 
 app = build_app(Settings())
 app.engine_class = "tests.toy_engine:ToyEngine"

@@ -80,8 +80,8 @@ def measure(given: argparse.Namespace, device: torch.device, report: Report) -> 
     # These need a card, or compile for one.
     from benches.gpu.device_rates import measure_rates
     from benches.gpu.run import Plan, Run
-    from llorch_worker.cli.bench.instruments.provenance import provenance
-    from llorch_worker.engine.decode_graphs import CudaRecorder
+    from llorch_worker.bench.instruments.provenance import provenance
+    from llorch_worker.engine.device.graphs import CudaRecorder
 
     with report.attempt("where the figures come from"):
         origin = provenance(

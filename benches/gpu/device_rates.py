@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benches.gpu.figures import Rates
-from llorch_worker.cli.bench.instruments.ceilings import measure_ceilings
+from llorch_worker.bench.instruments.ceilings import measure_ceilings
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:

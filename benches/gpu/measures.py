@@ -25,13 +25,13 @@ from benches.gpu.random_cache import draw_keys_and_values
 from benches.gpu.roofline import decode_work, kv_token_bytes, matrix_bytes, prefill_flops
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.engine.block_plan import cache_shape
 from llorch_worker.engine.core import EngineCore
-from llorch_worker.engine.decode_graphs import DecodeGraphs, Recorder
-from llorch_worker.engine.device_queue import DeviceQueue
+from llorch_worker.engine.device.graphs import DecodeGraphs, Recorder
+from llorch_worker.engine.device.queue import DeviceQueue
 from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.memory.block_plan import cache_shape
 from llorch_worker.engine.runner import ForwardModel, Runner
-from llorch_worker.engine.sampler import Sampler
+from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence as Running
 from llorch_worker.engine.stats import Counters

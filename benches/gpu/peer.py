@@ -22,7 +22,7 @@ def measure_peer(
     """
     from transformers import GenerationConfig
 
-    from llorch_worker.cli.bench.contestants.continuous_batching import batching_config
+    from benches.peers.contestants.continuous_batching import batching_config
 
     prompt = max(1, context - NEW_TOKENS // 2)
     ended = _random_model(config, dtype, device).generate_batch(

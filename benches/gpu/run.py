@@ -15,8 +15,8 @@ from benches.gpu.random_model import random_llama
 from benches.gpu.random_weights import DENSE
 from benches.gpu.report import Report, one_line
 from benches.gpu.roofline import kv_token_bytes
-from llorch_worker.engine.block_plan import BLOCK_SIZE_TOKENS, available_bytes
-from llorch_worker.engine.decode_graphs import Recorder
+from llorch_worker.engine.device.graphs import Recorder
+from llorch_worker.engine.memory.block_plan import BLOCK_SIZE_TOKENS, available_bytes
 from llorch_worker.kernels import KvDtype, kv_form_of, select_ops
 from llorch_worker.model import LlamaConfig
 

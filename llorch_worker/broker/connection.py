@@ -21,6 +21,7 @@ from redis.retry import Retry
 
 from llorch_worker.broker.lean_redis import LeanRedis
 from llorch_worker.broker.sentinel import SCHEME, SEPARATOR, SentinelUrl, is_sentinel
+from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 
 SCHEMES = ("redis", "rediss", "unix", SCHEME)
 CONNECT_TIMEOUT_S = 3.0
@@ -32,14 +33,6 @@ MOST_IDLE_SUBSCRIPTIONS = 16
 RETRIES = 2
 """A connection that Redis closed while it was idle is opened again; an absent Redis is not
 waited for."""
-
-
-class BrokerUnavailable(Exception):
-    """Redis does not answer, or refuses; the message names the URL (no password) and the remedy."""
-
-
-class BrokerRefused(BrokerUnavailable):
-    """The URL is at fault: it is none, or Redis does not want its user, password or database."""
 
 
 def safe_url(url: str) -> str:

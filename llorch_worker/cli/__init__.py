@@ -6,11 +6,11 @@ only the base install.
 
 from __future__ import annotations
 
-from llorch_worker.cli.interrupts import leaving_at_once
+from llorch_worker.stack.interrupts import leaving_at_once
 
 
 def main() -> None:
-    """Run the command line and exit with its code (see :mod:`llorch_worker.cli.errors`)."""
+    """Run the command line; exit with a code of :mod:`llorch_worker.contract.command_errors`."""
     with leaving_at_once():
         from llorch_worker.cli.app import run
     code = run()

@@ -22,11 +22,10 @@ from llorch_worker.cli import (
     up,
     worker,
 )
-from llorch_worker.cli.errors import USAGE, explain
-from llorch_worker.cli.interrupts import INTERRUPTED
-from llorch_worker.cli.paragraphs import flowing
-from llorch_worker.cli.screen import Screen
+from llorch_worker.cli.terminal.paragraphs import flowing
+from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import ErrorDocument
+from llorch_worker.contract.command_errors import INTERRUPTED, USAGE, explain
 
 _FIRST = "Start here"
 _JOBS = "Jobs"
@@ -83,11 +82,11 @@ def _llorch(
 _UsageError = typer.BadParameter.__mro__[1]
 
 
-def run() -> int:
-    """Run the command of ``sys.argv``; returns the exit code, and never shows a traceback for a
+def run(command: typer.Typer = app, name: str = "llorch") -> int:
+    """Run ``command`` on ``sys.argv``; returns the exit code, and never shows a traceback for a
     known fault. A defect of ours does show one."""
     try:
-        code = app(prog_name="llorch", standalone_mode=False)
+        code = command(prog_name=name, standalone_mode=False)
     except BrokenPipeError:
         # `llorch ... | head`: the reader has enough. Keep the interpreter from complaining.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,24 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.broker.connection import (
-    BrokerRefused,
-    BrokerUnavailable,
-    broker_errors,
-    connect,
-    safe_url,
-)
+from llorch_worker.broker.cluster import Cluster
+from llorch_worker.broker.connection import broker_errors, connect, safe_url
 from llorch_worker.broker.embedded import find_redis_server
-from llorch_worker.cli import extras, ports
-from llorch_worker.cli.cluster import Cluster
-from llorch_worker.cli.errors import CommandError
-from llorch_worker.cli.screen import counted, human_bytes, human_count
+from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
+from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
+from llorch_worker.contract.quantities import counted, human_bytes, human_count
 from llorch_worker.settings import Settings
+from llorch_worker.stack import ports
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.model_report import MemoryReport
     from llorch_worker.devices import Card
+    from llorch_worker.engine.memory.model_report import MemoryReport
 
 OLDEST_REDIS = (6, 2)
 
@@ -159,7 +155,7 @@ def devices(settings: Settings) -> Iterator[Check]:
     import torch
 
     from llorch_worker.devices import DeviceUnavailable, usable_cards
-    from llorch_worker.engine.placement import resolve_device
+    from llorch_worker.engine.memory.placement import resolve_device
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Check(subject="torch", verdict="ok", finding=f"torch {torch.__version__}")
@@ -192,7 +188,7 @@ def devices(settings: Settings) -> Iterator[Check]:
 
 def _device_fault(name: str) -> str | None:
     """Why there is no such device; None where there is."""
-    from llorch_worker.engine.placement import resolve_device
+    from llorch_worker.engine.memory.placement import resolve_device
 
     try:
         resolve_device(name)
@@ -202,7 +198,7 @@ def _device_fault(name: str) -> str | None:
 
 
 def _card(name: str, card: Card, locks: Path) -> Check:
-    from llorch_worker.worker.device_lock import DeviceLocks
+    from llorch_worker.worker.card.lock import DeviceLocks
 
     if card.fault is not None:
         return Check(
@@ -231,7 +227,7 @@ def model_file(settings: Settings) -> Iterator[Check]:
     """
     if extras.missing_modules("worker"):
         return
-    from llorch_worker.cli.model_report import report
+    from llorch_worker.engine.memory.model_report import report
 
     device_fault = _device_fault(settings.device)
     try:

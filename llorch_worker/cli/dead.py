@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llorch_worker.cli.errors import FAILED, CommandError, usage_error
 from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
-from llorch_worker.cli.screen import Screen, counted, harmless, human_bytes, json_text
 from llorch_worker.cli.status import ago
+from llorch_worker.cli.terminal.screen import Screen, harmless, json_text
+from llorch_worker.contract.command_errors import FAILED, CommandError, usage_error
+from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llorch_worker.cli import extras, ports
-from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import JsonOption, settings_from
-from llorch_worker.cli.screen import Screen
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import GenerationResult, LlorchError
+from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import DEMO_MODEL
+from llorch_worker.stack import ports
 
 if TYPE_CHECKING:
+    from llorch_worker.bench.load import Figures, Measured
     from llorch_worker.cli.demo_screen import DemoScreen
-    from llorch_worker.cli.load import Figures, Measured
-    from llorch_worker.cli.stack import Stack
+    from llorch_worker.stack.stack import Stack
 
 READY_TIMEOUT_S = 120.0
 
@@ -33,8 +34,8 @@ def demo(
     """Start Redis, a worker and Flower; send 32 jobs, stream one, measure all; stop everything."""
     extras.require("worker")
     from llorch_worker.cli.demo_screen import DemoScreen
-    from llorch_worker.cli.interrupts import terminable
-    from llorch_worker.cli.stack import Plan, Stack
+    from llorch_worker.stack.interrupts import terminable
+    from llorch_worker.stack.stack import Plan, Stack
 
     screen = Screen(as_json=as_json)
     # The demo is about the shipped model, whatever LLORCH_MODEL says.
@@ -87,8 +88,8 @@ def _start(view: DemoScreen, stack: Stack) -> None:
 def _run(view: DemoScreen, stack: Stack) -> tuple[list[Measured], Figures]:
     import asyncio
 
+    from llorch_worker.bench.load import figures, run_jobs
     from llorch_worker.cli.demo_jobs import demo_jobs
-    from llorch_worker.cli.load import figures, run_jobs
 
     requests = demo_jobs()
     with view.jobs(requests[0], len(requests)) as (on_event, on_end):

@@ -10,13 +10,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from llorch_worker.cli.screen import Screen, harmless
+from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract import Event, GenerationRequest, GenerationResult, LlorchError, Tokens
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from llorch_worker.cli.load import Figures, Measured
+    from llorch_worker.bench.load import Figures, Measured
 
 STREAMED_JOB = 0
 SHOWN_STORIES = 2

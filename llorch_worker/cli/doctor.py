@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli.errors import FAILED
 from llorch_worker.cli.options import (
     DeviceOption,
     JsonOption,
@@ -15,7 +14,9 @@ from llorch_worker.cli.options import (
     RedisOption,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen, counted
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.command_errors import FAILED
+from llorch_worker.contract.quantities import counted
 
 if TYPE_CHECKING:
     from llorch_worker.cli.checks import Check

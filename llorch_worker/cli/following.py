@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from llorch_worker.cli.screen import Screen
-from llorch_worker.cli.story import StoryPrinter, summary_line
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.cli.terminal.story import StoryPrinter, summary_line
 from llorch_worker.contract import GenerationRequest, GenerationResult
 
 if TYPE_CHECKING:

@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from llorch_worker.cli import extras
-from llorch_worker.cli.interrupts import deaf_from_now_on
 from llorch_worker.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -18,9 +16,11 @@ from llorch_worker.cli.options import (
     settings_from,
 )
 from llorch_worker.cli.sampling import request_fields, request_options
-from llorch_worker.cli.screen import Screen
-from llorch_worker.cli.story import StoryPrinter, summary_line
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.cli.terminal.story import StoryPrinter, summary_line
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.stack.interrupts import deaf_from_now_on
 
 
 @request_options

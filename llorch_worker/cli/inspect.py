@@ -6,9 +6,6 @@ from typing import Annotated
 
 import typer
 
-from llorch_worker.cli import extras
-from llorch_worker.cli.errors import FAILED
-from llorch_worker.cli.model_report import MemoryReport, ModelReport, report
 from llorch_worker.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -19,7 +16,11 @@ from llorch_worker.cli.options import (
     MaxSequencesOption,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen, counted, human_bytes, human_count
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.command_errors import FAILED
+from llorch_worker.contract.quantities import counted, human_bytes, human_count
+from llorch_worker.engine.memory.model_report import MemoryReport, ModelReport, report
 
 
 def inspect(

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
-from llorch_worker.cli.screen import Screen
 from llorch_worker.cli.status import unknown_job
+from llorch_worker.cli.terminal.screen import Screen
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 

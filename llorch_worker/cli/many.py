@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llorch_worker.cli.errors import FAILED, USAGE, CommandError
-from llorch_worker.cli.interrupts import cancelling
-from llorch_worker.cli.screen import Screen, counted, harmless
+from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract import (
     GenerationRequest,
     GenerationResult,
@@ -22,7 +20,10 @@ from llorch_worker.contract import (
     LlorchError,
     QueueFull,
 )
+from llorch_worker.contract.command_errors import FAILED, USAGE, CommandError
+from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
+from llorch_worker.stack.interrupts import cancelling
 
 if TYPE_CHECKING:
     from llorch_worker.client import AsyncClient, AsyncJob

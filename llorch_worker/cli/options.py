@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
 
-from llorch_worker.cli.errors import invalid_settings
+from llorch_worker.contract.command_errors import invalid_settings
 from llorch_worker.settings import DEMO_MODEL, Dtype, Settings
 
 DEMO_WORD = "demo"
@@ -135,21 +134,6 @@ def given_options(context: typer.Context) -> dict[str, str]:
         if source is not None and source.name == "COMMANDLINE":
             given[str(parameter.name)] = parameter.opts[0]
     return given
-
-
-def environment_of(settings: Settings) -> dict[str, str]:
-    """``settings`` as the ``LLORCH_*`` variables that a child process reads them from."""
-    return {
-        f"LLORCH_{name.upper()}": str(value)
-        for name, value in settings.model_dump().items()
-        if value is not None
-    }
-
-
-def worker_hostname(settings: Settings, pid: int, card: str | None = None) -> str:
-    """The Celery node name of the worker in process ``pid`` of this machine; one on a card is
-    called after it, because it is the only one there."""
-    return f"{card or f'{settings.served_name}-{pid}'}@{socket.gethostname()}"
 
 
 def queue_of(settings: Settings) -> str:

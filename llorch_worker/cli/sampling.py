@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from llorch_worker.cli.errors import usage_error
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
+from llorch_worker.contract.command_errors import usage_error
 
 _PANEL = "Request"
 

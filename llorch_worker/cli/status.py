@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
-from llorch_worker.cli.screen import Screen, counted, harmless
+from llorch_worker.cli.terminal.screen import Screen, harmless
+from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.contract.quantities import counted
 
 if TYPE_CHECKING:
     from llorch_worker.broker.registry import ModelCard, WorkerCard
@@ -31,7 +32,7 @@ def status(
     if job is not None:
         _show_job(screen, url, job)
         return
-    from llorch_worker.cli.cluster import Cluster
+    from llorch_worker.broker.cluster import Cluster
 
     with Cluster(url) as cluster:
         workers = cluster.figures(cluster.workers())

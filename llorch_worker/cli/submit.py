@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from llorch_worker.cli.errors import usage_error
-from llorch_worker.cli.interrupts import deaf_from_now_on
 from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
 from llorch_worker.cli.sampling import read_requests, request_fields, request_options
-from llorch_worker.cli.screen import Screen
+from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract.command_errors import usage_error
+from llorch_worker.stack.interrupts import deaf_from_now_on
 
 
 @request_options

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llorch_worker.cli import extras, ports
-from llorch_worker.cli.errors import CommandError, usage_error
 from llorch_worker.cli.options import (
     DtypeOption,
     JsonOption,
@@ -27,12 +25,15 @@ from llorch_worker.cli.options import (
     queue_of,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen, harmless
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen, harmless
+from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.settings import Settings
+from llorch_worker.stack import ports
 
 if TYPE_CHECKING:
     from llorch_worker.broker.registry import WorkerCard
-    from llorch_worker.cli.stack import Plan, Stack
+    from llorch_worker.stack.stack import Plan, Stack
 
 FLOWER_TIMEOUT_S = 60.0
 _FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH", "FLOWER_UNAUTHENTICATED_API")
@@ -93,9 +94,9 @@ def up(
         raise usage_error(f"--workers must be at least 1 (got {workers})")
     extras.require("worker")
     from llorch_worker.broker.embedded import find_redis_server
-    from llorch_worker.cli.devices import worker_devices
-    from llorch_worker.cli.interrupts import terminable
-    from llorch_worker.cli.stack import Plan, Stack
+    from llorch_worker.stack.devices import worker_devices
+    from llorch_worker.stack.interrupts import terminable
+    from llorch_worker.stack.stack import Plan, Stack
 
     screen = Screen(as_json=as_json)
     redis_url = settings.redis_url if "redis_url" in settings.model_fields_set else None

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import llorch_worker
-from llorch_worker.cli import extras
-from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -25,9 +23,11 @@ from llorch_worker.cli.options import (
     RedisOption,
     queue_of,
     settings_from,
-    worker_hostname,
 )
-from llorch_worker.cli.screen import Screen
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.worker.main import worker_hostname
 
 
 def _refuse_other_tasks() -> None:
@@ -78,7 +78,7 @@ def worker(
     )
     extras.require("worker")
     _refuse_other_tasks()
-    from llorch_worker.cli.cluster import Cluster
+    from llorch_worker.broker.cluster import Cluster
 
     # A running worker waits for a Redis that went away; one that was never there is a typo.
     with Cluster(settings.redis_url) as cluster:
@@ -86,8 +86,8 @@ def worker(
 
     from celery.signals import worker_ready
 
-    from llorch_worker.cli.model_report import report
-    from llorch_worker.worker.launcher import take_place
+    from llorch_worker.engine.memory.model_report import report
+    from llorch_worker.worker.card.claim import take_place
     from llorch_worker.worker.main import run_worker
 
     # Before torch is loaded, which sees the cards that there are then, and by the report it is.

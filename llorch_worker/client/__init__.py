@@ -1,10 +1,10 @@
 """Submit jobs, follow their tokens, read their results: from Python, sync or async. No torch."""
 
-from llorch_worker.broker.connection import BrokerUnavailable
 from llorch_worker.client.async_client import AsyncClient, AsyncJob
 from llorch_worker.client.client import Client, Job
 from llorch_worker.client.status import JobState, JobStatus
 from llorch_worker.client.stream import StreamEntry
+from llorch_worker.contract.errors import BrokerUnavailable
 
 __all__ = [
     "AsyncClient",

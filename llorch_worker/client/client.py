@@ -13,10 +13,10 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.cancellation import cancel
-from llorch_worker.broker.celery_app import producer_app
 from llorch_worker.broker.connection import Subscriptions, broker_errors, connect, is_out_of_memory
 from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.message import JobMessages
+from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.admission import Admission
 from llorch_worker.client.status import JobStatus, job_status

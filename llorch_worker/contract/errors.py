@@ -167,3 +167,11 @@ def error_from_document(document: ErrorDocument) -> LlorchError:
     """The error that ``document`` describes, as its own class."""
     cls = ERROR_CLASSES.get(document.code, InternalError)
     return cls(document.message, faults=document.faults)
+
+
+class BrokerUnavailable(Exception):
+    """Redis does not answer, or refuses; the message names the URL (no password) and the remedy."""
+
+
+class BrokerRefused(BrokerUnavailable):
+    """The URL is at fault: it is none, or Redis does not want its user, password or database."""

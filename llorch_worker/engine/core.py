@@ -17,11 +17,11 @@ from llorch_worker.contract import (
     TokenLogprob,
     TokenLogprobs,
 )
-from llorch_worker.engine.failures import is_device_lost, is_out_of_memory
+from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
 from llorch_worker.engine.flight import Flight
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.runner import Launch, Runner, StepOutput
-from llorch_worker.engine.sampler import RowLogprobs
+from llorch_worker.engine.sampling.sampler import RowLogprobs
 from llorch_worker.engine.scheduler import Scheduler, StepPlan
 from llorch_worker.engine.sequence import Sequence, SequenceState
 from llorch_worker.engine.stats import Counters

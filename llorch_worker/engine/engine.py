@@ -22,27 +22,27 @@ from llorch_worker.contract import (
     Journal,
     ModelLoadFailed,
 )
-from llorch_worker.engine.block_plan import allocate_cache, require_room
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
-from llorch_worker.engine.decode_graphs import CudaRecorder, DecodeGraphs, records_decode
-from llorch_worker.engine.device_queue import DeviceQueue, use_device
+from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs, records_decode
+from llorch_worker.engine.device.queue import DeviceQueue, use_device
+from llorch_worker.engine.device.warm_up import compiles_late, warm_up
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.load_failures import part_of_load
-from llorch_worker.engine.placement import resolve_device, resolve_dtype
+from llorch_worker.engine.memory.block_plan import allocate_cache, require_room
+from llorch_worker.engine.memory.load_errors import part_of_load
+from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
+from llorch_worker.engine.memory.resident_tensors import resident_tensors, storage_bytes
+from llorch_worker.engine.memory.workspace import workspace_bytes
 from llorch_worker.engine.probe import uncached_logits
 from llorch_worker.engine.request_checks import check_model, checked_prompt
-from llorch_worker.engine.resident_tensors import resident_tensors, storage_bytes
 from llorch_worker.engine.resume import resume
 from llorch_worker.engine.runner import ForwardModel, Runner
-from llorch_worker.engine.sampler import Sampler
+from llorch_worker.engine.sampling.sampler import Sampler
+from llorch_worker.engine.sampling.uniforms import choice_seed, job_seed
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
-from llorch_worker.engine.uniforms import choice_seed, job_seed
-from llorch_worker.engine.warm_up import compiles_late, warm_up
-from llorch_worker.engine.workspace import workspace_bytes
 from llorch_worker.kernels import (
     CutRows,
     KernelChoice,

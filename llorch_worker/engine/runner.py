@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.engine.device_queue import DeviceQueue, Pending, device_queue
-from llorch_worker.engine.sampler import Chosen, Draw, Sampled, Sampler
+from llorch_worker.engine.device.queue import DeviceQueue, Pending, device_queue
+from llorch_worker.engine.device.upload import Integers, upload
+from llorch_worker.engine.sampling.sampler import Chosen, Draw, Sampled, Sampler
 from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.engine.upload import Integers, upload
 from llorch_worker.model import RaggedBatch
 
 

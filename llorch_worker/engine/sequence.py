@@ -8,7 +8,7 @@ from enum import Enum
 from llorch_worker.cache import Prefix
 from llorch_worker.contract import FinishReason, GenerationRequest, Priority, TokenLogprobs
 from llorch_worker.engine.choice_text import ChoiceText
-from llorch_worker.engine.plain_sampling import samples_plainly
+from llorch_worker.engine.sampling.plain_sampling import samples_plainly
 
 PRIORITY_RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
 

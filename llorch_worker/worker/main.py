@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
-from importlib import import_module
 
 from celery.utils.nodenames import default_nodename, host_format
 
 from llorch_worker.settings import Settings
-from llorch_worker.worker.launcher import Place
-
-CELERY_APP = "tasks.app"
-"""Named as Celery programs name their app, because ``tasks`` lies above this package."""
+from llorch_worker.worker.card.claim import Place
+from llorch_worker.worker.celery.app import build_app
 
 
 def run_worker(
@@ -33,7 +31,7 @@ def run_worker(
     :func:`take_place` gave, where that was called already. Raises SystemExit with the exit
     code where the worker failed, having logged why.
     """
-    app = import_module(CELERY_APP).build_app(settings)
+    app = build_app(settings)
     app.on_load_progress = on_load_progress
     app.place = place
     if engine_class is not None:
@@ -52,3 +50,9 @@ def run_worker(
 
 def _unique_name(settings: Settings) -> str:
     return f"{settings.served_name}-{os.getpid()}@"
+
+
+def worker_hostname(settings: Settings, pid: int, card: str | None = None) -> str:
+    """The Celery node name of the worker in process ``pid`` of this machine; one on a card is
+    called after it, because it is the only one there."""
+    return f"{card or f'{settings.served_name}-{pid}'}@{socket.gethostname()}"

@@ -19,11 +19,11 @@ from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.settings import Settings
 from llorch_worker.worker.announcer import Announcer
 from llorch_worker.worker.cancellation import CancelListener
+from llorch_worker.worker.card.claim import Place
+from llorch_worker.worker.card.residency_check import ResidencyCheck, violation
 from llorch_worker.worker.job_runner import JobRunner
-from llorch_worker.worker.launcher import Place
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
-from llorch_worker.worker.residency_check import ResidencyCheck, violation
 from llorch_worker.worker.resident_engine import ResidentEngine
 from llorch_worker.worker.running import RunningJobs
 

@@ -19,7 +19,7 @@ from benches.gpu.figures import Case, PeerFigures
 from benches.gpu.measures import Bench
 from benches.gpu.peer import measure_peer
 from benches.gpu.report import Report
-from llorch_worker.engine import decode_graphs
+from llorch_worker.engine.device import graphs as decode_graphs
 from llorch_worker.kernels import native_kernels_load
 from tests.benches.tiny_llama import CPU, RATES, TINY
 from tests.engine.recording import Recorder
@@ -180,7 +180,7 @@ def test_transformers_page_size_goes_by_the_name_that_it_has_there() -> None:
         page_size: int = 256
 
     transformers = pytest.importorskip("transformers")
-    from llorch_worker.cli.bench.contestants.continuous_batching import page_option
+    from benches.peers.contestants.continuous_batching import page_option
 
     assert page_option(Old) == "block_size"
     assert page_option(New) == "page_size"

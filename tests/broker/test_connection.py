@@ -6,8 +6,6 @@ import pytest
 from redis.client import PubSub
 
 from llorch_worker.broker.connection import (
-    BrokerRefused,
-    BrokerUnavailable,
     Subscriptions,
     broker_errors,
     connect,
@@ -15,6 +13,7 @@ from llorch_worker.broker.connection import (
     safe_url,
 )
 from llorch_worker.broker.embedded import find_redis_server
+from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 from tests.services import RedisServer, free_port, wait_until
 
 UNREADABLE = "its host and port cannot be read; in a password, percent-encode / ? # [ ]"

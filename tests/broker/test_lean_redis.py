@@ -16,11 +16,11 @@ from kombu import Connection
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from llorch_worker.broker.celery_app import worker_config
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.lean_redis import LeanRedis
 from llorch_worker.broker.transport import ClaimTransport
 from llorch_worker.settings import Settings
+from llorch_worker.worker.celery.config import worker_config
 from tests.services import RedisServer, own_redis, wait_until
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from llorch_worker.cli.children import Child, Program, python
+from llorch_worker.stack.children import Child, Program, python
 from tests.cli.forked import run_forked
 from tests.services import wait_until
 

@@ -11,14 +11,14 @@ from queue import SimpleQueue
 
 import pytest
 
-from llorch_worker.cli.children import Child, Program, backoff_s, describe_exit, python
+from llorch_worker.stack.children import Child, Program, backoff_s, describe_exit, python
 from tests.cli.command import alive, environment
 from tests.services import wait_until
 
 SLEEPER = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 PARENT = f"""
 import sys, time
-from llorch_worker.cli.children import Child, Program, python
+from llorch_worker.stack.children import Child, Program, python
 child = Child(Program("sleeper", python("-c", {SLEEPER!r})), lambda n, l: print(l, flush=True), id)
 time.sleep(600)
 """

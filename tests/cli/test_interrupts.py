@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from llorch_worker.cli.interrupts import deaf, leaving_at_once
+from llorch_worker.stack.interrupts import deaf, leaving_at_once
 from tests.cli.command import environment
 
 INTERRUPTED_IN_IMPORT = """

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.cli import programs
-from llorch_worker.cli.children import Program, python
-from llorch_worker.cli.errors import CommandError
-from llorch_worker.cli.stack import Plan, Stack
+from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import Settings
+from llorch_worker.stack import programs
+from llorch_worker.stack.children import Program, python
+from llorch_worker.stack.stack import Plan, Stack
 from tests.services import own_redis
 
 START_S = 60

@@ -14,9 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llorch_worker.broker.connection import BrokerUnavailable, connect
+from llorch_worker.broker.connection import connect
 from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled
+from llorch_worker.contract.errors import BrokerUnavailable
 from tests.cli.command import Started, alive, run
 from tests.services import wait_until
 

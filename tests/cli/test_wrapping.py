@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_worker.cli.wrapping import WordWrap
+from llorch_worker.cli.terminal.wrapping import WordWrap
 
 
 def screen(written: str) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from llorch_worker.engine.device_queue import Done, Work
-from llorch_worker.engine.sampler import Sampled
+from llorch_worker.engine.device.queue import Done, Work
+from llorch_worker.engine.sampling.sampler import Sampled
 
 
 class LazyQueue:

@@ -10,7 +10,7 @@ import torch
 
 from llorch_worker.contract import InternalError
 from llorch_worker.engine import Engine
-from llorch_worker.engine.failures import is_device_lost, is_out_of_memory
+from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
 from llorch_worker.model import RaggedBatch
 from tests.engine.together import all_at_once
 

@@ -14,7 +14,7 @@ import torch
 
 from llorch_worker.contract import Event, GenerationRequest, InternalError, Tokens
 from llorch_worker.engine import Engine
-from llorch_worker.engine.device_queue import Work
+from llorch_worker.engine.device.queue import Work
 from llorch_worker.model import RaggedBatch
 from tests.engine.lazy_queue import LazyQueue
 from tests.engine.together import all_at_once

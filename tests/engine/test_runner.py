@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llorch_worker.engine.runner import BlockTables, Runner
-from llorch_worker.engine.sampler import Sampler
+from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.model import RaggedBatch

@@ -13,7 +13,7 @@ import torch
 from llorch_worker.model.batch import RaggedBatch
 from llorch_worker.model.llama import Llama
 from llorch_worker.settings import Settings
-from tasks.app import build_app
+from llorch_worker.worker.celery.app import build_app
 
 LIMIT_TOKENS = int(os.environ["SCARCE_TOKENS"])
 

@@ -13,7 +13,7 @@ _offset_s = float(os.environ["CLOCK_OFFSET_S"])
 time.time = lambda: _right() + _offset_s
 
 from llorch_worker.settings import Settings  # noqa: E402 - after the clock is set
-from tasks.app import build_app  # noqa: E402
+from llorch_worker.worker.celery.app import build_app  # noqa: E402
 
 app = build_app(Settings())
 if app.settings.served_name == "toy":

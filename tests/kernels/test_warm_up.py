@@ -12,8 +12,8 @@ import torch
 
 from benches.gpu.random_model import random_llama
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.engine.block_plan import cache_shape
-from llorch_worker.engine.warm_up import sizes, warm_up
+from llorch_worker.engine.device.warm_up import sizes, warm_up
+from llorch_worker.engine.memory.block_plan import cache_shape
 from llorch_worker.kernels.packed_matrix import PackedMatrix
 from llorch_worker.kernels.triton import (
     TritonOps,

@@ -12,7 +12,7 @@ from typing import Any
 from celery import signals
 
 from llorch_worker.settings import Settings
-from tasks.app import build_app
+from llorch_worker.worker.celery.app import build_app
 
 WAIT_S = 5.0
 

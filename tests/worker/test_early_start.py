@@ -29,8 +29,8 @@ from llorch_worker.contract import (
     Started,
     Tokens,
 )
-from llorch_worker.worker import consumer
-from llorch_worker.worker.consumer import MOST_EARLY_BYTES, JobConsumer
+from llorch_worker.worker.celery import consumer
+from llorch_worker.worker.celery.consumer import MOST_EARLY_BYTES, JobConsumer
 from llorch_worker.worker.early_start import EarlyStart
 from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency

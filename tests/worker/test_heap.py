@@ -14,8 +14,8 @@ import pytest
 
 from llorch_worker.settings import Settings
 from llorch_worker.worker import heap
-from llorch_worker.worker.launcher import Place
-from llorch_worker.worker.step import _warm_up as warm_up
+from llorch_worker.worker.card.claim import Place
+from llorch_worker.worker.celery.bootstep import _warm_up as warm_up
 from tests.toy_engine import ToyEngine
 
 MEASURE = """

@@ -9,18 +9,16 @@ import typer
 
 from llorch_worker.cli.bench.engine import engine
 from llorch_worker.cli.bench.overhead import overhead
-from llorch_worker.cli.bench.peers import peers
 from llorch_worker.cli.bench.profile import profile
 from llorch_worker.cli.bench.queue import queue
 from llorch_worker.cli.bench.report import report
-from llorch_worker.cli.bench.scaling import scaling
 from llorch_worker.cli.bench.startup import startup
-from llorch_worker.cli.paragraphs import flowing
+from llorch_worker.cli.terminal.paragraphs import flowing
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Measure the engine on this machine.",
     epilog="Every table says on what, with what and by which command it was measured.",
 )
-for command in (engine, overhead, profile, queue, peers, scaling, startup, report):
+for command in (engine, overhead, profile, queue, startup, report):
     app.command(command.__name__, help=flowing(command))(command)

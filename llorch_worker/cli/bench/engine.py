@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from llorch_worker.cli import extras
 from llorch_worker.cli.bench.headings import median_of, show_provenance
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
@@ -19,10 +18,12 @@ from llorch_worker.cli.options import (
     ModelFileOption,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen, counted, human_bytes
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.quantities import counted, human_bytes
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.figures.engine import EngineFigures, Row
+    from llorch_worker.bench.engine import EngineFigures, Row
 
 MAX_CONCURRENCY = 1024
 
@@ -64,8 +65,8 @@ def engine(
         model=model, device=device, dtype=dtype, max_step_tokens=max_step_tokens
     )
     extras.require("worker")
-    from llorch_worker.cli.bench.figures.engine import Plan, measure_engine
-    from llorch_worker.cli.bench.instruments.passes import Load
+    from llorch_worker.bench.engine import Plan, measure_engine
+    from llorch_worker.bench.instruments.passes import Load
 
     plan = Plan(
         settings=settings,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llorch_worker.cli.screen import Screen, counted, human_bytes
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.quantities import counted, human_bytes
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.instruments.provenance import Provenance
+    from llorch_worker.bench.instruments.provenance import Provenance
 
 
 def median_of(passes: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llorch_worker.cli.errors import usage_error
+from llorch_worker.contract.command_errors import usage_error
 
 
 def parse_numbers(option: str, text: str, most: int) -> tuple[int, ...]:

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli import extras
 from llorch_worker.cli.bench.headings import show_provenance
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
 from llorch_worker.cli.options import DeviceOption, DtypeOption, JsonOption, settings_from
-from llorch_worker.cli.screen import Screen, counted
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.quantities import counted
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.figures.overhead import OverheadFigures
+    from llorch_worker.bench.overhead import OverheadFigures
 
 
 def overhead(
@@ -41,7 +42,7 @@ def overhead(
     extras.require("worker")
     import torch
 
-    from llorch_worker.cli.bench.figures.overhead import measure_overhead
+    from llorch_worker.bench.overhead import measure_overhead
 
     if threads is not None:
         torch.set_num_threads(threads)

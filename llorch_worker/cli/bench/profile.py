@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from llorch_worker.cli import extras
+from llorch_worker.bench.instruments.flamegraph import Flamegraph
 from llorch_worker.cli.bench.headings import show_provenance
-from llorch_worker.cli.bench.instruments.flamegraph import Flamegraph
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
 from llorch_worker.cli.options import (
     DeviceOption,
@@ -20,10 +19,12 @@ from llorch_worker.cli.options import (
     ModelFileOption,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen, counted
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.quantities import counted
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.figures.profile import PhaseProfile, ProfileFigures
+    from llorch_worker.bench.profile import PhaseProfile, ProfileFigures
 
 _SILENT: Final = "99"
 _STYLES: Final = {"critical": "bold red", "moderate": "yellow", "minor": "dim"}
@@ -71,8 +72,8 @@ def profile(
     extras.require("worker")
     # The profiler's own log, of which nothing concerns who reads the table; read when torch loads.
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
-    from llorch_worker.cli.bench.figures.profile import ProfilePlan, measure_profile
-    from llorch_worker.cli.bench.instruments.passes import Load
+    from llorch_worker.bench.instruments.passes import Load
+    from llorch_worker.bench.profile import ProfilePlan, measure_profile
 
     plan = ProfilePlan(
         settings=settings,

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli import extras
 from llorch_worker.cli.bench.headings import median_of, show_provenance, spread_cell, spread_title
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
-from llorch_worker.cli.errors import usage_error
 from llorch_worker.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -22,11 +20,14 @@ from llorch_worker.cli.options import (
     given_options,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen, counted
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.command_errors import usage_error
+from llorch_worker.contract.quantities import counted
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.figures.no_op import NoOpFigures
-    from llorch_worker.cli.bench.figures.queue import QueueFigures
+    from llorch_worker.bench.no_op import NoOpFigures
+    from llorch_worker.bench.queue import QueueFigures
 
 MOST_JOBS = 10_000
 NO_OP_JOBS = 2_000
@@ -89,16 +90,16 @@ def queue(
         queue_limit=0,
     )
     extras.require("worker")
-    from llorch_worker.worker.launcher import limit_spinning
+    from llorch_worker.worker.card.claim import limit_spinning
 
     # Before torch is loaded: what spins here takes a processor from the worker beside it.
     limit_spinning()
-    from llorch_worker.cli.bench.figures.no_op import measure_no_op
-    from llorch_worker.cli.bench.figures.queue import Plan, QueueFigures, measure_queue
-    from llorch_worker.cli.bench.instruments.provenance import provenance
-    from llorch_worker.cli.bench.jobs.load import JobLoad, around
-    from llorch_worker.cli.bench.jobs.rig import Rig
-    from llorch_worker.cli.interrupts import terminable
+    from llorch_worker.bench.instruments.provenance import provenance
+    from llorch_worker.bench.jobs.mixed_load import JobLoad, around
+    from llorch_worker.bench.jobs.rig import Rig
+    from llorch_worker.bench.no_op import measure_no_op
+    from llorch_worker.bench.queue import Plan, QueueFigures, measure_queue
+    from llorch_worker.stack.interrupts import terminable
 
     def now(what: str) -> None:
         screen.note(f"measuring {what}")

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from llorch_worker.cli import extras
-from llorch_worker.cli.errors import CommandError
 from llorch_worker.cli.options import JsonOption
-from llorch_worker.cli.screen import Screen, counted
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.contract.quantities import counted
 
 
 def report(
@@ -30,8 +31,8 @@ def report(
     or cannot be read is skipped, and said so.
     """
     screen = Screen(as_json=as_json)
-    from llorch_worker.cli.bench.reports.readings import NotARun, Run
-    from llorch_worker.cli.bench.reports.runs import read_run
+    from llorch_worker.bench.report.readings import NotARun, Run
+    from llorch_worker.bench.report.runs import read_run
 
     found: list[Run] = []
     skipped: dict[Path, str] = {}
@@ -43,7 +44,7 @@ def report(
     if not found:
         raise CommandError("NO_RUNS", _none_found(skipped))
     extras.require("bench")
-    from llorch_worker.cli.bench.reports.page import page
+    from llorch_worker.bench.report.page import page
 
     for path, why in skipped.items():
         screen.note(f"skipped {path}: {why}", "yellow")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli import extras
 from llorch_worker.cli.bench.headings import median_of, show_provenance, spread_cell, spread_title
 from llorch_worker.cli.bench.options import ThreadsOption
 from llorch_worker.cli.options import (
@@ -19,10 +18,12 @@ from llorch_worker.cli.options import (
     ModelFileOption,
     settings_from,
 )
-from llorch_worker.cli.screen import Screen, counted, human_bytes
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.quantities import counted, human_bytes
 
 if TYPE_CHECKING:
-    from llorch_worker.cli.bench.figures.startup import StartupFigures
+    from llorch_worker.bench.startup import StartupFigures
 
 
 def startup(
@@ -55,8 +56,8 @@ def startup(
         kv_cache_bytes=kv_cache_bytes,
     )
     extras.require("worker")
-    from llorch_worker.cli.bench.figures.startup import measure_startup
-    from llorch_worker.cli.interrupts import terminable
+    from llorch_worker.bench.startup import measure_startup
+    from llorch_worker.stack.interrupts import terminable
 
     with terminable():
         figures = measure_startup(

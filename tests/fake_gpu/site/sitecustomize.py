@@ -34,7 +34,7 @@ def _after_celery_app(module):
     module.LlorchApp.engine_class = "tests.toy_engine:ToyEngine"
 
 
-_HOOKS = {"torch": _after_torch, "llorch_worker.broker.celery_app": _after_celery_app}
+_HOOKS = {"torch": _after_torch, "llorch_worker.worker.celery.app": _after_celery_app}
 
 
 class _Finder(importlib.abc.MetaPathFinder):

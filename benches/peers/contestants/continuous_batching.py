@@ -1,0 +1,87 @@
+"""Hugging Face transformers: continuous batching by ``generate_batch``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig
+
+from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
+from benches.peers.contestants.generate import generation_config, load_model
+
+WARM_UP_TOKENS = 2
+NO_TOKEN = -1
+"""No token ends a sequence."""
+PAGE_TOKENS = 64
+
+
+def batching_config(*, sequences: int, tokens: int, step_tokens: int) -> ContinuousBatchingConfig:
+    """With room for so many sequences of so many tokens each, and steps of at most so many."""
+    pages = -(-tokens // PAGE_TOKENS) + 1
+    page: dict[str, Any] = {page_option(ContinuousBatchingConfig): PAGE_TOKENS}
+    return ContinuousBatchingConfig(
+        **page,
+        num_blocks=sequences * pages,
+        max_batch_tokens=max(step_tokens, sequences),
+        allow_block_sharing=False,
+    )
+
+
+def page_option(config: Any) -> str:
+    """What ``config``, transformers' ContinuousBatchingConfig, calls the tokens of a page."""
+    known = {field.name for field in fields(config)}
+    # 5.23 renamed it.
+    for name in ("page_size", "block_size"):
+        if name in known:
+            return name
+    raise ValueError("its ContinuousBatchingConfig has neither page_size nor block_size")
+
+
+class ContinuousBatchingContestant:
+    """Greedy, over its own paged cache of keys and values."""
+
+    def __init__(self, terms: Terms) -> None:
+        torch.set_num_threads(terms.threads)
+        self._terms = terms
+        self._model = load_model(terms)
+        self.ready = Ready(
+            versions={"transformers": version("transformers")},
+            note=f"{terms.dtype}, dequantised, paged attention by torch",
+        )
+
+    def warm_up(self, work: Work) -> None:
+        self._times(work, min(WARM_UP_TOKENS, work.new_tokens))
+
+    def run(self, work: Work) -> Rate:
+        began_s, times_s = self._times(work, work.new_tokens)
+        firsts_s = [each[0] for each in times_s]
+        if work.kind == "prefill":
+            return Rate(work.sequences * work.prompt_tokens / (max(firsts_s) - began_s))
+        # While all decode: from the last first token to the first last one.
+        from_s, to_s = max(firsts_s), min(each[-1] for each in times_s)
+        tokens = sum(from_s < at <= to_s for each in times_s for at in each)
+        return Rate(tokens / (to_s - from_s))
+
+    def _times(self, work: Work, new_tokens: int) -> tuple[float, list[list[float]]]:
+        """When the first sequence was taken up, and of each when each of its tokens was there.
+
+        Its cache is made anew each time; that is before the first moment, and in no figure.
+        """
+        ended: dict[str, Any] = self._model.generate_batch(
+            [list(prompt) for prompt in work.prompts],
+            generation_config=generation_config(max_new_tokens=new_tokens, eos_token_id=NO_TOKEN),
+            continuous_batching_config=batching_config(
+                sequences=work.sequences,
+                tokens=work.prompt_tokens + new_tokens,
+                step_tokens=self._terms.prefill_tokens,
+            ),
+            record_timestamps=True,
+        )
+        outputs = list(ended.values())
+        errors = [each.error for each in outputs if each.error is not None]
+        if errors or len(outputs) != work.sequences:
+            raise RuntimeError(errors[0] if errors else "generate_batch ended without results")
+        return min(each.lifespan[0] for each in outputs), [each.timestamps for each in outputs]

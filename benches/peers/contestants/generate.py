@@ -1,0 +1,112 @@
+"""Hugging Face transformers: ``generate`` on a batch of equally long prompts."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.initialization import no_init_weights
+
+from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
+from llorch_worker.model import resolve_config
+from llorch_worker.weights import open_checkpoint
+
+WARM_UP_TOKENS = 2
+
+
+class GenerateContestant:
+    """Greedy, with its own cache of keys and values, and torch's attention."""
+
+    def __init__(self, terms: Terms) -> None:
+        torch.set_num_threads(terms.threads)
+        self._model = load_model(terms)
+        self.ready = Ready(
+            versions={"transformers": version("transformers")},
+            note=f"{terms.dtype}, dequantised, torch's attention",
+        )
+
+    def warm_up(self, work: Work) -> None:
+        self._token_times_s(work, min(WARM_UP_TOKENS, work.new_tokens))
+
+    def run(self, work: Work) -> Rate:
+        began_s = time.perf_counter()
+        times_s = self._token_times_s(work, work.new_tokens)
+        if work.kind == "prefill":
+            return Rate(work.sequences * work.prompt_tokens / (times_s[0] - began_s))
+        return Rate(work.sequences / fmean(late - early for early, late in pairwise(times_s)))
+
+    def _token_times_s(self, work: Work, new_tokens: int) -> list[float]:
+        """When each step of all sequences had ended."""
+        times_s: list[float] = []
+        ids = torch.tensor(work.prompts)
+        self._model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([_Clock(times_s)]),
+        )
+        return times_s
+
+
+class _Clock(StoppingCriteria):
+    """Stops nothing; it is asked after every step."""
+
+    def __init__(self, times_s: list[float]) -> None:
+        self._times_s = times_s
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:  # noqa: ARG002
+        self._times_s.append(time.perf_counter())
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def load_model(terms: Terms) -> Any:
+    """transformers' own Llama with the file's weights, dequantised to ``terms.dtype``.
+
+    Filled by our reader, because transformers' own reader of GGUF wants a package more and twice
+    the memory; what computes is transformers alone.
+    """
+    checkpoint = open_checkpoint(terms.model)
+    ours = resolve_config(checkpoint)
+    if ours.rope_scaling is not None:
+        raise ValueError("the model scales RoPE; measured without scaling only")
+    config = LlamaConfig(
+        vocab_size=ours.vocab_size,
+        hidden_size=ours.hidden_size,
+        intermediate_size=ours.intermediate_size,
+        num_hidden_layers=ours.num_layers,
+        num_attention_heads=ours.num_heads,
+        num_key_value_heads=ours.num_kv_heads,
+        head_dim=ours.head_dim,
+        rms_norm_eps=ours.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": ours.rope_theta},
+        max_position_embeddings=ours.max_context,
+        tie_word_embeddings=ours.tie_word_embeddings,
+    )
+    with no_init_weights():
+        make: Any = LlamaForCausalLM._from_config
+        model = make(config, dtype=getattr(torch, terms.dtype), attn_implementation="sdpa")
+    heads = {"q_proj": ours.num_heads, "k_proj": ours.num_kv_heads}
+    for name, parameter in model.named_parameters():
+        checkpoint.read_into(name, parameter.data, heads.get(name.split(".")[-2]))
+    model.generation_config = generation_config(max_new_tokens=None, eos_token_id=None)
+    return model.eval()
+
+
+def generation_config(**options: Any) -> Any:
+    """Greedy, without a penalty or a processor of logits."""
+    make: Any = GenerationConfig
+    return make(do_sample=False, pad_token_id=0, **options)

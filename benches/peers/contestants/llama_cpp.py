@@ -1,0 +1,138 @@
+"""llama.cpp by its own C interface, as llama-bench runs it: no sampling, no text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import llama_cpp
+
+from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
+
+TRIAL_TOKENS = 8
+CONTEXT_MULTIPLE = 256
+"""llama.cpp pads contexts to it."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Of a context, where the faster choice depends on machine, file and batch."""
+
+    flash_attention: bool
+    unified: bool
+    """One KV buffer for all sequences, or one each."""
+
+    def __str__(self) -> str:
+        attention = "flash attention" if self.flash_attention else "plain attention"
+        return f"{attention}, {'one KV buffer' if self.unified else 'a KV buffer a sequence'}"
+
+
+SETTINGS = tuple(Setting(flash, unified) for flash in (True, False) for unified in (False, True))
+
+
+class LlamaCppContestant:
+    """Tries every setting in its warm-up and keeps the fastest for each shape of work."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._best: dict[tuple[str, int], Setting] = {}
+        llama_cpp.llama_backend_init()
+        self._model: Any = llama_cpp.llama_model_load_from_file(
+            str(terms.model).encode(), llama_cpp.llama_model_default_params()
+        )
+        if not self._model:
+            raise RuntimeError("llama.cpp cannot load the file")
+        size = max(terms.prefill_tokens, terms.most_sequences)
+        self._batch: Any = llama_cpp.llama_batch_init(size, 0, 1)
+        self.ready = Ready(
+            versions={"llama-cpp-python": version("llama-cpp-python")},
+            note="the file's own block types, KV in f16, no sampling",
+        )
+
+    def warm_up(self, work: Work) -> None:
+        rates = {
+            setting: self._rate(work, setting, min(TRIAL_TOKENS, work.new_tokens))
+            for setting in SETTINGS
+            if work.sequences > 1 or not setting.unified
+        }
+        self._best[work.kind, work.sequences] = max(rates, key=lambda setting: rates[setting])
+
+    def run(self, work: Work) -> Rate:
+        setting = self._best[work.kind, work.sequences]
+        return Rate(self._rate(work, setting, work.new_tokens), str(setting))
+
+    def _rate(self, work: Work, setting: Setting, new_tokens: int) -> float:
+        with self._context(work, setting) as context:
+            if work.kind == "prefill":
+                # The first graph of a context is allocated; that belongs to no pass.
+                self._prefill(context, work)
+                llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+                return work.sequences * work.prompt_tokens / self._prefill(context, work)
+            self._prefill(context, work)
+            self._step(context, work, 0)
+            began_s = time.perf_counter()
+            for position in range(1, new_tokens + 1):
+                self._step(context, work, position)
+            return work.sequences * new_tokens / (time.perf_counter() - began_s)
+
+    @contextmanager
+    def _context(self, work: Work, setting: Setting) -> Iterator[Any]:
+        tokens = work.prompt_tokens + work.new_tokens + 2
+        padded = -(-tokens // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
+        options = llama_cpp.llama_context_default_params()
+        options.n_ctx = work.sequences * padded
+        options.n_seq_max = work.sequences
+        options.n_batch = options.n_ubatch = max(self._terms.prefill_tokens, work.sequences)
+        options.n_threads = options.n_threads_batch = self._terms.threads
+        options.kv_unified = setting.unified
+        options.flash_attn_type = (
+            llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            if setting.flash_attention
+            else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        context: Any = llama_cpp.llama_init_from_model(self._model, options)
+        if not context:
+            raise RuntimeError(f"llama.cpp has no memory for {work.sequences} sequences")
+        try:
+            yield context
+        finally:
+            llama_cpp.llama_free(context)
+
+    def _prefill(self, context: Any, work: Work) -> float:
+        """Seconds until the logits of every prompt's last token are there."""
+        began_s = time.perf_counter()
+        for sequence, prompt in enumerate(work.prompts):
+            last = len(prompt) - 1
+            self._decode(
+                context,
+                [(token, place, sequence, place == last) for place, token in enumerate(prompt)],
+            )
+        return time.perf_counter() - began_s
+
+    def _step(self, context: Any, work: Work, position: int) -> None:
+        """One token more for every sequence: the prompt's own, again."""
+        self._decode(
+            context,
+            [
+                (prompt[position % len(prompt)], len(prompt) + position, sequence, True)
+                for sequence, prompt in enumerate(work.prompts)
+            ],
+        )
+
+    def _decode(self, context: Any, entries: list[tuple[int, int, int, bool]]) -> None:
+        batch = self._batch
+        batch.n_tokens = len(entries)
+        for row, (token, position, sequence, wants_logits) in enumerate(entries):
+            batch.token[row] = token
+            batch.pos[row] = position
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = sequence
+            batch.logits[row] = wants_logits
+        status = llama_cpp.llama_decode(context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode answered {status}")
+        llama_cpp.llama_synchronize(context)

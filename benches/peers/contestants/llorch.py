@@ -1,0 +1,54 @@
+"""This package's engine, with all that it does around the model."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
+from llorch_worker.bench.instruments.loaded_engine import engine_for
+from llorch_worker.bench.instruments.passes import Load, Pass, run_pass
+from llorch_worker.settings import Settings
+
+WARM_UP_TOKENS = 2
+
+
+class LlorchContestant:
+    """Sampling, detokenising and events are in its figures."""
+
+    def __init__(self, terms: Terms) -> None:
+        settings = Settings(
+            model=terms.model,
+            device="cpu",
+            dtype=terms.dtype,
+            max_step_tokens=max(terms.prefill_tokens, terms.most_sequences),
+        )
+        longest = Load(
+            prompt_tokens=terms.context_tokens - 1,
+            new_tokens=1,
+            concurrency=terms.most_sequences,
+            temperature=0.0,
+            seed=0,
+        )
+        # Open for as long as the process lives.
+        self._open = ExitStack()
+        self._loaded = self._open.enter_context(
+            engine_for(settings, longest, terms.threads, lambda _done, _total: None)
+        )
+        self.ready = Ready(versions={}, note=f"{terms.dtype}, sampling included")
+
+    def warm_up(self, work: Work) -> None:
+        self._pass(work, min(WARM_UP_TOKENS, work.new_tokens))
+
+    def run(self, work: Work) -> Rate:
+        done = self._pass(work, work.new_tokens)
+        if work.kind == "prefill":
+            return Rate(work.sequences * work.prompt_tokens / done.wall_s)
+        phase = done.decode_phase()
+        if phase is None:
+            raise RuntimeError("in fewer than two steps all sequences decode; raise --new-tokens")
+        return Rate(work.sequences / phase.step_s)
+
+    def _pass(self, work: Work, new_tokens: int) -> Pass:
+        # Of the same seed, so with the same prompts.
+        load = Load(work.prompt_tokens, new_tokens, work.sequences, 0.0, work.seed)
+        return run_pass(self._loaded.engine, self._loaded.watched, load)

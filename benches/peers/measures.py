@@ -1,0 +1,292 @@
+"""``llorch bench peers``' measuring: ours and theirs by turns, on one file and one load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+from benches.peers.contestants.contestant import (
+    LLORCH,
+    BatchKind,
+    CannotRun,
+    Terms,
+    Work,
+)
+from benches.peers.contestants.process import ContestantProcess
+from benches.peers.contestants.roster import (
+    BATCH_PEERS,
+    JOB_PEERS,
+    STOCK_CELERY,
+    llama_server,
+    require_installed,
+)
+from benches.peers.rows import BatchRow, JobsRow, Side, Skipped
+from benches.peers.services import JobService, LlamaServer, OurQueue, StockCelery
+from llorch_worker.bench.instruments.passes import Load
+from llorch_worker.bench.instruments.provenance import Provenance, provenance
+from llorch_worker.bench.instruments.turns import by_turns
+from llorch_worker.bench.jobs.mixed_load import Job, JobLoad
+from llorch_worker.contract.command_errors import CommandError, usage_error
+from llorch_worker.contract.quantities import counted, human_bytes
+from llorch_worker.engine.memory.model_report import ModelReport, report
+from llorch_worker.settings import Settings
+
+STOCK_PASSES = 1
+"""One job at a time takes so long that a pass says enough."""
+
+
+class PeersFigures(BaseModel):
+    """The document of ``llorch bench peers --json``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    provenance: Provenance
+    model: Path
+    file_types: tuple[str, ...]
+    dtype: str
+    threads: int
+    prefill_tokens: int
+    prompt_tokens: int
+    new_tokens: int
+    passes: int
+    job_prompt_tokens: tuple[int, int]
+    job_new_tokens: tuple[int, int]
+    slots: int
+    versions: dict[str, str]
+    notes: dict[str, str]
+    """How each was set up."""
+    rows: tuple[BatchRow | JobsRow | Skipped, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured."""
+
+    settings: Settings
+    peers: tuple[str, ...]
+    batches: tuple[int, ...]
+    prefill_tokens: int
+    prompt_tokens: int
+    new_tokens: int
+    jobs: JobLoad
+    slots: int
+    passes: int
+    threads: int
+    llama_server: Path | None
+
+
+def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
+    """All rows; a peer that cannot take part is a row that says why.
+
+    Raises:
+        CommandError: the model is no GGUF file, does not fit, or is too short for the loads, or
+            our own side fails.
+    """
+    model = _checked(plan)
+    bench = _Bench(plan, model, now)
+    rows: list[BatchRow | JobsRow | Skipped] = []
+    batch_peers = [peer for peer in plan.peers if peer in BATCH_PEERS]
+    if batch_peers:
+        rows += bench.batch_rows(batch_peers)
+    for peer in plan.peers:
+        if peer in JOB_PEERS:
+            rows.append(bench.jobs_row(peer))
+    return PeersFigures(
+        provenance=provenance(device="cpu", seed=plan.jobs.seed),
+        model=plan.settings.model,
+        file_types=tuple(kind.name for kind in model.tensor_types),
+        dtype=model.memory.dtype,
+        threads=plan.threads,
+        prefill_tokens=plan.prefill_tokens,
+        prompt_tokens=plan.prompt_tokens,
+        new_tokens=plan.new_tokens,
+        passes=plan.passes,
+        job_prompt_tokens=plan.jobs.prompt_tokens,
+        job_new_tokens=plan.jobs.new_tokens,
+        slots=plan.slots,
+        versions=bench.versions,
+        notes=bench.notes,
+        rows=tuple(rows),
+    )
+
+
+def _checked(plan: Plan) -> ModelReport:
+    model = report(plan.settings)
+    if model.layout != "gguf":
+        raise usage_error(f"{plan.settings.model} is no .gguf file, which llama.cpp needs")
+    longest = {
+        "--prefill": plan.prefill_tokens,
+        "--prompt-tokens and --new-tokens": plan.prompt_tokens + plan.new_tokens,
+        "--job-prompt-tokens and --job-new-tokens": plan.jobs.longest_tokens,
+    }
+    for options, tokens in longest.items():
+        if tokens >= model.context_tokens:
+            raise usage_error(
+                f"{options} must leave room for one token more in the model's context of "
+                f"{model.context_tokens} (got {tokens})"
+            )
+    loads = {"max_sequences": max(*plan.batches, plan.slots), "max_context": max(longest.values())}
+    return report(plan.settings.model_copy(update=loads))
+
+
+class _Bench:
+    """The pieces of one run."""
+
+    def __init__(self, plan: Plan, model: ModelReport, now: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._model = model
+        self._now = now
+        # Other prompts in each pass: ours keeps what it computed for the next that begins the same.
+        self._seeds = count(plan.jobs.seed)
+        self.versions: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
+
+    def batch_rows(self, peers: list[str]) -> Iterator[BatchRow | Skipped]:
+        """Every peer against ours, which stays loaded."""
+        self._now(f"{LLORCH}'s load")
+        terms = self._terms(max(self._plan.batches))
+        try:
+            with ContestantProcess(LLORCH, terms) as ours:
+                self.notes[LLORCH] = ours.ready.note
+                for peer in peers:
+                    try:
+                        yield from self._against(ours, peer, terms)
+                    except CannotRun as cannot:
+                        yield Skipped(peer=peer, what="all", reason=str(cannot))
+        except CannotRun as cannot:
+            raise CommandError("NOT_MEASURED", f"our own engine {cannot}") from None
+
+    def jobs_row(self, peer: str) -> JobsRow | Skipped:
+        """Mixed jobs through ``peer`` and through ours."""
+        plan = self._plan
+        what = _mixed(plan)
+        terms = replace(self._terms(plan.slots), context_tokens=plan.jobs.longest_tokens + 1)
+        try:
+            theirs = self._service(peer, terms)
+            # Two models are in memory: theirs and ours.
+            self._require_memory(2)
+            passes = STOCK_PASSES if peer == STOCK_CELERY else plan.passes
+            with theirs, OurQueue(terms, plan.slots) as ours:
+                self.notes |= {peer: theirs.note, f"{LLORCH} through Redis": ours.note}
+                return self._jobs(peer, ours, theirs, passes)
+        except CannotRun as cannot:
+            return Skipped(peer=peer, what=what, reason=str(cannot))
+
+    def _against(
+        self, ours: ContestantProcess, peer: str, terms: Terms
+    ) -> Iterator[BatchRow | Skipped]:
+        require_installed(peer)
+        self._require_memory(1)
+        self._now(f"{peer}'s load")
+        with ContestantProcess(peer, terms) as theirs:
+            self.versions |= theirs.ready.versions
+            self.notes[peer] = theirs.ready.note
+            for kind, load in self._loads():
+                self._now(f"{peer}: {_title(kind, load)}")
+                try:
+                    yield self._row(ours, theirs, kind, load)
+                except CannotRun as cannot:
+                    yield Skipped(peer=peer, what=_title(kind, load), reason=str(cannot))
+                    # Its process ended with the failure.
+                    return
+
+    def _loads(self) -> Iterator[tuple[BatchKind, Load]]:
+        plan = self._plan
+        yield "prefill", Load(plan.prefill_tokens, 1, 1, 0.0, 0)
+        for sequences in plan.batches:
+            yield "decode", Load(plan.prompt_tokens, plan.new_tokens, sequences, 0.0, 0)
+
+    def _work(self, kind: BatchKind, load: Load) -> Work:
+        load = replace(load, seed=next(self._seeds))
+        prompts = (each.prompt_token_ids or () for each in load.requests(self._model.vocab_size))
+        return Work(kind, tuple(map(tuple, prompts)), load.new_tokens, load.seed)
+
+    def _row(
+        self, ours: ContestantProcess, theirs: ContestantProcess, kind: BatchKind, load: Load
+    ) -> BatchRow:
+        warm_up = self._work(kind, load)
+        for side in (ours, theirs):
+            side.warm_up(warm_up)
+        works = (self._work(kind, load) for _ in range(self._plan.passes))
+        pairs = by_turns(ours.run, theirs.run, works)
+        return BatchRow(
+            kind=kind,
+            peer=theirs.name,
+            sequences=load.concurrency,
+            prompt_tokens=load.prompt_tokens,
+            ours=Side.of([mine.tokens_per_s for mine, _ in pairs]),
+            theirs=Side.of([their.tokens_per_s for _, their in pairs], pairs[0][1].note),
+            ratio=median(mine.tokens_per_s / their.tokens_per_s for mine, their in pairs),
+        )
+
+    def _jobs(self, peer: str, ours: JobService, theirs: JobService, passes: int) -> JobsRow:
+        plan = self._plan
+        warm_up = replace(
+            plan.jobs,
+            jobs=min(plan.jobs.jobs, plan.slots),
+            new_tokens=(2, 2),
+            seed=next(self._seeds),
+        )
+        self._now(f"{peer}: the warm-up")
+        for service in (ours, theirs):
+            service.run(warm_up.draw(self._model.vocab_size))
+
+        def loads() -> Iterator[list[Job]]:
+            for number in range(passes):
+                self._now(f"{peer}: {_mixed(plan)}, pass {number + 1} of {passes}")
+                yield replace(plan.jobs, seed=next(self._seeds)).draw(self._model.vocab_size)
+
+        pairs = by_turns(ours.run, theirs.run, loads())
+        return JobsRow(
+            peer=peer,
+            jobs=plan.jobs.jobs,
+            ours=Side.of([mine.tokens_per_s for mine, _ in pairs]),
+            theirs=Side.of([their.tokens_per_s for _, their in pairs]),
+            our_jobs_per_s=median(mine.jobs_per_s for mine, _ in pairs),
+            their_jobs_per_s=median(their.jobs_per_s for _, their in pairs),
+            ratio=median(mine.jobs_per_s / their.jobs_per_s for mine, their in pairs),
+        )
+
+    def _service(self, peer: str, terms: Terms) -> JobService:
+        if peer == STOCK_CELERY:
+            require_installed(peer)
+            return StockCelery(terms)
+        return LlamaServer(llama_server(self._plan.llama_server), terms, self._plan.slots)
+
+    def _terms(self, most_sequences: int) -> Terms:
+        plan = self._plan
+        return Terms(
+            model=plan.settings.model.resolve(),
+            dtype=self._model.memory.dtype,
+            threads=plan.threads,
+            most_sequences=most_sequences,
+            context_tokens=max(plan.prefill_tokens + 1, plan.prompt_tokens + plan.new_tokens),
+            prefill_tokens=plan.prefill_tokens,
+        )
+
+    def _require_memory(self, copies: int) -> None:
+        """Enough for what is about to be loaded; at least the weights, in file or in dtype."""
+        memory = self._model.memory
+        needed = copies * (max(memory.weights_bytes, self._model.file_bytes) + memory.kv_bytes)
+        free = psutil.virtual_memory().available
+        if needed > free:
+            raise CannotRun(
+                f"needs about {human_bytes(needed)} of memory beside what is loaded, and "
+                f"{human_bytes(free)} are free"
+            )
+
+
+def _mixed(plan: Plan) -> str:
+    return counted(plan.jobs.jobs, "mixed job")
+
+
+def _title(kind: BatchKind, load: Load) -> str:
+    if kind == "prefill":
+        return f"prefill of {counted(load.prompt_tokens, 'token')}"
+    return f"decode of {counted(load.concurrency, 'sequence')}"

@@ -1,0 +1,246 @@
+"""Whoever takes jobs: ours through Redis, stock Celery with transformers, and llama-server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from benches.peers.contestants.contestant import CannotRun, Terms
+from benches.peers.stock_generate import GENERATE_TASK, TERMS_VARIABLE, stock_app
+from llorch_worker.bench.jobs.mixed_load import Job
+from llorch_worker.bench.jobs.queued import run_queued
+from llorch_worker.bench.jobs.rig import Rig, thread_environment
+from llorch_worker.bench.throughput import Throughput
+from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.contract.quantities import counted
+from llorch_worker.settings import Settings
+from llorch_worker.stack import ports
+from llorch_worker.stack.children import Child, Program, describe_exit, python
+from llorch_worker.worker.main import worker_hostname
+
+START_TIMEOUT_S = 600.0
+JOB_TIMEOUT_S = 3600.0
+POLL_S = 0.1
+STOP_S = 20.0
+SLOT_MULTIPLE = 256
+"""llama.cpp pads the context of a slot to it."""
+
+
+class JobService(Protocol):
+    """Up when entered, gone when left; entering and running raise :class:`CannotRun`."""
+
+    note: str
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def run(self, jobs: Sequence[Job]) -> Throughput:
+        """All ``jobs``, submitted at once."""
+
+
+class _WorkerOnRedis(ABC):
+    """A Redis, and one Celery worker on it."""
+
+    note: str
+
+    def __init__(self) -> None:
+        self._rig = Rig()
+
+    def __enter__(self) -> Self:
+        self._rig.__enter__()
+        program, hostname = self._worker()
+        try:
+            self._rig.start_worker(program, hostname)
+        except CommandError as error:
+            self._rig.__exit__(None, None, None)
+            raise CannotRun(error.message) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._rig.__exit__(kind, error, trace)
+
+    @abstractmethod
+    def _worker(self) -> tuple[Program, Callable[[int], str]]:
+        """How it is started, and its node name when its process id is known."""
+
+    @abstractmethod
+    def run(self, jobs: Sequence[Job]) -> Throughput:
+        """See :class:`JobService`."""
+
+
+class OurQueue(_WorkerOnRedis):
+    """Our worker and the real client."""
+
+    def __init__(self, terms: Terms, slots: int) -> None:
+        super().__init__()
+        self._threads = terms.threads
+        self._settings = Settings(
+            model=terms.model,
+            device="cpu",
+            dtype=terms.dtype,
+            max_sequences=slots,
+            max_context=terms.context_tokens,
+        )
+        self.note = f"one worker, {counted(slots, 'sequence')}, {terms.dtype}"
+
+    def _worker(self) -> tuple[Program, Callable[[int], str]]:
+        program = self._rig.worker_of(self._settings, self._threads)
+        return program, lambda pid: worker_hostname(self._settings, pid)
+
+    def run(self, jobs: Sequence[Job]) -> Throughput:
+        requests = [job.request() for job in jobs]
+        return asyncio.run(run_queued(self._rig.redis_url, self._settings.served_name, requests))
+
+
+class StockCelery(_WorkerOnRedis):
+    """Stock Celery's solo pool around transformers' ``generate``: a job at a time."""
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__()
+        self._terms = terms
+        self.note = f"solo pool, transformers generate, {terms.dtype}, one job at a time"
+
+    def _worker(self) -> tuple[Program, Callable[[int], str]]:
+        application = "benches.peers.stock_generate"
+        arguments = ("-A", application, "worker", "-P", "solo", "-n", "stock@bench")
+        environment = {
+            "LLORCH_REDIS_URL": self._rig.redis_url,
+            TERMS_VARIABLE: json.dumps([str(self._terms.model), self._terms.dtype]),
+            **thread_environment(self._terms.threads),
+        }
+        program = Program("stock Celery", python("-m", "celery", *arguments), environment)
+        return program, lambda _pid: "stock@bench"
+
+    def run(self, jobs: Sequence[Job]) -> Throughput:
+        with stock_app(self._rig.redis_url) as app:
+            began_s = time.perf_counter()
+            sent = [
+                app.send_task(GENERATE_TASK, args=(list(job.prompt), job.new_tokens))
+                for job in jobs
+            ]
+            counts = [each.get(timeout=JOB_TIMEOUT_S, propagate=False) for each in sent]
+            failed = [each for each in counts if isinstance(each, Exception)]
+            if failed:
+                raise CannotRun(f"a job failed: {type(failed[0]).__name__}")
+            return Throughput(len(jobs), sum(counts), time.perf_counter() - began_s)
+
+
+class LlamaServer:
+    """llama.cpp's own server, with as many slots as our worker has sequences."""
+
+    def __init__(self, binary: Path, terms: Terms, slots: int) -> None:
+        self._binary = binary
+        self._slots = slots
+        self._terms = terms
+        self._port = ports.any_free_port()
+        self.note = f"{slots} slots, the file's own block types"
+        self._server: Child | None = None
+
+    def __enter__(self) -> Self:
+        context = -(-self._terms.context_tokens // SLOT_MULTIPLE) * SLOT_MULTIPLE
+        options = {
+            "--model": self._terms.model,
+            "--host": ports.LOCALHOST,
+            "--port": self._port,
+            "--threads": self._terms.threads,
+            "--threads-batch": self._terms.threads,
+            "--parallel": self._slots,
+            "--ctx-size": self._slots * context,
+            # All prompts differ: to keep old ones would cost it time and win nothing.
+            "--cache-ram": 0,
+        }
+        arguments = [str(part) for pair in options.items() for part in pair]
+        program = Program("llama-server", (str(self._binary), *arguments))
+        try:
+            self._server = Child(program, lambda _name, _line: None, lambda _child: None)
+        except OSError as error:
+            raise CannotRun(f"{self._binary} cannot be started: {error}") from None
+        give_up_s = time.monotonic() + START_TIMEOUT_S
+        while not self._healthy():
+            if self._server.exit_code is not None or time.monotonic() > give_up_s:
+                words = self._server.last_words() or describe_exit(self._server.exit_code)
+                self.__exit__(None, None, None)
+                raise CannotRun(f"could not start: {words}")
+            time.sleep(POLL_S)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._server is not None:
+            self._server.terminate()
+            if not self._server.wait(STOP_S):
+                self._server.kill()
+                self._server.wait(None)
+
+    def run(self, jobs: Sequence[Job]) -> Throughput:
+        # All at once: what has no slot waits in the server, as ours waits in Redis.
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            began_s = time.perf_counter()
+            try:
+                counts = list(threads.map(self._complete, jobs))
+            except (HTTPException, OSError, ValueError, KeyError) as error:
+                raise CannotRun(f"a job failed: {type(error).__name__}: {error}") from None
+            return Throughput(len(jobs), sum(counts), time.perf_counter() - began_s)
+
+    def _complete(self, job: Job) -> int:
+        """Tokens generated for it."""
+        answer = self._request(
+            "POST",
+            "/completion",
+            {
+                "prompt": list(job.prompt),
+                "n_predict": job.new_tokens,
+                "ignore_eos": True,
+                "cache_prompt": False,
+                # Greedy by the shortest way.
+                "samplers": ["top_k"],
+                "top_k": 1,
+            },
+        )
+        count: int = answer["tokens_predicted"]
+        if count != job.new_tokens:
+            raise ValueError(f"{count} tokens where {job.new_tokens} were asked for")
+        return count
+
+    def _healthy(self) -> bool:
+        try:
+            self._request("GET", "/health", None)
+        except (HTTPException, OSError, ValueError):
+            return False
+        return True
+
+    def _request(self, method: str, path: str, body: Any) -> Any:
+        connection = HTTPConnection(ports.LOCALHOST, self._port, timeout=JOB_TIMEOUT_S)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            text = answer.read()
+            if answer.status != 200:
+                raise ValueError(f"HTTP {answer.status}")
+            return json.loads(text)
+        finally:
+            connection.close()

@@ -1,0 +1,158 @@
+"""``llorch bench scaling``'s measuring: what a token costs as the queue or the context grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.bench.instruments.loaded_engine import LoadedEngine, engine_for
+from llorch_worker.bench.instruments.passes import Load, Pass, run_pass
+from llorch_worker.bench.instruments.percentiles import spread_of
+from llorch_worker.bench.instruments.provenance import Provenance, provenance
+from llorch_worker.contract.quantities import counted
+from llorch_worker.settings import Settings
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class QueuedRow(_Frozen):
+    """So many requests submitted at once."""
+
+    queued: int
+    tokens_per_s: float
+    """Generated ones, from the submission to the last token; median over the passes."""
+    spread: float | None
+    """Largest less smallest of the passes, as a share of the median; None for one pass."""
+    cost: float
+    """Of a token, against that of the first row: 1 throughout where cost grows linearly."""
+
+
+class ContextRow(_Frozen):
+    """One request that fills so much of the context."""
+
+    context_tokens: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    prefill_cost: float
+    decode_cost: float
+    """Of a token, against that of the first row."""
+
+
+class ScalingFigures(_Frozen):
+    """The document of ``llorch bench scaling --json``."""
+
+    provenance: Provenance
+    model: Path
+    dtype: str
+    concurrency: int
+    prompt_tokens: int
+    new_tokens: int
+    passes: int
+    queued: tuple[QueuedRow, ...]
+    contexts: tuple[ContextRow, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured. Each number of ``contexts`` is more than ``new_tokens``."""
+
+    settings: Settings
+    queued: tuple[int, ...]
+    contexts: tuple[int, ...]
+    concurrency: int
+    prompt_tokens: int
+    new_tokens: int
+    passes: int
+    threads: int | None
+    seed: int
+
+
+def measure_scaling(
+    plan: Plan, progress: Callable[[int, int], None], now: Callable[[str], None]
+) -> ScalingFigures:
+    """Straight through the engine; ``progress`` is of its load, in bytes, ``now`` is told what
+    begins.
+
+    Raises:
+        CommandError: a context is longer than the model's own, or memory is too short.
+    """
+    longest = max(plan.prompt_tokens + plan.new_tokens, *plan.contexts)
+    room = Load(longest - plan.new_tokens, plan.new_tokens, plan.concurrency, 0.0, plan.seed)
+    with engine_for(plan.settings, room, plan.threads, progress) as loaded:
+        stats = loaded.engine.stats()
+        runner = _Runner(loaded, plan)
+        queued, contexts = [], []
+        for jobs in plan.queued:
+            now(counted(jobs, "request"))
+            queued.append((jobs, runner.run(plan.prompt_tokens, jobs)))
+        for tokens in plan.contexts:
+            now(f"a context of {tokens} tokens")
+            contexts.append((tokens, runner.run(tokens - plan.new_tokens, 1)))
+        return ScalingFigures(
+            provenance=provenance(device=stats.device, seed=plan.seed),
+            model=plan.settings.model,
+            dtype=stats.dtype,
+            concurrency=plan.concurrency,
+            prompt_tokens=plan.prompt_tokens,
+            new_tokens=plan.new_tokens,
+            passes=plan.passes,
+            queued=tuple(_queued_rows(queued)),
+            contexts=tuple(_context_rows(contexts)),
+        )
+
+
+class _Runner:
+    def __init__(self, loaded: LoadedEngine, plan: Plan) -> None:
+        self._loaded = loaded
+        self._plan = plan
+        self._seeds = count(plan.seed)
+
+    def run(self, prompt_tokens: int, requests: int) -> list[Pass]:
+        """Passes with other prompts each, after a warm-up of the same shapes."""
+        self._pass(prompt_tokens, min(requests, self._plan.concurrency))
+        return [self._pass(prompt_tokens, requests) for _ in range(self._plan.passes)]
+
+    def _pass(self, prompt_tokens: int, requests: int) -> Pass:
+        load = Load(prompt_tokens, self._plan.new_tokens, requests, 0.0, next(self._seeds))
+        return run_pass(self._loaded.engine, self._loaded.watched, load)
+
+
+def _queued_rows(measured: list[tuple[int, list[Pass]]]) -> Iterator[QueuedRow]:
+    first: float | None = None
+    for queued, passes in measured:
+        rates = [queued * each.load.new_tokens / each.wall_s for each in passes]
+        rate = median(rates)
+        first = first or rate
+        yield QueuedRow(
+            queued=queued,
+            tokens_per_s=rate,
+            spread=spread_of(rates),
+            cost=first / rate,
+        )
+
+
+def _context_rows(measured: list[tuple[int, list[Pass]]]) -> Iterator[ContextRow]:
+    first: tuple[float, float] | None = None
+    for context, passes in measured:
+        prefill = median(each.load.prompt_tokens / each.first_token_s[0] for each in passes)
+        decode = median((each.load.new_tokens - 1) / _decode_s(each) for each in passes)
+        first = first or (prefill, decode)
+        yield ContextRow(
+            context_tokens=context,
+            prefill_tokens_per_s=prefill,
+            decode_tokens_per_s=decode,
+            prefill_cost=first[0] / prefill,
+            decode_cost=first[1] / decode,
+        )
+
+
+def _decode_s(single: Pass) -> float:
+    (times_s,) = single.token_times_s
+    return times_s[-1] - times_s[0]

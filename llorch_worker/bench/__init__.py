@@ -1,0 +1,1 @@
+"""What ``llorch bench`` measures."""

@@ -1,0 +1,269 @@
+"""``llorch bench engine``'s measuring: a model, loads of growing concurrency, and their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from statistics import fmean, median
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.bench.instruments.ceilings import Ceilings, measure_ceilings
+from llorch_worker.bench.instruments.loaded_engine import LoadedEngine, engine_for
+from llorch_worker.bench.instruments.model_costs import ModelCosts
+from llorch_worker.bench.instruments.passes import Load, Pass, run_pass
+from llorch_worker.bench.instruments.peak_memory import peak_device_bytes, peak_resident_bytes
+from llorch_worker.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
+from llorch_worker.bench.instruments.provenance import Provenance, provenance
+from llorch_worker.contract.quantities import counted
+from llorch_worker.engine import Engine
+from llorch_worker.settings import Settings
+
+WARM_UP_TOKENS = 2
+"""Enough to meet the shapes of prefill and of decode."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Row(_Frozen):
+    """The figures of one concurrency. Rates are medians over the passes, percentiles of all of
+    them together; a figure that could not be measured is None, and ``notes`` says why."""
+
+    kind: Literal["measured"] = "measured"
+    concurrency: int
+    warm_up_s: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float | None
+    total_tokens_per_s: float
+    """Prompt and generated tokens together, from the start to the last token."""
+    total_spread: float | None
+    """Largest less smallest ``total_tokens_per_s`` of the passes, as a share of the median;
+    None for one pass."""
+    first_token_ms: Percentiles
+    """With all requests there at once: waiting for the neighbours' prefill is in it."""
+    between_tokens_ms: Percentiles | None
+    decode_read_bytes_per_s: float | None
+    decode_read_share: float | None
+    prefill_flops_per_s: float
+    prefill_flops_share: float | None
+    outside_model_share: float | None
+    """Of a decode step: the time in which no forward pass runs."""
+    kv_peak_bytes: int
+    kv_peak_share: float
+    """Of all KV blocks."""
+    preemptions: int
+    notes: tuple[str, ...]
+
+
+class Skipped(_Frozen):
+    """A concurrency that was not measured, and why."""
+
+    kind: Literal["skipped"] = "skipped"
+    concurrency: int
+    reason: str
+
+
+class EngineFigures(_Frozen):
+    """The document of ``llorch bench engine --json``."""
+
+    provenance: Provenance
+    model: Path
+    file_types: tuple[str, ...]
+    file_bytes: int
+    parameters: int
+    device: str
+    dtype: str
+    prompt_tokens: int
+    new_tokens: int
+    temperature: float
+    passes: int
+    load_s: float
+    ceilings: Ceilings
+    weight_bytes: int
+    kv_bytes: int
+    rows: tuple[Row | Skipped, ...]
+    peak_memory_bytes: int | None
+    """Resident, of this process, when the rows were done."""
+    peak_device_memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured."""
+
+    settings: Settings
+    load: Load
+    """Its concurrency is each of ``concurrencies`` in turn."""
+    concurrencies: tuple[int, ...]
+    passes: int
+    threads: int | None
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The passes of one concurrency; prefill passes ask for one token each."""
+
+    warm_up_s: float
+    prefill: list[Pass]
+    full: list[Pass]
+
+
+def measure_engine(
+    plan: Plan, progress: Callable[[int, int], None], now: Callable[[str], None]
+) -> EngineFigures:
+    """Load the model, run all passes, then measure the machine's ceilings.
+
+    ``progress`` is of the load, in bytes; ``now`` is told what begins.
+    """
+    largest = replace(plan.load, concurrency=max(plan.concurrencies))
+    with engine_for(plan.settings, largest, plan.threads, progress) as loaded:
+        engine = loaded.engine
+        origin = provenance(device=engine.stats().device, seed=plan.load.seed)
+        measured: dict[int, _Measured | Skipped] = {}
+        seeds = count(plan.load.seed)
+        for concurrency in plan.concurrencies:
+            now(counted(concurrency, "sequence"))
+            load = replace(plan.load, concurrency=concurrency)
+            measured[concurrency] = _passes(loaded, load, plan.passes, seeds)
+        peak_resident, device = peak_resident_bytes(), engine.cache.kv.keys.device
+        peak_device = peak_device_bytes(device)
+        now("the machine's ceilings")
+        ceilings = measure_ceilings(device, engine.cache.kv.dtype)
+        stats = engine.stats()
+        costs = _costs(engine)
+    return EngineFigures(
+        provenance=origin,
+        model=plan.settings.model,
+        file_types=tuple(kind.name for kind in loaded.report.tensor_types),
+        file_bytes=loaded.report.file_bytes,
+        parameters=loaded.report.parameters,
+        device=stats.device,
+        dtype=stats.dtype,
+        prompt_tokens=plan.load.prompt_tokens,
+        new_tokens=plan.load.new_tokens,
+        temperature=plan.load.temperature,
+        passes=plan.passes,
+        load_s=loaded.load_s,
+        ceilings=ceilings,
+        weight_bytes=stats.bytes["weights"],
+        kv_bytes=stats.bytes["kv"],
+        rows=tuple(
+            each
+            if isinstance(each, Skipped)
+            else _row(concurrency, each, costs, ceilings, stats.bytes["kv"], stats.kv_blocks_total)
+            for concurrency, each in measured.items()
+        ),
+        peak_memory_bytes=peak_resident,
+        peak_device_memory_bytes=peak_device,
+    )
+
+
+def _passes(
+    loaded: LoadedEngine, load: Load, passes: int, seeds: Iterator[int]
+) -> _Measured | Skipped:
+    reason = loaded.no_room(load)
+    if reason is not None:
+        return Skipped(concurrency=load.concurrency, reason=reason)
+
+    def run(new_tokens: int) -> Pass:
+        # Other prompts in each pass: none may profit from what another has left behind.
+        one = replace(load, new_tokens=new_tokens, seed=next(seeds))
+        return run_pass(loaded.engine, loaded.watched, one)
+
+    warm_up = run(min(WARM_UP_TOKENS, load.new_tokens))
+    return _Measured(
+        warm_up_s=warm_up.wall_s,
+        prefill=[run(1) for _ in range(passes)],
+        full=[run(load.new_tokens) for _ in range(passes)],
+    )
+
+
+def _row(
+    concurrency: int,
+    measured: _Measured,
+    costs: ModelCosts,
+    ceilings: Ceilings,
+    kv_bytes: int,
+    kv_blocks: int,
+) -> Row:
+    load = measured.full[0].load
+    notes: list[str] = []
+    prompt_tokens = concurrency * load.prompt_tokens
+    prefill_s = median(each.wall_s for each in measured.prefill)
+    prefill_flops_per_s = costs.prefill_flops(concurrency, load.prompt_tokens) / prefill_s
+    total = [
+        concurrency * (load.prompt_tokens + load.new_tokens) / each.wall_s for each in measured.full
+    ]
+    phases = [phase for each in measured.full if (phase := each.decode_phase()) is not None]
+    step_s = read_bytes_per_s = outside_share = None
+    if len(phases) == len(measured.full):
+        step_s = median(phase.step_s for phase in phases)
+        context_tokens = fmean(phase.mean_context_tokens for phase in phases)
+        read_bytes_per_s = costs.decode_step_bytes(concurrency, context_tokens) / step_s
+        outside_share = median(fmean(each.outside_model_s) / each.step_s for each in phases)
+    else:
+        preempted = any(each.preemptions for each in measured.full)
+        notes.append(
+            "no decode figures: "
+            + (
+                "requests were preempted for lack of KV blocks"
+                if preempted
+                else "in fewer than two steps all sequences decode and none prefills; "
+                "raise --new-tokens"
+            )
+        )
+    read_share = _share(read_bytes_per_s, ceilings.read_bytes_per_s)
+    flops_share = _share(prefill_flops_per_s, ceilings.flops_per_s)
+    if (read_share or 0) > 1:
+        notes.append(
+            "reads above 100%: the model fits into the processor's caches, or the machine was "
+            "busy with other things when its ceilings were measured"
+        )
+    if (flops_share or 0) > 1:
+        notes.append(
+            f"computes above 100%: quantised matrices multiply as 8-bit integers, faster than "
+            f"{ceilings.gemm_dtype}, or the machine was busy when its ceilings were measured"
+        )
+    between_s = [gap for each in measured.full for gap in each.between_tokens_s]
+    peak_blocks = max(each.peak_kv_blocks for each in measured.full)
+    return Row(
+        concurrency=concurrency,
+        warm_up_s=measured.warm_up_s,
+        prefill_tokens_per_s=prompt_tokens / prefill_s,
+        decode_tokens_per_s=None if step_s is None else concurrency / step_s,
+        total_tokens_per_s=median(total),
+        total_spread=spread_of(total),
+        first_token_ms=percentiles_ms(
+            [first for each in measured.full for first in each.first_token_s]
+        ),
+        between_tokens_ms=percentiles_ms(between_s) if between_s else None,
+        decode_read_bytes_per_s=read_bytes_per_s,
+        decode_read_share=read_share,
+        prefill_flops_per_s=prefill_flops_per_s,
+        prefill_flops_share=flops_share,
+        outside_model_share=outside_share,
+        kv_peak_bytes=kv_bytes // kv_blocks * peak_blocks,
+        kv_peak_share=peak_blocks / kv_blocks,
+        preemptions=sum(each.preemptions for each in measured.full),
+        notes=tuple(notes),
+    )
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or whole is None else part / whole
+
+
+def _costs(engine: Engine) -> ModelCosts:
+    config, dtype = engine.config, engine.cache.kv.dtype
+    embedding = config.vocab_size * config.hidden_size * dtype.itemsize
+    return ModelCosts(
+        config=config,
+        weight_bytes=engine.stats().bytes["weights"],
+        kv_dtype=dtype,
+        embedding_bytes=0 if config.tie_word_embeddings else embedding,
+    )

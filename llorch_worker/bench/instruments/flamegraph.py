@@ -1,0 +1,123 @@
+"""A flamegraph of this process by py-spy, an optional program."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+from llorch_worker.contract.command_errors import CommandError, usage_error
+
+FORMATS: Final = {".svg": "flamegraph", ".json": "speedscope"}
+RATE_HZ: Final = 100
+WRITE_TIMEOUT_S: Final = 300.0
+_SAMPLING = "Sampling process"
+_PR_SET_PTRACER = 0x59616D61
+
+
+@dataclass
+class Made:
+    """``path`` is None where nothing was written; ``notes`` say why, or what is missing in it."""
+
+    path: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Flamegraph:
+    """Where it goes; the ending decides on the format."""
+
+    path: Path
+    program: str
+    """py-spy."""
+
+    @classmethod
+    def at(cls, path: Path) -> Flamegraph:
+        """Raises CommandError without py-spy, and for what it cannot write."""
+        if path.suffix not in FORMATS:
+            raise usage_error(
+                f"--flamegraph must end in .svg (a picture) or .json (for speedscope) "
+                f"(got {path.name[:40]!r})"
+            )
+        if not path.parent.is_dir():
+            raise usage_error(f"--flamegraph: there is no folder {path.parent}")
+        program = py_spy()
+        if program is None:
+            raise CommandError(
+                "MISSING_EXTRA", '--flamegraph needs py-spy: pip install "llorch-worker[bench]"'
+            )
+        return cls(path, program)
+
+    @contextmanager
+    def recording(self) -> Iterator[Made]:
+        """Samples this process while the block runs. Idle threads are left out.
+
+        With frames of native code where py-spy can tell them on this machine. Where it may not
+        look at this process, the block runs all the same.
+        """
+        made = Made()
+        spy = self._start(made, "--native") or self._start(made)
+        yield made
+        if spy is not None:
+            spy.send_signal(signal.SIGINT)
+            words, _ = spy.communicate(timeout=WRITE_TIMEOUT_S)
+            if spy.returncode == 0 and self.path.exists():
+                made.path = self.path
+            else:
+                made.notes.append(f"no flamegraph: {_last_line(words)}")
+
+    def _start(self, made: Made, *options: str) -> subprocess.Popen[str] | None:
+        """py-spy once it samples; None, with a note, where it ended instead."""
+        spy = subprocess.Popen(
+            [
+                self.program, "record", *options,
+                "--pid", str(os.getpid()), "--rate", str(RATE_HZ),
+                "--format", FORMATS[self.path.suffix], "--output", str(self.path),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+        _let_trace(spy.pid)
+        words = _until_sampling(spy.stdout)
+        if words is None:
+            return spy
+        spy.wait()
+        what = "no native frames in the flamegraph" if options else "no flamegraph"
+        made.notes.append(f"{what}: {_last_line(words)}")
+        return None
+
+
+def py_spy() -> str | None:
+    """The program, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def _until_sampling(output: IO[str] | None) -> str | None:
+    """None as soon as it samples; all that it said where it ended without."""
+    said = []
+    for line in output or ():
+        if _SAMPLING in line:
+            return None
+        said.append(line)
+    return "".join(said)
+
+
+def _let_trace(pid: int) -> None:
+    """Linux with Yama lets a process be traced by its parents only, unless it says otherwise."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
+
+
+def _last_line(words: str) -> str:
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "py-spy said nothing"

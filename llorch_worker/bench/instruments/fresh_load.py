@@ -1,0 +1,126 @@
+"""A load, and a write to new memory, each in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+import psutil
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.bench.instruments.disk import bytes_from_disk
+from llorch_worker.contract import GenerationRequest, LlorchError
+from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.engine import Engine
+from llorch_worker.engine.memory.model_report import report
+from llorch_worker.kernels.arena import Arena
+from llorch_worker.settings import Settings
+from llorch_worker.stack.children import Child, Program, python
+
+
+class FreshLoad(BaseModel):
+    """What a process tells that loaded the model and generated a token."""
+
+    model_config = ConfigDict(frozen=True)
+
+    device: str
+    dtype: str
+    load_s: float
+    first_token_s: float
+    held_bytes: int
+    """By weights, KV cache and tables."""
+    foretold_bytes: int
+    """By the same process, before the load."""
+    resident_bytes: int
+    """Of the process, when the token was there."""
+    from_disk_bytes: int | None
+    """Read during the load; None where the system does not tell."""
+
+
+def load_afresh(settings: Settings, threads: int | None) -> FreshLoad:
+    """Loads the model of ``settings``.
+
+    Like :func:`write_afresh` it waits for the process, which is killed with this one and by an
+    exception that comes here, and raises CommandError with what the process said where it failed.
+    """
+    answer = _answer(("load", str(threads or 0)), settings.environment)
+    return FreshLoad.model_validate_json(answer)
+
+
+def write_afresh(size: int, threads: int | None) -> float:
+    """Writes once to ``size`` bytes of new memory; seconds.
+
+    In a process as young as one that loads: memory that was given back a moment ago is had sooner
+    than other, in a virtual machine by far.
+    """
+    return float(_answer(("write", str(threads or 0), str(size)), {}))
+
+
+def _answer(arguments: tuple[str, ...], environment: Mapping[str, str]) -> str:
+    lines: list[str] = []
+    program = Program(f"the {arguments[0]}", python("-m", __name__, *arguments), environment)
+    child = Child(program, lambda _, line: lines.append(line), lambda _: None)
+    try:
+        child.wait(None)
+    finally:
+        child.kill()
+    if child.exit_code != 0 or not lines:
+        raise CommandError("NOT_MEASURED", f"{program.name} failed: {child.last_words()}")
+    return lines[-1]
+
+
+def _write_s(size: int) -> float:
+    began_s = time.perf_counter()
+    held = Arena().empty(size, dtype=torch.uint8)
+    held.fill_(1)
+    # Before it is given back.
+    return time.perf_counter() - began_s
+
+
+def _load(settings: Settings) -> FreshLoad:
+    foretold_bytes = report(settings).memory.total_bytes
+    request = GenerationRequest(prompt_token_ids=[0], max_tokens=1, temperature=0, ignore_eos=True)
+    read_before = bytes_from_disk()
+    began_s = time.perf_counter()
+    with Engine.load(
+        settings.model,
+        settings.device,
+        settings.dtype,
+        max_sequences=settings.max_sequences,
+        **settings.engine_options,
+    ) as engine:
+        loaded_s = time.perf_counter()
+        engine.submit(request).result()
+        ready_s = time.perf_counter()
+        read_after = bytes_from_disk()
+        stats = engine.stats()
+        return FreshLoad(
+            device=stats.device,
+            dtype=stats.dtype,
+            load_s=loaded_s - began_s,
+            first_token_s=ready_s - loaded_s,
+            held_bytes=sum(stats.bytes.values()),
+            foretold_bytes=foretold_bytes,
+            resident_bytes=psutil.Process().memory_info().rss,
+            from_disk_bytes=None
+            if read_before is None or read_after is None
+            else read_after - read_before,
+        )
+
+
+def _main(what: str, threads: str, *rest: str) -> None:
+    if int(threads):
+        torch.set_num_threads(int(threads))
+    if what == "write":
+        print(_write_s(int(rest[0])))
+        return
+    try:
+        print(_load(Settings()).model_dump_json())
+    except LlorchError as error:
+        sys.exit(f"error: {error.message}")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,155 @@
+"""The engine's parts as ranges in a torch profile: put around them from outside, then taken off.
+
+Nothing in the engine knows of it, so a worker pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch
+from torch.profiler import record_function
+
+from llorch_worker.bench.instruments.components import Component
+from llorch_worker.engine.core import EngineCore
+from llorch_worker.engine.runner import Runner
+from llorch_worker.engine.sampling.sampler import Chosen, Sampler
+from llorch_worker.engine.scheduler import Scheduler
+from llorch_worker.model import Llama, RaggedBatch
+from llorch_worker.model.forward_pass import ForwardPass
+from llorch_worker.weights import Linear
+
+PREFIX: Final = "llorch: "
+STEP: Final = PREFIX + "step"
+FORWARD: Final = PREFIX + "forward pass of "
+_ABSENT = object()
+
+Namer = Callable[..., str | None]
+"""Of a call's own arguments, ``self`` first; None where the call is no range."""
+
+
+def range_of(component: Component) -> str:
+    """The name of a component's range."""
+    return PREFIX + component
+
+
+def forward_range(sequences: int, tokens: int) -> str:
+    """The name of a forward pass's range; by it a decode step is told from others."""
+    return f"{FORWARD}{sequences} sequences, {tokens} tokens"
+
+
+class Ranges:
+    """While it is entered, every call of a part of ``model`` and of any engine is a range.
+
+    Ranges nest: what a part calls that is a part too counts as its own. On a card each range waits
+    until the card has done its work, so that host and card do not overlap. To be entered and left
+    while the engine is idle.
+    """
+
+    def __init__(self, model: Llama, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._plain: list[tuple[type, str, object]] = []
+
+    def __enter__(self) -> Self:
+        for owner, method, component in (
+            (Runner, "launch", Component.BATCH),
+            (Sampler, "prepare", Component.SAMPLER),
+            (Sampler, "choose", Component.SAMPLER),
+            (Chosen, "read", Component.SAMPLER),
+            (Scheduler, "schedule", Component.SCHEDULER),
+            (Scheduler, "schedule_ahead", Component.SCHEDULER),
+            (Scheduler, "advance", Component.SCHEDULER),
+            (Scheduler, "finish", Component.SCHEDULER),
+            (EngineCore, "_deliver", Component.DELIVERY),
+            (ForwardPass, "__init__", Component.PREPARATION),
+            *self._operations(),
+        ):
+            self._wrap(owner, method, _always(range_of(component)))
+        self._wrap(EngineCore, "step", _always(STEP))
+        self._wrap(type(self._model), "forward", _forward_name)
+        linears = {id(linear): component for linear, component in self._linears()}
+
+        def linear_name(linear: Linear, *_: object) -> str | None:
+            component = linears.get(id(linear))
+            return None if component is None else range_of(component)
+
+        for kind in {type(linear) for linear, _ in self._linears()}:
+            self._wrap(kind, "__call__", linear_name)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        while self._plain:
+            owner, method, plain = self._plain.pop()
+            if plain is _ABSENT:
+                delattr(owner, method)  # it was inherited
+            else:
+                setattr(owner, method, plain)
+
+    def _operations(self) -> Iterator[tuple[type, str, Component]]:
+        ops = type(self._model.ops)
+        yield ops, "rms_norm", Component.NORM
+        yield ops, "add_rms_norm", Component.NORM
+        yield ops, "silu_and_mul", Component.SILU_AND_MUL
+        yield ops, "rope_and_write", Component.ROPE_AND_WRITE
+        # What these prepare is attention itself, of a type of the kernels' choice.
+        self._wrap_results(ops, "paged_decode")
+        self._wrap_results(ops, "paged_prefill")
+
+    def _linears(self) -> Iterator[tuple[Linear, Component]]:
+        for block in self._model.blocks:
+            yield block.attention.qkv, Component.QKV
+            yield block.attention.output, Component.ATTENTION_OUTPUT
+            yield block.mlp.gate_up, Component.GATE_UP
+            yield block.mlp.down, Component.DOWN
+        yield self._model.output, Component.OUTPUT_MATRIX
+
+    def _wrap_results(self, owner: type, method: str) -> None:
+        plain = getattr(owner, method)
+
+        @wraps(plain)
+        def prepare(*args: Any, **options: Any) -> Any:
+            prepared = plain(*args, **options)
+            kind = type(prepared)
+            if not any(kind is wrapped for wrapped, _, _ in self._plain):
+                self._wrap(kind, "__call__", _always(range_of(Component.ATTENTION)))
+            return prepared
+
+        self._replace(owner, method, prepare)
+
+    def _wrap(self, owner: type, method: str, name: Namer) -> None:
+        plain = getattr(owner, method)
+        synchronises = self._device.type == "cuda"
+
+        @wraps(plain)
+        def ranged(*args: Any, **options: Any) -> Any:
+            title = name(*args)
+            if title is None:
+                return plain(*args, **options)
+            with record_function(title):
+                result = plain(*args, **options)
+                if synchronises:
+                    torch.cuda.synchronize(self._device)
+            return result
+
+        self._replace(owner, method, ranged)
+
+    def _replace(self, owner: type, method: str, by: Callable[..., Any]) -> None:
+        self._plain.append((owner, method, vars(owner).get(method, _ABSENT)))
+        setattr(owner, method, by)
+
+
+def _always(title: str) -> Namer:
+    return lambda *_: title
+
+
+def _forward_name(_model: Llama, batch: RaggedBatch, *_: object) -> str:
+    return forward_range(len(batch.query_lengths), len(batch.token_ids))

@@ -1,0 +1,124 @@
+"""A private Redis and workers on it, for as long as a measurement lasts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from llorch_worker.broker.cluster import Cluster
+from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.settings import Settings
+from llorch_worker.stack import programs
+from llorch_worker.stack.children import Child, Program, describe_exit
+from llorch_worker.stack.stack import Plan, Stack
+
+READY_TIMEOUT_S = 600.0
+"""A large model takes minutes to load from a slow disk."""
+POLL_S = 0.05
+STOP_S = 20.0
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Rig:
+    """Starts a Redis on entry; leaving the block ends it and every worker."""
+
+    def __init__(self) -> None:
+        plan = Plan(settings=Settings(), workers=(), redis_url=None, flower_port=None)
+        self._stack = Stack(plan, _ignore)
+        self._workers: list[Child] = []
+
+    def __enter__(self) -> Self:
+        self._stack.__enter__()
+        try:
+            self._stack.start()
+        except BaseException:
+            self._stack.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for worker in self._workers:
+            worker.terminate()
+        for worker in self._workers:
+            if not worker.wait(STOP_S):
+                worker.kill()
+                worker.wait(None)
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def redis_url(self) -> str:
+        """The Redis, empty at first."""
+        return self._stack.redis_url
+
+    def start_worker(self, program: Program, hostname: Callable[[int], str]) -> Child:
+        """A Celery worker that takes jobs when this returns; ``hostname`` of its process id is
+        its node name.
+
+        Raises:
+            CommandError: in its own last words, where it ends before.
+        """
+        worker = Child(program, _ignore, _ignore_exit)
+        self._workers.append(worker)
+        name = hostname(worker.pid)
+        give_up_s = time.monotonic() + READY_TIMEOUT_S
+        with Cluster(self.redis_url) as cluster:
+            while name not in cluster.answering({name}):
+                if worker.exit_code is not None or time.monotonic() > give_up_s:
+                    worker.kill()
+                    worker.wait(None)
+                    words = worker.last_words() or describe_exit(worker.exit_code)
+                    raise CommandError("DID_NOT_START", f"{program.name} could not start: {words}")
+        return worker
+
+    def worker_of(self, settings: Settings, threads: int | None) -> Program:
+        """``llorch worker`` of ``settings`` on this Redis."""
+        mine = settings.model_copy(update={"redis_url": self.redis_url})
+        program = programs.worker("worker", settings.device, mine, own_redis=True)
+        return with_environment(program, thread_environment(threads))
+
+
+def with_environment(program: Program, variables: Mapping[str, str]) -> Program:
+    """``program`` with these variables on top of its own."""
+    return Program(
+        program.name,
+        program.command,
+        {**program.environment, **variables},
+        program.death_signal,
+    )
+
+
+def thread_environment(threads: int | None) -> dict[str, str]:
+    """What makes a process compute with so many threads."""
+    return {} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+@contextmanager
+def frozen(worker: Child) -> Iterator[None]:
+    """The worker stands still meanwhile, so that its queue fills before it begins."""
+    # The tether that started it is no process any more: it became the worker.
+    os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        process = psutil.Process(worker.pid)
+        while process.status() != psutil.STATUS_STOPPED:
+            time.sleep(POLL_S)
+        yield
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+
+
+def _ignore(_name: str, _line: str) -> None: ...
+
+
+def _ignore_exit(_child: Child) -> None: ...

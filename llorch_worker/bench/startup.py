@@ -1,0 +1,157 @@
+"""What ``llorch bench startup`` measures: a load beside its reading and its memory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.bench.instruments.disk import bytes_from_disk, drop_cached, read_s
+from llorch_worker.bench.instruments.fresh_load import FreshLoad, load_afresh, write_afresh
+from llorch_worker.bench.instruments.percentiles import spread_of
+from llorch_worker.bench.instruments.provenance import Provenance, provenance
+from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.engine.memory.model_report import report
+from llorch_worker.settings import Settings
+from llorch_worker.weights import open_checkpoint
+
+FROM_DISK = 0.9
+"""What comes from the disk, as a share of the file, for a pass to count as one from there."""
+
+
+class Span(BaseModel):
+    """Seconds: the median of the passes, and largest less smallest as a share of it,
+    which one pass has not."""
+
+    model_config = ConfigDict(frozen=True)
+
+    median_s: float
+    spread: float | None
+
+
+class StartupFigures(BaseModel):
+    """The document of ``llorch bench startup --json``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    provenance: Provenance
+    model: Path
+    device: str
+    dtype: str
+    max_sequences: int
+    max_context: int
+    passes: int
+    file_bytes: int
+    held_bytes: int
+    """By weights, KV cache and tables."""
+    read: Span
+    """Of all files, by one thread."""
+    write: Span | None
+    """To each byte of as much new memory as the model holds, once; None on a card."""
+    ready: Span
+    """From the file to the first token."""
+    first_token_s: float
+    ratio: float
+    """Ready against read and write together: median over the passes."""
+    resident_bytes: int | None
+    """Of the process that loaded; None on a card, which holds the model itself."""
+    foretold_bytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    read_s: float
+    write_s: float
+    load: FreshLoad
+
+    @property
+    def ready_s(self) -> float:
+        return self.load.load_s + self.load.first_token_s
+
+    @property
+    def ratio(self) -> float:
+        return self.ready_s / (self.read_s + self.write_s)
+
+
+def measure_startup(
+    settings: Settings, *, passes: int, threads: int | None, now: Callable[[str], None]
+) -> StartupFigures:
+    """Passes of a read, a write and a load, after a load that compiles what is not compiled yet.
+
+    Raises:
+        CommandError: the system cannot drop its copy of a file, the model does not fit as asked
+            for, or a load failed.
+        ModelLoadFailed: as ``report`` does.
+    """
+    found = report(settings)
+    if not found.memory.fits:
+        raise CommandError(
+            "OUT_OF_MEMORY",
+            f"{settings.model} does not fit on {found.memory.device} as asked for; "
+            "llorch inspect tells what it needs and what is free",
+        )
+    files = open_checkpoint(settings.model).files
+    drop_cached(files)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    # A card waits for nobody to find it memory.
+    on_card = found.memory.device.startswith("cuda")
+    origin = provenance(device=found.memory.device, seed=0)
+    now("a first load, which does not count")
+    first = load_afresh(settings, threads)
+    done: list[_Pass] = []
+    shares: list[float] = []
+    for number in range(passes):
+        now(f"pass {number + 1} of {passes}")
+        drop_cached(files)
+        before = bytes_from_disk()
+        reading_s = read_s(files)
+        after = bytes_from_disk()
+        drop_cached(files)
+        writing_s = 0.0 if on_card else write_afresh(first.held_bytes, threads)
+        load = load_afresh(settings, threads)
+        done.append(_Pass(reading_s, writing_s, load))
+        if before is not None and after is not None and load.from_disk_bytes is not None:
+            least = min(after - before, load.from_disk_bytes)
+            shares.append(least / found.file_bytes)
+    resident = median(each.load.resident_bytes for each in done)
+    return StartupFigures(
+        provenance=origin,
+        model=settings.model,
+        device=first.device,
+        dtype=first.dtype,
+        max_sequences=found.memory.max_sequences,
+        max_context=found.memory.max_context_tokens,
+        passes=passes,
+        file_bytes=found.file_bytes,
+        held_bytes=first.held_bytes,
+        read=_span([each.read_s for each in done]),
+        write=None if on_card else _span([each.write_s for each in done]),
+        ready=_span([each.ready_s for each in done]),
+        first_token_s=median(each.load.first_token_s for each in done),
+        ratio=median(each.ratio for each in done),
+        resident_bytes=None if on_card else round(resident),
+        foretold_bytes=first.foretold_bytes,
+        notes=from_disk_notes(shares),
+    )
+
+
+def _span(values: Sequence[float]) -> Span:
+    return Span(median_s=median(values), spread=spread_of(values))
+
+
+def from_disk_notes(shares_from_disk: Sequence[float]) -> tuple[str, ...]:
+    """What to say where files may not have come from a disk; one share for each pass."""
+    if not shares_from_disk:
+        return ("this system does not tell what came from a disk: it may have been none of it",)
+    if min(shares_from_disk) >= FROM_DISK:
+        return ()
+    return (
+        f"in some pass only {min(shares_from_disk):.0%} of the file came from a disk: something "
+        "else keeps the rest in memory",
+    )

@@ -1,0 +1,111 @@
+"""What Redis knows of workers, models and waiting jobs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from llorch_worker.broker import dead_letters, registry
+from llorch_worker.broker.connection import broker_errors, connect
+from llorch_worker.broker.producer import producer_app
+from llorch_worker.broker.registry import ModelCard, WorkerCard
+from llorch_worker.broker.waiting import Waiting, unserved, waiting
+from llorch_worker.contract.errors import BrokerUnavailable
+
+PING_TIMEOUT_S = 1.0
+
+
+class Cluster:
+    """The figures that ``status``, ``doctor`` and ``up`` read.
+
+    Every method raises :class:`BrokerUnavailable` where Redis does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._redis = connect(url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._redis.close()
+
+    def ping(self) -> None:
+        """Return if Redis answers."""
+        with broker_errors(self._url):
+            self._redis.ping()
+
+    def answers(self) -> bool:
+        """Whether Redis answers."""
+        try:
+            self.ping()
+        except BrokerUnavailable:
+            return False
+        return True
+
+    def workers(self) -> list[WorkerCard]:
+        """The workers that are alive."""
+        with broker_errors(self._url):
+            return registry.workers(self._redis)
+
+    def answering(self, hostnames: set[str]) -> set[str]:
+        """Those of ``hostnames`` that answer a ping: they take jobs from now on."""
+        app = producer_app(self._url)
+        try:
+            with broker_errors(self._url):
+                replies = app.control.ping(
+                    destination=sorted(hostnames), timeout=PING_TIMEOUT_S, limit=len(hostnames)
+                )
+        finally:
+            app.close()
+        return {hostname for reply in replies for hostname in reply}
+
+    def figures(self, workers: list[WorkerCard]) -> list[WorkerCard]:
+        """``workers`` with figures of this moment where they answer; cards are seconds old."""
+        if not workers:
+            return []
+        app = producer_app(self._url)
+        try:
+            with broker_errors(self._url):
+                replies = app.control.inspect(
+                    destination=[worker.hostname for worker in workers],
+                    timeout=PING_TIMEOUT_S,
+                    limit=len(workers),
+                ).stats()
+        finally:
+            app.close()
+        engines = {host: reply.get("engine") for host, reply in (replies or {}).items()}
+        return [
+            worker.model_copy(update={"engine": engines.get(worker.hostname) or worker.engine})
+            for worker in workers
+        ]
+
+    def models(self) -> list[ModelCard]:
+        """Every model that was ever served at this Redis, by name."""
+        with broker_errors(self._url):
+            return sorted(registry.models(self._redis).values(), key=lambda model: model.name)
+
+    def waiting(self, model: str) -> Waiting:
+        """How many jobs for ``model`` wait in Redis, at every priority."""
+        with broker_errors(self._url):
+            return waiting(self._redis, model)
+
+    def unserved_queues(self) -> dict[str, int]:
+        """Queues of no known model or worker, with how many jobs wait there."""
+        with broker_errors(self._url):
+            return unserved(self._redis)
+
+    def queued_jobs(self, model: str) -> int:
+        """As :meth:`waiting`, their number alone."""
+        return self.waiting(model).jobs
+
+    def dead_letters(self) -> int:
+        """How many jobs wait for an operator's decision."""
+        with broker_errors(self._url):
+            return dead_letters.count(self._redis)

@@ -1,1 +1,0 @@
-"""What each command measures: its plan, its measuring and its document."""

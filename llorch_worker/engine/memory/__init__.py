@@ -1,0 +1,1 @@
+"""How memory is planned, measured and refused."""

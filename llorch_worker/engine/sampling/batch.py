@@ -1,0 +1,215 @@
+"""The sampling parameters of a batch as tensors, built once for as long as its rows stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine.sampling.penalties import Penalties
+from llorch_worker.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRows:
+    """Parameters of the rows that are not greedy.
+
+    ``rows`` [random] int64, or None when every row is random; ``temperatures`` [random, 1]
+    float32; ``seeds`` [random] int64; ``cuts`` None when nobody asks for one.
+    """
+
+    rows: torch.Tensor | None
+    temperatures: torch.Tensor
+    seeds: torch.Tensor
+    cuts: Cuts | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """min_p, top_k and top_p of the random rows that ask for one of them.
+
+    ``rows`` [cut] int64 index into the random rows, or None for all of them; ``log_min_p``
+    [cut, 1] float32, -inf where off; ``top_k`` [cut, 1] int64, the vocabulary's size where off;
+    ``top_p`` [cut, 1] float64, inf where off.
+    """
+
+    rows: torch.Tensor | None
+    log_min_p: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """logit_bias of all rows as a list of cells: ``rows``, ``ids`` int64, ``values`` float32."""
+
+    rows: torch.Tensor
+    ids: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Suppressions:
+    """Cells (``rows``, ``ids``) that are forbidden while a row is shorter than ``until`` tokens."""
+
+    rows: torch.Tensor
+    ids: torch.Tensor
+    until: torch.Tensor
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRows:
+    """Parameters of a batch in which everyone samples plainly, as ``FusedSample`` wants them.
+
+    ``temperatures`` [rows] float32, 0 where greedy; ``log_min_p`` [rows] float32, all -inf;
+    ``seeds`` [rows] int64; ``no_shares`` [rows] float64 zeros, the draws of a greedy batch.
+    """
+
+    temperatures: torch.Tensor
+    log_min_p: torch.Tensor
+    seeds: torch.Tensor
+    no_shares: torch.Tensor
+
+
+LOWEST_TEMPERATURE = 1e-6
+"""Below it the likeliest token is as good as certain, and float32 would divide to infinity."""
+
+
+class SamplingBatch:
+    """Everything about the rows of a batch that stays from step to step.
+
+    What nobody in the batch asks for is None, and the sampler skips it.
+    """
+
+    def __init__(self, sequences: Rows[Sequence], vocab_size: int, device: torch.device) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._sequences = sequences
+        self.is_plain = all(sequence.plain for sequence in sequences)
+        requests = [sequence.request for sequence in sequences]
+        random = [row for row, request in enumerate(requests) if request.temperature > 0]
+        self.random = self._random_rows(sequences, random) if random else None
+        self.penalties = Penalties.of(sequences, vocab_size, device)
+        self.biases = self._biases(sequences)
+        self.suppressions = self._suppressions(sequences)
+        self.logprob_rows = [row for row, r in enumerate(requests) if r.logprobs is not None]
+        self.logprob_tops = [requests[row].logprobs or 0 for row in self.logprob_rows]
+
+    @cached_property
+    def plain_rows(self) -> PlainRows:
+        """For a batch that ``is_plain``."""
+        count = len(self._sequences)
+        temperatures = [sequence.request.temperature for sequence in self._sequences]
+        lowest = [max(t, LOWEST_TEMPERATURE) if t > 0 else 0.0 for t in temperatures]
+        return PlainRows(
+            temperatures=self._column(lowest, torch.float32).squeeze(1),
+            log_min_p=torch.full((count,), -torch.inf, device=self._device),
+            seeds=self._row([sequence.seed for sequence in self._sequences]),
+            no_shares=torch.zeros(count, dtype=torch.float64, device=self._device),
+        )
+
+    def _random_rows(self, sequences: Rows[Sequence], random: list[int]) -> RandomRows:
+        requests = [sequences[row].request for row in random]
+        everyone = len(random) == len(sequences)
+        return RandomRows(
+            rows=None if everyone else self._row(random),
+            temperatures=self._column(
+                [max(r.temperature, LOWEST_TEMPERATURE) for r in requests], torch.float32
+            ),
+            seeds=self._row([sequences[row].seed for row in random]),
+            cuts=self._cuts(requests),
+        )
+
+    def _cuts(self, requests: Rows[GenerationRequest]) -> Cuts | None:
+        vocab = self._vocab_size
+        top_k = [min(request.top_k or vocab, vocab) for request in requests]
+        asking = [
+            row
+            for row, request in enumerate(requests)
+            if request.min_p > 0 or top_k[row] < vocab or request.top_p < 1
+        ]
+        if not asking:
+            return None
+        top_p = [p if (p := requests[row].top_p) < 1 else torch.inf for row in asking]
+        return Cuts(
+            rows=None if len(asking) == len(requests) else self._row(asking),
+            # log(0) = -inf keeps everything.
+            log_min_p=self._column([requests[row].min_p for row in asking], torch.float32).log(),
+            top_k=self._column([top_k[row] for row in asking], torch.int64),
+            top_p=self._column(top_p, torch.float64),
+        )
+
+    def _biases(self, sequences: Rows[Sequence]) -> Biases | None:
+        cells = [
+            (row, token_id, bias)
+            for row, sequence in enumerate(sequences)
+            for token_id, bias in (sequence.request.logit_bias or {}).items()
+        ]
+        if not cells:
+            return None
+        return Biases(
+            rows=self._row([cell[0] for cell in cells]),
+            ids=self._row([cell[1] for cell in cells]),
+            values=torch.tensor([cell[2] for cell in cells], device=self._device),
+        )
+
+    def _suppressions(self, sequences: Rows[Sequence]) -> Suppressions | None:
+        cells = [
+            (row, token_id, sequence.request.min_tokens)
+            for row, sequence in enumerate(sequences)
+            if sequence.generated_count < sequence.request.min_tokens
+            for token_id in sorted(sequence.stop_ids)
+        ]
+        if not cells:
+            return None
+        return Suppressions(
+            rows=self._row([cell[0] for cell in cells]),
+            ids=self._row([cell[1] for cell in cells]),
+            until=self._row([cell[2] for cell in cells]),
+            longest=max(cell[2] for cell in cells),
+        )
+
+    def _row(self, values: Rows[int]) -> torch.Tensor:
+        return self._sent(torch.tensor(values, dtype=torch.int64, pin_memory=self._pinned))
+
+    def _column(self, values: Rows[float], dtype: torch.dtype) -> torch.Tensor:
+        return self._sent(torch.tensor(values, dtype=dtype, pin_memory=self._pinned)).unsqueeze(1)
+
+    @property
+    def _pinned(self) -> bool:
+        return self._device.type == "cuda"
+
+    def _sent(self, values: torch.Tensor) -> torch.Tensor:
+        # From pinned memory the host does not wait for the steps before.
+        return values.to(self._device, non_blocking=self._pinned)
+
+
+class SamplingBatchCache:
+    """Hands out the batch of the last step again while its rows go on without a gap."""
+
+    def __init__(self, build: Callable[[Rows[Sequence]], SamplingBatch]) -> None:
+        self._build = build
+        self._sequences: tuple[Sequence, ...] = ()
+        self._next_positions: list[int] = []
+        self._batch: SamplingBatch | None = None
+
+    def batch(self, sequences: Rows[Sequence], positions: list[int]) -> SamplingBatch:
+        """The batch of ``sequences``, whose next tokens have ``positions`` within their choices."""
+        rows = tuple(sequences)
+        same = rows == self._sequences and positions == self._next_positions
+        if self._batch is None or not same:
+            self._batch = self._build(rows)
+            self._sequences = rows
+        # Penalties count what was sampled: after a gap the counts are no longer true.
+        self._next_positions = [position + 1 for position in positions]
+        return self._batch
+
+    def forget(self) -> None:
+        """After a failed step, or when idle: keeps no finished sequence alive."""
+        self._batch = None
+        self._sequences = ()

@@ -1,0 +1,220 @@
+"""One vectorised pass from logits to tokens for a batch of any mix of parameters.
+
+The order of the rules is vLLM's: logit_bias, min_tokens, penalties; then, for rows that are not
+greedy, temperature, min_p, top_k, top_p (see :mod:`~llorch_worker.engine.sampling.cuts`).
+
+A random row takes the inverse of its cumulative distribution, in the vocabulary's order, at
+``uniforms(seed, position)``. Every operation works on a row by itself and the cuts do not reorder
+the vocabulary, so a row's token is the same alone or in company, whatever the others ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+import torch
+
+from llorch_worker.engine.device.upload import upload
+from llorch_worker.engine.sampling.batch import RandomRows, SamplingBatch, SamplingBatchCache
+from llorch_worker.engine.sampling.cuts import cut
+from llorch_worker.engine.sampling.segments import inverse_cumulative, likeliest
+from llorch_worker.engine.sampling.uniforms import uniforms
+from llorch_worker.engine.sequence import Sequence
+from llorch_worker.kernels import CutRows, FusedSample
+
+
+@dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """Log probabilities of one row under the model's own distribution."""
+
+    chosen: float
+    top_ids: list[int]
+    top: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The step's tokens, one a row; ``damaged`` rows had NaN or infinite logits and have none."""
+
+    token_ids: list[int]
+    logprobs: dict[int, RowLogprobs]
+    damaged: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What the host says to a step's choice of tokens before there are logits: the parameters of
+    the rows, and the positions of their next tokens within their choices."""
+
+    batch: SamplingBatch
+    positions: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLogprobs:
+    """Of the rows that ask: ``chosen`` [asking], ``top`` and ``top_ids`` [asking, widest]."""
+
+    chosen: torch.Tensor
+    top: torch.Tensor
+    top_ids: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A step's tokens, still on the device.
+
+    ``token_ids`` [rows] int64; ``peaks`` [rows] float32, the largest logit of each row, finite
+    unless the row is damaged: NaN wins every maximum.
+    """
+
+    token_ids: torch.Tensor
+    peaks: torch.Tensor
+    logprobs: DeviceLogprobs | None
+    batch: SamplingBatch
+
+    def read(self) -> Sampled:
+        """Waits for the device."""
+        peaks = self.peaks.tolist()
+        damaged = frozenset(row for row, peak in enumerate(peaks) if not isfinite(peak))
+        logprobs = {} if self.logprobs is None else _read_logprobs(self.logprobs, self.batch)
+        return Sampled(self.token_ids.tolist(), logprobs, damaged)
+
+
+class Sampler:
+    """Chooses tokens; of the past it knows nothing but the parameters of the current rows."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        fused: FusedSample | None = None,
+        cut_rows: CutRows | None = None,
+    ) -> None:
+        """``fused`` serves the batches in which everyone samples plainly, without a word from the
+        host between logits and tokens; the other batches, or all, go through torch's operations.
+        ``cut_rows`` does the cuts of these."""
+        self._device = device
+        self._fused = fused
+        self._cut_rows = cut_rows
+        self._batches = SamplingBatchCache(
+            lambda sequences: SamplingBatch(sequences, vocab_size, device)
+        )
+        # [most random rows so far, vocab] float32. Kept, because the first touch of fresh memory
+        # costs twice what a softmax does.
+        self._weights = torch.empty(0, vocab_size, device=device)
+
+    def sample(self, logits: torch.Tensor, sequences: Rows[Sequence]) -> Sampled:
+        """The next token of each sequence.
+
+        Args:
+            logits: [rows, vocab] float32, the model's own; overwritten.
+            sequences: one for each row.
+        """
+        positions = [sequence.generated_count for sequence in sequences]
+        return self.choose(logits, self.prepare(sequences, positions)).read()
+
+    def prepare(self, sequences: Rows[Sequence], positions: list[int]) -> Draw:
+        """The host's part of choosing tokens at ``positions`` of the choices of ``sequences``."""
+        return Draw(self._batches.batch(sequences, positions), positions)
+
+    def choose(self, logits: torch.Tensor, draw: Draw) -> Chosen:
+        """The device's part: the next token of each row; ``logits`` as in ``sample``."""
+        batch = draw.batch
+        peaks = logits.amax(dim=-1)
+        if self._fused is not None and batch.is_plain:
+            return Chosen(self._choose_at_once(logits, draw, self._fused), peaks, None, batch)
+        raw = None
+        if batch.logprob_rows:
+            raw = logits[batch.logprob_rows].log_softmax(dim=-1)
+
+        _shape_logits(logits, batch, draw.positions)
+        chosen = self._choose(logits, batch, draw.positions)
+
+        if batch.penalties is not None:
+            batch.penalties.count(chosen)
+        logprobs = None if raw is None else _logprobs(raw, chosen, batch)
+        return Chosen(chosen, peaks, logprobs, batch)
+
+    def forget(self) -> None:
+        """Drops the current rows: after a failed step, or when nothing runs."""
+        self._batches.forget()
+
+    def _choose_at_once(self, logits: torch.Tensor, draw: Draw, fused: FusedSample) -> torch.Tensor:
+        """[rows] int64."""
+        rows = draw.batch.plain_rows
+        shares = rows.no_shares
+        if draw.batch.random is not None:
+            (positions,) = upload((np.array(draw.positions),), self._device)
+            shares = uniforms(rows.seeds, positions)
+        return fused(logits, rows.temperatures, rows.log_min_p, shares)
+
+    def _choose(
+        self, logits: torch.Tensor, batch: SamplingBatch, positions: list[int]
+    ) -> torch.Tensor:
+        """[rows] int64."""
+        random = batch.random
+        if random is None:
+            return likeliest(logits)
+        row_positions = torch.tensor(positions, device=self._device)
+        if random.rows is None:
+            return self._draw(logits, random, row_positions)
+        chosen = likeliest(logits)
+        chosen[random.rows] = self._draw(logits[random.rows], random, row_positions[random.rows])
+        return chosen
+
+    def _draw(
+        self, logits: torch.Tensor, random: RandomRows, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """A token for each random row; [random] int64.
+
+        Args:
+            logits: [random, vocab] float32; overwritten.
+            positions: [random] int64.
+        """
+        scaled = logits.div_(random.temperatures)
+        if len(scaled) > len(self._weights):
+            self._weights = torch.empty_like(scaled)
+        weights = torch.softmax(scaled, dim=-1, out=self._weights[: len(scaled)])
+        if random.cuts is not None:
+            cut(weights, scaled, random.cuts, self._cut_rows)
+        return inverse_cumulative(weights, uniforms(random.seeds, positions))
+
+
+def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, batch: SamplingBatch) -> DeviceLogprobs:
+    """raw: [asking, vocab] float32 log-softmax of the model's own logits."""
+    of_chosen = raw.gather(1, chosen[batch.logprob_rows].unsqueeze(1)).squeeze(1)
+    width = max(batch.logprob_tops)
+    values, ids = raw.topk(min(width, raw.shape[-1]), dim=-1)
+    return DeviceLogprobs(of_chosen, values, ids)
+
+
+def _read_logprobs(logprobs: DeviceLogprobs, batch: SamplingBatch) -> dict[int, RowLogprobs]:
+    """By row."""
+    asked = zip(
+        batch.logprob_rows,
+        batch.logprob_tops,
+        logprobs.chosen.tolist(),
+        logprobs.top_ids.tolist(),
+        logprobs.top.tolist(),
+        strict=True,
+    )
+    return {
+        row: RowLogprobs(logprob, row_ids[:top], row_values[:top])
+        for row, top, logprob, row_ids, row_values in asked
+    }
+
+
+def _shape_logits(logits: torch.Tensor, batch: SamplingBatch, positions: list[int]) -> None:
+    """What applies to greedy rows too: logit_bias, min_tokens and penalties, in place."""
+    if batch.biases is not None:
+        logits[batch.biases.rows, batch.biases.ids] += batch.biases.values
+    suppressed = batch.suppressions
+    if suppressed is not None and min(positions) < suppressed.longest:
+        rows, ids = suppressed.rows, suppressed.ids
+        short = torch.tensor(positions, device=logits.device)[rows] < suppressed.until
+        logits[rows, ids] = logits[rows, ids].masked_fill(short, -torch.inf)
+    if batch.penalties is not None:
+        batch.penalties.apply(logits)

@@ -1,0 +1,180 @@
+"""Programs that a command runs beside itself, and that never outlive it.
+
+Each child has its own process group, so that Ctrl-C in the terminal reaches only us and we decide
+what it means; each is tethered (:mod:`llorch_worker.stack.tether`), so that it ends even when we
+are killed with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import llorch_worker
+from llorch_worker.stack import tether
+
+TAIL_LINES = 40
+FIRST_BACKOFF_S = 1.0
+LONGEST_BACKOFF_S = 30.0
+_ERROR_MARKS = ("error: ", "cannot start: ")
+"""What stands before the sentence in which a command, or a worker's log, says why it ended."""
+HEALTHY_AFTER_S = 60.0
+"""A child that lived this long starts over with the first backoff when it dies."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run. ``death_signal`` is what it gets when we die without a chance to stop it."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    death_signal: signal.Signals = signal.SIGTERM
+
+
+class Child:
+    """A running program; its output arrives line by line at ``on_line(name, line)``.
+
+    ``on_exit(child)`` is called from the reading thread once the program has closed its output.
+    Start children from a thread that lives as long as they do: on Linux the tether watches the
+    starting thread, not the process.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        on_line: Callable[[str, str], None],
+        on_exit: Callable[[Child], None],
+    ) -> None:
+        self.program = program
+        self.started_at_s = time.monotonic()
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._process = subprocess.Popen(
+            _tethered(program),
+            env=_environment(program),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+        self._reader = threading.Thread(target=self._read, name=program.name, daemon=True)
+        self._reader.start()
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code (negative: killed by that signal), ``None`` while it runs."""
+        return self._process.poll()
+
+    def listens_on(self, port: int) -> bool:
+        """Whether the program itself accepts connections on TCP ``port``."""
+        import psutil
+
+        try:
+            connections = psutil.Process(self.pid).net_connections("tcp")
+        except psutil.Error:
+            return False
+        return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections)
+
+    def terminate(self) -> None:
+        """Ask the program to finish (SIGTERM)."""
+        if self.exit_code is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End the program and whatever it started, now."""
+        if self.exit_code is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether the program ended within ``timeout_s`` seconds (``None``: wait for it)."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        self._reader.join(1.0)
+        return True
+
+    def last_words(self) -> str:
+        """The program's own error sentence where it gave one, else its last line."""
+        lines = [line.strip() for line in self.tail if line.strip()]
+        for line in reversed(lines):
+            sentence = error_sentence(line)
+            if sentence is not None:
+                return sentence
+        return lines[-1] if lines else ""
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                line = line.rstrip("\n")
+                self.tail.append(line)
+                self._on_line(self.name, line)
+        self._on_exit(self)
+
+
+def error_sentence(line: str) -> str | None:
+    """The sentence in which a command, or a worker's log, says why it ends; None in other lines."""
+    for mark in _ERROR_MARKS:
+        before, found, sentence = line.partition(mark)
+        if found and (not before or before.endswith("] ")):
+            return sentence
+    return None
+
+
+def python(*arguments: str) -> tuple[str, ...]:
+    """This interpreter, importing this very package and nothing from the working directory."""
+    return (sys.executable, "-P", *arguments)
+
+
+def backoff_s(restarts: int) -> float:
+    """Seconds to wait before restart number ``restarts`` (from 0) of a child that died young."""
+    return min(FIRST_BACKOFF_S * 2.0**restarts, LONGEST_BACKOFF_S)
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "still running"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _tethered(program: Program) -> list[str]:
+    # -I -S: the wrapper must start in milliseconds and must not see the user's directory.
+    wrapper = [sys.executable, "-I", "-S", str(tether.__file__)]
+    return [*wrapper, str(int(program.death_signal)), str(os.getpid()), *program.command]
+
+
+def _environment(program: Program) -> dict[str, str]:
+    # `python -P` drops the working directory from the path; a package that was found there, in a
+    # checkout that is not installed, has to stay importable.
+    home = str(Path(llorch_worker.__file__).parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([home, inherited] if inherited else [home]),
+        "PYTHONUNBUFFERED": "1",
+        **program.environment,
+    }

@@ -1,0 +1,106 @@
+"""Which devices ``llorch up`` puts workers on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from llorch_worker.contract.command_errors import usage_error
+from llorch_worker.contract.quantities import counted
+from llorch_worker.devices import Card, DeviceUnavailable, torch_has_cuda, usable_cards
+from llorch_worker.worker.card.claim import chosen_cards
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class WorkerDevices:
+    """(name, device) of each worker, and the cards among the devices."""
+
+    workers: tuple[tuple[str, str], ...]
+    cards: tuple[Card, ...] = ()
+
+    @property
+    def mixture(self) -> str | None:
+        """The cards' models, where they are of several: ``2 x NVIDIA H200, 1 x NVIDIA A10``."""
+        models = Counter(card.model for card in self.cards)
+        if len(models) < 2:
+            return None
+        return ", ".join(f"{count} x {model}" for model, count in models.items())
+
+
+def worker_devices(
+    device: str, *, gpus: str | None, devices: str | None, workers: int | None
+) -> WorkerDevices:
+    """Where to put workers, one a card, each called after its card.
+
+    Args:
+        device: what is used where no list is given; ``auto``: every card, else the CPU.
+        gpus: ``all``, or numbers of cards, ``0,2``.
+        devices: a list as given, ``cuda:0,cuda:1`` or ``cpu,cpu``.
+        workers: how many, where no list says it.
+
+    Raises:
+        CommandError: a list with an empty, doubled or wrong name, two lists, or a count that
+            disagrees with them.
+        DeviceUnavailable: no driver, or no such card.
+    """
+    if gpus is not None and devices is not None:
+        raise usage_error("--gpus and --devices both say where workers go: give one of them")
+    if gpus is not None:
+        chosen = _numbered(gpus)
+    elif devices is not None:
+        chosen = [part.strip() for part in devices.split(",")]
+        if not all(chosen):
+            raise usage_error(f"--devices {devices!r} has an empty name: give cuda:0,cuda:1 or cpu")
+    else:
+        chosen = _default(device, workers)
+    if workers is not None and workers != len(chosen):
+        raise usage_error(
+            f"{counted(len(chosen), 'device')} for workers and --workers {workers} disagree: "
+            "a card takes one worker, and a list says how many there are"
+        )
+    return _named(chosen)
+
+
+def _numbered(gpus: str) -> list[str]:
+    if gpus == ALL:
+        return _every_card()
+    numbers = [part.strip() for part in gpus.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise usage_error(f"--gpus {gpus!r} is neither all nor numbers of cards, such as 0,2")
+    return [f"cuda:{int(number)}" for number in numbers]
+
+
+def _every_card() -> list[str]:
+    return [f"cuda:{number}" for number, card in enumerate(usable_cards()) if card.fault is None]
+
+
+def _default(device: str, workers: int | None) -> list[str]:
+    if device not in ("auto", "cuda"):
+        return [device] * (workers or 1)
+    try:
+        if device == "auto" and not torch_has_cuda():
+            raise DeviceUnavailable("this torch is built without CUDA")
+        cards = _every_card()
+    except DeviceUnavailable:
+        if device == "cuda":
+            raise
+        return ["cpu"] * (workers or 1)
+    return cards if workers is None else cards[:workers]
+
+
+def _named(devices: list[str]) -> WorkerDevices:
+    cards: list[Card] = []
+    workers = []
+    for index, device in enumerate(devices):
+        kind, _, number = device.partition(":")
+        if kind == "cuda" and number.isdecimal():
+            (card,) = chosen_cards(int(number))
+            if card in cards:
+                raise usage_error(f"{device} is named twice: a card takes one worker")
+            cards.append(card)
+            workers.append((card.name, device))
+        else:
+            workers.append(("worker" if len(devices) == 1 else f"worker-{index}", device))
+    return WorkerDevices(tuple(workers), tuple(cards))

@@ -1,0 +1,74 @@
+"""Finding a port, and saying clearly when one is taken."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from http.client import HTTPConnection, HTTPException
+
+from llorch_worker.contract.command_errors import CommandError, usage_error
+
+LOCALHOST = "127.0.0.1"
+DEFAULT_FLOWER_PORT = 5555
+"""Flower's own."""
+_TRIED_PORTS = 50
+_PROBE_TIMEOUT_S = 3.0
+
+
+def is_free(port: int, host: str = LOCALHOST) -> bool:
+    """Whether ``port`` can be listened on right now."""
+    if not 0 < port < 65536:
+        raise usage_error(f"{port} is no port: give a number from 1 to 65535")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind((host, port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise
+    return True
+
+
+def any_free_port(host: str = LOCALHOST) -> int:
+    """A port that was free a moment ago, chosen by the system."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
+        candidate.bind((host, 0))
+        return int(candidate.getsockname()[1])
+
+
+def next_free(first: int) -> int:
+    """``first`` or the next port above it that is free."""
+    for port in range(first, min(first + _TRIED_PORTS, 65536)):
+        if is_free(port):
+            return port
+    return any_free_port()
+
+
+def choose(wanted: int | None, default: int, option: str) -> int:
+    """``wanted`` if it is free, else an error; where none is wanted, ``default`` or the next."""
+    if wanted is None:
+        return next_free(default)
+    if not is_free(wanted):
+        raise CommandError(
+            "PORT_BUSY",
+            f"port {wanted} is taken by another program: {remedy_for_taken(option)}",
+        )
+    return wanted
+
+
+def remedy_for_taken(option: str) -> str:
+    """What to do where the port that ``option`` asks for is taken."""
+    return f"stop that one, give {option} another number, or leave it out to get the next free one"
+
+
+def flower_answers(port: int) -> bool:
+    """Whether Flower is what listens on ``port``."""
+    connection = HTTPConnection(LOCALHOST, port, timeout=_PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", "/healthcheck")
+        return connection.getresponse().read(16).strip() == b"OK"
+    except (HTTPException, OSError):
+        return False
+    finally:
+        connection.close()

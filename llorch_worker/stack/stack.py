@@ -1,0 +1,316 @@
+"""Redis, workers and Flower as one thing that starts, stays up and leaves nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Self
+
+from llorch_worker.broker.cluster import Cluster
+from llorch_worker.broker.embedded import find_redis_server
+from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.contract.command_errors import CommandError, MissingExtra
+from llorch_worker.settings import Settings
+from llorch_worker.stack import ports, programs
+from llorch_worker.stack.children import (
+    HEALTHY_AFTER_S,
+    Child,
+    Program,
+    backoff_s,
+    describe_exit,
+    error_sentence,
+)
+from llorch_worker.stack.interrupts import deaf
+from llorch_worker.stack.programs import FLOWER, REDIS
+
+POLL_S = 0.2
+REDIS_START_S = 15.0
+STOP_S = 10.0
+PORT_RACES = 3
+_TAKEN = "Address already in use"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start.
+
+    ``redis_url`` None: a Redis of our own. ``flower_port`` None: no Flower; ``flower_port_asked``:
+    it is to be that port or none.
+    """
+
+    settings: Settings
+    workers: tuple[tuple[str, str], ...]
+    """(name, device) of each worker."""
+    redis_url: str | None
+    flower_port: int | None
+    flower_port_asked: bool = False
+    flower_login: str | None = None
+
+
+class Stack:
+    """The children of one ``llorch up`` or ``llorch demo``; leaving the block ends them all."""
+
+    def __init__(self, plan: Plan, on_line: Callable[[str, str], None]) -> None:
+        self._plan = plan
+        self._on_line = on_line
+        self._starting = True
+        self._stopping = False
+        self._held_back: deque[tuple[str, str]] = deque()
+        self._children: dict[str, Child] = {}
+        self._restarts: dict[str, int] = {}
+        self._due_s: dict[str, float] = {}
+        self._exits: SimpleQueue[Child] = SimpleQueue()
+        self._redis_folder: Path | None = None
+        self.redis_url = plan.redis_url or ""
+        self.flower_port = plan.flower_port
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # From here on nothing may interrupt us: this ends within seconds in any case.
+        with deaf():
+            self._stop_all()
+            self._say_held_back(told=str(error or ""))
+
+    def start(self) -> None:
+        """Start what the plan names; Redis answers when this returns, the others are on their way.
+
+        Raises:
+            CommandError: where Redis cannot be started or does not answer.
+        """
+        if self._plan.redis_url is None:
+            self._start_redis()
+        else:
+            with Cluster(self.redis_url) as cluster:
+                cluster.ping()
+        settings = self._settings()
+        own_redis = self._plan.redis_url is None
+        for name, device in self._plan.workers:
+            self._start(programs.worker(name, device, settings, own_redis=own_redis))
+        if self.flower_port is not None:
+            self._start(programs.flower(self.flower_port, settings, self._plan.flower_login))
+
+    def wait_ready(self, timeout_s: float | None = None) -> list[WorkerCard]:
+        """Return once every worker takes jobs, with what they say of themselves.
+
+        Raises:
+            CommandError: with the worker's own last words where one ends before it is ready, or
+                where ``timeout_s`` passes.
+        """
+        give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with Cluster(self.redis_url) as cluster:
+            names = [name for name, _ in self._plan.workers]
+            waiting = set(names)
+            while waiting:
+                self._fail_if_ended()
+                cards = self._cards(cluster.workers())
+                waiting = set(names) - set(cards)
+                if not waiting:
+                    answering = cluster.answering({card.hostname for card in cards.values()})
+                    waiting = {name for name in names if cards[name].hostname not in answering}
+                if give_up_s is not None and time.monotonic() > give_up_s and waiting:
+                    raise CommandError(
+                        "NOT_READY",
+                        f"{', '.join(sorted(waiting))} did not get ready in {timeout_s:.0f} s: "
+                        f"{self._children[min(waiting)].last_words()}",
+                    )
+        self._starting = False
+        self._say_held_back()
+        return [cards[name] for name in names]
+
+    @property
+    def flower_url(self) -> str | None:
+        """Where Flower is, if it is."""
+        return None if self.flower_port is None else f"http://localhost:{self.flower_port}"
+
+    def wait_for_flower(self, timeout_s: float) -> None:
+        """Return once Flower, where there is one, listens.
+
+        Raises:
+            CommandError: Flower ends, or ``timeout_s`` passes.
+        """
+        give_up_s = time.monotonic() + timeout_s
+        # Asked of the process and not of the port: a neighbour's Flower may answer there.
+        while self.flower_port is not None and not self._children[FLOWER].listens_on(
+            self.flower_port
+        ):
+            self._fail_if_ended()
+            if time.monotonic() > give_up_s:
+                raise CommandError(
+                    "NOT_READY",
+                    f"Flower does not listen after {timeout_s:.0f} s; llorch up --no-flower goes "
+                    "without it",
+                )
+
+    def keep_up(self, say: Callable[[str], None]) -> None:
+        """Restart what dies, until interrupted; ``say`` is told of each death.
+
+        Raises:
+            CommandError: where our own Redis dies, for the jobs were in it.
+        """
+        while True:
+            for child in self._ended(POLL_S):
+                if child.name == REDIS:
+                    raise _redis_died(child)
+                lived_s = time.monotonic() - child.started_at_s
+                restarts = 0 if lived_s > HEALTHY_AFTER_S else self._restarts.get(child.name, 0)
+                delay_s = backoff_s(restarts)
+                self._restarts[child.name] = restarts + 1
+                self._due_s[child.name] = time.monotonic() + delay_s
+                say(
+                    f"{child.name} ended ({describe_exit(child.exit_code)}); "
+                    f"starting it again in {delay_s:.0f} s"
+                )
+            now_s = time.monotonic()
+            for name in [name for name, due_s in self._due_s.items() if due_s <= now_s]:
+                del self._due_s[name]
+                self._start(self._children[name].program)
+
+    def drain(self) -> None:
+        """Let the workers finish what they run, however long that takes."""
+        workers = self._workers()
+        for child in workers:
+            child.terminate()
+        for child in workers:
+            # In slices, so that a second Ctrl-C gets through at once.
+            while not child.wait(POLL_S):
+                pass
+
+    def jobs_lost_with_redis(self) -> int:
+        """How many jobs wait in a Redis of our own, and so end with it; ask after the drain."""
+        if self._plan.redis_url is not None:
+            return 0
+        with Cluster(self.redis_url) as cluster:
+            return cluster.queued_jobs(self._plan.settings.served_name)
+
+    def _settings(self) -> Settings:
+        return self._plan.settings.model_copy(update={"redis_url": self.redis_url})
+
+    def _fail_if_ended(self) -> None:
+        for child in self._ended(POLL_S):
+            if child.name != FLOWER or not self._move_flower(child):
+                raise _did_not_start(child)
+
+    def _move_flower(self, child: Child) -> bool:
+        """Start Flower on another port where a neighbour was quicker to take the first."""
+        taken = any(_TAKEN in line for line in child.tail)
+        if self.flower_port is None or self._plan.flower_port_asked or not taken:
+            return False
+        self.flower_port = ports.next_free(self.flower_port + 1)
+        self._start(programs.flower(self.flower_port, self._settings(), self._plan.flower_login))
+        return True
+
+    def _workers(self) -> list[Child]:
+        names = {name for name, _ in self._plan.workers}
+        return [child for name, child in self._children.items() if name in names]
+
+    def _start(self, program: Program) -> Child:
+        child = Child(program, self._pass_on, self._exits.put)
+        self._children[program.name] = child
+        return child
+
+    def _pass_on(self, name: str, line: str) -> None:
+        # What Redis and Flower say while we start and stop them is of no use to anyone; where it
+        # is, because they do not start, it is in the error.
+        if name in (REDIS, FLOWER) and (self._starting or self._stopping):
+            return
+        # So is the sentence with which a worker ends; whether it does is not known yet.
+        if self._starting and error_sentence(line) is not None:
+            self._held_back.append((name, line))
+            return
+        self._on_line(name, line)
+
+    def _say_held_back(self, told: str = "") -> None:
+        """Pass on what was held back, but not the sentence that ``told`` ends with."""
+        while self._held_back:
+            name, line = self._held_back.popleft()
+            if not told.endswith(f": {error_sentence(line.strip())}"):
+                self._on_line(name, line)
+
+    def _ended(self, timeout_s: float) -> list[Child]:
+        """Children that ended since last asked, after waiting for one at most ``timeout_s``."""
+        ended = []
+        try:
+            ended.append(self._exits.get(timeout=timeout_s))
+            while True:
+                ended.append(self._exits.get_nowait())
+        except Empty:
+            pass
+        for child in ended:
+            child.wait(None)
+        return ended
+
+    def _stop_all(self) -> None:
+        self._stopping = True
+        # Redis last: a worker that loses it while ending would wait for it to come back.
+        order = [
+            *self._workers(),
+            *(self._children[n] for n in (FLOWER, REDIS) if n in self._children),
+        ]
+        for child in order:
+            if child.name in (FLOWER, REDIS):
+                child.terminate()
+                child.wait(STOP_S)
+            child.kill()
+            child.wait(STOP_S)
+        if self._redis_folder is not None:
+            shutil.rmtree(self._redis_folder, ignore_errors=True)
+
+    def _start_redis(self) -> None:
+        server = find_redis_server()
+        if server is None:
+            raise MissingExtra("embedded")
+        self._redis_folder = Path(tempfile.mkdtemp(prefix="llorch-redis-"))
+        for _ in range(PORT_RACES):
+            # A port that was free a moment ago may be taken now: then try another.
+            port = ports.any_free_port()
+            self.redis_url = f"redis://{ports.LOCALHOST}:{port}/0"
+            child = self._start(programs.redis(server, port, self._redis_folder))
+            if self._redis_answers(child):
+                return
+        raise _did_not_start(child)
+
+    def _redis_answers(self, child: Child) -> bool:
+        give_up_s = time.monotonic() + REDIS_START_S
+        while time.monotonic() < give_up_s:
+            if child in self._ended(0.05):
+                return False
+            with Cluster(self.redis_url) as cluster:
+                if cluster.answers():
+                    return True
+        child.kill()
+        return False
+
+    def _cards(self, announced: list[WorkerCard]) -> dict[str, WorkerCard]:
+        """What our own workers say of themselves, by the name that the plan gives them. They choose
+        their own node names, after the card that they got."""
+        here = f"@{socket.gethostname()}"
+        by_pid = {card.pid: card for card in announced if card.hostname.endswith(here)}
+        names = {name: self._children[name].pid for name, _ in self._plan.workers}
+        return {name: by_pid[pid] for name, pid in names.items() if pid in by_pid}
+
+
+def _did_not_start(child: Child) -> CommandError:
+    words = child.last_words() or describe_exit(child.exit_code)
+    return CommandError("DID_NOT_START", f"{child.name} could not start: {words}")
+
+
+def _redis_died(child: Child) -> CommandError:
+    code = child.exit_code
+    # What it said before a signal ended it was of something else.
+    words = "" if code is not None and code < 0 else f": {child.last_words()}"
+    return CommandError("REDIS_DIED", f"Redis ended ({describe_exit(code)}){words}")

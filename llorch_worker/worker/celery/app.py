@@ -1,0 +1,92 @@
+"""The Celery app, built from Settings."""
+
+from __future__ import annotations
+
+import re
+import sys
+from itertools import pairwise
+from typing import Any
+
+from celery import Celery, signals
+from pydantic import ValidationError
+
+from llorch_worker.broker import transport
+from llorch_worker.broker.claims import ClaimTerms
+from llorch_worker.contract.command_errors import explain
+from llorch_worker.contract.errors import BrokerRefused
+from llorch_worker.settings import Settings
+from llorch_worker.worker.celery.config import task_queues, worker_config
+from llorch_worker.worker.celery.task import register
+
+_CELERY_COMMAND = "celery.bin.celery"
+"""The module that is loaded where a ``celery`` command runs."""
+_APP_OPTIONS = ("-A", "--app")
+
+
+class LlorchApp(Celery):  # type: ignore[misc]
+    """A Celery app that knows its settings and, in a worker, the resident model.
+
+    ``engine_class`` names what is loaded; ``residency`` is set by the worker's
+    bootstep and stays ``None`` elsewhere; so is ``place``, the device that is this process' own,
+    unless the process took it before.
+    """
+
+    settings: Settings
+    residency: Any = None
+    place: Any = None
+    engine_class: str | Any = "llorch_worker.engine:Engine"
+    on_load_progress: Any = None
+
+
+def build_app(settings: Settings) -> LlorchApp:
+    """An app that can serve ``settings.model`` and send jobs to whoever serves it."""
+    app = LlorchApp("llorch")
+    app.settings = settings
+    app.conf.update(worker_config(settings))
+    # By name, so that only a worker imports the engine.
+    app.steps["worker"].add("llorch_worker.worker.celery.bootstep:ResidencyStep")
+    register(app)
+    return app
+
+
+@signals.celeryd_init.connect  # type: ignore[untyped-decorator]
+def _prepare_worker(sender: str, instance: Any, **_: Any) -> None:
+    # Before the worker's first connection.
+    settings: Settings = instance.app.settings
+    terms = ClaimTerms(
+        lease_ms=round(settings.lease_s * 1e3),
+        max_attempts=settings.max_attempts,
+        result_ttl_s=settings.result_ttl_s,
+        stream_ttl_s=settings.stream_ttl_s,
+    )
+    transport.install(terms, worker=sender)
+    # Only now is the worker's name known, and with it the queue of its own.
+    instance.app.conf.task_queues = task_queues(settings.served_name, sender)
+
+
+def build_from_environment(package: str) -> LlorchApp:
+    """The app of ``package``, configured from ``LLORCH_*``.
+
+    In ``celery -A <package>`` wrong settings end the process with one sentence, because Celery
+    would print the whole traceback of this import. A producer, or its own ``celery`` command, gets
+    the error itself.
+    """
+    try:
+        return build_app(Settings())
+    except (ValidationError, BrokerRefused) as error:
+        if not _is_app_of_command(package, sys.argv[1:]):
+            raise
+        explained = explain(error)
+        assert explained is not None
+        document, exit_code = explained
+        sys.stderr.write(f"error: {document.message}\n")
+        raise SystemExit(exit_code) from None
+
+
+def _is_app_of_command(package: str, arguments: list[str]) -> bool:
+    """Whether this process is a ``celery`` command whose ``arguments`` name ``package``."""
+    if _CELERY_COMMAND not in sys.modules:
+        return False
+    words = " ".join(arguments).replace("=", " ").split()
+    named = [app for option, app in pairwise(words) if option in _APP_OPTIONS]
+    return any(re.split(r"[.:]", app)[0] == package for app in named)

@@ -1,0 +1,244 @@
+"""The Celery bootstep that makes the model resident before the first job is taken."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery import bootsteps, signals
+from celery.app.trace import logger as trace_logger
+from celery.exceptions import Reject, WorkerShutdown
+from celery.platforms import EX_FAILURE, EX_OK
+from celery.utils.log import get_logger
+from celery.worker import state
+from kombu.utils.imports import symbol_by_name
+
+from llorch_worker.contract import GenerationRequest, LlorchError
+from llorch_worker.contract.request import MAX_CHOICES
+from llorch_worker.settings import Settings
+from llorch_worker.worker.card.claim import Place, take_place
+from llorch_worker.worker.card.residency_check import violation, wrong_card
+from llorch_worker.worker.celery.pool import EnginePool
+from llorch_worker.worker.heap import collapse_heap, freeze_heap
+from llorch_worker.worker.residency import Residency
+from llorch_worker.worker.resident_engine import ResidentEngine
+
+logger = get_logger(__name__)
+
+PROGRESS_INTERVAL_S = 5.0
+WARM_UP_TOKENS = 2
+FULL_WIDTH_TOKENS = 8
+WARM_UP_TIMEOUT_S = 600.0
+MIB = 2**20
+
+
+class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Loads and warms the model; the consumer starts after it, so a worker that answers is ready.
+
+    It stops before the pool does, yet closes the engine only when the pool is empty.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+    label = "Model"
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        self._residency: Residency | None = None
+        self._interrupted = False
+        self._worker = worker
+        # Kept as an attribute: signals hold their receivers weakly.
+        self._note_interrupt = self._on_shutting_down
+        signals.worker_shutting_down.connect(self._note_interrupt)
+
+    def start(self, worker: Any) -> None:
+        """Exits with code 1 and one sentence where the model cannot be made resident."""
+        # Celery's own handler shows the local variables of every frame, prompts among them.
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        trace_logger.addFilter(_HandBackInOneLine())
+        try:
+            _check_options(worker)
+            place = self._take_place(worker)
+            engine = self._load(worker, place)
+            _warm_up(engine, worker.app.settings, place)
+        except LlorchError as error:
+            place = worker.app.place
+            # In here torch calls every card cuda:0.
+            on_card = "" if place is None or place.card is None else f"on {place.name}: "
+            _give_up(on_card + error.message)
+        except ModuleNotFoundError as error:
+            _give_up(f'{error.name} is missing: pip install "llorch-worker[worker]"')
+        fault = wrong_card(place) or violation(engine, place)
+        if fault is not None:
+            _give_up(fault)
+        residency = Residency(
+            engine, worker.app.settings, worker.hostname, on_broken=_shut_down, place=place
+        )
+        residency.start()
+        worker.pool.expect = residency.running.expect
+        worker.pool.forget = residency.jobs.forget
+        worker.pool.cancel = residency.cancel
+        worker.pool.hand_back = residency.hand_back
+        worker.pool.figures = lambda: _figures(residency)
+        self._residency = worker.app.residency = residency
+        logger.info("%s is resident on %s, warm and ready", engine.model_name, place.name)
+
+    def stop(self, worker: Any) -> None:
+        worker.pool.drain(worker.app.settings.drain_s)
+        self._close()
+        if self._interrupted:
+            # Celery calls a worker that was asked to end by Ctrl-C a failure. It drained.
+            worker.exitcode = EX_OK
+
+    def terminate(self, worker: Any) -> None:
+        worker.pool.terminate()
+        self._close()
+
+    def info(self, _worker: Any) -> dict[str, Any]:
+        """What ``inspect stats`` adds."""
+        if self._residency is None:
+            return {}
+        return {"engine": self._residency.stats(), "dead_letters": self._residency.dead_letters()}
+
+    def _close(self) -> None:
+        if self._residency is not None:
+            self._residency.close()
+
+    def _on_shutting_down(self, sig: str = "", how: str = "", **_: Any) -> None:
+        self._interrupted = sig == "SIGINT" and how == "Warm"
+        if how == "Warm":
+            # The loop would sleep out its turn, and could take a job in it.
+            self._worker.pool.wake()
+
+    def _take_place(self, worker: Any) -> Place:
+        """Before the engine's module, and with it torch, is imported."""
+        app = worker.app
+        if app.place is None:
+            settings = app.settings
+            app.place = take_place(settings.device, settings.device_locks, worker=worker.hostname)
+        place: Place = app.place
+        return place
+
+    def _load(self, worker: Any, place: Place) -> ResidentEngine:
+        app = worker.app
+        settings = app.settings
+        logger.info("loading %s", settings.model)
+        engine_class = symbol_by_name(app.engine_class)
+        engine: ResidentEngine = engine_class.load(
+            settings.model,
+            device=place.device,
+            dtype=settings.dtype,
+            max_sequences=worker.pool.limit,
+            model_name=settings.served_name,
+            progress=_progress(app.on_load_progress),
+            **settings.engine_options,
+        )
+        return engine
+
+
+class _HandBackInOneLine(logging.Filter):
+    """Celery logs a job that goes back to its queue with a traceback, as if it were a defect."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], Reject):
+            record.exc_info = None
+        return True
+
+
+def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
+    """Tells the log now and then how far the load is, and lets a shutdown end it."""
+    told_at_s = time.monotonic()
+
+    def progress(done_bytes: int, total_bytes: int) -> None:
+        nonlocal told_at_s
+        state.maybe_shutdown()
+        if listener is not None:
+            listener(done_bytes, total_bytes)
+        if time.monotonic() - told_at_s >= PROGRESS_INTERVAL_S:
+            told_at_s = time.monotonic()
+            percent = 100 * done_bytes // max(total_bytes, 1)
+            logger.info("loaded %d%% of %d MiB", percent, total_bytes // MIB)
+
+    return progress
+
+
+def _warm_up(engine: ResidentEngine, settings: Settings, place: Place) -> None:
+    # The first pass allocates and compiles what every later one uses. On a card it is as large as
+    # a step can be, so that what is measured then is what jobs will need.
+    longest = min(settings.max_step_tokens, engine.max_context - WARM_UP_TOKENS)
+    prompt_tokens = 1 if place.card is None else max(1, longest)
+    request = GenerationRequest(
+        prompt_token_ids=[0] * prompt_tokens,
+        max_tokens=WARM_UP_TOKENS,
+        temperature=0,
+        ignore_eos=True,
+    )
+    engine.submit(request).result(WARM_UP_TIMEOUT_S)
+    if place.card is not None:
+        _sample_at_full_width(engine)
+    freeze_heap()
+    collapse_heap()
+    engine.measure_memory()
+
+
+def _sample_at_full_width(engine: ResidentEngine) -> None:
+    """As many sequences as run at once, with a cut: the most memory that sampling takes but for
+    penalties and log probabilities, which few jobs ask for."""
+    choices = [MAX_CHOICES] * (engine.max_sequences // MAX_CHOICES)
+    rest = engine.max_sequences % MAX_CHOICES
+    # Long enough for the last to come before the first has left.
+    tokens = min(FULL_WIDTH_TOKENS, engine.max_context - 1)
+    generations = [
+        engine.submit(
+            GenerationRequest(
+                prompt_token_ids=[0], max_tokens=tokens, top_p=0.9, n=n, ignore_eos=True
+            )
+        )
+        for n in [*choices, *([rest] if rest else [])]
+    ]
+    for generation in generations:
+        generation.result(WARM_UP_TIMEOUT_S)
+
+
+def _check_options(worker: Any) -> None:
+    if not isinstance(worker.pool, EnginePool):
+        _give_up("the worker needs its own pool; start it without -P/--pool")
+    if worker.autoscale:
+        _give_up("the worker cannot scale itself; start it without --autoscale, or start more")
+
+
+def _give_up(sentence: str) -> None:
+    logger.critical("cannot start: %s", sentence)
+    raise WorkerShutdown(EX_FAILURE)
+
+
+def _shut_down() -> None:
+    # Celery looks at this in every turn of its loop. A worker whose engine is broken must not
+    # stay: it would take job after job only to fail each.
+    state.should_stop = EX_FAILURE
+
+
+def _figures(residency: Residency) -> dict[str, Any]:
+    """The figures that Flower shows on the worker's page, beside the pool's own."""
+    stats = residency.stats()
+    figures = {
+        name: stats[name]
+        for name in ("model", "device", "dtype", "running", "waiting", "max_context")
+    }
+    used = stats["kv_blocks_total"] - stats["kv_blocks_free"]
+    return figures | {
+        "tokens_per_s": round(stats["tokens_per_s"], 1),
+        "kv_blocks_used": f"{used} of {stats['kv_blocks_total']}",
+        "prompt_tokens": f"{stats['prompt_tokens_total']} computed, "
+        f"{stats['cached_tokens_total']} found in the KV cache",
+        "memory": _by_part(stats["bytes"]),
+        "memory_planned": _by_part(stats["planned_bytes"]),
+        "memory_measured": _by_part(stats["measured_bytes"]),
+    }
+
+
+def _by_part(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{part} {size / MIB:.1f} MiB" for part, size in sizes.items())

@@ -1,0 +1,68 @@
+"""The worker's Celery configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.entity import Queue
+
+from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
+from llorch_worker.broker.producer import (
+    REPLY_TIMEOUT_S,
+    celery_url,
+    connection_config,
+    sentinel_options,
+)
+from llorch_worker.broker.queues import OWN_MARK, normal_queue, queues
+from llorch_worker.broker.sentinel import is_sentinel
+from llorch_worker.settings import Settings
+
+RESULT_RETRIES = 200
+RESULT_RETRY_MAX_SLEEP_MS = 2_000
+"""Storing a result is tried for some six minutes; then the job goes back to its queue."""
+
+
+def worker_config(settings: Settings) -> dict[str, Any]:
+    """The whole configuration of the app in :mod:`tasks`; producers may use it too."""
+    model = settings.served_name
+    return connection_config(settings.redis_url) | {
+        "result_backend": _result_backend(settings.redis_url),
+        "result_backend_transport_options": sentinel_options(settings.redis_url),
+        "result_expires": settings.result_ttl_s,
+        "result_extended": False,  # it would store the prompt beside the result
+        "result_backend_always_retry": True,
+        "result_backend_max_retries": RESULT_RETRIES,
+        "result_backend_max_sleep_between_retries_ms": RESULT_RETRY_MAX_SLEEP_MS,
+        "redis_socket_timeout": REPLY_TIMEOUT_S,
+        "redis_socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "redis_retry_on_timeout": True,
+        "task_queues": task_queues(model),
+        "task_default_queue": normal_queue(model),
+        "task_acks_late": True,
+        "task_track_started": False,  # the claim does it: see lua/claim.lua
+        "worker_pool": "llorch_worker.worker.celery.pool:EnginePool",
+        "worker_consumer": "llorch_worker.worker.celery.consumer:JobConsumer",
+        "worker_concurrency": settings.max_sequences,
+        # What this worker cannot batch stays in Redis for another.
+        "worker_prefetch_multiplier": 1,
+        "worker_send_task_events": True,
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_redirect_stdouts": False,
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,  # wait for Redis as long as it takes
+    }
+
+
+def _result_backend(redis_url: str) -> str:
+    kind = "SentinelResultBackend" if is_sentinel(redis_url) else "ResultBackend"
+    return f"llorch_worker.broker.backend:{kind}+{celery_url(redis_url)}"
+
+
+def task_queues(model: str, worker: str | None = None) -> list[Any]:
+    """What a worker of ``model`` consumes; with its node name, its own queues too."""
+    return [
+        # An own queue is not declared: each would stay in the exchange's table, which every stock
+        # producer reads, after its worker is gone.
+        Queue(name, routing_key=name, no_declare=OWN_MARK in name)
+        for name in queues(model, worker)
+    ]

@@ -1,0 +1,147 @@
+"""``llorch bench`` prints what it measured, says where, and skips what it cannot measure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llorch_worker.bench.engine import EngineFigures
+from llorch_worker.bench.overhead import SAMPLINGS
+from llorch_worker.cli.bench.engine import _show as show
+from llorch_worker.cli.terminal.screen import Screen
+from tests.cli.command import run
+from tests.cli.test_bad_input import sentence
+
+QUICK = ("--prompt-tokens", "40", "--new-tokens", "12", "--passes", "2", "--threads", "1")
+
+
+def numbers(value: Any) -> list[float]:
+    """All numbers in a JSON value."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [number for item in value for number in numbers(item)]
+    return [value] if isinstance(value, int | float) else []
+
+
+@pytest.fixture(scope="module")
+def engine_document() -> Any:
+    measured = ("bench", "engine", "--model", "demo", *QUICK, "--concurrency", "1,3", "--json")
+    ran = run(*measured, fresh=True)
+    assert (ran.code, ran.err) == (0, ""), ran
+    return ran.json
+
+
+def test_every_figure_of_the_engine_is_measured(engine_document: Any) -> None:
+    single, three = engine_document["rows"]
+    assert (single["concurrency"], three["concurrency"]) == (1, 3)
+    for row in (single, three):
+        assert (row["kind"], row["preemptions"]) == ("measured", 0)
+        assert not [note for note in row["notes"] if "no decode" in note]
+        assert None not in row.values()
+        zeros = {"preemptions"}
+        assert all(n > 0 for key in row.keys() - zeros for n in numbers(row[key])), row
+        shares = ("decode_read_share", "prefill_flops_share", "outside_model_share")
+        assert all(row[share] > 0 for share in shares)
+        assert row["outside_model_share"] < 1
+        latency = row["first_token_ms"]
+        assert latency["p50"] <= latency["p95"] <= latency["p99"]
+        assert latency["samples"] == 2 * row["concurrency"]
+        assert row["between_tokens_ms"]["samples"] == 2 * 11 * row["concurrency"]
+    assert all(n > 0 for n in numbers(engine_document["ceilings"]))
+    assert engine_document["peak_memory_bytes"] > engine_document["weight_bytes"] > 0
+
+
+def test_kv_use_is_that_of_the_load(engine_document: Any) -> None:
+    single, three = engine_document["rows"]
+    # 40 + 12 tokens, of which the last is never in the cache: 4 blocks of 16.
+    assert three["kv_peak_bytes"] == 3 * single["kv_peak_bytes"]
+    assert three["kv_peak_share"] == pytest.approx(12 / 15)
+
+
+def test_figures_tell_where_they_come_from(engine_document: Any) -> None:
+    origin = engine_document["provenance"]
+    options = " ".join(QUICK)
+    command = f"llorch bench engine --model demo {options} --concurrency 1,3 --json"
+    assert (origin["command"], origin["threads"], origin["seed"]) == (command, 1, 0)
+    assert origin["environment"]["OMP_NUM_THREADS"] == "1"
+    assert origin["versions"].keys() >= {"llorch-worker", "python", "torch"}
+    assert origin["machine"]["usable_cpus"] >= 1
+    assert origin["machine"]["processor"]
+
+
+def test_a_person_reads_the_table_in_80_columns() -> None:
+    ran = run("bench", "engine", "--model", "demo", *QUICK, "--concurrency", "1,2,3,4")
+    assert ran.code == 0, ran
+    lines = ran.out.splitlines()
+    command = f"llorch bench engine --model demo {' '.join(QUICK)} --concurrency 1,2,3,4"
+    assert lines[0].startswith("$ ")
+    assert lines[0].endswith(command)
+    for label in ("prefill, tokens/s", "decode, tokens/s", "first token p50, ms", "KV cache"):
+        (line,) = [line for line in lines if line.startswith(label)]
+        assert len(line) <= 80
+        assert "–" not in line
+
+
+def test_one_pass_shows_no_spread(engine_document: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    several = EngineFigures.model_validate(engine_document)
+    rows = [row.model_copy(update={"total_spread": None}) for row in several.rows]
+    for figures, times in (
+        (several, 1),
+        (several.model_copy(update={"passes": 1, "rows": rows}), 0),
+    ):
+        show(Screen(), figures)
+        assert capsys.readouterr().out.count("spread") == times
+
+
+def test_what_cannot_be_measured_is_left_out_with_the_reason() -> None:
+    ran = run(
+        "bench", "engine", "--model", "demo", "--prompt-tokens", "40", "--new-tokens", "1",
+        "--passes", "1", "--concurrency", "2", "--json",
+    )  # fmt: skip
+    (row,) = ran.json["rows"]
+    assert row["prefill_tokens_per_s"] > 0
+    for figure in (
+        "total_spread", "decode_tokens_per_s", "decode_read_bytes_per_s", "between_tokens_ms",
+    ):  # fmt: skip
+        assert row[figure] is None
+    assert "raise --new-tokens" in row["notes"][0]
+
+
+def test_the_kv_cache_is_as_large_as_the_load_needs_whatever_a_worker_may_keep() -> None:
+    for allowed in ("1000", str(10**15)):
+        ran = run(
+            "bench", "engine", "--model", "demo", *QUICK, "--concurrency", "2", "--json",
+            LLORCH_KV_CACHE_BYTES=allowed,
+        )  # fmt: skip
+        assert ran.code == 0, ran
+        assert ran.json["rows"][0]["preemptions"] == 0
+
+
+def test_overhead_is_a_share_of_a_real_models_step() -> None:
+    measured = ("bench", "overhead", "--model", "demo", "--steps", "10", "--concurrency", "4")
+    ran = run(*measured, "--json", fresh=True)
+    assert (ran.code, ran.err) == (0, ""), ran
+    rows = ran.json["rows"]
+    kinds = len(SAMPLINGS)
+    assert [row["model"] for row in rows] == ["no-op"] * 2 * kinds + ["demo"] * kinds
+    assert {row["vocab_size"] for row in rows if row["model"] == "no-op"} == {512, 32000}
+    for row in rows:
+        assert row["steps"] == 10
+        assert 0 < row["outside_model_ms"]["p50"] <= row["outside_model_ms"]["p99"]
+        assert 0 < row["outside_model_mean_ms"] <= row["step_mean_ms"]
+        assert (row["share"] is None) == (row["model"] == "no-op")
+
+
+@pytest.mark.parametrize("command", ["engine", "overhead", "startup"])
+def test_a_model_that_is_not_there_is_one_sentence(command: str) -> None:
+    said = sentence(run("bench", command, "--model", "/nowhere/model.gguf"), 1)
+    assert "/nowhere/model.gguf does not exist; give a .gguf file" in said
+
+
+def test_a_load_beyond_the_context_is_refused_before_the_model_loads() -> None:
+    said = sentence(run("bench", "engine", "--model", "demo", "--prompt-tokens", "999999"), 2)
+    assert "prompts of 999999 tokens and 32 new ones exceed the model's context" in said
+    said = sentence(run("bench", "overhead", "--model", "demo", "--steps", "600"), 2)
+    assert said.endswith("and the model's own is 512; lower --steps or --concurrency")

@@ -1,0 +1,130 @@
+"""Instruments of the benches on a card, which a fake stands in for: where from, and how long."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from llorch_worker.bench.instruments.provenance import provenance
+from llorch_worker.bench.instruments.watched_model import DeviceClock, WatchedModel
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.model import RaggedBatch
+
+CPU = torch.device("cpu")
+
+
+class Card:
+    """A stream on which each pass takes a second, and a host that must not wait for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        self.waited: list[float] = []
+        card = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self, stream: str) -> None:
+                assert stream == "current"
+                self.at_s = card.now_s
+
+            def synchronize(self) -> None:
+                card.waited.append(self.at_s)
+
+            def elapsed_time(self, later: Event) -> float:
+                return 1e3 * (later.at_s - self.at_s)
+
+        def refused(*_: Any) -> None:
+            raise AssertionError("the pass waits for the device")
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "current")
+        monkeypatch.setattr(torch.cuda, "synchronize", refused)
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        self.now_s += 1
+        return torch.zeros(len(batch.logits_rows), 4)
+
+
+@pytest.fixture
+def cache() -> UnifiedCache:
+    return UnifiedCache.allocate(
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=4,
+        rope_theta=1e4,
+        rope_scaling=None,
+        max_context=16,
+        num_blocks=2,
+        dtype=torch.float32,
+        device=CPU,
+    )
+
+
+def batch() -> RaggedBatch:
+    rows = torch.arange(2)
+    return RaggedBatch(rows, rows, (1, 1), (3, 5), torch.zeros(2, 1, dtype=torch.long), rows, rows)
+
+
+def test_a_watched_pass_on_a_card_waits_for_nothing_until_its_steps_are_taken(
+    monkeypatch: pytest.MonkeyPatch, cache: UnifiedCache
+) -> None:
+    card = Card(monkeypatch)
+    watched = WatchedModel(card, clock=lambda _: DeviceClock(torch.device("cuda:0")))
+    for _ in range(2):
+        watched.forward(batch(), cache)
+        card.now_s += 0.25  # the sampler's
+    assert card.waited == []
+    first, second = watched.take_steps()
+    assert card.waited
+    assert first.ended_s - first.began_s == pytest.approx(1)
+    assert second.began_s - first.ended_s == pytest.approx(0.25)
+    assert (second.sequences, second.tokens, second.kv_tokens) == (2, 2, 8)
+    assert watched.take_steps() == ()
+
+
+def test_each_pass_on_a_card_begins_a_clock_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, cache: UnifiedCache
+) -> None:
+    card, clocks = Card(monkeypatch), []
+
+    def clock(device: torch.device) -> DeviceClock:
+        clocks.append(DeviceClock(device))
+        return clocks[-1]
+
+    watched = WatchedModel(card, clock=clock)
+    for _ in range(2):
+        watched.forward(batch(), cache)
+        watched.forward(batch(), cache)
+        watched.take_steps()
+    assert len(clocks) == 2
+
+
+def test_a_watched_pass_on_the_cpu_is_timed_by_the_host(
+    monkeypatch: pytest.MonkeyPatch, cache: UnifiedCache
+) -> None:
+    watched = WatchedModel(Card(monkeypatch))
+    watched.forward(batch(), cache)
+    monkeypatch.setattr(torch.cuda, "Event", None)
+    (step,) = watched.take_steps()
+    assert 0 <= step.ended_s - step.began_s < 1
+
+
+def test_provenance_names_the_card_and_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: f"a card at {place.index}")
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "--out", "a file"])
+    origin = provenance(
+        device=str(torch.device("cuda:1")),
+        seed=0,
+        program=("python", "-m", "benches.gpu"),
+        measured_with=("pytest",),
+    )
+    assert origin.machine.device == "cuda:1: a card at 1"
+    assert shlex.split(origin.command) == ["python", "-m", "benches.gpu", "--out", "a file"]
+    assert origin.versions["pytest"] == pytest.__version__
+    assert provenance(device="cpu", seed=0).command == "llorch --out 'a file'"

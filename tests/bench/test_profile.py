@@ -1,0 +1,175 @@
+"""``llorch bench profile`` shares a step's time out, and leaves the engine as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llorch_worker.bench.instruments import flamegraph
+from llorch_worker.bench.instruments.components import Component, verdict
+from llorch_worker.bench.instruments.flamegraph import Flamegraph, py_spy
+from llorch_worker.bench.instruments.ranges import Ranges
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.engine import Engine
+from llorch_worker.engine.runner import ForwardModel
+from llorch_worker.model import Llama
+from tests.cli.command import run
+from tests.cli.test_bad_input import sentence
+
+QUICK = (
+    "--prompt-tokens", "40", "--new-tokens", "12", "--concurrency", "4", "--threads", "1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def document() -> Any:
+    ran = run("bench", "profile", "--model", "demo", *QUICK, "--json", fresh=True)
+    assert (ran.code, ran.err) == (0, ""), ran
+    return ran.json
+
+
+def test_shares_of_prefill_and_of_decode_add_up_to_the_step(document: Any) -> None:
+    assert [phase["phase"] for phase in document["phases"]] == ["prefill", "decode"]
+    for phase in document["phases"]:
+        shares = [part["share"] for part in phase["components"]]
+        assert sum(shares) == pytest.approx(1, abs=1e-3)
+        assert shares == sorted(shares, reverse=True)
+        of_a_step_ms = sum(part["ms_per_step"] for part in phase["components"])
+        assert of_a_step_ms == pytest.approx(phase["step_ms"], rel=1e-3)
+
+
+def test_every_part_of_the_engine_is_found(document: Any) -> None:
+    for phase in document["phases"]:
+        parts = {part["component"]: part for part in phase["components"]}
+        assert parts.keys() == {str(component) for component in Component}
+        assert all(part["share"] > 0 for part in parts.values())
+        layers = parts["QKV projection"]["calls_per_step"]
+        assert layers >= 2
+        for name in ("attention", "down projection", "RoPE and KV write", "SiLU and product"):
+            assert parts[name]["calls_per_step"] == layers, name
+        for name in ("embedding", "output matrix", "detokeniser and events"):
+            assert parts[name]["calls_per_step"] == 1, name
+        assert parts["sampler"]["calls_per_step"] == 3  # prepares, chooses, reads what was chosen
+
+
+def test_decode_is_profiled_where_all_sequences_decode(document: Any) -> None:
+    prefill, decode = document["phases"]
+    assert prefill["steps"] == 1  # 160 tokens fit a step
+    # The prefill gives the first of 12 tokens.
+    assert decode["steps"] == 11
+    assert document["notes"] == []
+
+
+def test_the_bound_of_a_refactor_is_amdahls(document: Any) -> None:
+    for phase in document["phases"]:
+        kept = sum(
+            part["share"]
+            for part in phase["components"]
+            if "projection" in part["component"]
+            or part["component"] in ("attention", "output matrix")
+        )
+        assert phase["elsewhere_share"] == pytest.approx(1 - kept, abs=1e-3)
+        assert phase["refactor_bound"] == pytest.approx(1 / kept, rel=1e-2)
+        assert 0 < phase["in_python_share"] < 1
+
+
+def test_the_largest_parts_are_named_first_for_a_person() -> None:
+    ran = run("bench", "profile", "--model", "demo", *QUICK)
+    assert ran.code == 0, ran
+    lines = ran.out.splitlines()
+    assert lines[0].endswith(f"llorch bench profile --model demo {' '.join(QUICK)}")
+    assert len([line for line in lines if line.startswith("  above 10%: ")]) == 2
+    verdicts = [line.split()[-1] for line in lines if line.rstrip().endswith(("critical", "minor"))]
+    assert verdicts[0] == "critical"
+    assert max(map(len, lines[5:])) <= 80
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (1.0, "critical"),
+        (0.1001, "critical"),
+        (0.1, "moderate"),
+        (0.05, "moderate"),
+        (0.0499, "minor"),
+        (0.0, "minor"),
+    ],
+)
+def test_the_decision_rule(share: float, said: str) -> None:
+    assert verdict(share) == said
+
+
+def test_nothing_stays_behind_in_the_engine(demo_model: Path) -> None:
+    models: list[Llama] = []
+
+    def keep(model: ForwardModel) -> ForwardModel:
+        assert isinstance(model, Llama)
+        models.append(model)
+        return model
+
+    request = GenerationRequest(prompt="Once upon a time", max_tokens=8, temperature=0)
+    with Engine.load(demo_model, "cpu", around_model=keep) as engine:
+        (model,) = models
+        kinds = (Engine, Llama, type(model.ops), type(model.output), type(model.blocks[0]))
+        before = [dict(vars(kind)) for kind in kinds]
+        plain = engine.submit(request).result().text
+        with Ranges(model, torch.device("cpu")):
+            assert engine.submit(request).result().text == plain
+            assert [dict(vars(kind)) for kind in kinds] != before
+        assert [dict(vars(kind)) for kind in kinds] == before
+
+
+def test_without_a_step_of_decode_only_prefill_is_shown() -> None:
+    ran = run(
+        "bench", "profile", "--model", "demo", "--prompt-tokens", "20", "--new-tokens", "1",
+        "--concurrency", "2", "--json",
+    )  # fmt: skip
+    assert [phase["phase"] for phase in ran.json["phases"]] == ["prefill"]
+    assert "raise --new-tokens" in ran.json["notes"][0]
+
+
+def test_a_flamegraph_without_py_spy_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flamegraph, "py_spy", lambda: None)
+    with pytest.raises(CommandError, match=r'needs py-spy: pip install "llorch-worker\[bench\]"'):
+        Flamegraph.at(tmp_path / "out.svg")
+
+
+@pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
+@pytest.mark.parametrize("name", ["out.svg", "out.json"])
+def test_a_flamegraph_shows_the_engine(tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    # Few steps and long ones: it is sampled by time, and torch's profiler pays by the step.
+    ran = run(
+        "bench", "profile", "--model", "demo", "--prompt-tokens", "250", "--new-tokens", "4",
+        "--concurrency", "8", "--threads", "1", "--flamegraph", out, "--json",
+    )  # fmt: skip
+    document = ran.json
+    if document["flamegraph"] is None:
+        # A container may forbid to look at a process, be it one's own.
+        assert document["notes"][-1].startswith("no flamegraph: ")
+        return
+    assert document["flamegraph"] == str(out)
+    text = out.read_text(encoding="utf-8")
+    assert "Runner.launch" in text
+    if name.endswith(".json"):
+        assert json.loads(text)["profiles"]
+
+
+@pytest.mark.parametrize("name", ["out.png", "out", "missing/out.svg"])
+def test_a_flamegraph_that_could_not_be_written_is_refused_at_once(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(CommandError, match="--flamegraph"):
+        Flamegraph.at(tmp_path / name)
+
+
+def test_a_load_beyond_the_context_is_refused() -> None:
+    said = sentence(run("bench", "profile", "--model", "demo", "--prompt-tokens", "999999"), 2)
+    assert "prompts of 999999 tokens and 32 new ones exceed the model's context" in said

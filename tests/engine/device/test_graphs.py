@@ -1,0 +1,205 @@
+"""Replayed decode steps: the tokens of steps that are computed as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine import Engine
+from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs, bucket_sizes
+from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.model import RaggedBatch
+from tests.engine.recording import Recorder
+from tests.engine.together import all_at_once
+
+ROWS = 6
+PROMPTS = ["Once", "Once upon a time, there was a little", "The dog", "Lily and Tom", "A", "I am"]
+
+
+@pytest.fixture
+def recorded(loaded: Any, make_queue: Callable[[], Any]) -> Iterator[tuple[Engine, Recorder]]:
+    shape = cache_shape(
+        loaded.config,
+        64,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        decode_rows=ROWS,
+    )
+    cache = UnifiedCache.allocate(num_blocks=40, **shape)
+    recorder = Recorder()
+    with Engine(
+        model=DecodeGraphs(loaded.model, cache, recorder),
+        config=loaded.config,
+        cache=cache,
+        tokenizer=loaded.tokenizer,
+        model_name="stories",
+        weight_bytes=loaded.model.weight_bytes,
+        max_sequences=ROWS,
+        queue=make_queue(),
+    ) as engine:
+        yield engine, recorder
+        engine.check_integrity()
+        assert engine.stats().kv_blocks_free == engine.stats().kv_blocks_total == 40
+
+
+def requests(**fields: Any) -> list[GenerationRequest]:
+    """Of unequal lengths, so that they leave the batch at different steps."""
+    return [
+        GenerationRequest(prompt=prompt, max_tokens=8 + 5 * i, **fields)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}])
+def test_tokens_are_those_of_steps_that_are_not_recorded(
+    recorded: tuple[Engine, Recorder], make_engine: Callable[..., Engine], fields: dict[str, Any]
+) -> None:
+    engine, recorder = recorded
+    with all_at_once(engine):
+        generations = [engine.submit(request) for request in requests(**fields)]
+    tokens = [generation.result(60).choices[0].token_ids for generation in generations]
+    alone = make_engine(max_sequences=1)
+    expected = [alone.submit(r).result(60).choices[0].token_ids for r in requests(**fields)]
+    assert tokens == expected
+    assert recorder.replayed > 20
+
+
+def test_a_smaller_batch_leaves_nothing_of_a_larger_one(
+    recorded: tuple[Engine, Recorder], make_engine: Callable[..., Engine]
+) -> None:
+    """Blocks of who left belong to others soon: a blank row must not write to them."""
+    engine, _ = recorded
+    with all_at_once(engine):
+        first = [engine.submit(request) for request in requests(temperature=0)]
+    for generation in first:
+        generation.result(60)
+    request = GenerationRequest(prompt=PROMPTS[1], max_tokens=30, temperature=0)
+    with all_at_once(engine):
+        again = [engine.submit(request) for _ in range(3)]
+    expected = make_engine().submit(request).result(60).choices[0].token_ids
+    assert [g.result(60).choices[0].token_ids for g in again] == [expected] * 3
+
+
+def test_prefills_and_other_caches_are_computed_as_they_come(
+    recorded: tuple[Engine, Recorder], loaded: Any
+) -> None:
+    engine, recorder = recorded
+    ids = engine.tokenizer.encode(PROMPTS[1])
+    with loaded.engine() as plain:
+        assert torch.equal(engine.logits(ids), plain.logits(ids))
+        assert torch.equal(engine.logits(ids[:1]), plain.logits(ids[:1]))
+    assert recorder.replayed == 0
+
+
+def test_a_batch_larger_than_any_recorded_is_computed_as_it_comes(loaded: Any) -> None:
+    shape = cache_shape(
+        loaded.config, 32, dtype=torch.float32, device=torch.device("cpu"), decode_rows=1
+    )
+    cache = UnifiedCache.allocate(num_blocks=4, **shape)
+    recorder = Recorder()
+    graphs = DecodeGraphs(loaded.model, cache, recorder)
+    batch = RaggedBatch(
+        token_ids=torch.tensor([5, 9]),
+        positions=torch.tensor([0, 0]),
+        query_lengths=(1, 1),
+        context_lengths=(1, 1),
+        block_tables=torch.tensor([[2], [0]]),
+        slots=torch.tensor([32, 0]),
+        logits_rows=torch.tensor([0, 1]),
+    )
+    assert torch.equal(graphs.forward(batch, cache), loaded.model.forward(batch, cache))
+    assert recorder.replayed == 0
+
+
+def test_the_buffers_are_foretold_to_the_byte(loaded: Any) -> None:
+    shape = cache_shape(
+        loaded.config, 50, dtype=torch.float32, device=torch.device("cpu"), decode_rows=3
+    )
+    cache = UnifiedCache.allocate(num_blocks=4, **shape)
+    assert cache.bytes_by_part() == UnifiedCache.required_bytes(num_blocks=4, **shape)
+    assert cache.blocks.total == 4
+    assert cache.kv.keys.shape[1] == 5
+
+
+def test_a_cache_without_buffers_is_refused(loaded: Any) -> None:
+    with pytest.raises(ValueError, match="no buffers"):
+        DecodeGraphs(loaded.model, loaded.cache(4), Recorder())
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (6, [1, 2, 4, 6]),
+        (24, [1, 2, 4, 8, 16, 24]),
+        (20, [1, 2, 4, 8, 16, 20]),
+    ],
+)
+def test_sizes_grow_by_eights_and_end_at_the_most(most: int, sizes: list[int]) -> None:
+    assert bucket_sizes(most) == sizes
+
+
+def test_sizes_are_few_where_batches_are_large() -> None:
+    sizes = bucket_sizes(1000)
+    assert sizes[-1] == 1000
+    assert len(sizes) < 64
+    assert sizes == sorted(set(sizes))
+
+
+def test_all_graphs_are_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps a workspace for every stream."""
+    cuda = FakeCuda()
+    for name in ("device", "stream", "graph", "Stream", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
+    monkeypatch.setattr(torch.cuda, "current_stream", FakeStream)
+    recorder = CudaRecorder(torch.device("cuda", 1))
+    for _ in range(3):
+        recorder.record(lambda: None)
+    assert len(cuda.streams) == 1
+    assert cuda.used == ["the pool", cuda.streams[0]] * 3
+
+
+class FakeStream:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+
+    def wait_stream(self, other: FakeStream) -> None:
+        pass
+
+
+class FakeCuda:
+    """As much of ``torch.cuda`` as a recording touches."""
+
+    def __init__(self) -> None:
+        self.streams: list[FakeStream] = []
+        self.used: list[object] = []
+
+    def Stream(self, device: torch.device) -> FakeStream:
+        self.streams.append(FakeStream(device))
+        return self.streams[-1]
+
+    class CUDAGraph:
+        def replay(self) -> None:
+            pass
+
+    def device(self, _device: torch.device) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def stream(self, stream: FakeStream) -> AbstractContextManager[None]:
+        assert stream is self.streams[0]
+        return nullcontext()
+
+    def graph(
+        self, _graph: CUDAGraph, pool: str, stream: FakeStream, capture_error_mode: str
+    ) -> AbstractContextManager[None]:
+        assert capture_error_mode == "thread_local"
+        self.used += [pool, stream]
+        return nullcontext()

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
+from llorch_worker.kernels import native_kernels_load
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """As many CUDA devices as the test's parameter says."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: request.param)
+
+
+@pytest.mark.parametrize(
+    ("cards", "name", "device"),
+    [
+        (0, "auto", CPU),
+        (0, "cpu", CPU),
+        (2, "auto", CUDA),
+        (2, "cpu", CPU),
+        (2, "cuda", CUDA),
+        (2, "cuda:1", torch.device("cuda", 1)),
+    ],
+    indirect=["cards"],
+)
+@pytest.mark.usefixtures("cards")
+def test_a_device_that_is_there_is_taken(name: str, device: torch.device) -> None:
+    assert resolve_device(name) == device
+
+
+@pytest.mark.parametrize(
+    ("cards", "name", "sentence"),
+    [
+        (0, "cuda", "use device cpu"),
+        (0, "cuda:1", "use device cpu"),
+        (2, "cuda:2", "device cuda:2 was asked for, but the last card here is cuda:1"),
+        (2, "cuda:-1", "no device 'cuda:-1'"),
+        (0, "auto0", "no device 'auto0'"),
+        (2, "auto:1", "no device 'auto:1'"),
+        (0, "", "no device ''"),
+    ],
+    indirect=["cards"],
+)
+@pytest.mark.usefixtures("cards")
+def test_a_device_that_is_not_there_is_refused_and_never_replaced(name: str, sentence: str) -> None:
+    with pytest.raises(ModelLoadFailed, match=sentence):
+        resolve_device(name)
+
+
+def test_the_compute_dtype_is_exact_where_that_is_cheap_and_fast_elsewhere() -> None:
+    fast = torch.bfloat16 if native_kernels_load() else torch.float32
+    assert resolve_dtype("auto", CPU, parameters=1_000_000) is torch.float32
+    assert resolve_dtype("auto", CPU, parameters=1_000_000_000) is fast
+    assert resolve_dtype("auto", CPU, parameters=10**9, kernels="torch") is torch.float32
+    assert resolve_dtype("auto", CUDA, parameters=1_000_000) is torch.bfloat16
+    assert resolve_dtype("float16", CPU, parameters=1_000_000) is torch.float16
+    with pytest.raises(ModelLoadFailed, match="no dtype 'fp32'; use auto, float32"):
+        resolve_dtype("fp32", CPU, parameters=1)

@@ -1,0 +1,90 @@
+"""The sampler in one kernel: it never makes the host wait, and gives the plain one's tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine.device.queue import Done, Pending, Work
+from llorch_worker.engine.sampling.sampler import Sampler
+from llorch_worker.engine.sequence import Sequence
+from llorch_worker.kernels import torch_sample
+from tests.engine.together import all_at_once
+
+
+def request(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(
+        **{
+            "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 20,
+            **fields,
+        }
+    )  # fmt: skip
+
+
+class NoHostReads(TorchDispatchMode):
+    """Refuses what makes the host wait for the device: item, bool, nonzero."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        assert func not in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.nonzero.default,
+        )
+        return func(*args, **(kwargs or {}))
+
+
+class CheckedQueue:
+    """Computes at the launch, and refuses work for which the host would have to wait."""
+
+    overlaps = True
+
+    def launch(self, work: Work) -> Pending:
+        with NoHostReads():
+            return Done(work())
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 0.8}, {"temperature": 1, "seed": 7}, {"temperature": 1e-9}]
+)
+def test_the_fused_sampler_needs_no_word_from_the_host_and_gives_the_same_tokens(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    requests = [request(**{"seed": 5, **fields}), request(prompt="The dog", seed=6)]
+    with loaded.engine() as plain:
+        expected = [plain.submit(r).result(60).choices[0].token_ids for r in requests]
+    monkeypatch.setattr("llorch_worker.engine.engine.select_sample", lambda *_: torch_sample.sample)
+    with loaded.engine(queue=CheckedQueue()) as engine:
+        with all_at_once(engine):
+            generations = [engine.submit(r) for r in requests]
+        assert [g.result(60).choices[0].token_ids for g in generations] == expected
+
+
+def test_the_fused_sampler_serves_a_batch_only_where_everyone_samples_plainly(
+    make_sequence: Callable[..., Sequence],
+) -> None:
+    calls: list[int] = []
+
+    def fused(logits: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        calls.append(len(logits))
+        return torch_sample.sample(logits, *parameters)
+
+    sampler = Sampler(50, torch.device("cpu"), fused)
+    plain = [make_sequence(4, temperature=t, seed=9) for t in (0, 0.7, 1.0)]
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    unfused = Sampler(50, torch.device("cpu"))
+    assert (
+        sampler.sample(logits.clone(), plain).token_ids
+        == unfused.sample(logits.clone(), plain).token_ids
+    )
+    mixed = [*plain[:2], make_sequence(4, top_k=2)]
+    sampler.sample(logits.clone(), mixed)
+    assert calls == [3]
+    logits[1, 3] = math.nan
+    assert sampler.sample(logits, plain).damaged == {1}

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.settings import Settings
+from llorch_worker.worker.celery.app import build_app
+from tests.services import RedisServer, WorkerProcess, environment, run_python
+
+HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "safetensors", "psutil")
+
+LIGHT_IMPORT = f"""
+import json, sys
+for name in {HEAVY}:
+    sys.modules[name] = None  # as if it were not installed
+import tasks, llorch_worker.client, llorch_worker.broker.transport
+import llorch_worker.worker.main, llorch_worker.worker.celery.pool
+import llorch_worker.worker.celery.bootstep
+print(json.dumps(tasks.generate.name))
+"""
+
+DELAY = """
+import json
+from tasks import generate
+sent = [
+    generate.delay(prompt="x", max_tokens=2),
+    generate.delay(prompt="x", max_tokens=2, priority="high"),
+    generate.apply_async(kwargs={"prompt": "x", "max_tokens": 2, "priority": "low"}),
+]
+print(json.dumps([result.get(timeout=60)["text"] for result in sent]))
+"""
+
+DELAY_WRONG = """
+import json
+from tasks import generate
+from llorch_worker.contract import InvalidRequest
+faults = []
+for args, fields in ((("x",), {}), ((), {"priority": 7, "prompt": "x"}), ((), {"nonsense": 1})):
+    try:
+        generate.delay(*args, **fields).get(timeout=60)
+    except InvalidRequest as error:
+        faults.append([fault.field for fault in error.faults])
+print(json.dumps(faults))
+"""
+
+
+def test_producers_import_the_app_and_the_client_without_the_worker_extra() -> None:
+    assert run_python(LIGHT_IMPORT, "redis://localhost:1/0") == "llorch.generate"
+
+
+def test_delay_sends_to_the_queue_of_the_model_that_is_set(
+    toy_worker: WorkerProcess, redis_server: RedisServer
+) -> None:
+    assert run_python(DELAY, redis_server.url, model_name="toy") == ["w0 w1 "] * 3
+
+
+def test_what_delay_was_given_wrongly_comes_back_by_name(
+    toy_worker: WorkerProcess, redis_server: RedisServer
+) -> None:
+    faults = run_python(DELAY_WRONG, redis_server.url, model_name="toy")
+    assert faults[:2] == [["args"], ["priority"]]
+    assert "nonsense" in faults[2]
+
+
+def test_an_app_is_what_its_settings_say(tmp_path: Path) -> None:
+    settings = Settings(redis_url="redis://h:1/2", model=tmp_path / "m.gguf", max_sequences=3)
+    conf = build_app(settings).conf
+    assert conf.broker_url == "redis://h:1/2"
+    assert conf.result_backend == "llorch_worker.broker.backend:ResultBackend+redis://h:1/2"
+    assert conf.worker_concurrency == 3
+    assert conf.task_default_queue == "llorch.m"
+    assert [queue.name for queue in conf.task_queues] == ["llorch.m:high", "llorch.m"]
+    assert conf.accept_content == ["json"]
+    assert conf.task_acks_late
+
+
+def test_two_apps_in_one_process_keep_to_themselves(tmp_path: Path) -> None:
+    one, two = (build_app(Settings(model=tmp_path / f"{name}.gguf")) for name in ("one", "two"))
+    tasks = [app.tasks["llorch.generate"] for app in (one, two)]
+    assert [task.app.settings.served_name for task in tasks] == ["one", "two"]
+
+
+def test_a_task_that_is_called_where_no_model_is_resident_says_so() -> None:
+    from llorch_worker.contract import InternalError
+    from tasks import generate
+
+    with pytest.raises(InternalError, match="llorch worker"):
+        generate(prompt="x")
+
+
+@pytest.mark.parametrize("command", ["worker", "report"])
+def test_a_bad_setting_ends_a_celery_command_with_one_sentence(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tasks", command],
+        env=environment("redis://localhost:1/0", max_sequences=0, kernels="x"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("error: LLORCH_KERNELS: ")
+    assert "; LLORCH_MAX_SEQUENCES: Input should be greater than or equal to 1 (got '0')" in said
+
+
+def test_a_url_that_is_none_ends_a_celery_command_with_one_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tasks", "worker"],
+        env=environment("redis://localhost:1/jobs"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: redis://localhost:1/jobs is no Redis URL: it must end with the number of a "
+        "database; set LLORCH_REDIS_URL\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "own_command", ["", "import celery.bin.celery, sys; sys.argv[1:] = ['-A', 'shop']"]
+)
+def test_a_bad_setting_is_an_error_to_a_producer(own_command: str) -> None:
+    """Also in the worker of an application that sends us jobs."""
+    source = f"""
+{own_command}
+import json
+from pydantic import ValidationError
+try:
+    import tasks
+except ValidationError as error:
+    print(json.dumps(error.error_count()))
+"""
+    assert run_python(source, "redis://localhost:1/0", max_sequences=0) == 1

@@ -1,0 +1,221 @@
+"""The pool alone, with kombu's real event loop and without one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery.exceptions import BackendStoreError, Reject
+from kombu.asynchronous import Hub
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from llorch_worker.contract import InternalError, InvalidRequest, OutOfMemory
+from llorch_worker.worker.celery.pool import EnginePool
+from tests.services import wait_until
+
+
+class Caller:
+    """Celery's side of a job: notes what was called back, and on which thread."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.returned: list[Any] = []
+        self.failed: list[BaseException] = []
+        self.threads: list[int] = []
+
+    def accept(self, pid: int, _time_s: float) -> None:
+        self.pid = pid
+
+    def success(self, value: Any) -> None:
+        self.threads.append(threading.get_ident())
+        self.returned.append(value)
+
+    def failure(self, info: Any) -> None:
+        self.threads.append(threading.get_ident())
+        error = info.exception
+        self.failed.append(getattr(error, "exc", error))
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.returned or self.failed)
+
+
+@pytest.fixture
+def pool() -> Iterator[EnginePool]:
+    pool = EnginePool(limit=2)
+    pool.start()
+    yield pool
+    pool.close()
+    pool.stop()
+
+
+@pytest.fixture
+def hub(pool: EnginePool) -> Iterator[Hub]:
+    hub = Hub()
+    pool.register_with_event_loop(hub)
+    yield hub
+    pool.close()
+    pool.drain()
+    hub.close()
+
+
+def apply(pool: EnginePool, target: Callable[[], Any], task_id: str = "job") -> Caller:
+    caller = Caller()
+    pool.apply_async(
+        target,
+        accept_callback=caller.accept,
+        callback=caller.success,
+        error_callback=caller.failure,
+        correlation_id=task_id,
+    )
+    return caller
+
+
+def turn_until(hub: Hub, condition: Callable[[], bool]) -> None:
+    def turned() -> bool:
+        hub.run_once()
+        return condition()
+
+    wait_until(turned)
+
+
+def test_a_task_is_called_back_on_the_thread_of_the_event_loop(pool: EnginePool, hub: Hub) -> None:
+    caller = apply(pool, threading.get_ident)
+    turn_until(hub, lambda: caller.ended)
+    assert caller.threads == [threading.get_ident()]
+    assert caller.returned != [threading.get_ident()]
+
+
+def raiser(error: BaseException) -> Callable[[], None]:
+    def target() -> None:
+        raise error
+
+    return target
+
+
+@pytest.mark.parametrize(
+    ("raised", "reported"),
+    [
+        (ValueError("secret"), InternalError),
+        (MemoryError(), OutOfMemory),
+        (SystemExit(3), InternalError),
+        (KeyboardInterrupt(), InternalError),
+        (GeneratorExit(), InternalError),
+        (InvalidRequest("known"), InvalidRequest),
+        (RedisConnectionError("away"), Reject),
+        (BackendStoreError("away"), Reject),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
+)
+def test_whatever_a_target_raises_is_called_back(
+    pool: EnginePool, hub: Hub, raised: BaseException, reported: type[Exception]
+) -> None:
+    caller = apply(pool, raiser(raised))
+    turn_until(hub, lambda: caller.ended)
+    assert type(caller.failed[0]) is reported
+    assert "secret" not in str(caller.failed[0])
+
+
+def test_a_result_that_could_not_be_stored_sends_the_job_back(pool: EnginePool, hub: Hub) -> None:
+    caller = apply(pool, raiser(RedisConnectionError("away")))
+    turn_until(hub, lambda: caller.ended)
+    assert isinstance(caller.failed[0], Reject)
+    assert caller.failed[0].requeue
+
+
+def test_a_callback_that_fails_is_followed_by_a_failure(pool: EnginePool, hub: Hub) -> None:
+    caller = Caller()
+    pool.apply_async(int, callback=raiser_of_one(MemoryError()), error_callback=caller.failure)
+    turn_until(hub, lambda: caller.ended)
+    assert isinstance(caller.failed[0], InternalError)
+
+
+def raiser_of_one(error: BaseException) -> Callable[[Any], None]:
+    def callback(_: Any) -> None:
+        raise error
+
+    return callback
+
+
+def test_each_task_has_its_own_pid_and_terminate_reaches_that_task_only(
+    pool: EnginePool, hub: Hub
+) -> None:
+    go = threading.Event()
+    cancelled: list[str] = []
+    pool.cancel = cancelled.append
+    first, second = apply(pool, go.wait, "first"), apply(pool, go.wait, "second")
+    assert first.pid is not None
+    assert second.pid is not None
+    assert first.pid != second.pid
+    pool.terminate_job(second.pid, 15)
+    assert cancelled == ["second"]
+    go.set()
+    turn_until(hub, lambda: first.ended and second.ended)
+    pool.terminate_job(second.pid, 15)
+    assert cancelled == ["second"]
+
+
+def test_work_beyond_the_limit_waits_unaccepted_for_a_thread(pool: EnginePool, hub: Hub) -> None:
+    go = threading.Event()
+    callers = [apply(pool, go.wait) for _ in range(3)]
+    assert [caller.pid is not None for caller in callers] == [True, True, False]
+    go.set()
+    turn_until(hub, lambda: all(caller.ended for caller in callers))
+
+
+def test_a_drain_finishes_what_runs_and_delivers_it_though_nobody_runs_the_loop(
+    pool: EnginePool, hub: Hub
+) -> None:
+    go = threading.Event()
+    caller = apply(pool, go.wait)
+    threading.Timer(0.05, go.set).start()
+    pool.close()
+    pool.drain()
+    assert caller.returned == [True]
+
+
+def test_a_closing_pool_gives_back_what_has_not_begun(pool: EnginePool, hub: Hub) -> None:
+    go = threading.Event()
+    running = [apply(pool, go.wait) for _ in range(2)]
+    waiting = apply(pool, go.wait)
+    pool.close()
+    late = apply(pool, go.wait)
+    for caller in (waiting, late):
+        assert caller.pid is None
+        assert isinstance(caller.failed[0], Reject)
+        assert caller.failed[0].requeue
+    go.set()
+    pool.drain()
+    assert all(caller.returned == [True] for caller in running)
+
+
+def test_without_an_event_loop_the_callbacks_come_too(pool: EnginePool) -> None:
+    callers = [apply(pool, lambda: 7) for _ in range(5)]
+    wait_until(lambda: all(caller.ended for caller in callers))
+    assert [caller.returned for caller in callers] == [[7]] * 5
+
+
+def test_a_stopped_pool_leaves_no_thread() -> None:
+    before = threading.active_count()
+    pool = EnginePool(limit=3)
+    pool.start()
+    assert threading.active_count() == before + 3
+    pool.close()
+    pool.stop()
+    assert threading.active_count() == before
+
+
+def test_the_pool_says_why_it_cannot_grow_or_shrink(pool: EnginePool) -> None:
+    for change in (pool.grow, pool.shrink):
+        with pytest.raises(NotImplementedError, match="LLORCH_MAX_SEQUENCES"):
+            change(1)
+
+
+def test_arguments_reach_no_debug_log(pool: EnginePool, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG"):
+        caller = Caller()
+        pool.apply_async(len, args=("SECRET",), callback=caller.success)
+        wait_until(lambda: caller.ended)
+    assert "SECRET" not in caplog.text
