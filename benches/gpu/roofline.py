@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from llorch_worker.cache import PagedKV
-from llorch_worker.kernels import KvForm
 from llorch_worker.model import Llama, LlamaConfig
+from llorch_worker.settings import KvDtype
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def matrix_bytes(model: Llama) -> int:
     )
 
 
-def kv_token_bytes(config: LlamaConfig, *, dtype: torch.dtype, form: KvForm) -> int:
+def kv_token_bytes(config: LlamaConfig, *, dtype: torch.dtype, kv_dtype: KvDtype) -> int:
     """What the cache keeps of a token in all layers."""
     return sum(
         PagedKV.slot_bytes(
@@ -42,7 +42,7 @@ def kv_token_bytes(config: LlamaConfig, *, dtype: torch.dtype, form: KvForm) -> 
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             dtype=dtype,
-            form=form,
+            kv_dtype=kv_dtype,
         ).values()
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from llorch_worker.kernels import Arena, KvForm, LayerKV
+from llorch_worker.kernels import Arena, LayerKV
+from llorch_worker.settings import KvDtype
 
 _STORED_DTYPE = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
@@ -25,25 +26,25 @@ class PagedKV:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
-        form: KvForm = "exact",
+        kv_dtype: KvDtype = "auto",
     ) -> None:
-        """``dtype`` is the compute dtype, which the cache keeps where ``form`` is exact."""
+        """``dtype`` is the compute dtype, in which ``kv_dtype`` ``auto`` stores keys and values."""
         shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
         # Zeros, not empty: attention must never meet a NaN that lay in memory before.
-        stored = _STORED_DTYPE.get(form, dtype)
+        stored = _STORED_DTYPE.get(kv_dtype, dtype)
         self.keys = _zeros(shape, stored, device)
         self.values = _zeros(shape, stored, device)
-        scales = shape[:-1] if form == "int8" else (num_layers, 0)
+        scales = shape[:-1] if kv_dtype == "int8" else (num_layers, 0)
         self._key_scales = torch.zeros(scales, device=device)
         self._value_scales = torch.zeros(scales, device=device)
         self.block_size = block_size
         self.dtype = dtype
-        self.form = form
+        self.kv_dtype = kv_dtype
         self.layers = [self._layer(layer) for layer in range(num_layers)]
         """Views of each layer's part."""
 
     def _layer(self, layer: int) -> LayerKV:
-        if self.form != "int8":
+        if self.kv_dtype != "int8":
             return LayerKV(self.keys[layer], self.values[layer])
         return LayerKV(
             self.keys[layer],
@@ -54,19 +55,19 @@ class PagedKV:
 
     @staticmethod
     def slot_bytes(
-        *, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, form: KvForm
+        *, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: KvDtype
     ) -> dict[str, int]:
         """Bytes of one token's keys and values in all layers, by part."""
         heads = 2 * num_layers * num_kv_heads
-        parts = {"kv": heads * head_dim * _STORED_DTYPE.get(form, dtype).itemsize}
-        if form == "int8":
+        parts = {"kv": heads * head_dim * _STORED_DTYPE.get(kv_dtype, dtype).itemsize}
+        if kv_dtype == "int8":
             parts["kv_scales"] = heads * torch.float32.itemsize
         return parts
 
     def bytes_by_part(self) -> dict[str, int]:
         """Bytes held: ``kv`` and, where they are int8, ``kv_scales``."""
         parts = {"kv": self.keys.nbytes + self.values.nbytes}
-        if self.form == "int8":
+        if self.kv_dtype == "int8":
             parts["kv_scales"] = self._key_scales.nbytes + self._value_scales.nbytes
         return parts
 

@@ -11,7 +11,7 @@ from llorch_worker.cache.causal_masks import CausalMasks
 from llorch_worker.cache.decode_buffers import DecodeBuffers
 from llorch_worker.cache.kv import PagedKV
 from llorch_worker.cache.rope_tables import RopeScaling, RopeTables
-from llorch_worker.kernels import KvForm
+from llorch_worker.settings import KvDtype
 
 DEFAULT_BLOCK_SIZE_TOKENS = 16
 DEFAULT_MAX_QUERY_TOKENS = 1024
@@ -46,11 +46,11 @@ class UnifiedCache:
         max_query_tokens: int = DEFAULT_MAX_QUERY_TOKENS,
         dtype: torch.dtype,
         device: torch.device,
-        kv_form: KvForm = "exact",
+        kv_dtype: KvDtype = "auto",
         decode_rows: int = 0,
         vocab_size: int = 0,
     ) -> UnifiedCache:
-        """Allocate all parts; ``dtype`` is the compute dtype, ``kv_form`` how KV blocks keep it.
+        """Allocate all parts; ``dtype`` is the compute dtype, ``kv_dtype`` how KV blocks keep it.
 
         With ``decode_rows`` there are buffers for recorded decode steps of so many sequences, and
         one block more than the pool hands out, for rows of no sequence to write to.
@@ -74,7 +74,7 @@ class UnifiedCache:
                 head_dim=head_dim,
                 dtype=dtype,
                 device=device,
-                form=kv_form,
+                kv_dtype=kv_dtype,
             ),
             rope=RopeTables(
                 head_dim=head_dim,
@@ -104,7 +104,7 @@ class UnifiedCache:
         max_query_tokens: int = DEFAULT_MAX_QUERY_TOKENS,
         dtype: torch.dtype,
         device: torch.device,  # noqa: ARG004
-        kv_form: KvForm = "exact",
+        kv_dtype: KvDtype = "auto",
         decode_rows: int = 0,
         vocab_size: int = 0,
     ) -> dict[str, int]:
@@ -115,7 +115,7 @@ class UnifiedCache:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             dtype=dtype,
-            form=kv_form,
+            kv_dtype=kv_dtype,
         )
         parts = {
             **{part: slots * size for part, size in of_slot.items()},

@@ -45,16 +45,13 @@ from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.kernels import (
     CutRows,
-    KernelChoice,
-    KvDtype,
     end_own_threads,
-    kv_form_of,
     select_cut_rows,
     select_ops,
     select_sample,
 )
 from llorch_worker.model import Llama, LlamaConfig, model_bytes, parameter_count, resolve_config
-from llorch_worker.settings import default_model_name
+from llorch_worker.settings import KernelChoice, KvDtype, default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint, select_linears
 
@@ -199,8 +196,7 @@ class Engine:
         linears = select_linears(place, compute_dtype, kernels)
         planned = model_bytes(config, checkpoint, linears, compute_dtype)
         require_room(planned, place)
-        kv_form = kv_form_of(kv_dtype)
-        ops = select_ops(place, compute_dtype, kernels, head_dim=config.head_dim, kv_form=kv_form)
+        ops = select_ops(place, compute_dtype, kernels, head_dim=config.head_dim, kv_dtype=kv_dtype)
         decode_rows = max_sequences if cuda_graphs and records_decode(place, ops) else 0
         with part_of_load("the weights", place, planned):
             model = Llama.load(
@@ -230,7 +226,7 @@ class Engine:
             workspace_bytes=workspace,
             dtype=compute_dtype,
             device=place,
-            kv_form=kv_form,
+            kv_dtype=kv_dtype,
             decode_rows=decode_rows,
         )
         if place.type == "cuda":

@@ -30,7 +30,7 @@ def uncached_logits(
         head_dim=config.head_dim,
         dtype=cache.kv.dtype,
         device=device,
-        form=cache.kv.form,
+        kv_dtype=cache.kv.kv_dtype,
     )
     row = torch.arange(count, device=device)
     batch = RaggedBatch(

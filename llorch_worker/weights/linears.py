@@ -8,7 +8,8 @@ from typing import Protocol
 
 import torch
 
-from llorch_worker.kernels import KernelChoice, native_kernels_load
+from llorch_worker.kernels import native_kernels_load
+from llorch_worker.settings import KernelChoice
 from llorch_worker.weights.checkpoint import Checkpoint
 from llorch_worker.weights.linear import DenseLinear, Linear
 from llorch_worker.weights.packed_weight import PackedWeight, Part

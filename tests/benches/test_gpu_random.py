@@ -13,9 +13,9 @@ from benches.gpu.random_weights import NAMES, RandomWeights
 from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.memory.block_plan import cache_shape
-from llorch_worker.kernels import KvForm
 from llorch_worker.kernels.packed_matrix import PackedMatrix
 from llorch_worker.model import Llama, RaggedBatch
+from llorch_worker.settings import KvDtype
 from llorch_worker.weights.packed_linear import PackedLinear
 from tests.benches.tiny_llama import CPU, TINY, tiny_llama
 
@@ -80,9 +80,9 @@ def test_a_prompt_attends_to_half_of_itself() -> None:
     assert long - 2 * short == attention - 2 * 4096 * 32000
 
 
-@pytest.mark.parametrize("form", ["exact", "fp8", "int8"])
-def test_a_drawn_cache_holds_finite_numbers_of_the_order_of_one(form: KvForm) -> None:
-    shape = cache_shape(TINY, 64, dtype=torch.bfloat16, device=CPU, kv_form=form)
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])
+def test_a_drawn_cache_holds_finite_numbers_of_the_order_of_one(kv_dtype: KvDtype) -> None:
+    shape = cache_shape(TINY, 64, dtype=torch.bfloat16, device=CPU, kv_dtype=kv_dtype)
     kv = UnifiedCache.allocate(num_blocks=4, **shape).kv
     draw_keys_and_values(kv)
     for layer in kv.layers:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import torch
 
 from llorch_worker.cache import PagedKV
-from llorch_worker.kernels import KvForm
+from llorch_worker.settings import KvDtype
 
 
-def make(form: KvForm = "exact") -> PagedKV:
+def make(kv_dtype: KvDtype = "auto") -> PagedKV:
     return PagedKV(
         num_layers=2,
         num_blocks=3,
@@ -15,7 +15,7 @@ def make(form: KvForm = "exact") -> PagedKV:
         head_dim=6,
         dtype=torch.float32,
         device=torch.device("cpu"),
-        form=form,
+        kv_dtype=kv_dtype,
     )
 
 

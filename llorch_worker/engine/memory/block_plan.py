@@ -11,8 +11,8 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.load_errors import mib, part_of_load
-from llorch_worker.kernels import KvForm
 from llorch_worker.model import LlamaConfig
+from llorch_worker.settings import KvDtype
 
 # Of what is free once the weights are loaded. The rest is for activations, for other processes on
 # a machine's own memory, and for the allocator's fragments on a card.
@@ -29,7 +29,7 @@ def cache_shape(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    kv_form: KvForm = "exact",
+    kv_dtype: KvDtype = "auto",
     decode_rows: int = 0,
 ) -> dict[str, Any]:
     """What ``UnifiedCache.allocate`` and ``.required_bytes`` take beside ``num_blocks``."""
@@ -43,7 +43,7 @@ def cache_shape(
         "block_size": BLOCK_SIZE_TOKENS,
         "dtype": dtype,
         "device": device,
-        "kv_form": kv_form,
+        "kv_dtype": kv_dtype,
         "decode_rows": decode_rows,
         "vocab_size": config.vocab_size,
     }
@@ -107,7 +107,7 @@ def allocate_cache(
     workspace_bytes: int = 0,
     dtype: torch.dtype,
     device: torch.device,
-    kv_form: KvForm = "exact",
+    kv_dtype: KvDtype = "auto",
     decode_rows: int = 0,
 ) -> UnifiedCache:
     """The cache that :func:`plan_blocks` plans for what is free on ``device`` now, with
@@ -117,7 +117,7 @@ def allocate_cache(
         max_context,
         dtype=dtype,
         device=device,
-        kv_form=kv_form,
+        kv_dtype=kv_dtype,
         decode_rows=decode_rows,
     )
 

@@ -174,7 +174,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     from llorch_worker.engine.memory.free_memory import free_bytes
     from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
     from llorch_worker.engine.memory.workspace import workspace_bytes
-    from llorch_worker.kernels import choose_ops, kv_form_of
+    from llorch_worker.kernels import choose_ops
     from llorch_worker.model import model_bytes, parameter_count
     from llorch_worker.weights import select_linears
 
@@ -189,8 +189,10 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
             f"(got {max_context})"
         )
 
-    kv_form = kv_form_of(settings.kv_dtype)
-    chosen = choose_ops(device, dtype, settings.kernels, head_dim=config.head_dim, kv_form=kv_form)
+    kv_dtype = settings.kv_dtype
+    chosen = choose_ops(
+        device, dtype, settings.kernels, head_dim=config.head_dim, kv_dtype=kv_dtype
+    )
     recorded = settings.cuda_graphs and records_decode(device, chosen.ops)
     decode_rows = settings.max_sequences if recorded else 0
     shape = block_plan.cache_shape(
@@ -198,7 +200,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
         max_context,
         dtype=dtype,
         device=device,
-        kv_form=kv_form,
+        kv_dtype=kv_dtype,
         decode_rows=decode_rows,
     )
     workspace = workspace_bytes(
