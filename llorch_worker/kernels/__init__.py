@@ -9,14 +9,14 @@ from llorch_worker.kernels.openmp import end_own_threads
 from llorch_worker.kernels.ops import CausalMask, Ops, PagedAttention, PagedSequences
 from llorch_worker.kernels.select import (
     ChosenOps,
-    CutRows,
     KernelChoice,
+    TruncateRows,
     choose_ops,
     native_absence,
     native_kernels_load,
-    select_cut_rows,
     select_ops,
     select_sample,
+    select_truncate_rows,
 )
 from llorch_worker.kernels.torch_ops import TorchOps
 from llorch_worker.kernels.torch_sample import FusedSample
@@ -25,7 +25,6 @@ __all__ = [
     "Arena",
     "CausalMask",
     "ChosenOps",
-    "CutRows",
     "FusedSample",
     "KernelChoice",
     "KvDtype",
@@ -35,12 +34,13 @@ __all__ = [
     "PagedAttention",
     "PagedSequences",
     "TorchOps",
+    "TruncateRows",
     "choose_ops",
     "end_own_threads",
     "kv_form_of",
     "native_absence",
     "native_kernels_load",
-    "select_cut_rows",
     "select_ops",
     "select_sample",
+    "select_truncate_rows",
 ]
