@@ -33,7 +33,6 @@ from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
 from llorch_worker.engine.memory.resident_tensors import resident_tensors, storage_bytes
 from llorch_worker.engine.memory.workspace import workspace_bytes
-from llorch_worker.engine.probe import uncached_logits
 from llorch_worker.engine.request_checks import check_model, checked_prompt
 from llorch_worker.engine.resume import resume
 from llorch_worker.engine.runner import ForwardModel, Runner
@@ -43,12 +42,13 @@ from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
+from llorch_worker.engine.uncached_logits import uncached_logits
 from llorch_worker.kernels import (
-    CutRows,
+    TruncateRows,
     end_own_threads,
-    select_cut_rows,
     select_ops,
     select_sample,
+    select_truncate_rows,
 )
 from llorch_worker.model import Llama, LlamaConfig, model_bytes, parameter_count, resolve_config
 from llorch_worker.settings import KernelChoice, KvDtype, default_model_name
@@ -81,7 +81,7 @@ class Engine:
         workspace_bytes: int = 0,
         weights: object = None,
         kernels: KernelChoice = "auto",
-        cut_rows: CutRows | None = None,
+        truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
     ) -> None:
         """Of parts that are loaded already; :meth:`load` makes them from a file.
@@ -90,8 +90,8 @@ class Engine:
         run at once, and a step computes at most ``max_step_tokens`` tokens. With
         ``prefix_caching``, prompts that begin alike share the KV blocks of their beginning.
         ``workspace_bytes`` were planned for the steps. ``weights`` holds the weights, where
-        ``model`` holds more. ``kernels`` sample, with ``cut_rows`` for the cuts where it is given;
-        ``queue``, by default that of the device, runs the steps.
+        ``model`` holds more. ``kernels`` sample; ``truncate_rows``, if given, truncates. ``queue``,
+        by default that of the device, runs the steps.
         """
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -124,7 +124,7 @@ class Engine:
             config.vocab_size,
             device,
             select_sample(device, kernels),
-            cut_rows,
+            truncate_rows,
         )
         runner = Runner(model, cache, sampler, device, queue)
         core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
@@ -251,7 +251,7 @@ class Engine:
             workspace_bytes=workspace,
             weights=model,
             kernels=kernels,
-            cut_rows=select_cut_rows(place, compute_dtype, kernels),
+            truncate_rows=select_truncate_rows(place, compute_dtype, kernels),
         )
         if compiles_late(place):
             try:

@@ -9,13 +9,13 @@ from llorch_worker.kernels.openmp import end_own_threads
 from llorch_worker.kernels.ops import CausalMask, Ops, PagedAttention, PagedSequences
 from llorch_worker.kernels.select import (
     ChosenOps,
-    CutRows,
+    TruncateRows,
     choose_ops,
     native_absence,
     native_kernels_load,
-    select_cut_rows,
     select_ops,
     select_sample,
+    select_truncate_rows,
 )
 from llorch_worker.kernels.torch_ops import TorchOps
 from llorch_worker.kernels.torch_sample import FusedSample
@@ -24,18 +24,18 @@ __all__ = [
     "Arena",
     "CausalMask",
     "ChosenOps",
-    "CutRows",
     "FusedSample",
     "LayerKV",
     "Ops",
     "PagedAttention",
     "PagedSequences",
     "TorchOps",
+    "TruncateRows",
     "choose_ops",
     "end_own_threads",
     "native_absence",
     "native_kernels_load",
-    "select_cut_rows",
     "select_ops",
     "select_sample",
+    "select_truncate_rows",
 ]

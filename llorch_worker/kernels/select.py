@@ -29,7 +29,7 @@ class ChosenOps:
     reason: str
 
 
-class CutRows(Protocol):
+class TruncateRows(Protocol):
     """min_p, top_k and top_p of many rows at once, on the CPU."""
 
     def __call__(
@@ -41,15 +41,15 @@ class CutRows(Protocol):
         top_k: torch.Tensor,
         top_p: torch.Tensor,
     ) -> None:
-        """Sets the weights of the tokens that fall to 0; a row whose first is NaN stays as it is.
+        """Sets the weights of the excluded tokens to 0; a row that begins with NaN stays as it is.
 
         Args:
-            weights: [any, vocab] float32, the probabilities before any cut; changed in place.
+            weights: [any, vocab] float32, the probabilities of all tokens; changed in place.
             scaled: [any, vocab] float32, logits over temperature.
-            rows: [cut] int64, which ones; None for all.
-            log_min_p: [cut] float32, -inf where off.
-            top_k: [cut] int64, the vocabulary's size where off.
-            top_p: [cut] float64, inf where off.
+            rows: [truncated] int64, which ones; None for all.
+            log_min_p: [truncated] float32, -inf where off.
+            top_k: [truncated] int64, the vocabulary's size where off.
+            top_p: [truncated] float64, inf where off.
         """
 
 
@@ -96,19 +96,21 @@ def select_sample(device: torch.device, kernels: KernelChoice = "auto") -> Fused
     return sample
 
 
-def select_cut_rows(
+def select_truncate_rows(
     device: torch.device, dtype: torch.dtype, kernels: KernelChoice = "auto"
-) -> CutRows | None:
-    """What cuts beside a model in ``dtype`` on ``device``; None where nothing does it faster than
-    the engine's own operations, or only after a compiler had run for it alone."""
+) -> TruncateRows | None:
+    """The kernel that truncates beside a model in ``dtype`` on ``device``.
+
+    None when there is none, or when the compiler would have to run for it alone: a bfloat16 model
+    has the native kernels compiled anyway."""
     if device.type != "cpu" or dtype is not torch.bfloat16 or kernels == "torch":
         return None
     from llorch_worker.kernels.native.compiler import NativeUnavailable
-    from llorch_worker.kernels.native.cut_rows import NativeCutRows
     from llorch_worker.kernels.native.library import native_library
+    from llorch_worker.kernels.native.truncate_rows import NativeTruncateRows
 
     try:
-        return NativeCutRows(native_library())
+        return NativeTruncateRows(native_library())
     except NativeUnavailable:
         return None
 

@@ -8,7 +8,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine import Engine
 from llorch_worker.engine.memory.block_plan import cache_shape
 from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.kernels import select_cut_rows
+from llorch_worker.kernels import select_truncate_rows
 from llorch_worker.model import LlamaConfig, RaggedBatch
 from llorch_worker.text.chat import Llama2Chat
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
@@ -62,7 +62,7 @@ def no_op_engine(
         weight_bytes=0,
         max_sequences=sequences,
         # As beside a large model, which computes in it.
-        cut_rows=select_cut_rows(cpu, torch.bfloat16),
+        truncate_rows=select_truncate_rows(cpu, torch.bfloat16),
     )
 
 
