@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.kernels.arena import Arena
-from llorch_worker.kernels.native.linear import TILE_ROWS, Bf16Tiles, QuantisedTiles
+from llorch_worker.kernels.native.tiles import TILE_ROWS, Bf16Tiles, QuantisedTiles
 from llorch_worker.weights.checkpoint import Checkpoint, TakeRows, weights_out_of_range
 from llorch_worker.weights.fused_weight import FusedWeight, Part
 from llorch_worker.weights.groups import GroupForm, fits_half, unpack_groups

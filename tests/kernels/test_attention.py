@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from llorch_worker.kernels import TorchOps
+from llorch_worker.kernels.interface import Ops
 from llorch_worker.kernels.layer_kv import KvForm
-from llorch_worker.kernels.ops import Ops
 from llorch_worker.kernels.triton import TritonOps
 from llorch_worker.kernels.triton.paged_decode import splits_for
 from tests.kernels.interpreter import DEVICE
