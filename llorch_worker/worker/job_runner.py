@@ -23,7 +23,6 @@ from llorch_worker.contract import (
     InternalError,
     LlorchError,
 )
-from llorch_worker.worker.early_start import EarlyStart
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.resident_engine import ResidentEngine
 from llorch_worker.worker.running import RunningJob, RunningJobs
@@ -31,9 +30,6 @@ from llorch_worker.worker.submitter import Submitter
 
 logger = get_logger(__name__)
 
-HAND_OVER_S = 0.001
-"""What the engine's thread needs to wake and take Python's lock, which the thread that woke it
-would otherwise keep until it waits for something."""
 HAND_BACK_FLUSH_S = 5.0
 """How long a job that goes back to its queue waits for its tokens to be journalled. What is not,
 the next worker computes again."""
@@ -70,36 +66,6 @@ class JobRunner:
         self._is_cancelled = is_cancelled
         self._end_worker = end_worker
         self._leaving = False
-        self._early: dict[str, EarlyStart] = {}
-
-    def start_early(
-        self, job_id: str, fields: Mapping[str, Any], *, enqueued_at: float | None = None
-    ) -> bool:
-        """Hands a job to the engine before its thread calls :meth:`generate`; False where it must
-        wait for that. Follow it with :meth:`withdraw` where no thread is going to.
-
-        For a worker that has nothing else to do: the engine computes during Celery's bookkeeping
-        for the job instead of after it. Asks Redis nothing.
-        """
-        claim = HELD.get(job_id)
-        if claim is None or not claim.first or claim.cancelled:
-            return False
-        if self._leaving or not self._engine.healthy:
-            return False
-        if fields.get("idempotency_key") is not None or fields.get("messages") is not None:
-            # Redis remembers the one. The first chat imports what fills in templates, for a second.
-            return False
-        submit = partial(self._submitter.submit, claim, (), fields, enqueued_at, FIRST_PAGE.journal)
-        early = self._early[job_id] = EarlyStart()
-        if early.begin(submit):
-            time.sleep(HAND_OVER_S)
-        return True
-
-    def withdraw(self, job_id: str) -> None:
-        """Stops a job that was started early and that no thread has entered."""
-        early = self._early.pop(job_id, None)
-        if early is not None:
-            early.withdraw()
 
     def generate(
         self,
@@ -133,12 +99,6 @@ class JobRunner:
         finally:
             self._running.leave(job)
 
-    def forget(self, job_id: str) -> None:
-        """Drops what is left of a job that was expected: one for which Celery's tracer never called
-        :meth:`generate`, or that ended there before its early start was followed."""
-        self._running.forget(job_id)
-        self.withdraw(job_id)
-
     def leave(self) -> None:
         """Every job that is not in the engine yet goes back to its queue from now on."""
         self._leaving = True
@@ -161,15 +121,10 @@ class JobRunner:
         self._publisher.open(claim, page.next_entry)
         try:
             self._check_wanted(job, claim)
-            tell = partial(self._tell, job.id)
-            early = self._early.pop(job.id, None)
-            if early is None:
-                self._check_healthy()
-                generation = self._submitter.submit(
-                    claim, arguments, fields, enqueued_at, page.journal, tell
-                )
-            else:
-                generation = early.follow(tell)
+            self._check_healthy()
+            generation = self._submitter.submit(
+                claim, arguments, fields, enqueued_at, page.journal, partial(self._tell, job.id)
+            )
             job.attach(generation)
             try:
                 result = generation.result()

@@ -79,7 +79,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         )
         residency.start()
         worker.pool.expect = residency.running.expect
-        worker.pool.forget = residency.jobs.forget
+        worker.pool.forget = residency.running.forget
         worker.pool.cancel = residency.cancel
         worker.pool.hand_back = residency.hand_back
         worker.pool.figures = lambda: _figures(residency)
