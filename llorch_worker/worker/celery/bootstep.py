@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import signal
 import time
@@ -23,7 +24,6 @@ from llorch_worker.settings import Settings
 from llorch_worker.worker.card.claim import Place, take_place
 from llorch_worker.worker.card.residency_check import violation, wrong_card
 from llorch_worker.worker.celery.pool import EnginePool
-from llorch_worker.worker.heap import collapse_heap, freeze_heap
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.resident_engine import ResidentEngine
 
@@ -64,6 +64,9 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             place = self._take_place(worker)
             engine = self._load(worker, place)
             _warm_up(engine, worker.app.settings, place)
+            # A full collection over torch's and Celery's objects would hold up every job.
+            gc.collect()
+            gc.freeze()
         except LlorchError as error:
             place = worker.app.place
             # In here torch calls every card cuda:0.
@@ -179,8 +182,6 @@ def _warm_up(engine: ResidentEngine, settings: Settings, place: Place) -> None:
     engine.submit(request).result(WARM_UP_TIMEOUT_S)
     if place.card is not None:
         _sample_at_full_width(engine)
-    freeze_heap()
-    collapse_heap()
     engine.measure_memory()
 
 
