@@ -23,9 +23,9 @@ from llorch_worker.contract import (
     InternalError,
     LlorchError,
 )
+from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.resident_engine import ResidentEngine
-from llorch_worker.worker.running import RunningJob, RunningJobs
 from llorch_worker.worker.submitter import Submitter
 
 logger = get_logger(__name__)
@@ -47,7 +47,7 @@ class JobRunner:
     def __init__(
         self,
         engine: ResidentEngine,
-        running: RunningJobs,
+        running: ActiveJobs,
         publisher: Publisher,
         client: redis.Redis,
         *,
@@ -105,7 +105,7 @@ class JobRunner:
 
     def _run(
         self,
-        job: RunningJob,
+        job: ActiveJob,
         arguments: Sequence[Any],
         fields: Mapping[str, Any],
         enqueued_at: float | None,
@@ -163,7 +163,7 @@ class JobRunner:
         except RedisError as error:
             logger.warning("the lease of job %s is left to lapse: %s", claim.job_id, error)
 
-    def _goes_on_elsewhere(self, job: RunningJob, error: LlorchError) -> bool:
+    def _goes_on_elsewhere(self, job: ActiveJob, error: LlorchError) -> bool:
         """Whether a job whose generation ended with ``error`` has not ended by that."""
         match error:
             case Cancelled():
@@ -172,19 +172,19 @@ class JobRunner:
                 return not self._engine.healthy
         return False
 
-    def _flush(self, job: RunningJob) -> None:
+    def _flush(self, job: ActiveJob) -> None:
         """Puts all that is unwritten into the journal."""
         if not self._publisher.flush(job.id, self._patience(job)):
             raise HandedBack
 
-    def _leave_entries(self, job: RunningJob, claim: Claim) -> None:
+    def _leave_entries(self, job: ActiveJob, claim: Claim) -> None:
         """What is unwritten is for whoever stores the result."""
         entries = self._publisher.take(job.id, self._patience(job))
         if entries is None:
             raise HandedBack
         HELD.leave_entries(claim, entries)
 
-    def _patience(self, job: RunningJob) -> Callable[[], bool]:
+    def _patience(self, job: ActiveJob) -> Callable[[], bool]:
         """Waits for Redis as long as it takes, so that a result never precedes its tokens."""
         give_up_s: float | None = None
 
@@ -209,7 +209,7 @@ class JobRunner:
             self._end_broken()
             raise HandedBack
 
-    def _check_wanted(self, job: RunningJob, claim: Claim) -> None:
+    def _check_wanted(self, job: ActiveJob, claim: Claim) -> None:
         if job.handed_back or self._leaving:
             raise HandedBack
         if job.cancelled or self._was_cancelled(claim):

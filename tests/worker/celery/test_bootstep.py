@@ -8,11 +8,11 @@ import pytest
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.settings import Settings
-from llorch_worker.worker.card.claim import Place
+from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.celery import bootstep as step
 from tests.services import WorkerProcess, wait_until
 
-A_CARD = Place("cuda:0", card=object())  # type: ignore[arg-type]
+A_CARD = Assignment("cuda:0", card=object())  # type: ignore[arg-type]
 
 
 class NotedEngine:
@@ -34,9 +34,9 @@ class NotedEngine:
         self.measured_after = len(self.requests)
 
 
-def warmed_up(max_sequences: int, place: Place) -> Any:
+def warmed_up(max_sequences: int, assignment: Assignment) -> Any:
     engine = NotedEngine(max_sequences)
-    step._warm_up(engine, Settings(max_step_tokens=64), place)  # type: ignore[arg-type]
+    step._warm_up(engine, Settings(max_step_tokens=64), assignment)  # type: ignore[arg-type]
     assert engine.measured_after == len(engine.requests)
     return engine.requests
 
@@ -50,7 +50,7 @@ def test_on_a_card_everyone_samples_at_once_before_memory_is_measured(max_sequen
 
 
 def test_on_the_cpu_one_token_warms_up() -> None:
-    (request,) = warmed_up(16, Place("cpu"))
+    (request,) = warmed_up(16, Assignment("cpu"))
     assert len(request.prompt_token_ids) == 1
 
 
