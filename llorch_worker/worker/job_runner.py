@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import claims, journal
 from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.held import HELD
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.journal import FIRST_PAGE
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
@@ -81,7 +81,7 @@ class JobRunner:
         For a worker that has nothing else to do: the engine computes during Celery's bookkeeping
         for the job instead of after it. Asks Redis nothing.
         """
-        claim = HELD.get(job_id)
+        claim = HELD_CLAIMS.get(job_id)
         if claim is None or not claim.first or claim.cancelled:
             return False
         if self._leaving or not self._engine.healthy:
@@ -150,7 +150,7 @@ class JobRunner:
         fields: Mapping[str, Any],
         enqueued_at: float | None,
     ) -> GenerationResult:
-        claim = HELD.get(job.id)
+        claim = HELD_CLAIMS.get(job.id)
         if claim is None:
             raise InternalError("the job reached this worker without a claim")
         try:
@@ -227,7 +227,7 @@ class JobRunner:
         entries = self._publisher.take(job.id, self._patience(job))
         if entries is None:
             raise HandedBack
-        HELD.leave_entries(claim, entries)
+        HELD_CLAIMS.leave_entries(claim, entries)
 
     def _patience(self, job: RunningJob) -> Callable[[], bool]:
         """Waits for Redis as long as it takes, so that a result never precedes its tokens."""

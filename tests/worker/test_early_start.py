@@ -15,7 +15,7 @@ from celery import Celery
 from llorch_worker.broker import keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.held import HELD
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.client import Client
 from llorch_worker.contract import (
     TASK_NAME,
@@ -143,14 +143,14 @@ def test_what_celery_may_keep_back_or_is_long_does_not_start_early(
 
 def test_no_job_starts_early_beside_another(claim: Claim) -> None:
     neighbour = replace(claim, job_id="neighbour")
-    HELD.add(neighbour)
+    HELD_CLAIMS.add(neighbour)
     try:
         message = SimpleNamespace(
             headers={"task": TASK_NAME, "id": JOB}, body=json.dumps(BODY), payload=BODY
         )
         assert not JobConsumer.__new__(JobConsumer)._start_early(message)
     finally:
-        HELD.discard(neighbour)
+        HELD_CLAIMS.discard(neighbour)
 
 
 # The runner, with an engine, a Redis and no Celery ------------------------------------------------
@@ -216,11 +216,11 @@ def test_a_refused_job_is_answered_by_its_thread(residency: Residency, claim: Cl
 def test_a_claim_that_redis_must_be_asked_about_waits_for_its_thread(
     residency: Residency, claim: Claim, changes: dict[str, bool]
 ) -> None:
-    HELD.add(replace(claim, **changes))  # type: ignore[arg-type]
+    HELD_CLAIMS.add(replace(claim, **changes))  # type: ignore[arg-type]
     try:
         assert not residency.jobs.start_early(JOB, {"prompt": "x"})
     finally:
-        HELD.add(claim)
+        HELD_CLAIMS.add(claim)
 
 
 @pytest.mark.parametrize(
