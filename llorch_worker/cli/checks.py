@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.broker.cluster import Cluster
 from llorch_worker.broker.connection import broker_errors, connect, safe_url
-from llorch_worker.broker.embedded import find_redis_server
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import CommandError
@@ -21,6 +20,7 @@ from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports
+from llorch_worker.stack.programs import find_redis_server
 
 if TYPE_CHECKING:
     from llorch_worker.devices import Card

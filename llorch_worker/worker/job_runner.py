@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import claims, journal
 from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.held import HELD
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.journal import FIRST_PAGE
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
@@ -110,7 +110,7 @@ class JobRunner:
         fields: Mapping[str, Any],
         enqueued_at: float | None,
     ) -> GenerationResult:
-        claim = HELD.get(job.id)
+        claim = HELD_CLAIMS.get(job.id)
         if claim is None:
             raise InternalError("the job reached this worker without a claim")
         try:
@@ -182,7 +182,7 @@ class JobRunner:
         entries = self._publisher.take(job.id, self._patience(job))
         if entries is None:
             raise HandedBack
-        HELD.leave_entries(claim, entries)
+        HELD_CLAIMS.leave_entries(claim, entries)
 
     def _patience(self, job: ActiveJob) -> Callable[[], bool]:
         """Waits for Redis as long as it takes, so that a result never precedes its tokens."""

@@ -13,8 +13,8 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
-from llorch_worker.broker import claims, direct
-from llorch_worker.broker.held import HeldClaims
+from llorch_worker.broker import claims, worker_queues
+from llorch_worker.broker.held_claims import HeldClaims
 from llorch_worker.worker.redis_outage import RedisOutage
 
 logger = get_logger(__name__)
@@ -129,7 +129,7 @@ class LeaseKeeper:
                 "the worker of job %s is gone; the job goes back, or ends after its last attempt",
                 job_id,
             )
-        for queue, jobs in direct.return_strays(self._redis, self._direct_grace_s).items():
+        for queue, jobs in worker_queues.reroute(self._redis, self._direct_grace_s).items():
             logger.warning("the worker of %s is gone; its %d jobs are for all now", queue, jobs)
 
 

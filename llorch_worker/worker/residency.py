@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import dead_letters
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.held import HELD
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
@@ -71,7 +71,7 @@ class Residency:
         )
         self._leases = LeaseKeeper(
             self._leases_redis,
-            HELD,
+            HELD_CLAIMS,
             lease_s=settings.lease_s,
             sweep_s=settings.sweep_s,
             direct_grace_s=settings.direct_grace_s,
@@ -144,13 +144,13 @@ class Residency:
 
     def _say_what_a_stop_waits_for(self) -> None:
         """Once, where the worker is to end, told to or with a broken engine, and Redis is away."""
-        if self._said_what_a_stop_waits_for or state.should_stop is None or not len(HELD):
+        if self._said_what_a_stop_waits_for or state.should_stop is None or not len(HELD_CLAIMS):
             return
         self._said_what_a_stop_waits_for = True
         logger.warning(
             "the worker is to end, but Redis is away: %d jobs here wait for it, at most %.0f s; "
             "then they are left to other workers",
-            len(HELD),
+            len(HELD_CLAIMS),
             self._settings.drain_s,
         )
 

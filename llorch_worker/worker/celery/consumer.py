@@ -14,7 +14,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from vine import promise
 
 from llorch_worker.broker.claims import Claim, hand_back
-from llorch_worker.broker.held import HELD
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.transport import keep_claims
 from llorch_worker.contract import Fault, InvalidRequest
 
@@ -39,7 +39,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     def on_connection_error_after_connected(self, error: Exception) -> None:
         """Jobs that run go on; those that only wait for their time return to the queue."""
         keep_claims(self.connection)
-        claims_of_scheduled = (HELD.get(request.id) for request in tuple(scheduled_requests))
+        claims_of_scheduled = (HELD_CLAIMS.get(request.id) for request in tuple(scheduled_requests))
         self._forgotten += [claim for claim in claims_of_scheduled if claim is not None]
         with warnings.catch_warnings():
             # Of a setting that is off on purpose: nothing that runs here is redelivered.
@@ -51,13 +51,13 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         with connection.default_channel.conn_or_acquire() as client:
             while self._forgotten:
                 hand_back(client, self._forgotten[-1])
-                HELD.discard(self._forgotten.pop())
+                HELD_CLAIMS.discard(self._forgotten.pop())
         return connection
 
     def on_send_event_buffered(self) -> None:
         """While jobs run, their events go out together every few ms and not at each turn of the
         loop: under many short jobs that was a sixth of its time. Those of the last go at once."""
-        if not len(HELD):
+        if not len(HELD_CLAIMS):
             super().on_send_event_buffered()
         elif self.hub is not None and not self._events_due:
             self._events_due = True
