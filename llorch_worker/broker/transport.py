@@ -33,7 +33,7 @@ from redis.exceptions import ResponseError
 from llorch_worker.broker import claims, dead_letters, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.connection import is_out_of_memory
-from llorch_worker.broker.held import HELD
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.lean_redis import LeanRedis
 from llorch_worker.contract import Fault, InvalidRequest
 
@@ -66,7 +66,7 @@ class ClaimQoS(kombu_redis.QoS):
     def can_consume(self) -> bool:
         """Room for another job: what runs on through a reconnect counts too."""
         if self.channel.consumes_jobs:
-            return not self.prefetch_count or len(HELD) < self.prefetch_count
+            return not self.prefetch_count or len(HELD_CLAIMS) < self.prefetch_count
         return bool(super().can_consume())
 
     def append(self, message: Any, delivery_tag: str) -> None:
@@ -102,7 +102,7 @@ class ClaimQoS(kombu_redis.QoS):
             # There will be room, and nobody brings news of what waits already.
             self.channel.look_again()
         try:
-            if not HELD.has_ended(claim):
+            if not HELD_CLAIMS.has_ended(claim):
                 with self.channel.conn_or_acquire() as client:
                     if requeue:
                         claims.hand_back(client, claim)
@@ -111,7 +111,7 @@ class ClaimQoS(kombu_redis.QoS):
         finally:
             # Where Redis is away the lease lapses: an ended job's is swept, another's job comes
             # back. In neither case may the slot stay taken.
-            HELD.discard(claim)
+            HELD_CLAIMS.discard(claim)
             virtual.QoS.ack(self, delivery_tag)
         return True
 
@@ -227,14 +227,14 @@ class ClaimChannel(kombu_redis.Channel):
         lists, suspects = _places(consumed)
         room = MOST_JOBS_A_CLAIM
         if self.qos.prefetch_count:
-            room = min(room, self.qos.prefetch_count - len(HELD))
+            room = min(room, self.qos.prefetch_count - len(HELD_CLAIMS))
         try:
             with self.conn_or_acquire() as client:
                 taken = claims.claim(
                     client,
                     lists=lists,
                     suspects=suspects,
-                    held=HELD.all(),
+                    held=HELD_CLAIMS.all(),
                     limit=room,
                     worker=self.worker,
                     terms=self.terms,
@@ -251,7 +251,7 @@ class ClaimChannel(kombu_redis.Channel):
             self._refused = False
         # Held before any is delivered: whatever a delivery does, the leases are renewed.
         for claim in taken:
-            HELD.add(claim)
+            HELD_CLAIMS.add(claim)
         waiting = deque(taken)
         try:
             while waiting:
@@ -259,7 +259,7 @@ class ClaimChannel(kombu_redis.Channel):
         finally:
             # Where a delivery failed nobody will settle what came after it: the leases must lapse.
             for claim in waiting:
-                HELD.discard(claim)
+                HELD_CLAIMS.discard(claim)
 
     def _deliver_claim(self, claim: Claim, consumed: Sequence[str]) -> None:
         envelope = self._envelope(claim.message)
@@ -285,7 +285,7 @@ class ClaimChannel(kombu_redis.Channel):
                 claims.end(client, claim, self.terms)
         finally:
             # Where Redis is away the lease lapses, and the entry is judged again.
-            HELD.discard(claim)
+            HELD_CLAIMS.discard(claim)
 
     def _envelope(self, raw: bytes) -> dict[str, Any] | None:
         """The message as kombu's envelope, its body decoded; None where it is no message."""

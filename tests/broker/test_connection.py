@@ -12,8 +12,8 @@ from llorch_worker.broker.connection import (
     connect_async,
     safe_url,
 )
-from llorch_worker.broker.embedded import find_redis_server
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
+from llorch_worker.stack.programs import find_redis_server
 from tests.services import RedisServer, free_port, wait_until
 
 UNREADABLE = "its host and port cannot be read; in a password, percent-encode / ? # [ ]"
