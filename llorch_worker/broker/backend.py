@@ -15,7 +15,6 @@ from celery.backends.redis import RedisBackend, SentinelBackend
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.lean_redis import LeanRedis
 from llorch_worker.broker.results import decode_state, now, result_meta, terminal_event
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationResult, encode_event
@@ -23,9 +22,6 @@ from llorch_worker.contract import GenerationResult, encode_event
 
 class _OneEnd:
     """Mixed into Celery's backends; see the module."""
-
-    def _get_client(self) -> Any:
-        return LeanRedis
 
     def _get_result_meta(
         self: Any, result: Any, state: str, traceback: str | None, request: Any, **_: Any
