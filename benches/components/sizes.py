@@ -8,7 +8,7 @@ import torch
 
 from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.kernels.arena import Arena
-from llorch_worker.kernels.native.linear import Bf16Tiles
+from llorch_worker.kernels.native.tiles import Bf16Tiles
 from llorch_worker.weights import DenseLinear, Linear, select_linears
 from llorch_worker.weights.native_linear import NativeLinear, NativeLinears
 

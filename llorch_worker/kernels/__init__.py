@@ -4,9 +4,15 @@ Imports nothing of the model, the cache or the weights: kernels see tensors only
 """
 
 from llorch_worker.kernels.arena import Arena
+from llorch_worker.kernels.interface import (
+    CausalMask,
+    FusedSample,
+    Ops,
+    PagedAttention,
+    PagedSequences,
+)
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.openmp import end_own_threads
-from llorch_worker.kernels.ops import CausalMask, Ops, PagedAttention, PagedSequences
 from llorch_worker.kernels.select import (
     ChosenOps,
     TruncateRows,
@@ -18,7 +24,6 @@ from llorch_worker.kernels.select import (
     select_truncate_rows,
 )
 from llorch_worker.kernels.torch_ops import TorchOps
-from llorch_worker.kernels.torch_sample import FusedSample
 
 __all__ = [
     "Arena",

@@ -9,10 +9,9 @@ from typing import Protocol
 
 import torch
 
-from llorch_worker.kernels import torch_sample
-from llorch_worker.kernels.ops import Ops
+from llorch_worker.kernels import torch_ops
+from llorch_worker.kernels.interface import FusedSample, Ops
 from llorch_worker.kernels.torch_ops import TorchOps
-from llorch_worker.kernels.torch_sample import FusedSample
 from llorch_worker.settings import KernelChoice, KvDtype
 
 FP8_CAPABILITY = (8, 9)
@@ -90,7 +89,7 @@ def select_sample(device: torch.device, kernels: KernelChoice = "auto") -> Fused
     if device.type != "cuda":
         return None
     if kernels == "torch" or find_spec("triton") is None:
-        return torch_sample.sample
+        return torch_ops.sample
     from llorch_worker.kernels.triton.sample import sample  # not at the top: see _for_cuda
 
     return sample
@@ -150,7 +149,7 @@ def _for_cpu(dtype: torch.dtype, head_dim: int, kv_dtype: KvDtype) -> ChosenOps:
     # Not at the top: a worker on a GPU has no use for a compiler.
     from llorch_worker.kernels.native.compiler import NativeUnavailable
     from llorch_worker.kernels.native.library import native_library
-    from llorch_worker.kernels.native.ops import NativeOps
+    from llorch_worker.kernels.native.native_ops import NativeOps
 
     refusal = NativeOps.refusal(dtype, head_dim, kv_dtype)
     if refusal is not None:

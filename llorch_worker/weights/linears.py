@@ -11,8 +11,8 @@ import torch
 from llorch_worker.kernels import native_kernels_load
 from llorch_worker.settings import KernelChoice
 from llorch_worker.weights.checkpoint import Checkpoint
+from llorch_worker.weights.fused_weight import FusedWeight, Part
 from llorch_worker.weights.linear import DenseLinear, Linear
-from llorch_worker.weights.packed_weight import PackedWeight, Part
 
 
 class Linears(Protocol):
@@ -26,13 +26,13 @@ class Linears(Protocol):
     def keeps_rows(self) -> bool:
         """Whether a layer holds the plain [out, in] matrix, which a tied embedding can share."""
 
-    def weight_bytes(self, checkpoint: Checkpoint, weight: PackedWeight) -> int:
+    def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
         """What ``load`` will keep, to the byte; reads no weights."""
 
-    def quantised_parts(self, checkpoint: Checkpoint, weight: PackedWeight) -> tuple[Part, ...]:
+    def quantised_parts(self, checkpoint: Checkpoint, weight: FusedWeight) -> tuple[Part, ...]:
         """Those that ``load`` will keep in the codes and scales of the file."""
 
-    def load(self, checkpoint: Checkpoint, weight: PackedWeight) -> Linear:
+    def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
         """Read the weight. Raises ModelLoadFailed where the file does not hold it."""
 
 
@@ -45,15 +45,15 @@ class DenseLinears:
     name: str = "torch"
     keeps_rows: bool = True
 
-    def weight_bytes(self, checkpoint: Checkpoint, weight: PackedWeight) -> int:  # noqa: ARG002
+    def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:  # noqa: ARG002
         """See ``Linears``."""
         return weight.elements * self.dtype.itemsize
 
-    def quantised_parts(self, checkpoint: Checkpoint, weight: PackedWeight) -> tuple[Part, ...]:  # noqa: ARG002
+    def quantised_parts(self, checkpoint: Checkpoint, weight: FusedWeight) -> tuple[Part, ...]:  # noqa: ARG002
         """See ``Linears``."""
         return ()
 
-    def load(self, checkpoint: Checkpoint, weight: PackedWeight) -> Linear:
+    def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
         """See ``Linears``."""
         return DenseLinear(weight.load(checkpoint, self.dtype).to(self.device))
 
@@ -74,8 +74,8 @@ def select_linears(
     if kernels == "auto" and device.type == "cuda" and dtype is not torch.float32:
         if find_spec("triton") is None:
             return DenseLinears(device, dtype)  # select_ops says that it is missing
-        from llorch_worker.kernels.triton.packed_linear import packed_linear
-        from llorch_worker.weights.packed_linear import PackedLinears
+        from llorch_worker.kernels.triton.quantised_linear import quantised_linear
+        from llorch_worker.weights.quantised_linear import QuantisedLinears
 
-        return PackedLinears(device, dtype, packed_linear)
+        return QuantisedLinears(device, dtype, quantised_linear)
     return DenseLinears(device, dtype)

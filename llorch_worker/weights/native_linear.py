@@ -13,12 +13,12 @@ from gguf import GGMLQuantizationType
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.kernels.arena import Arena
-from llorch_worker.kernels.native.linear import TILE_ROWS, Bf16Tiles, QuantisedTiles
+from llorch_worker.kernels.native.tiles import TILE_ROWS, Bf16Tiles, QuantisedTiles
 from llorch_worker.weights.checkpoint import Checkpoint, TakeRows, weights_out_of_range
+from llorch_worker.weights.fused_weight import FusedWeight, Part
 from llorch_worker.weights.groups import GroupForm, fits_half, unpack_groups
 from llorch_worker.weights.linear import DenseLinear, Linear
 from llorch_worker.weights.model_file import Bytes
-from llorch_worker.weights.packed_weight import PackedWeight, Part
 
 
 class NativeLinear:
@@ -52,7 +52,7 @@ _PACKED_AS_THEY_ARE = frozenset({GGMLQuantizationType.Q4_0, GGMLQuantizationType
 class _Piece:
     """Neighbouring parts of a weight that are stored alike; ``form`` None: not quantised."""
 
-    weight: PackedWeight
+    weight: FusedWeight
     form: GroupForm | None
 
 
@@ -65,21 +65,21 @@ class NativeLinears:
     def __init__(self) -> None:
         self._arena = Arena()
 
-    def weight_bytes(self, checkpoint: Checkpoint, weight: PackedWeight) -> int:
+    def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
         """See ``Linears``."""
         rows, columns = weight.shape
         if columns % 2:
             return rows * columns * torch.bfloat16.itemsize
         return sum(_piece_bytes(piece) for piece in _pieces(checkpoint, weight))
 
-    def quantised_parts(self, checkpoint: Checkpoint, weight: PackedWeight) -> tuple[Part, ...]:
+    def quantised_parts(self, checkpoint: Checkpoint, weight: FusedWeight) -> tuple[Part, ...]:
         """See ``Linears``."""
         if weight.shape[1] % 2:
             return ()
         pieces = (piece for piece in _pieces(checkpoint, weight) if piece.form is not None)
         return tuple(chain.from_iterable(piece.weight.parts for piece in pieces))
 
-    def load(self, checkpoint: Checkpoint, weight: PackedWeight) -> Linear:
+    def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
         """See ``Linears``."""
         if weight.shape[1] % 2:  # no shape that anybody trains
             return DenseLinear(weight.load(checkpoint, torch.bfloat16))
@@ -87,7 +87,7 @@ class NativeLinears:
         return NativeLinear(tuple(_tiles(self._arena, checkpoint, piece) for piece in pieces))
 
 
-def _pieces(checkpoint: Checkpoint, weight: PackedWeight) -> Iterator[_Piece]:
+def _pieces(checkpoint: Checkpoint, weight: FusedWeight) -> Iterator[_Piece]:
     """As few pieces as the kinds of block allow; each begins a tile, hence a piece, of its own."""
     together: list[Part] = []
     form = None
@@ -95,12 +95,12 @@ def _pieces(checkpoint: Checkpoint, weight: PackedWeight) -> Iterator[_Piece]:
     for part in weight.parts:
         part_form = checkpoint.group_form(part.name)
         if together and (part_form != form or rows % TILE_ROWS):
-            yield _Piece(PackedWeight(tuple(together)), form)
+            yield _Piece(FusedWeight(tuple(together)), form)
             together, rows = [], 0
         together.append(part)
         form = part_form
         rows += part.shape[0]
-    yield _Piece(PackedWeight(tuple(together)), form)
+    yield _Piece(FusedWeight(tuple(together)), form)
 
 
 def _piece_bytes(piece: _Piece) -> int:
@@ -122,7 +122,7 @@ def _tiles(arena: Arena, checkpoint: Checkpoint, piece: _Piece) -> QuantisedTile
 
 
 def _quantised_tiles(
-    arena: Arena, checkpoint: Checkpoint, weight: PackedWeight, form: GroupForm
+    arena: Arena, checkpoint: Checkpoint, weight: FusedWeight, form: GroupForm
 ) -> QuantisedTiles:
     tiles = QuantisedTiles.empty(
         arena,

@@ -13,10 +13,10 @@ from benches.gpu.random_weights import NAMES, RandomWeights
 from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.memory.block_plan import cache_shape
-from llorch_worker.kernels.packed_matrix import PackedMatrix
+from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.model import Llama, RaggedBatch
 from llorch_worker.settings import KvDtype
-from llorch_worker.weights.packed_linear import PackedLinear
+from llorch_worker.weights.quantised_linear import QuantisedLinear
 from tests.benches.tiny_llama import CPU, TINY, tiny_llama
 
 
@@ -59,9 +59,9 @@ def test_q4_k_m_keeps_six_bits_where_llama_cpp_does() -> None:
     assert [piece.bits for piece in pieces(tiny_llama("q4_k_m").output)] == [6]
 
 
-def pieces(linear: Any) -> list[PackedMatrix]:
-    assert isinstance(linear, PackedLinear)
-    return [piece for piece in linear._pieces if isinstance(piece, PackedMatrix)]
+def pieces(linear: Any) -> list[QuantisedMatrix]:
+    assert isinstance(linear, QuantisedLinear)
+    return [piece for piece in linear._pieces if isinstance(piece, QuantisedMatrix)]
 
 
 def test_a_7b_step_reads_what_is_known_of_it() -> None:

@@ -20,17 +20,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from llorch_worker.kernels.triton import (
-    packed_linear,
     paged_decode,
     paged_prefill,
+    quantised_linear,
     rms_norm,
     rope_and_write,
     sample,
     silu_and_mul,
 )
-from llorch_worker.kernels.triton.packed_linear import MatmulTiles
 from llorch_worker.kernels.triton.paged_decode import DecodeTiles
 from llorch_worker.kernels.triton.paged_prefill import PrefillTiles
+from llorch_worker.kernels.triton.quantised_linear import MatmulTiles
 from llorch_worker.settings import KvDtype
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -140,7 +140,7 @@ def attention_types(kv: KvDtype, *, wide: bool) -> dict[str, str]:
 
 def compile_matmul(tiles: MatmulTiles, form: dict[str, Any]) -> dict[str, Any]:
     constants = {"TOKENS": tiles.tokens, "ROWS": tiles.rows, "BLOCKS": tiles.blocks}
-    return compile_kernel(packed_linear._matmul, constants | form, num_warps=tiles.num_warps)
+    return compile_kernel(quantised_linear._matmul, constants | form, num_warps=tiles.num_warps)
 
 
 def compile_all() -> dict[str, dict[str, Any]]:
@@ -164,13 +164,17 @@ def compile_all() -> dict[str, dict[str, Any]]:
         "rope_and_write int8": compile_kernel(rope, ROPE | {"KV_DTYPE": "int8"}, INT8),
         "silu_and_mul": compile_kernel(silu_and_mul._silu_and_mul, {"BLOCK": 1024}),
         "sample": compile_kernel(sample._sample, {"BLOCK": 4096}, num_warps=8),
-        "matvec Q4_K": compile_kernel(packed_linear._matvec, matvec | Q4_K),
-        "matvec Q6_K": compile_kernel(packed_linear._matvec, matvec | Q6_K),
+        "matvec Q4_K": compile_kernel(quantised_linear._matvec, matvec | Q4_K),
+        "matvec Q6_K": compile_kernel(quantised_linear._matvec, matvec | Q6_K),
         **{
             f"matmul {tiles.tokens} x {tiles.rows}": compile_matmul(tiles, Q4_K)
-            for tiles in (*packed_linear.NARROW, *packed_linear.MIDDLE, *packed_linear.WIDE)
+            for tiles in (
+                *quantised_linear.NARROW,
+                *quantised_linear.MIDDLE,
+                *quantised_linear.WIDE,
+            )
         },
-        "matmul Q6_K": compile_matmul(packed_linear.WIDE[0], Q6_K),
+        "matmul Q6_K": compile_matmul(quantised_linear.WIDE[0], Q6_K),
     }
 
 

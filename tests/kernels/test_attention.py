@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llorch_worker.kernels import TorchOps
-from llorch_worker.kernels.ops import Ops
+from llorch_worker.kernels.interface import Ops
 from llorch_worker.kernels.triton import TritonOps
 from llorch_worker.kernels.triton.paged_decode import splits_for
 from llorch_worker.settings import KvDtype

@@ -270,12 +270,12 @@ def _kept_types(
 ) -> Iterator[KeptType]:
     """Those of most numbers first."""
     from llorch_worker.model import quantised_types
-    from llorch_worker.weights import PackedWeight, Part
+    from llorch_worker.weights import FusedWeight, Part
 
     for name in quantised_types(config, checkpoint, linears):
         # Each takes as much as any other; that of most rows loses least to rounding them up.
         of_type = (
-            PackedWeight((Part(tensor, info.shape),))
+            FusedWeight((Part(tensor, info.shape),))
             for tensor, info in checkpoint.tensors.items()
             if info.dtype_name == name
         )

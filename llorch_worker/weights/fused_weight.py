@@ -20,7 +20,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PackedWeight:
+class FusedWeight:
     """One weight of the model: its parts, stacked by rows in this order."""
 
     parts: tuple[Part, ...]

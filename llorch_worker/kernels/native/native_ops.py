@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
-from llorch_worker.kernels.native.attention import AttentionKernel, NativeAttention
 from llorch_worker.kernels.native.library import Float, Int, Long, NativeLibrary, Pointer
-from llorch_worker.kernels.ops import CausalMask, PagedAttention, PagedSequences
+from llorch_worker.kernels.native.paged_attention import AttentionKernel, NativeAttention
 from llorch_worker.settings import KvDtype
 
 MAX_HEAD_DIM = 256
