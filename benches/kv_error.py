@@ -72,9 +72,9 @@ def read_by_decode(
     )
     longest = max(map(len, texts))
     shape = cache_shape(config, longest, dtype=dtype, device=device, kv_dtype=kv_dtype)
-    size = shape["block_size"]
+    size = shape.block_size
     blocks = -(-longest // size)
-    cache = UnifiedCache.allocate(num_blocks=blocks, **shape)
+    cache = UnifiedCache.allocate(shape, blocks)
     table = torch.arange(blocks, device=device).unsqueeze(0)
     rows = []
     for text in texts:

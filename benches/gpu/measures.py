@@ -79,8 +79,8 @@ class Bench:
             kv_dtype=kv_dtype,
             decode_rows=most,
         )
-        blocks = max(case.blocks(shape["block_size"]) for case in cases)
-        cache = UnifiedCache.allocate(num_blocks=blocks, **shape)
+        blocks = max(case.blocks(shape.block_size) for case in cases)
+        cache = UnifiedCache.allocate(shape, blocks)
         draw_keys_and_values(cache.kv)
         self._kv_token_bytes = kv_token_bytes(config, dtype=dtype, kv_dtype=kv_dtype)
         self._graphs = DecodeGraphs(model, cache, recorder)

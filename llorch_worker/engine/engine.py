@@ -353,7 +353,7 @@ class Engine:
             faults.append(Fault(field="token_ids", rule=rule, got="an id beyond it"))
         if faults:
             raise InvalidRequest.from_faults(faults)
-        return self._thread.call(lambda: uncached_logits(self._model, self.config, self.cache, ids))
+        return self._thread.call(lambda: uncached_logits(self._model, self.cache, ids))
 
     def stats(self) -> EngineStats:
         """The engine's figures, read without stopping it."""

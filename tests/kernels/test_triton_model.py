@@ -46,7 +46,7 @@ def greedy(ops: Ops, kv_dtype: KvDtype, tokens: int, *, graphs: bool = False) ->
     shape = cache_shape(
         CONFIG, 64, dtype=torch.float32, device=DEVICE, kv_dtype=kv_dtype, decode_rows=3 * graphs
     )
-    cache = UnifiedCache.allocate(num_blocks=12, **shape)
+    cache = UnifiedCache.allocate(shape, 12)
     runs = model
     if graphs:
         runs = DecodeGraphs(model, cache, Replayed() if INTERPRETED else CudaRecorder(DEVICE))

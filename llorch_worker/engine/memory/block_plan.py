@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.load_errors import mib, part_of_load
@@ -31,22 +30,21 @@ def cache_shape(
     device: torch.device,
     kv_dtype: KvDtype = "auto",
     decode_rows: int = 0,
-) -> dict[str, Any]:
-    """What ``UnifiedCache.allocate`` and ``.required_bytes`` take beside ``num_blocks``."""
-    return {
-        "num_layers": config.num_layers,
-        "num_kv_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": config.rope_scaling,
-        "max_context": max_context,
-        "block_size": BLOCK_SIZE_TOKENS,
-        "dtype": dtype,
-        "device": device,
-        "kv_dtype": kv_dtype,
-        "decode_rows": decode_rows,
-        "vocab_size": config.vocab_size,
-    }
+) -> CacheShape:
+    """The shape of a cache for ``config``."""
+    return CacheShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        max_context=max_context,
+        dtype=dtype,
+        device=device,
+        kv_dtype=kv_dtype,
+        decode_rows=decode_rows,
+        vocab_size=config.vocab_size,
+    )
 
 
 def plan_blocks(
@@ -122,18 +120,18 @@ def allocate_cache(
     )
 
     def required_bytes(blocks: int) -> dict[str, int]:
-        return UnifiedCache.required_bytes(num_blocks=blocks, **shape)
+        return UnifiedCache.required_bytes(shape, blocks)
 
     num_blocks = plan_blocks(
         lambda blocks: required_bytes(blocks) | {"workspace": workspace_bytes},
-        block_size=shape["block_size"],
+        block_size=shape.block_size,
         max_context=max_context,
         max_sequences=max_sequences,
         available_bytes=available_bytes(device),
         kv_cache_bytes=kv_cache_bytes,
     )
     with part_of_load("the cache", device, sum(required_bytes(num_blocks).values())):
-        return UnifiedCache.allocate(num_blocks=num_blocks, **shape)
+        return UnifiedCache.allocate(shape, num_blocks)
 
 
 def require_room(weight_bytes: int, device: torch.device) -> None:

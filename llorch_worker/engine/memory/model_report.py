@@ -214,21 +214,21 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     )
 
     def cache_bytes(num_blocks: int) -> Mapping[str, int]:
-        cache = UnifiedCache.required_bytes(num_blocks=num_blocks, **shape)
+        cache = UnifiedCache.required_bytes(shape, num_blocks)
         return cache | {"workspace": workspace}
 
     linears = select_linears(device, dtype, settings.kernels)
     weights = model_bytes(config, checkpoint, linears, dtype)
     share = block_plan.CUDA_SHARE if device.type == "cuda" else block_plan.CPU_SHARE
     free = free_bytes(device)
-    one_context = -(-max_context // shape["block_size"])
+    one_context = -(-max_context // shape.block_size)
     misfit = None
     try:
         block_plan.require_room(weights, device)
         # The worker plans once the weights are in; they are not, so they are taken off here.
         blocks = block_plan.plan_blocks(
             cache_bytes,
-            block_size=shape["block_size"],
+            block_size=shape.block_size,
             max_context=max_context,
             max_sequences=settings.max_sequences,
             available_bytes=int((free - weights) * share),
