@@ -12,7 +12,6 @@ import torch
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.config import LlamaConfig
 from llorch_worker.weights import Checkpoint, FusedWeight, Linears, Part
-from llorch_worker.weights.checkpoint import missing_tensor, require_shape
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -145,10 +144,7 @@ def check_tensors(checkpoint: Checkpoint, config: LlamaConfig) -> None:
     for weight in all_weights(config):
         for part in weight.parts:
             known.add(part.name)
-            info = checkpoint.tensors.get(part.name)
-            if info is None:
-                raise missing_tensor(checkpoint.path, part.name)
-            require_shape(checkpoint.path, info, part.shape)
+            checkpoint.require(part.name, part.shape)
     if config.tie_word_embeddings:
         known.add(OUTPUT)  # some files repeat the embedding under this name
     for name in checkpoint.tensors:
