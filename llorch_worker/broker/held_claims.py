@@ -1,0 +1,79 @@
+"""The claims that this process holds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llorch_worker.broker.claims import Claim
+from llorch_worker.contract import Event
+
+
+@dataclass(frozen=True)
+class LastEntries:
+    """Events of a job that go to its stream with its end, from entry ``first_entry`` on."""
+
+    first_entry: int
+    events: Sequence[Event] = ()
+
+
+class HeldClaims:
+    """Written by the channel that claims and settles; read by whoever writes for a job, and by the
+    thread that renews the leases. A claim stays here until its job is settled, even when it was
+    lost meanwhile: the old fence is what makes a late write fail.
+    """
+
+    def __init__(self) -> None:
+        self._claims: dict[str, Claim] = {}
+        self._ended: set[Claim] = set()
+        self._last_entries: dict[Claim, LastEntries] = {}
+        # Reentrant: a signal handler may settle claims while its thread is in here.
+        self._lock = threading.RLock()
+
+    def add(self, claim: Claim) -> None:
+        with self._lock:
+            self._claims[claim.job_id] = claim
+
+    def discard(self, claim: Claim) -> None:
+        with self._lock:
+            if self._claims.get(claim.job_id) is claim:
+                del self._claims[claim.job_id]
+            self._ended.discard(claim)
+            self._last_entries.pop(claim, None)
+
+    def leave_entries(self, claim: Claim, entries: LastEntries) -> None:
+        """To whoever stores the job's end."""
+        with self._lock:
+            self._last_entries[claim] = entries
+
+    def last_entries(self, claim: Claim) -> LastEntries:
+        with self._lock:
+            return self._last_entries.get(claim, _NO_ENTRIES)
+
+    def note_end(self, claim: Claim) -> None:
+        """Its result is stored and the claim ended with it: nothing is left to tell Redis."""
+        with self._lock:
+            self._ended.add(claim)
+
+    def has_ended(self, claim: Claim) -> bool:
+        with self._lock:
+            return claim in self._ended
+
+    def get(self, job_id: str) -> Claim | None:
+        with self._lock:
+            return self._claims.get(job_id)
+
+    def all(self) -> tuple[Claim, ...]:
+        with self._lock:
+            return tuple(self._claims.values())
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+
+_NO_ENTRIES = LastEntries(1)
+
+HELD_CLAIMS = HeldClaims()
+"""kombu makes channels, and Celery result backends, by themselves and without a context; claims
+outlive both. So the process has one such list."""
