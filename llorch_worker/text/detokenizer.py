@@ -17,9 +17,9 @@ class HasDecodingTable(Protocol):
 class IncrementalDetokenizer:
     """Turns the tokens of one sequence into text, releasing only whole characters.
 
-    ``continuation=True`` reads the tokens as what follows a prompt: a leading space stays, so that
-    prompt + text reads right. The pieces then join to ``tokenizer.decode_continuation(ids)``;
-    with ``continuation=False`` to ``tokenizer.decode(ids)``.
+    With ``continuation=True`` the tokens follow a prompt: a leading space stays, and the pieces
+    join to ``tokenizer.decode_continuation(ids)``. Otherwise they join to
+    ``tokenizer.decode(ids)``.
 
     Runs on the engine's thread for every token: a token of whole characters costs one lookup.
     """
@@ -53,7 +53,7 @@ class IncrementalDetokenizer:
         return "".join(parts)
 
     def flush(self) -> str:
-        """What an unfinished character leaves behind: U+FFFD, or nothing."""
+        """U+FFFD for an unfinished character, or nothing."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._pending = False
