@@ -43,14 +43,6 @@ class DecodingTable:
         """Token id -> its text, or None if it is not made of whole characters."""
         return tuple(map(_whole_text, self.token_bytes))
 
-    @cached_property
-    def with_control(self) -> DecodingTable:
-        """The same table, with control tokens written out."""
-        spelt = list(self.token_bytes)
-        for token_id, text in self.control.items():
-            spelt[token_id] = text.encode()
-        return replace(self, token_bytes=spelt, control={}, control_ends_character=False)
-
     def padded(self, size: int) -> DecodingTable:
         """The same table with at least ``size`` ids. The added ones have no text."""
         missing = size - len(self.token_bytes)

@@ -67,18 +67,13 @@ class Tokenizer:
         """
         return self._chat.encode(messages)
 
-    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence, without the space that encoding put in front.
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of a whole sequence, without control tokens and the space that encoding added.
 
         Invalid UTF-8 becomes U+FFFD. Raises ValueError for an id out of range.
         """
-        return self._decode(token_ids, False, skip_special_tokens)
-
-    def decode_continuation(
-        self, token_ids: Iterable[int], skip_special_tokens: bool = True
-    ) -> str:
-        """The text of tokens that follow others: a leading space stays."""
-        return self._decode(token_ids, True, skip_special_tokens)
+        detokenizer = IncrementalDetokenizer(self, continuation=False)
+        return detokenizer.push(token_ids) + detokenizer.flush()
 
     def token_text(self, token_id: int) -> str:
         """One token for people to read: control tokens spelt out, incomplete UTF-8 as <0xE2>."""
@@ -90,7 +85,3 @@ class Tokenizer:
         if text is not None:
             return text
         return "".join(f"<0x{byte:02X}>" for byte in self.decoding_table.token_bytes[token_id])
-
-    def _decode(self, token_ids: Iterable[int], continuation: bool, skip_special: bool) -> str:
-        detokenizer = IncrementalDetokenizer(self, continuation, skip_special)
-        return detokenizer.push(token_ids) + detokenizer.flush()
