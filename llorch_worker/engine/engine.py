@@ -44,17 +44,14 @@ from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uncached_logits import uncached_logits
 from llorch_worker.kernels import (
-    KernelChoice,
-    KvDtype,
     TruncateRows,
     end_own_threads,
-    kv_form_of,
     select_ops,
     select_sample,
     select_truncate_rows,
 )
 from llorch_worker.model import Llama, LlamaConfig, model_bytes, parameter_count, resolve_config
-from llorch_worker.settings import default_model_name
+from llorch_worker.settings import KernelChoice, KvDtype, default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint, select_linears
 
@@ -199,8 +196,7 @@ class Engine:
         linears = select_linears(place, compute_dtype, kernels)
         planned = model_bytes(config, checkpoint, linears, compute_dtype)
         require_room(planned, place)
-        kv_form = kv_form_of(kv_dtype)
-        ops = select_ops(place, compute_dtype, kernels, head_dim=config.head_dim, kv_form=kv_form)
+        ops = select_ops(place, compute_dtype, kernels, head_dim=config.head_dim, kv_dtype=kv_dtype)
         decode_rows = max_sequences if cuda_graphs and records_decode(place, ops) else 0
         with part_of_load("the weights", place, planned):
             model = Llama.load(
@@ -230,7 +226,7 @@ class Engine:
             workspace_bytes=workspace,
             dtype=compute_dtype,
             device=place,
-            kv_form=kv_form,
+            kv_dtype=kv_dtype,
             decode_rows=decode_rows,
         )
         if place.type == "cuda":
@@ -357,7 +353,7 @@ class Engine:
             faults.append(Fault(field="token_ids", rule=rule, got="an id beyond it"))
         if faults:
             raise InvalidRequest.from_faults(faults)
-        return self._thread.call(lambda: uncached_logits(self._model, self.config, self.cache, ids))
+        return self._thread.call(lambda: uncached_logits(self._model, self.cache, ids))
 
     def stats(self) -> EngineStats:
         """The engine's figures, read without stopping it."""

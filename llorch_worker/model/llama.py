@@ -18,7 +18,7 @@ from llorch_worker.model.config import LlamaConfig
 from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.model.rms_norm import RmsNorm
 from llorch_worker.model.swiglu import SwiGlu
-from llorch_worker.weights import Checkpoint, DenseLinear, Linear, Linears, PackedWeight
+from llorch_worker.weights import Checkpoint, DenseLinear, FusedWeight, Linear, Linears
 
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all), as they are kept."""
@@ -134,15 +134,15 @@ class _Loader:
             mlp=SwiGlu(self._linear(table.gate_up), self._linear(table.down), self._ops),
         )
 
-    def _norm(self, weight: PackedWeight) -> RmsNorm:
+    def _norm(self, weight: FusedWeight) -> RmsNorm:
         return RmsNorm(self._tensor(weight), self._config.rms_norm_eps, self._ops)
 
-    def _linear(self, weight: PackedWeight) -> Linear:
+    def _linear(self, weight: FusedWeight) -> Linear:
         linear = self._linears.load(self._checkpoint, weight)
         self._report(linear.weight_bytes)
         return linear
 
-    def _tensor(self, weight: PackedWeight) -> torch.Tensor:
+    def _tensor(self, weight: FusedWeight) -> torch.Tensor:
         tensor = weight.load(self._checkpoint, self._dtype).to(self._device)
         self._report(tensor.nbytes)
         return tensor

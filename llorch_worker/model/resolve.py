@@ -88,7 +88,7 @@ def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
         raise ModelLoadFailed(
-            f"{path} is no Llama: its architecture is {architecture!r}; "
+            f"{path} is not a Llama: its architecture is {architecture!r}; "
             "serve a model of the Llama family."
         )
     read = _Reader(path, metadata, "llama.")
@@ -142,7 +142,7 @@ def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
     model_type = metadata.get("model_type")
     if model_type not in _HF_MODEL_TYPES:
         raise ModelLoadFailed(
-            f"{path} is no Llama: its model_type is {model_type!r}; "
+            f"{path} is not a Llama: its model_type is {model_type!r}; "
             "serve a model of the Llama family."
         )
     read = _Reader(path, metadata)

@@ -11,8 +11,7 @@ import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.config import LlamaConfig
-from llorch_worker.weights import Checkpoint, Linears, PackedWeight, Part
-from llorch_worker.weights.checkpoint import missing_tensor, require_shape
+from llorch_worker.weights import Checkpoint, FusedWeight, Linears, Part
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -27,19 +26,19 @@ _IGNORED_NAMES = frozenset({"rope_freqs.weight"})
 class LayerWeights:
     """The weights of one block."""
 
-    attention_norm: PackedWeight
-    qkv: PackedWeight
-    output: PackedWeight
-    mlp_norm: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
+    attention_norm: FusedWeight
+    qkv: FusedWeight
+    output: FusedWeight
+    mlp_norm: FusedWeight
+    gate_up: FusedWeight
+    down: FusedWeight
 
     @property
-    def norms(self) -> tuple[PackedWeight, ...]:
+    def norms(self) -> tuple[FusedWeight, ...]:
         return (self.attention_norm, self.mlp_norm)
 
     @property
-    def matrices(self) -> tuple[PackedWeight, ...]:
+    def matrices(self) -> tuple[FusedWeight, ...]:
         return (self.qkv, self.output, self.gate_up, self.down)
 
 
@@ -50,8 +49,8 @@ def layer_weights(config: LlamaConfig, layer: int) -> LayerWeights:
     kv_rows = config.num_kv_heads * config.head_dim
     at = f"model.layers.{layer}."
 
-    def weight(*parts: Part) -> PackedWeight:
-        return PackedWeight(parts)
+    def weight(*parts: Part) -> FusedWeight:
+        return FusedWeight(parts)
 
     return LayerWeights(
         attention_norm=weight(Part(at + "input_layernorm.weight", (hidden,))),
@@ -70,19 +69,19 @@ def layer_weights(config: LlamaConfig, layer: int) -> LayerWeights:
     )
 
 
-def global_weights(config: LlamaConfig) -> tuple[PackedWeight, ...]:
+def global_weights(config: LlamaConfig) -> tuple[FusedWeight, ...]:
     """Embedding, final norm and, unless it is the embedding again, the output matrix."""
     matrix = (config.vocab_size, config.hidden_size)
     weights = [
-        PackedWeight((Part(EMBEDDING, matrix),)),
-        PackedWeight((Part(FINAL_NORM, (config.hidden_size,)),)),
+        FusedWeight((Part(EMBEDDING, matrix),)),
+        FusedWeight((Part(FINAL_NORM, (config.hidden_size,)),)),
     ]
     if not config.tie_word_embeddings:
-        weights.append(PackedWeight((Part(OUTPUT, matrix),)))
+        weights.append(FusedWeight((Part(OUTPUT, matrix),)))
     return tuple(weights)
 
 
-def all_weights(config: LlamaConfig) -> Iterator[PackedWeight]:
+def all_weights(config: LlamaConfig) -> Iterator[FusedWeight]:
     yield from global_weights(config)
     for layer in range(config.num_layers):
         table = layer_weights(config, layer)
@@ -125,7 +124,7 @@ def quantised_types(
     return tuple(name for name, _ in numbers.most_common())
 
 
-def _matrices(config: LlamaConfig, linears: Linears) -> Iterator[PackedWeight]:
+def _matrices(config: LlamaConfig, linears: Linears) -> Iterator[FusedWeight]:
     """The weights that ``linears`` keeps."""
     embedding, _, *output = global_weights(config)
     if output:
@@ -145,10 +144,7 @@ def check_tensors(checkpoint: Checkpoint, config: LlamaConfig) -> None:
     for weight in all_weights(config):
         for part in weight.parts:
             known.add(part.name)
-            info = checkpoint.tensors.get(part.name)
-            if info is None:
-                raise missing_tensor(checkpoint.path, part.name)
-            require_shape(checkpoint.path, info, part.shape)
+            checkpoint.require(part.name, part.shape)
     if config.tie_word_embeddings:
         known.add(OUTPUT)  # some files repeat the embedding under this name
     for name in checkpoint.tensors:

@@ -8,7 +8,8 @@ import pytest
 
 from llorch_worker.contract import GenerationRequest, InternalError
 from llorch_worker.engine import Engine
-from llorch_worker.kernels import KvDtype, native_absence
+from llorch_worker.kernels import native_absence
+from llorch_worker.settings import KvDtype
 
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea. " * 3
 

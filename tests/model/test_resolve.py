@@ -69,7 +69,7 @@ def refuse(path: Path, message: str) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "qwen2"}, "no Llama: its architecture is 'qwen2'"),
+        ({"general.architecture": "qwen2"}, "not a Llama: its architecture is 'qwen2'"),
         ({"llama.expert_count": 8}, "mixtures of experts"),
         ({"llama.embedding_length": None}, "embedding_length is missing"),
         ({"llama.block_count": 0}, "block_count is '0' where the model needs a positive"),
@@ -78,7 +78,7 @@ def refuse(path: Path, message: str) -> None:
         ({"llama.block_count": 1}, "does not use"),
         ({"llama.attention.head_count": [4, 8]}, "head_count is .* positive integer"),
         ({"llama.attention.head_count_kv": 3}, "cannot share 3 KV heads"),
-        ({"llama.attention.head_count_kv": 4}, r"\[32, 64\] where .*calls for \[64, 64\]"),
+        ({"llama.attention.head_count_kv": 4}, r"\[32, 64\] but .*calls for \[64, 64\]"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "positive number"),
         ({"llama.attention.key_length": 15}, "no pairs to rotate"),
         ({"llama.attention.value_length": 8}, "of one size"),
@@ -191,8 +191,8 @@ def test_rope_factors_of_another_head_size_are_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "no Llama: its model_type is 'gpt2'"),
-        ({"model_type": None}, "no Llama: its model_type is None"),
+        ({"model_type": "gpt2"}, "not a Llama: its model_type is 'gpt2'"),
+        ({"model_type": None}, "not a Llama: its model_type is None"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "no language model head"),
         ({"architectures": 7}, "no language model head"),
         ({"hidden_act": "gelu"}, "only SiLU"),

@@ -52,11 +52,11 @@ def no_op_engine(
     cpu = torch.device("cpu")
     shape = cache_shape(config, context_tokens, dtype=torch.float32, device=cpu)
     contexts = sequences + 1  # the scheduler keeps a block free for each sequence
-    blocks = contexts * -(-context_tokens // shape["block_size"]) + sequences
+    blocks = contexts * -(-context_tokens // shape.block_size) + sequences
     return Engine(
         model=model,
         config=config,
-        cache=UnifiedCache.allocate(num_blocks=blocks, **shape),
+        cache=UnifiedCache.allocate(shape, blocks),
         tokenizer=made_up_tokenizer(vocab_size),
         model_name="no-op",
         weight_bytes=0,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
-from llorch_worker.kernels.ops import CausalMask, PagedAttention, PagedSequences
 from llorch_worker.kernels.triton.paged_decode import TritonDecode
 from llorch_worker.kernels.triton.paged_prefill import TritonPrefill
 from llorch_worker.kernels.triton.rms_norm import add_rms_norm, rms_norm

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llorch_worker.kernels import packed_matrix
-from llorch_worker.kernels.packed_matrix import PackedMatrix
-from llorch_worker.kernels.triton import packed_linear
+from llorch_worker.kernels import quantised_matrix
+from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
+from llorch_worker.kernels.triton import quantised_linear
 from tests.kernels.interpreter import DEVICE
 
 FORMS = [(4, 32, 8, False), (8, 32, 128, False), (4, 32, 0, True), (5, 32, 0, True)]
@@ -31,13 +31,13 @@ def randoms(
 @pytest.mark.parametrize(("bits", "group", "zero", "offsets"), FORMS, ids=IDS)
 def test_packing_keeps_every_weight_in_the_bytes_foretold(bits, group, zero, offsets):
     codes, scales, shifts = randoms(5, 96, bits, group, offsets)
-    matrix = PackedMatrix.pack(codes, scales, shifts, bits=bits, zero=zero, factor=2.0**-8)
+    matrix = QuantisedMatrix.pack(codes, scales, shifts, bits=bits, zero=zero, factor=2.0**-8)
     weights = (codes.float() - zero) * scales.repeat_interleave(group, dim=1)
     if shifts is not None:
         weights += shifts.repeat_interleave(group, dim=1)
     assert torch.equal(matrix.dequantise(), weights)
     assert (matrix.rows, matrix.columns) == (5, 96)
-    assert matrix.nbytes == PackedMatrix.bytes_of(
+    assert matrix.nbytes == QuantisedMatrix.bytes_of(
         5, 96, bits=bits, group=group, has_offsets=offsets
     )
 
@@ -46,7 +46,7 @@ def test_packing_keeps_every_weight_in_the_bytes_foretold(bits, group, zero, off
 @pytest.mark.parametrize(("bits", "group", "zero", "offsets"), FORMS, ids=IDS)
 def test_products_are_those_of_the_dequantised_matrix(bits, group, zero, offsets, tokens):
     codes, scales, shifts = randoms(37, 608, bits, group, offsets)
-    matrix = PackedMatrix.pack(codes, scales, shifts, bits=bits, zero=zero, factor=2.0**-8)
+    matrix = QuantisedMatrix.pack(codes, scales, shifts, bits=bits, zero=zero, factor=2.0**-8)
     x = torch.randn(tokens, 608, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     for dtype, out_dtype, rtol in (
         (torch.float32, torch.float32, 1e-5),
@@ -55,8 +55,8 @@ def test_products_are_those_of_the_dequantised_matrix(bits, group, zero, offsets
     ):
         out = torch.zeros(tokens, 50, dtype=out_dtype, device=DEVICE)
         expected = out.clone()
-        packed_matrix.packed_linear(x.to(dtype), matrix, expected, 7)
-        packed_linear.packed_linear(x.to(dtype), matrix, out, 7)
+        quantised_matrix.quantised_linear(x.to(dtype), matrix, expected, 7)
+        quantised_linear.quantised_linear(x.to(dtype), matrix, out, 7)
         scale = float(expected.abs().max())
         torch.testing.assert_close(out, expected, rtol=rtol, atol=rtol * scale)
         assert not bool(out[:, :7].any() or out[:, 44:].any())
@@ -77,7 +77,7 @@ def test_products_are_those_of_the_dequantised_matrix(bits, group, zero, offsets
     ],
 )
 def test_tiles_are_as_large_as_leaves_two_for_each_of_a_cards_processors(tokens, rows, tiles):
-    chosen = packed_linear.MatmulTiles.of(tokens, rows, processors=132)
+    chosen = quantised_linear.MatmulTiles.of(tokens, rows, processors=132)
     assert (chosen.tokens, chosen.rows) == tiles
 
 
@@ -85,18 +85,18 @@ def test_tiles_change_at_powers_of_two_only():
     for rows in (64, 4096, 11008, 128256):
         for power in range(1, 12):
             low, high = 2 ** (power - 1) + 1, 2**power
-            of = packed_linear.MatmulTiles.of
+            of = quantised_linear.MatmulTiles.of
             assert len({of(tokens, rows, 132) for tokens in range(low, high + 1)}) == 1
 
 
 @pytest.mark.parametrize("processors", [1, 2, 3, 100])
 @pytest.mark.parametrize("tokens", [20, 70, 130])
 def test_tiles_of_any_size_give_the_same_products(tokens, processors, monkeypatch):
-    monkeypatch.setattr(packed_linear, "_processors", lambda _: processors)
+    monkeypatch.setattr(quantised_linear, "_processors", lambda _: processors)
     codes, scales, _ = randoms(150, 96, 6, 16, offsets=False)
-    matrix = PackedMatrix.pack(codes, scales, None, bits=6, zero=32, factor=2.0**-8)
+    matrix = QuantisedMatrix.pack(codes, scales, None, bits=6, zero=32, factor=2.0**-8)
     x = torch.randn(tokens, 96, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     out, expected = torch.zeros(2, tokens, 150, device=DEVICE)
-    packed_matrix.packed_linear(x, matrix, expected, 0)
-    packed_linear.packed_linear(x, matrix, out, 0)
+    quantised_matrix.quantised_linear(x, matrix, expected, 0)
+    quantised_linear.quantised_linear(x, matrix, out, 0)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)

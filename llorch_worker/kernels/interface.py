@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -114,3 +115,7 @@ class Ops(Protocol):
 
     def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:
         """Causal attention of sequences with any number of new tokens."""
+
+
+FusedSample = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""``torch_ops.sample``, or a kernel that does the same in one launch."""

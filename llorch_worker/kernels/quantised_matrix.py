@@ -19,7 +19,7 @@ _HALF = BLOCK_COLUMNS // 2
 
 
 @dataclass(frozen=True)
-class PackedMatrix:
+class QuantisedMatrix:
     """``[rows, columns]``; columns are a multiple of 32, all tensors lie on one device."""
 
     codes: torch.Tensor
@@ -46,7 +46,7 @@ class PackedMatrix:
         bits: int,
         zero: int,
         factor: float,
-    ) -> PackedMatrix:
+    ) -> QuantisedMatrix:
         """Of ``codes``: [rows, columns] uint8, ``scales``, ``offsets``: [rows, columns / group]
         float32. All results are on the device of ``codes``."""
         rows, columns = codes.shape
@@ -70,13 +70,13 @@ class PackedMatrix:
         )
 
     @classmethod
-    def stack(cls, parts: Sequence[PackedMatrix]) -> PackedMatrix:
+    def stack(cls, parts: Sequence[QuantisedMatrix]) -> QuantisedMatrix:
         """The rows of all ``parts``, which are of one form, one below the other."""
         if len(parts) == 1:
             return parts[0]
         first = parts[0]
 
-        def joined(table: Callable[[PackedMatrix], torch.Tensor | None]) -> torch.Tensor | None:
+        def joined(table: Callable[[QuantisedMatrix], torch.Tensor | None]) -> torch.Tensor | None:
             tables = [table(part) for part in parts]
             present = [each for each in tables if each is not None]
             return torch.cat(present) if present else None
@@ -143,7 +143,9 @@ def _high_bits(blocks: torch.Tensor, width: int) -> torch.Tensor:
     return packed.flatten(1)
 
 
-def packed_linear(x: torch.Tensor, matrix: PackedMatrix, out: torch.Tensor, column: int) -> None:
+def quantised_linear(
+    x: torch.Tensor, matrix: QuantisedMatrix, out: torch.Tensor, column: int
+) -> None:
     """``x: [tokens, columns]`` times the matrix to ``out[:, column : column + rows]``."""
     product = F.linear(x.float(), matrix.dequantise())
     out[:, column : column + matrix.rows] = product.to(out.dtype)

@@ -12,14 +12,14 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.kernels.packed_matrix import packed_linear
-from llorch_worker.weights import DenseLinear, PackedWeight, Part, select_linears
+from llorch_worker.kernels.quantised_matrix import quantised_linear
+from llorch_worker.weights import DenseLinear, FusedWeight, Part, select_linears
 from llorch_worker.weights.gguf import GgufCheckpoint
 from llorch_worker.weights.groups import group_form
-from llorch_worker.weights.packed_linear import PackedLinears
+from llorch_worker.weights.quantised_linear import QuantisedLinears
 
 QUANTISED = [type_ for type_ in GGMLQuantizationType if group_form(type_) is not None]
-LINEARS = PackedLinears(torch.device("cpu"), torch.bfloat16, packed_linear)
+LINEARS = QuantisedLinears(torch.device("cpu"), torch.bfloat16, quantised_linear)
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def random_rows(type_: GGMLQuantizationType, rows: int, columns: int = 512) -> n
     return raw.reshape(rows, -1)
 
 
-def weight(**rows: int) -> PackedWeight:
-    return PackedWeight(tuple(Part(name, (count, 512)) for name, count in rows.items()))
+def weight(**rows: int) -> FusedWeight:
+    return FusedWeight(tuple(Part(name, (count, 512)) for name, count in rows.items()))
 
 
 @pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
@@ -103,13 +103,13 @@ def test_a_matrix_that_is_not_quantised_is_dense(checkpoint):
 def test_weights_beyond_all_measure_are_refused(checkpoint):
     raw = random_rows(GGMLQuantizationType.Q4_0, 2)
     raw[:, :2] = np.frombuffer(np.float16(np.inf).tobytes(), np.uint8)
-    with pytest.raises(ModelLoadFailed, match="tensor w has weights beyond all measure"):
+    with pytest.raises(ModelLoadFailed, match="tensor w has weights that are out of range"):
         LINEARS.load(checkpoint(w=(raw, GGMLQuantizationType.Q4_0)), weight(w=2))
 
 
 def test_cuda_keeps_quantised_matrices_but_not_for_the_exact_reference():
     pytest.importorskip("triton")
     cuda = torch.device("cuda:0")
-    assert isinstance(select_linears(cuda, torch.bfloat16), PackedLinears)
-    assert not isinstance(select_linears(cuda, torch.float32), PackedLinears)
-    assert not isinstance(select_linears(cuda, torch.bfloat16, "torch"), PackedLinears)
+    assert isinstance(select_linears(cuda, torch.bfloat16), QuantisedLinears)
+    assert not isinstance(select_linears(cuda, torch.float32), QuantisedLinears)
+    assert not isinstance(select_linears(cuda, torch.bfloat16, "torch"), QuantisedLinears)

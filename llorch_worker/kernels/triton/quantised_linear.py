@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from llorch_worker.kernels.packed_matrix import BLOCK_COLUMNS, PackedMatrix
+from llorch_worker.kernels.quantised_matrix import BLOCK_COLUMNS, QuantisedMatrix
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,10 @@ MIDDLE = (MatmulTiles(64, 64), MatmulTiles(64, 32), MatmulTiles(64, 16))
 NARROW = (MatmulTiles(16, 16, blocks=8),)
 
 
-def packed_linear(x: torch.Tensor, matrix: PackedMatrix, out: torch.Tensor, column: int) -> None:
-    """See ``kernels.packed_matrix.packed_linear``, its twin."""
+def quantised_linear(
+    x: torch.Tensor, matrix: QuantisedMatrix, out: torch.Tensor, column: int
+) -> None:
+    """See ``kernels.quantised_matrix.quantised_linear``, its twin."""
     tokens = len(x)
     tables: list[Any] = [
         matrix.codes,

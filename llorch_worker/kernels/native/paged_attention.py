@@ -8,9 +8,9 @@ from typing import Self
 
 import torch
 
+from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.native.library import Int, Long, NativeLibrary, Pointer
-from llorch_worker.kernels.ops import PagedSequences
 
 
 @dataclass(frozen=True)
