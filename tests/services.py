@@ -23,10 +23,10 @@ from redis.retry import Retry
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.embedded import bundled_redis_server, find_redis_server
 from llorch_worker.client import Job
 from llorch_worker.contract import Tokens
 from llorch_worker.stack import tether
+from llorch_worker.stack.programs import bundled_redis_server, find_redis_server
 from tests.waiting import wait_until as wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -14,8 +14,7 @@ from celery import states
 from celery.backends.redis import RedisBackend, SentinelBackend
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.held import HELD
-from llorch_worker.broker.lean_redis import LeanRedis
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.results import decode_state, now, result_meta, terminal_event
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationResult, encode_event
@@ -23,9 +22,6 @@ from llorch_worker.contract import GenerationResult, encode_event
 
 class _OneEnd:
     """Mixed into Celery's backends; see the module."""
-
-    def _get_client(self) -> Any:
-        return LeanRedis
 
     def _get_result_meta(
         self: Any, result: Any, state: str, traceback: str | None, request: Any, **_: Any
@@ -65,10 +61,10 @@ class _OneEnd:
             document = self.encode(meta)
             end = decode_state(document).end
             event = encode_event(terminal_event(end)) if end is not None else ""
-        claim = HELD.get(task_id)
+        claim = HELD_CLAIMS.get(task_id)
         entries: tuple[Any, ...] = ()
         if claim is not None and event:
-            last = HELD.last_entries(claim)
+            last = HELD_CLAIMS.last_entries(claim)
             entries = (last.first_entry, *map(encode_event, last.events))
         stored = run_script(
             self.client,
@@ -85,7 +81,7 @@ class _OneEnd:
             ],
         )
         if claim is not None and event and stored:
-            HELD.note_end(claim)
+            HELD_CLAIMS.note_end(claim)
         return result
 
 

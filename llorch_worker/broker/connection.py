@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import redis
@@ -19,7 +19,6 @@ from redis.client import PubSub
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
-from llorch_worker.broker.lean_redis import LeanRedis
 from llorch_worker.broker.sentinel import SCHEME, SEPARATOR, SentinelUrl, is_sentinel
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 
@@ -88,7 +87,7 @@ def _options() -> dict[str, Any]:
     }
 
 
-def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> LeanRedis:
+def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis.Redis:
     """A client of the Redis at ``url``; connects on first use. Replies are str."""
     options = _options() | {
         "socket_timeout": reply_timeout_s,
@@ -96,15 +95,23 @@ def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> LeanRedis:
     }
     with url_errors(url):
         if not is_sentinel(url):
-            return cast(LeanRedis, LeanRedis.from_url(url, **options))
+            return redis.Redis.from_url(url, **options)
         parsed = SentinelUrl.parse(url)
         sentinel = redis.sentinel.Sentinel(
             parsed.sentinels, sentinel_kwargs=parsed.sentinel_options
         )
-        master: LeanRedis = sentinel.master_for(
-            parsed.master_name, redis_class=LeanRedis, **options | parsed.redis_options
+        master: redis.Redis = sentinel.master_for(
+            parsed.master_name, **options | parsed.redis_options
         )
         return master
+
+
+def close_idle(client: redis.Redis) -> None:
+    """Closes the connections of ``client`` that no thread uses at this moment.
+
+    A thread that polls a socket while another closes it may sleep until its timeout.
+    """
+    client.connection_pool.disconnect(inuse_connections=False)
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:

@@ -7,12 +7,12 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import is_out_of_memory
-from llorch_worker.broker.direct import lists_of_own
 from llorch_worker.broker.message import JobMessages
-from llorch_worker.broker.queues import list_of, own_queue, route
+from llorch_worker.broker.queues import list_of, route, worker_queue
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.broker.waiting import lists_of
+from llorch_worker.broker.worker_queues import lists_of_worker
 from llorch_worker.contract import GenerationRequest, QueueFull
 
 
@@ -37,7 +37,7 @@ def enqueue(
             Nothing is left behind.
     """
     to = route(model.name, request.priority, worker)
-    own = [] if worker is None else lists_of_own(own_queue(model.name, worker))
+    own = [] if worker is None else lists_of_worker(worker_queue(model.name, worker))
     before, after = messages.write(request, model=model.name, job_id=job_id, to=to)
     key = request.idempotency_key
     try:

@@ -7,7 +7,7 @@ PREFIX = "llorch:"
 MODELS = f"{PREFIX}models"
 """Hash: model name -> JSON of :class:`llorch_worker.broker.registry.ModelCard`. Never expires."""
 
-OWN_QUEUES = f"{PREFIX}own_queues"
+WORKER_QUEUES = f"{PREFIX}own_queues"
 """Sorted set: a worker's own queue -> when the worker was last seen, in ms of Redis' own clock."""
 
 WORKERS = f"{PREFIX}workers"

@@ -32,7 +32,7 @@ from llorch_worker.contract import Priority
 QUEUE_PREFIX = "llorch."
 HIGH_SUFFIX = ":high"
 SUSPECTS_SUFFIX = ":suspects"
-OWN_MARK = "@"
+WORKER_MARK = "@"
 LOW_STEP = 9
 PRIORITY_STEPS = (0, 3, 6, 9)
 """kombu's own; a stock producer's message goes into the list of the step below its priority."""
@@ -55,10 +55,10 @@ def high_queue(model: str) -> str:
     return f"{QUEUE_PREFIX}{model}{HIGH_SUFFIX}"
 
 
-def own_queue(model: str, worker: str) -> str:
+def worker_queue(model: str, worker: str) -> str:
     """The queue of one worker alone: ``gpu0@host`` serving ``toy`` has ``llorch.toy@gpu0.host``."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", worker.replace("@", ".", 1))
-    return f"{normal_queue(model)}{OWN_MARK}{name}"
+    return f"{normal_queue(model)}{WORKER_MARK}{name}"
 
 
 def queues(model: str, worker: str | None = None) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def queues(model: str, worker: str | None = None) -> tuple[str, ...]:
     shared = (high_queue(model), normal_queue(model))
     if worker is None:
         return shared
-    own = own_queues(own_queue(model, worker))
+    own = own_queues(worker_queue(model, worker))
     return own[0], shared[0], own[1], shared[1]
 
 
@@ -78,7 +78,7 @@ def own_queues(own: str) -> tuple[str, str]:
 
 def route(model: str, priority: Priority, worker: str | None = None) -> Route:
     """Where a job of this priority waits: for any worker of ``model``, or for one alone."""
-    normal = normal_queue(model) if worker is None else own_queue(model, worker)
+    normal = normal_queue(model) if worker is None else worker_queue(model, worker)
     match priority:
         case "high":
             return Route(f"{normal}{HIGH_SUFFIX}", None)
@@ -114,7 +114,7 @@ def normal_queue_of(queue_or_list: str) -> str:
 
 def model_of(queue_or_list: str) -> str:
     """The model that jobs in this queue, or list of a queue, are for."""
-    return normal_queue_of(queue_or_list).partition(OWN_MARK)[0].removeprefix(QUEUE_PREFIX)
+    return normal_queue_of(queue_or_list).partition(WORKER_MARK)[0].removeprefix(QUEUE_PREFIX)
 
 
 def list_of(to: Route) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 import redis
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.broker import direct, keys
-from llorch_worker.broker.queues import own_queue
+from llorch_worker.broker import keys, worker_queues
+from llorch_worker.broker.queues import worker_queue
 
 ANNOUNCE_INTERVAL_S = 5.0
-WORKER_TTL_S = direct.GONE_AFTER_S
+WORKER_TTL_S = worker_queues.GONE_AFTER_S
 
 
 class _Card(BaseModel):
@@ -63,7 +63,7 @@ def announce(client: redis.Redis, card: WorkerCard) -> WorkerCard | None:
         pipe.get(keys.worker(card.hostname))
         pipe.set(keys.worker(card.hostname), card.model_dump_json(), ex=WORKER_TTL_S)
         *_, replaced, _ = pipe.execute()
-    direct.mark_seen(client, own_queue(card.model, card.hostname))
+    worker_queues.mark_seen(client, worker_queue(card.model, card.hostname))
     return None if replaced is None else WorkerCard.model_validate_json(replaced)
 
 

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import redis
 from kombu import transport as kombu_transports
 from kombu.log import get_logger
 from kombu.transport import redis as kombu_redis
@@ -33,8 +32,7 @@ from redis.exceptions import ResponseError
 from llorch_worker.broker import claims, dead_letters, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.connection import is_out_of_memory
-from llorch_worker.broker.held import HELD
-from llorch_worker.broker.lean_redis import LeanRedis
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
@@ -66,7 +64,7 @@ class ClaimQoS(kombu_redis.QoS):
     def can_consume(self) -> bool:
         """Room for another job: what runs on through a reconnect counts too."""
         if self.channel.consumes_jobs:
-            return not self.prefetch_count or len(HELD) < self.prefetch_count
+            return not self.prefetch_count or len(HELD_CLAIMS) < self.prefetch_count
         return bool(super().can_consume())
 
     def append(self, message: Any, delivery_tag: str) -> None:
@@ -102,7 +100,7 @@ class ClaimQoS(kombu_redis.QoS):
             # There will be room, and nobody brings news of what waits already.
             self.channel.look_again()
         try:
-            if not HELD.has_ended(claim):
+            if not HELD_CLAIMS.has_ended(claim):
                 with self.channel.conn_or_acquire() as client:
                     if requeue:
                         claims.hand_back(client, claim)
@@ -111,7 +109,7 @@ class ClaimQoS(kombu_redis.QoS):
         finally:
             # Where Redis is away the lease lapses: an ended job's is swept, another's job comes
             # back. In neither case may the slot stay taken.
-            HELD.discard(claim)
+            HELD_CLAIMS.discard(claim)
             virtual.QoS.ack(self, delivery_tag)
         return True
 
@@ -129,7 +127,6 @@ class ClaimChannel(kombu_redis.Channel):
         self._tracked_socket: Any = None
         self._refused = False
         self._kept_parameters: dict[str, Any] = {}
-        self._pooled_client: Any = None
         super().__init__(*args, **kwargs)
 
     @property
@@ -227,14 +224,14 @@ class ClaimChannel(kombu_redis.Channel):
         lists, suspects = _places(consumed)
         room = MOST_JOBS_A_CLAIM
         if self.qos.prefetch_count:
-            room = min(room, self.qos.prefetch_count - len(HELD))
+            room = min(room, self.qos.prefetch_count - len(HELD_CLAIMS))
         try:
             with self.conn_or_acquire() as client:
                 taken = claims.claim(
                     client,
                     lists=lists,
                     suspects=suspects,
-                    held=HELD.all(),
+                    held=HELD_CLAIMS.all(),
                     limit=room,
                     worker=self.worker,
                     terms=self.terms,
@@ -251,7 +248,7 @@ class ClaimChannel(kombu_redis.Channel):
             self._refused = False
         # Held before any is delivered: whatever a delivery does, the leases are renewed.
         for claim in taken:
-            HELD.add(claim)
+            HELD_CLAIMS.add(claim)
         waiting = deque(taken)
         try:
             while waiting:
@@ -259,7 +256,7 @@ class ClaimChannel(kombu_redis.Channel):
         finally:
             # Where a delivery failed nobody will settle what came after it: the leases must lapse.
             for claim in waiting:
-                HELD.discard(claim)
+                HELD_CLAIMS.discard(claim)
 
     def _deliver_claim(self, claim: Claim, consumed: Sequence[str]) -> None:
         envelope = self._envelope(claim.message)
@@ -285,7 +282,7 @@ class ClaimChannel(kombu_redis.Channel):
                 claims.end(client, claim, self.terms)
         finally:
             # Where Redis is away the lease lapses, and the entry is judged again.
-            HELD.discard(claim)
+            HELD_CLAIMS.discard(claim)
 
     def _envelope(self, raw: bytes) -> dict[str, Any] | None:
         """The message as kombu's envelope, its body decoded; None where it is no message."""
@@ -306,17 +303,6 @@ class ClaimChannel(kombu_redis.Channel):
         if not all(isinstance(name, str) for name in names):
             return None
         return {**envelope, "body": body, "properties": {**properties, "body_encoding": None}}
-
-    def _create_client(self, asynchronous: bool = False) -> Any:
-        if asynchronous:
-            return super()._create_client(asynchronous=True)
-        # kombu makes one for every command, which costs more than the command.
-        if self._pooled_client is None or self._pooled_client.connection_pool is not self.pool:
-            client = super()._create_client()
-            # With a key prefix it is kombu's own.
-            stock = type(client) is redis.Redis
-            self._pooled_client = LeanRedis(connection_pool=self.pool) if stock else client
-        return self._pooled_client
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         if self.connection is None or self.connection.client is None:

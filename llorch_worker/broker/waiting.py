@@ -10,7 +10,6 @@ from redis import Redis
 from redis.client import NEVER_DECODE
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.direct import lists_of_all_own
 from llorch_worker.broker.queues import (
     QUEUE_PREFIX,
     lists,
@@ -19,6 +18,7 @@ from llorch_worker.broker.queues import (
     queues,
     suspects,
 )
+from llorch_worker.broker.worker_queues import lists_of_workers
 
 SCANNED_AT_ONCE_KEYS = 5_000
 MOST_SCANS = 200
@@ -44,7 +44,7 @@ def waiting(client: Redis, model: str) -> Waiting:
     """The lengths of the model's lists now."""
     shared = lists_of(model)
     with client.pipeline(transaction=False) as pipe:
-        for name in [*shared, *lists_of_all_own(client, model)]:
+        for name in [*shared, *lists_of_workers(client, model)]:
             pipe.llen(name)
         lengths = [int(length) for length in pipe.execute()]
     return Waiting(
@@ -61,7 +61,7 @@ def unserved(client: Redis) -> dict[str, int]:
     a queue's name as ``\\xff``.
     """
     known = {normal_queue(str(model)) for model in client.hkeys(keys.MODELS)}
-    known |= {str(queue) for queue in client.zrange(keys.OWN_QUEUES, 0, -1)}
+    known |= {str(queue) for queue in client.zrange(keys.WORKER_QUEUES, 0, -1)}
     found: defaultdict[str, set[bytes]] = defaultdict(set)
     cursor = 0
     for _ in range(MOST_SCANS):

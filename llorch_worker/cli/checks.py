@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.broker.cluster import Cluster
 from llorch_worker.broker.connection import broker_errors, connect, safe_url
-from llorch_worker.broker.embedded import find_redis_server
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import CommandError
@@ -21,6 +20,7 @@ from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports
+from llorch_worker.stack.programs import find_redis_server
 
 if TYPE_CHECKING:
     from llorch_worker.devices import Card
@@ -198,7 +198,7 @@ def _device_fault(name: str) -> str | None:
 
 
 def _card(name: str, card: Card, locks: Path) -> Check:
-    from llorch_worker.worker.card.lock import DeviceLocks
+    from llorch_worker.worker.card.lock import CardLocks
 
     if card.fault is not None:
         return Check(
@@ -209,7 +209,7 @@ def _card(name: str, card: Card, locks: Path) -> Check:
         )
     memory = f"{human_bytes(card.free_bytes)} free of {human_bytes(card.total_bytes)}"
     try:
-        holder = DeviceLocks(locks).holder(card)
+        holder = CardLocks(locks).holder(card)
         taken = f"held by {holder}" if holder else "no worker has it"
     except OSError as error:
         taken = f"who has it cannot be seen: {locks}: {error.strerror}"

@@ -93,9 +93,9 @@ def up(
     if workers is not None and workers < 1:
         raise usage_error(f"--workers must be at least 1 (got {workers})")
     extras.require("worker")
-    from llorch_worker.broker.embedded import find_redis_server
     from llorch_worker.stack.devices import worker_devices
     from llorch_worker.stack.interrupts import terminable
+    from llorch_worker.stack.programs import find_redis_server
     from llorch_worker.stack.stack import Plan, Stack
 
     screen = Screen(as_json=as_json)

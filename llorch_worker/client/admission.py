@@ -6,7 +6,7 @@ import time
 
 import redis
 
-from llorch_worker.broker import direct, registry
+from llorch_worker.broker import registry, worker_queues
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.contract import (
     ContextLengthExceeded,
@@ -41,7 +41,7 @@ class Admission:
         """
         name = request.model or default_model or self._only_model(worker)
         card = self._card(name)
-        if worker is not None and not direct.is_known(self._redis, name, worker):
+        if worker is not None and not worker_queues.is_known(self._redis, name, worker):
             raise ModelNotServed(
                 f"no worker {worker!r} serves {name!r}; there is {self._workers_of(name)}"
             )

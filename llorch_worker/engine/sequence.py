@@ -8,9 +8,28 @@ from enum import Enum
 from llorch_worker.cache import Prefix
 from llorch_worker.contract import FinishReason, GenerationRequest, Priority, TokenLogprobs
 from llorch_worker.engine.choice_text import ChoiceText
-from llorch_worker.engine.sampling.plain_sampling import samples_plainly
 
 PRIORITY_RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
+
+
+def samples_plainly(request: GenerationRequest) -> bool:
+    """Whether ``request`` sets no sampling parameter but the temperature.
+
+    Steps may overlap only if every job in them samples plainly, and the fused kernel serves only
+    those. The other parameters need the host between two steps: it reads log probabilities back
+    and counts the tokens for penalties and min_tokens, and truncation looks at its own results.
+    """
+    return (
+        request.top_k == 0
+        and request.top_p == 1
+        and request.min_p == 0
+        and request.repetition_penalty == 1
+        and request.presence_penalty == 0
+        and request.frequency_penalty == 0
+        and not request.logit_bias
+        and request.min_tokens == 0
+        and request.logprobs is None
+    )
 
 
 class SequenceState(Enum):

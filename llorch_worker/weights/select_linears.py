@@ -6,7 +6,8 @@ from importlib.util import find_spec
 
 import torch
 
-from llorch_worker.kernels import KernelChoice, native_kernels_load
+from llorch_worker.kernels import native_kernels_load
+from llorch_worker.settings import KernelChoice
 from llorch_worker.weights.linear import DenseLinears, Linears
 from llorch_worker.weights.quantised_linear import QuantisedLinears
 

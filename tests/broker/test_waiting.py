@@ -8,9 +8,9 @@ import pytest
 import redis
 from redis.client import Pipeline
 
-from llorch_worker.broker import direct, keys, queues
+from llorch_worker.broker import keys, queues, worker_queues
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import list_of, own_queue, route
+from llorch_worker.broker.queues import list_of, route, worker_queue
 from llorch_worker.broker.waiting import unserved
 from tests.services import RedisServer
 
@@ -20,7 +20,7 @@ def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
     with connect(redis_server.url) as client:
         client.flushall()
         client.hset(keys.MODELS, "toy", "{}")
-        direct.mark_seen(client, own_queue("toy", "gpu0@host"))
+        worker_queues.mark_seen(client, worker_queue("toy", "gpu0@host"))
         yield client
 
 

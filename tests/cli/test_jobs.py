@@ -12,7 +12,7 @@ import pytest
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import own_queue
+from llorch_worker.broker.queues import worker_queue
 from llorch_worker.client import Client
 from tests.cli.command import Served, Started, run
 from tests.services import wait_until
@@ -202,7 +202,7 @@ def test_status_tells_how_long_a_worker_has_been_silent_and_cuts_no_name_in_a_pi
             shown = run("status", COLUMNS="").out
         finally:
             registry.withdraw(client, name)
-            client.zrem(keys.OWN_QUEUES, own_queue(served.model, name))
+            client.zrem(keys.WORKER_QUEUES, worker_queue(served.model, name))
     (line,) = (line for line in shown.splitlines() if name in line)
     assert re.search(r"1\d s ago$", line.rstrip())
 

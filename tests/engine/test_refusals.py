@@ -17,7 +17,8 @@ from llorch_worker.contract import (
     ModelLoadFailed,
     ModelNotServed,
 )
-from llorch_worker.engine import Engine, block_plan
+from llorch_worker.engine import Engine
+from llorch_worker.engine.memory import block_plan
 from llorch_worker.model import Llama
 
 

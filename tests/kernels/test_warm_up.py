@@ -94,7 +94,7 @@ def quantised_linear_of(rows: int, columns: int) -> QuantisedLinear:
 def test_after_the_warm_up_no_step_wants_another_variant(variants: Variants) -> None:
     model = quantised()
     shape = cache_shape(CONFIG, MAX_CONTEXT, dtype=torch.bfloat16, device=DEVICE)
-    cache = UnifiedCache.allocate(num_blocks=1, **shape)
+    cache = UnifiedCache.allocate(shape, 1)
     warm_up(model, cache, max_sequences=MAX_SEQUENCES, max_step_tokens=MAX_STEP_TOKENS)
     warm = set(variants.seen)
     assert {variant[0] for variant in warm} == {name for _, name in KERNELS}

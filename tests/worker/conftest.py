@@ -9,13 +9,13 @@ import pytest
 from llorch_worker.broker import keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.held import HELD
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.settings import Settings
 from llorch_worker.worker.residency import Residency
 from tests.services import RedisServer
 from tests.toy_engine import ToyEngine
 
-JOB = "early"
+JOB = "job"
 """The job of ``claim``."""
 
 
@@ -43,7 +43,7 @@ def claim(redis_server: RedisServer) -> Iterator[Claim]:
     )
     with connect(redis_server.url) as store:
         store.hset(keys.job(JOB), mapping={"state": "claimed", "fence": 1, "progress": 0})
-        HELD.add(claim)
+        HELD_CLAIMS.add(claim)
         yield claim
-        HELD.discard(claim)
+        HELD_CLAIMS.discard(claim)
         store.delete(keys.job(JOB), keys.events(JOB))

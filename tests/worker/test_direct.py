@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from llorch_worker.broker import direct, keys
-from llorch_worker.broker.queues import model_of, own_queue, queues, route
+from llorch_worker.broker import keys, worker_queues
+from llorch_worker.broker.queues import model_of, queues, route, worker_queue
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, ModelNotServed
 from tests.latch import Latch
@@ -33,7 +33,7 @@ def test_a_workers_own_queues_come_before_the_shared_ones_of_the_same_priority()
     assert queues("toy", "gpu0@host") == (
         "llorch.toy@gpu0.host:high", "llorch.toy:high", "llorch.toy@gpu0.host", "llorch.toy",
     )  # fmt: skip
-    assert own_queue("toy", "we:ird name@host.example") == "llorch.toy@we-ird-name.host.example"
+    assert worker_queue("toy", "we:ird name@host.example") == "llorch.toy@we-ird-name.host.example"
     for priority in ("high", "normal", "low"):
         assert model_of(route("toy", priority, "gpu0@host").queue) == "toy"
 
@@ -66,7 +66,7 @@ def go_away(client: Client, worker: WorkerProcess) -> None:
     """Kills the worker and lets its grace pass."""
     worker.process.kill()
     worker.process.wait()
-    client.redis.zadd(keys.OWN_QUEUES, {OWN: 0})
+    client.redis.zadd(keys.WORKER_QUEUES, {OWN: 0})
 
 
 @pytest.mark.usefixtures("pair")
@@ -145,7 +145,7 @@ def test_what_waits_for_a_worker_that_is_gone_is_everyones_in_its_order(
     # Known, and so within its grace: the jobs wait for it.
     assert client.submit(prompt="x", max_tokens=3).result(GET_S).worker == "w2@test"
     assert {job.status().state for job in jobs} == {"queued"}
-    client.redis.zadd(keys.OWN_QUEUES, {OWN: 0})
+    client.redis.zadd(keys.WORKER_QUEUES, {OWN: 0})
     assert {job.result(GET_S).worker for job in jobs} == {"w2@test"}
     assert {job.result(0).attempts for job in jobs} == {1}
     wait_until(lambda: "the worker of llorch.toy@w1.test is gone; its 4 jobs" in pair[1].text())
@@ -174,12 +174,12 @@ def test_strays_keep_their_priority_and_order(client: Client) -> None:
     for suffix in ("", ":high", step):
         store.rpush(f"llorch.toy{suffix}", "waits longest")
         store.lpush(f"{OWN}{suffix}", "first", "second")
-    store.zadd(keys.OWN_QUEUES, {OWN: 0})
-    assert direct.return_strays(store, 60) == {OWN: 6}
+    store.zadd(keys.WORKER_QUEUES, {OWN: 0})
+    assert worker_queues.reroute(store, 60) == {OWN: 6}
     for suffix in ("", ":high", step):
         assert store.lrange(f"llorch.toy{suffix}", 0, -1) == ["second", "first", "waits longest"]
     assert not store.exists(OWN)
-    assert not store.zcard(keys.OWN_QUEUES), "a day later nobody looks there any more"
-    direct.mark_seen(store, OWN)
+    assert not store.zcard(keys.WORKER_QUEUES), "a day later nobody looks there any more"
+    worker_queues.mark_seen(store, OWN)
     store.lpush(OWN, "third")
-    assert direct.return_strays(store, 0) == {}
+    assert worker_queues.reroute(store, 0) == {}

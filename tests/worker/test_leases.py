@@ -11,7 +11,7 @@ import redis
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.held import HeldClaims
+from llorch_worker.broker.held_claims import HeldClaims
 from llorch_worker.worker.leases import LeaseKeeper
 from tests.services import RedisServer, own_redis, wait_until
 
@@ -55,12 +55,12 @@ def test_a_sweep_that_redis_refuses_is_told_once_and_not_as_an_absence(
     away = threading.Event()
     caplog.set_level("INFO")
     with connect(server.url) as client:
-        client.set(keys.OWN_QUEUES, "no zset")
+        client.set(keys.WORKER_QUEUES, "no zset")
         with keeping(client, away):
             wait_until(lambda: said(caplog, NO_SWEEP))
             before = scripts_run(client)
             wait_until(lambda: scripts_run(client) > before + 20)
-            client.delete(keys.OWN_QUEUES)
+            client.delete(keys.WORKER_QUEUES)
             wait_until(lambda: said(caplog, "looking for those jobs again"))
     assert said(caplog, NO_SWEEP) == 1
     assert said(caplog, NO_RENEWAL) == said(caplog, "renewing leases again") == 0

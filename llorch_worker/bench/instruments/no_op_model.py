@@ -8,7 +8,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine import Engine
 from llorch_worker.engine.memory.block_plan import cache_shape
 from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.kernels import select_cut_rows
+from llorch_worker.kernels import select_truncate_rows
 from llorch_worker.model import LlamaConfig, RaggedBatch
 from llorch_worker.text.chat import Llama2Chat
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
@@ -52,17 +52,17 @@ def no_op_engine(
     cpu = torch.device("cpu")
     shape = cache_shape(config, context_tokens, dtype=torch.float32, device=cpu)
     contexts = sequences + 1  # the scheduler keeps a block free for each sequence
-    blocks = contexts * -(-context_tokens // shape["block_size"]) + sequences
+    blocks = contexts * -(-context_tokens // shape.block_size) + sequences
     return Engine(
         model=model,
         config=config,
-        cache=UnifiedCache.allocate(num_blocks=blocks, **shape),
+        cache=UnifiedCache.allocate(shape, blocks),
         tokenizer=made_up_tokenizer(vocab_size),
         model_name="no-op",
         weight_bytes=0,
         max_sequences=sequences,
         # As beside a large model, which computes in it.
-        cut_rows=select_cut_rows(cpu, torch.bfloat16),
+        truncate_rows=select_truncate_rows(cpu, torch.bfloat16),
     )
 
 

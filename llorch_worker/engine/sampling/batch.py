@@ -11,6 +11,7 @@ import torch
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.sampling.penalties import Penalties
+from llorch_worker.engine.sampling.truncation import Truncation
 from llorch_worker.engine.sequence import Sequence
 
 
@@ -19,28 +20,13 @@ class RandomRows:
     """Parameters of the rows that are not greedy.
 
     ``rows`` [random] int64, or None when every row is random; ``temperatures`` [random, 1]
-    float32; ``seeds`` [random] int64; ``cuts`` None when nobody asks for one.
+    float32; ``seeds`` [random] int64; ``truncation`` None when no row uses it.
     """
 
     rows: torch.Tensor | None
     temperatures: torch.Tensor
     seeds: torch.Tensor
-    cuts: Cuts | None
-
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """min_p, top_k and top_p of the random rows that ask for one of them.
-
-    ``rows`` [cut] int64 index into the random rows, or None for all of them; ``log_min_p``
-    [cut, 1] float32, -inf where off; ``top_k`` [cut, 1] int64, the vocabulary's size where off;
-    ``top_p`` [cut, 1] float64, inf where off.
-    """
-
-    rows: torch.Tensor | None
-    log_min_p: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
+    truncation: Truncation | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +108,10 @@ class SamplingBatch:
                 [max(r.temperature, LOWEST_TEMPERATURE) for r in requests], torch.float32
             ),
             seeds=self._row([sequences[row].seed for row in random]),
-            cuts=self._cuts(requests),
+            truncation=self._truncation(requests),
         )
 
-    def _cuts(self, requests: Rows[GenerationRequest]) -> Cuts | None:
+    def _truncation(self, requests: Rows[GenerationRequest]) -> Truncation | None:
         vocab = self._vocab_size
         top_k = [min(request.top_k or vocab, vocab) for request in requests]
         asking = [
@@ -136,7 +122,7 @@ class SamplingBatch:
         if not asking:
             return None
         top_p = [p if (p := requests[row].top_p) < 1 else torch.inf for row in asking]
-        return Cuts(
+        return Truncation(
             rows=None if len(asking) == len(requests) else self._row(asking),
             # log(0) = -inf keeps everything.
             log_min_p=self._column([requests[row].min_p for row in asking], torch.float32).log(),

@@ -1,11 +1,11 @@
 """One vectorised pass from logits to tokens for a batch of any mix of parameters.
 
 The order of the rules is vLLM's: logit_bias, min_tokens, penalties; then, for rows that are not
-greedy, temperature, min_p, top_k, top_p (see :mod:`~llorch_worker.engine.sampling.cuts`).
+greedy, temperature, min_p, top_k, top_p (see :mod:`~llorch_worker.engine.sampling.truncation`).
 
 A random row takes the inverse of its cumulative distribution, in the vocabulary's order, at
-``uniforms(seed, position)``. Every operation works on a row by itself and the cuts do not reorder
-the vocabulary, so a row's token is the same alone or in company, whatever the others ask for.
+``uniforms(seed, position)``. Every operation works on each row alone and truncation does not
+reorder the vocabulary, so a row's token does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 
 from llorch_worker.engine.device.upload import upload
 from llorch_worker.engine.sampling.batch import RandomRows, SamplingBatch, SamplingBatchCache
-from llorch_worker.engine.sampling.cuts import cut
-from llorch_worker.engine.sampling.segments import inverse_cumulative, likeliest
+from llorch_worker.engine.sampling.truncation import truncate
+from llorch_worker.engine.sampling.two_stage_search import inverse_cumulative, likeliest
 from llorch_worker.engine.sampling.uniforms import uniforms
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.kernels import CutRows, FusedSample
+from llorch_worker.kernels import FusedSample, TruncateRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,14 @@ class Sampler:
         vocab_size: int,
         device: torch.device,
         fused: FusedSample | None = None,
-        cut_rows: CutRows | None = None,
+        truncate_rows: TruncateRows | None = None,
     ) -> None:
         """``fused`` serves the batches in which everyone samples plainly, without a word from the
         host between logits and tokens; the other batches, or all, go through torch's operations.
-        ``cut_rows`` does the cuts of these."""
+        ``truncate_rows`` truncates these."""
         self._device = device
         self._fused = fused
-        self._cut_rows = cut_rows
+        self._truncate_rows = truncate_rows
         self._batches = SamplingBatchCache(
             lambda sequences: SamplingBatch(sequences, vocab_size, device)
         )
@@ -178,8 +178,8 @@ class Sampler:
         if len(scaled) > len(self._weights):
             self._weights = torch.empty_like(scaled)
         weights = torch.softmax(scaled, dim=-1, out=self._weights[: len(scaled)])
-        if random.cuts is not None:
-            cut(weights, scaled, random.cuts, self._cut_rows)
+        if random.truncation is not None:
+            truncate(weights, scaled, random.truncation, self._truncate_rows)
         return inverse_cumulative(weights, uniforms(random.seeds, positions))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
-from llorch_worker.kernels.layer_kv import KvForm, LayerKV
+from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.native.library import Float, Int, Long, NativeLibrary, Pointer
 from llorch_worker.kernels.native.paged_attention import AttentionKernel, NativeAttention
+from llorch_worker.settings import KvDtype
 
 MAX_HEAD_DIM = 256
 
@@ -34,14 +35,14 @@ class NativeOps:
         self._attention = AttentionKernel.of(library)
 
     @staticmethod
-    def refusal(dtype: torch.dtype, head_dim: int, kv_form: KvForm) -> str | None:
+    def refusal(dtype: torch.dtype, head_dim: int, kv_dtype: KvDtype) -> str | None:
         """Why a model of this kind cannot have them; None where it can."""
         if dtype is torch.float32:
             return "float32 is the exact reference"
         if dtype is not torch.bfloat16:
             return f"the native ones are for bfloat16, not {str(dtype).removeprefix('torch.')}"
-        if kv_form != "exact":
-            return f"the native ones read no {kv_form} KV cache"
+        if kv_dtype != "auto":
+            return f"the native ones read no {kv_dtype} KV cache"
         if head_dim % 32 or head_dim > MAX_HEAD_DIM:
             return f"the native ones need heads of 32, 64 .. {MAX_HEAD_DIM}, not of {head_dim}"
         return None

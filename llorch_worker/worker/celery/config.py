@@ -13,7 +13,7 @@ from llorch_worker.broker.producer import (
     connection_config,
     sentinel_options,
 )
-from llorch_worker.broker.queues import OWN_MARK, normal_queue, queues
+from llorch_worker.broker.queues import WORKER_MARK, normal_queue, queues
 from llorch_worker.broker.sentinel import is_sentinel
 from llorch_worker.settings import Settings
 
@@ -63,6 +63,6 @@ def task_queues(model: str, worker: str | None = None) -> list[Any]:
     return [
         # An own queue is not declared: each would stay in the exchange's table, which every stock
         # producer reads, after its worker is gone.
-        Queue(name, routing_key=name, no_declare=OWN_MARK in name)
+        Queue(name, routing_key=name, no_declare=WORKER_MARK in name)
         for name in queues(model, worker)
     ]

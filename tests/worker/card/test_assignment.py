@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.worker.card.claim import SPIN_COUNT, SPINS, WAIT_POLICY, limit_spinning
+from llorch_worker.worker.card.assignment import SPIN_COUNT, SPINS, WAIT_POLICY, limit_spinning
 from tests.fake_gpu.machine import SITE, Machine, card, uuid
 from tests.services import REPOSITORY
 
 SHOW = """
 import os, sys
 from pathlib import Path
-from llorch_worker.worker.card.claim import take_place
+from llorch_worker.worker.card.assignment import assign_device
 from llorch_worker.contract import LlorchError
 try:
-    place = take_place(sys.argv[1], Path(os.environ["LLORCH_DEVICE_LOCKS"]))
+    place = assign_device(sys.argv[1], Path(os.environ["LLORCH_DEVICE_LOCKS"]))
 except LlorchError as error:
     sys.exit(error.message)
 assert "torch" not in sys.modules

@@ -7,7 +7,7 @@ from celery.utils.log import get_logger
 logger = get_logger(__name__)
 
 
-class Outage:
+class RedisOutage:
     """Says once that it began and once that it is over, however often is tried in between.
 
     Each part has its own: Redis may refuse one what it does for another.

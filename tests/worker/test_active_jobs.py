@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llorch_worker.worker.running import RunningJobs
+from llorch_worker.worker.active_jobs import ActiveJobs
 
 
 class Generation:
@@ -16,7 +16,7 @@ class Generation:
 
 @pytest.mark.parametrize("hand_back", [False, True])
 def test_a_stop_between_accept_and_entry_is_kept(hand_back: bool) -> None:
-    jobs = RunningJobs()
+    jobs = ActiveJobs()
     jobs.expect("a")
     (jobs.hand_back if hand_back else jobs.cancel)("a")
     job, new = jobs.enter("a")
@@ -28,7 +28,7 @@ def test_a_stop_between_accept_and_entry_is_kept(hand_back: bool) -> None:
 
 
 def test_a_job_enters_once() -> None:
-    jobs = RunningJobs()
+    jobs = ActiveJobs()
     jobs.expect("a")
     first, new = jobs.enter("a")
     assert new
@@ -38,7 +38,7 @@ def test_a_job_enters_once() -> None:
 
 
 def test_a_job_that_never_entered_is_forgotten_and_one_that_did_is_not() -> None:
-    jobs = RunningJobs()
+    jobs = ActiveJobs()
     jobs.expect("never")
     jobs.expect("here")
     jobs.enter("here")
@@ -48,6 +48,6 @@ def test_a_job_that_never_entered_is_forgotten_and_one_that_did_is_not() -> None
 
 
 def test_a_cancel_of_a_job_that_is_elsewhere_does_nothing() -> None:
-    jobs = RunningJobs()
+    jobs = ActiveJobs()
     jobs.cancel("elsewhere")
     assert not jobs.enter("elsewhere")[0].cancelled

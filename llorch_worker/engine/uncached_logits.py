@@ -8,30 +8,19 @@ import torch
 
 from llorch_worker.cache import BlockPool, PagedKV, UnifiedCache
 from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.model import LlamaConfig, RaggedBatch
+from llorch_worker.model import RaggedBatch
 
 
-def uncached_logits(
-    model: ForwardModel, config: LlamaConfig, cache: UnifiedCache, token_ids: list[int]
-) -> torch.Tensor:
+def uncached_logits(model: ForwardModel, cache: UnifiedCache, token_ids: list[int]) -> torch.Tensor:
     """[tokens, vocab] float32, on the CPU.
 
     Shares the RoPE tables and masks of ``cache`` but has keys and values of its own: it works when
     every block is held, and leaves nothing behind.
     """
-    device, size = cache.kv.keys.device, cache.block_size
+    device = cache.shape.device
     count = len(token_ids)
-    num_blocks = -(-count // size)
-    kv = PagedKV(
-        num_layers=config.num_layers,
-        num_blocks=num_blocks,
-        block_size=size,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=cache.kv.dtype,
-        device=device,
-        form=cache.kv.form,
-    )
+    num_blocks = -(-count // cache.block_size)
+    kv = PagedKV(cache.shape, num_blocks)
     row = torch.arange(count, device=device)
     batch = RaggedBatch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from llorch_worker.contract import CancelledEvent, Event, Tokens
 from llorch_worker.contract.result import TokenLogprobs
-from llorch_worker.worker.coalesce import coalesce
+from llorch_worker.worker.token_events import merge_tokens
 
 
 def tokens(choice: int, start: int, count: int) -> Tokens:
@@ -26,7 +26,7 @@ def test_every_token_stays_once_and_in_order_within_its_choice(
     for choice, count in steps:
         events.append(tokens(choice, counts[choice], count))
         counts[choice] += count
-    joined = coalesce(events)
+    joined = merge_tokens(events)
     assert len(joined) == sum(count > 0 for count in counts)
     for choice, count in enumerate(counts):
         parts = of_choice(joined, choice)
@@ -36,12 +36,12 @@ def test_every_token_stays_once_and_in_order_within_its_choice(
 
 def test_tokens_do_not_move_past_another_kind_of_event() -> None:
     first, second = tokens(0, 0, 1), tokens(0, 1, 1)
-    assert coalesce([first, CancelledEvent(), second]) == [first, CancelledEvent(), second]
+    assert merge_tokens([first, CancelledEvent(), second]) == [first, CancelledEvent(), second]
 
 
 def test_tokens_with_a_gap_stay_apart() -> None:
     first, second = tokens(0, 0, 1), tokens(0, 5, 1)
-    assert coalesce([first, second]) == [first, second]
+    assert merge_tokens([first, second]) == [first, second]
 
 
 def test_logprobs_are_joined_with_their_tokens() -> None:
@@ -51,7 +51,7 @@ def test_logprobs_are_joined_with_their_tokens() -> None:
         )
         for i in range(3)
     ]
-    (joined,) = coalesce(events)
+    (joined,) = merge_tokens(events)
     assert isinstance(joined, Tokens)
     assert joined.logprobs is not None
     assert [entry.id for entry in joined.logprobs] == [0, 1, 2]

@@ -33,7 +33,7 @@ class _Run:
         )
 
 
-def coalesce(events: Iterable[Event]) -> list[Event]:
+def merge_tokens(events: Iterable[Event]) -> list[Event]:
     """``events`` with each choice's adjoining tokens joined.
 
     The order within a choice, and of tokens against all other events, stays; tokens of different

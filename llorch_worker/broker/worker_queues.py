@@ -11,7 +11,7 @@ from __future__ import annotations
 import redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.queues import lists, model_of, own_queue, own_queues
+from llorch_worker.broker.queues import lists, model_of, own_queues, worker_queue
 from llorch_worker.broker.scripts import run_script
 
 REMEMBERED_S = 24 * 3600
@@ -25,32 +25,32 @@ MOST_MOVED_JOBS = 1_000
 def mark_seen(client: redis.Redis, queue: str) -> None:
     """The worker that ``queue`` belongs to is here."""
     seconds, microseconds = client.time()
-    client.zadd(keys.OWN_QUEUES, {queue: int(seconds) * 1000 + int(microseconds) // 1000})
+    client.zadd(keys.WORKER_QUEUES, {queue: int(seconds) * 1000 + int(microseconds) // 1000})
 
 
 def is_known(client: redis.Redis, model: str, worker: str) -> bool:
     """Whether a worker of this node name serves ``model``, or did within a day."""
-    return client.zscore(keys.OWN_QUEUES, own_queue(model, worker)) is not None
+    return client.zscore(keys.WORKER_QUEUES, worker_queue(model, worker)) is not None
 
 
-def lists_of_own(queue: str) -> list[str]:
+def lists_of_worker(queue: str) -> list[str]:
     """Every Redis list of the worker whose normal own queue this is."""
     return lists(own_queues(queue))
 
 
-def lists_of_all_own(client: redis.Redis, model: str) -> list[str]:
+def lists_of_workers(client: redis.Redis, model: str) -> list[str]:
     """Every Redis list of every worker that serves ``model``, or did within a day."""
-    names = [str(name) for name in client.zrange(keys.OWN_QUEUES, 0, -1)]
-    return [entry for name in names if model_of(name) == model for entry in lists_of_own(name)]
+    names = [str(name) for name in client.zrange(keys.WORKER_QUEUES, 0, -1)]
+    return [entry for name in names if model_of(name) == model for entry in lists_of_worker(name)]
 
 
-def return_strays(client: redis.Redis, grace_s: float) -> dict[str, int]:
+def reroute(client: redis.Redis, grace_s: float) -> dict[str, int]:
     """Gives every worker of the model what waits for one that is gone since ``grace_s``; returns
     how many jobs of which queue."""
     moved = run_script(
         client,
-        "stray",
-        [keys.OWN_QUEUES],
+        "reroute",
+        [keys.WORKER_QUEUES],
         [
             round((GONE_AFTER_S + grace_s) * 1e3),
             REMEMBERED_S * 1000,

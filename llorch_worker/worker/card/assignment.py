@@ -18,7 +18,7 @@ from llorch_worker.devices import (
     torch_has_cuda,
     usable_cards,
 )
-from llorch_worker.worker.card.lock import DeviceLock, DeviceLocks, Holder
+from llorch_worker.worker.card.lock import CardLock, CardLocks, Holder
 
 ORDER = "CUDA_DEVICE_ORDER"
 _CARD = re.compile(r"cuda(?::(\d+))?")
@@ -35,13 +35,13 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 @dataclass(frozen=True)
-class Place:
+class Assignment:
     """Where this process computes. ``device`` is what torch calls it in here: a card is the only
     one that torch can see, and so always ``cuda:0``."""
 
     device: str
     card: Card | None = None
-    lock: DeviceLock | None = None
+    lock: CardLock | None = None
 
     @property
     def name(self) -> str:
@@ -49,13 +49,13 @@ class Place:
         return self.device if self.card is None else self.card.name
 
 
-def take_place(
+def assign_device(
     device: str,
     locks: Path,
     *,
     worker: str | None = None,
     environment: MutableMapping[str, str] = os.environ,
-) -> Place:
+) -> Assignment:
     """Claims the card that ``device`` means and makes it the only one that torch will see.
 
     ``cuda:N`` is the N-th card that ``CUDA_VISIBLE_DEVICES`` leaves; ``cuda`` and ``auto`` are the
@@ -65,7 +65,7 @@ def take_place(
     Call it before torch is loaded: CUDA and OpenMP read the environment once.
 
     Args:
-        locks: the folder of :class:`DeviceLocks`.
+        locks: the folder of :class:`CardLocks`.
         worker: this worker's name for who asks who has the card; by default the card's own.
 
     Raises:
@@ -76,15 +76,15 @@ def take_place(
     if device == "auto":
         cards = _cards_for_auto(environment)
         if not cards:
-            return Place("cpu")
+            return Assignment("cpu")
     elif match is None:
-        return Place(device)
+        return Assignment(device)
     else:
         cards = chosen_cards(None if match[1] is None else int(match[1]), environment)
-    card, lock = _claim(device, cards, DeviceLocks(locks), worker)
+    card, lock = _claim(device, cards, CardLocks(locks), worker)
     environment[VISIBLE] = card.cuda_id
     environment[ORDER] = "PCI_BUS_ID"
-    return Place("cuda:0", card, lock)
+    return Assignment("cuda:0", card, lock)
 
 
 def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -126,11 +126,11 @@ def _cards_for_auto(environment: MutableMapping[str, str]) -> tuple[Card, ...]:
 
 
 def _claim(
-    device: str, cards: tuple[Card, ...], locks: DeviceLocks, worker: str | None
-) -> tuple[Card, DeviceLock]:
+    device: str, cards: tuple[Card, ...], locks: CardLocks, worker: str | None
+) -> tuple[Card, CardLock]:
     for card in cards:
         holder = Holder(worker=worker or card.name, host=socket.gethostname(), pid=os.getpid())
-        lock = locks.claim(card, holder)
+        lock = locks.take(card, holder)
         if lock is not None:
             return card, lock
     holders = {card.name: locks.holder(card) or "one that just left" for card in cards}

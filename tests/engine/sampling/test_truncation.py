@@ -1,4 +1,4 @@
-"""The row by row cuts of the CPU against the plain form, which sorts."""
+"""The CPU's row by row truncation against the plain form, which sorts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_worker.engine.sampling.batch import Cuts
-from llorch_worker.engine.sampling.cuts import cut, cut_by_sorting
-from llorch_worker.kernels import select_cut_rows
+from llorch_worker.engine.sampling.truncation import Truncation, truncate, truncate_by_sorting
+from llorch_worker.kernels import select_truncate_rows
 
 
-def cuts_of(rows: list[tuple[float, int, float]]) -> Cuts:
+def truncation_of(rows: list[tuple[float, int, float]]) -> Truncation:
     """``rows``: min_p, top_k, top_p of each."""
     min_p, top_k, top_p = zip(*rows, strict=True)
-    return Cuts(
+    return Truncation(
         rows=None,
         log_min_p=torch.tensor(min_p).log().unsqueeze(1),
         top_k=torch.tensor(top_k).unsqueeze(1),
@@ -25,23 +24,23 @@ def cuts_of(rows: list[tuple[float, int, float]]) -> Cuts:
     )
 
 
-def cut_natively(weights: torch.Tensor, scaled: torch.Tensor, cuts: Cuts) -> None:
-    cut_rows = select_cut_rows(torch.device("cpu"), torch.bfloat16)
-    if cut_rows is None:
+def truncate_natively(weights: torch.Tensor, scaled: torch.Tensor, truncation: Truncation) -> None:
+    truncate_rows = select_truncate_rows(torch.device("cpu"), torch.bfloat16)
+    if truncate_rows is None:
         pytest.skip("this machine has no native kernels")
-    cut(weights, scaled, cuts, cut_rows)
+    truncate(weights, scaled, truncation, truncate_rows)
 
 
-def kept_by(form: object, scaled: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+def kept_by(form: object, scaled: torch.Tensor, truncation: Truncation) -> torch.Tensor:
     assert callable(form)
     weights = scaled.softmax(dim=-1)
     before = weights.clone()
-    form(weights, scaled, cuts)
+    form(weights, scaled, truncation)
     assert torch.equal(weights, before * (weights > 0))
     return weights > 0
 
 
-@pytest.mark.parametrize("form", [cut, cut_natively])
+@pytest.mark.parametrize("form", [truncate, truncate_natively])
 @settings(deadline=None, max_examples=300)
 @given(
     rows=st.lists(
@@ -70,21 +69,22 @@ def test_rows_one_by_one_keep_what_sorting_keeps(
     scaled = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(seed)) * spread
     if grid:
         scaled = (scaled / grid).round() * grid
-    cuts = cuts_of([(min_p, min(top_k, vocab), top_p) for min_p, top_k, top_p in rows])
-    assert torch.equal(kept_by(form, scaled, cuts), kept_by(cut_by_sorting, scaled, cuts))
+    truncation = truncation_of([(min_p, min(top_k, vocab), top_p) for min_p, top_k, top_p in rows])
+    expected = kept_by(truncate_by_sorting, scaled, truncation)
+    assert torch.equal(kept_by(form, scaled, truncation), expected)
 
 
-@pytest.mark.parametrize("form", [cut, cut_natively, cut_by_sorting])
+@pytest.mark.parametrize("form", [truncate, truncate_natively, truncate_by_sorting])
 def test_forbidden_tokens_do_not_come_back_where_top_k_has_room_for_them(form: object) -> None:
     scaled = torch.full((2, 300), -math.inf)
     scaled[:, 7], scaled[:, 9] = 2.0, 1.0
-    kept = kept_by(form, scaled, cuts_of([(0.0, 5, math.inf), (0.0, 5, 0.99)]))
+    kept = kept_by(form, scaled, truncation_of([(0.0, 5, math.inf), (0.0, 5, 0.99)]))
     assert [row.nonzero().flatten().tolist() for row in kept] == [[7, 9], [7, 9]]
 
 
-@pytest.mark.parametrize("form", [cut, cut_natively])
-def test_a_row_without_a_cut_stays_whole_beside_those_that_have_one(form: object) -> None:
+@pytest.mark.parametrize("form", [truncate, truncate_natively])
+def test_a_row_without_truncation_stays_whole_beside_truncated_rows(form: object) -> None:
     scaled = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
-    two = cuts_of([(0.0, 3, math.inf), (0.0, 7, math.inf)])
-    cuts = Cuts(torch.tensor([2, 1]), two.log_min_p, two.top_k, two.top_p)
-    assert kept_by(form, scaled, cuts).sum(dim=-1).tolist() == [500, 7, 3]
+    two = truncation_of([(0.0, 3, math.inf), (0.0, 7, math.inf)])
+    truncation = Truncation(torch.tensor([2, 1]), two.log_min_p, two.top_k, two.top_p)
+    assert kept_by(form, scaled, truncation).sum(dim=-1).tolist() == [500, 7, 3]

@@ -1,7 +1,7 @@
 // What min_p, top_k and top_p leave of rows of probabilities: all tokens at or above a threshold.
 //
 // No row is sorted. Thresholds are found digit by digit in the floats' own bits, by counting tokens or
-// adding up their mass, so they are exact; engine/row_cut.py is the same in NumPy and says more.
+// adding up their mass, so they are exact; engine/sampling/truncation.py does the same in NumPy.
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -166,7 +166,7 @@ static float largest_of(const float *values, long vocab) {
     return _mm512_reduce_max_ps(top);
 }
 
-static void cut_row(
+static void truncate_row(
     float *weights, const float *values, long vocab, float log_min_p, long top_k, double top_p,
     uint32_t *keys, float *masses
 ) {
@@ -191,10 +191,10 @@ static void cut_row(
 }
 
 // Bytes that one call needs to work in: keys and masses for each thread, and a vector behind each.
-long llorch_cut_rows_work_bytes(long vocab, int threads) { return threads * 2 * (vocab + LANES) * 4; }
+long llorch_truncate_rows_work_bytes(long vocab, int threads) { return threads * 2 * (vocab + LANES) * 4; }
 
-// Cuts `count` rows of weights[any][vocab] in place: row i, or rows[i] where there are rows.
-void llorch_cut_rows(
+// Truncates `count` rows of weights[any][vocab] in place: row i, or rows[i] if rows is given.
+void llorch_truncate_rows(
     float *weights, const float *values, const int64_t *rows, const float *log_min_p,
     const int64_t *top_k, const double *top_p, uint32_t *work, long count, long vocab, int threads
 ) {
@@ -205,7 +205,7 @@ void llorch_cut_rows(
 #pragma omp for schedule(dynamic, 1)
         for (long i = 0; i < count; i++) {
             const long row = rows ? rows[i] : i;
-            cut_row(
+            truncate_row(
                 weights + row * vocab, values + row * vocab, vocab, log_min_p[i], top_k[i], top_p[i],
                 keys, masses
             );

@@ -7,12 +7,16 @@ import torch
 from llorch_worker.kernels.native.library import Int, Long, NativeLibrary, Pointer
 
 
-class NativeCutRows:
-    """See ``CutRows``. Tensors are contiguous, and on the CPU."""
+class NativeTruncateRows:
+    """See ``TruncateRows``. Tensors are contiguous, and on the CPU."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        self._cut_rows = library.function("llorch_cut_rows", *[Pointer] * 7, Long, Long, Int)
-        self._work_bytes = library.function("llorch_cut_rows_work_bytes", Long, Int, result=Long)
+        self._truncate_rows = library.function(
+            "llorch_truncate_rows", *[Pointer] * 7, Long, Long, Int
+        )
+        self._work_bytes = library.function(
+            "llorch_truncate_rows_work_bytes", Long, Int, result=Long
+        )
 
     def __call__(
         self,
@@ -26,7 +30,7 @@ class NativeCutRows:
         threads = torch.get_num_threads()
         vocab = weights.shape[-1]
         work = torch.empty(self._work_bytes(vocab, threads), dtype=torch.uint8)
-        self._cut_rows(
+        self._truncate_rows(
             weights.data_ptr(),
             scaled.data_ptr(),
             None if rows is None else rows.data_ptr(),

@@ -74,6 +74,6 @@ class HeldClaims:
 
 _NO_ENTRIES = LastEntries(1)
 
-HELD = HeldClaims()
+HELD_CLAIMS = HeldClaims()
 """kombu makes channels, and Celery result backends, by themselves and without a context; claims
 outlive both. So the process has one such list."""

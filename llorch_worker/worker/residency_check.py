@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from celery.utils.log import get_logger
 
 from llorch_worker.devices import DeviceUnavailable, list_cards
-from llorch_worker.worker.card.claim import Place
+from llorch_worker.worker.card.assignment import Assignment
 
 logger = get_logger(__name__)
 
@@ -22,46 +22,46 @@ class CheckedEngine(Protocol):
     def stats(self) -> Any: ...
 
 
-def violation(engine: CheckedEngine, place: Place) -> str | None:
+def violation(engine: CheckedEngine, assignment: Assignment) -> str | None:
     """What is wrong, in one sentence; None where all is well."""
     device = str(engine.stats().device)
-    if place.card is not None and not device.startswith("cuda"):
-        return f"{place.name} was asked for, and the model is on {device}"
+    if assignment.card is not None and not device.startswith("cuda"):
+        return f"{assignment.name} was asked for, and the model is on {device}"
     misplaced = engine.misplaced_tensors()
     if misplaced:
         named = ", ".join(misplaced[:MOST_NAMED])
         more = f" and {len(misplaced) - MOST_NAMED} more" if len(misplaced) > MOST_NAMED else ""
         return f"not all of model and cache is on {device}: {named}{more}"
-    return _card_fault(place)
+    return _card_fault(assignment)
 
 
-def wrong_card(place: Place) -> str | None:
-    """Whether torch sees anything but the card of ``place``, in one sentence."""
-    if place.card is None:
+def wrong_card(assignment: Assignment) -> str | None:
+    """Whether torch sees anything but the card of ``assignment``, in one sentence."""
+    if assignment.card is None:
         return None
     import torch
 
     count = torch.cuda.device_count()
     if count != 1:
-        return f"{place.name} was to be the only card here, and torch sees {count}"
+        return f"{assignment.name} was to be the only card here, and torch sees {count}"
     seen = str(torch.cuda.get_device_properties(0).uuid)
-    if place.card.uuid is not None and not place.card.uuid.endswith(seen):
-        return f"{place.name} is {place.card.uuid}, and torch sees {seen}"
+    if assignment.card.uuid is not None and not assignment.card.uuid.endswith(seen):
+        return f"{assignment.name} is {assignment.card.uuid}, and torch sees {seen}"
     return None
 
 
-def _card_fault(place: Place) -> str | None:
-    if place.card is None:
+def _card_fault(assignment: Assignment) -> str | None:
+    if assignment.card is None:
         return None
     try:
         cards = list_cards()
     except DeviceUnavailable as error:
         return error.message
-    if any(card.cuda_id == place.card.cuda_id and card.fault is None for card in cards):
+    if any(card.cuda_id == assignment.card.cuda_id and card.fault is None for card in cards):
         return None
     # One that does not answer does not tell its UUID either.
-    faults = [card.fault for card in cards if card.index == place.card.index and card.fault]
-    return f"{place.name} does not answer ({faults[0] if faults else 'it is gone'})"
+    faults = [card.fault for card in cards if card.index == assignment.card.index and card.fault]
+    return f"{assignment.name} does not answer ({faults[0] if faults else 'it is gone'})"
 
 
 class ResidencyCheck:

@@ -13,7 +13,7 @@ class Cancellable(Protocol):
     def cancel(self) -> None: ...
 
 
-class RunningJob:
+class ActiveJob:
     """One job between its arrival and its end.
 
     A cancel may come before the generation exists; it is kept and takes effect when it does.
@@ -51,7 +51,7 @@ class RunningJob:
             generation.cancel()
 
 
-class RunningJobs:
+class ActiveJobs:
     """All of them; any thread may ask.
 
     A job is known from the moment the pool accepts it, because from then on somebody may want it
@@ -59,13 +59,13 @@ class RunningJobs:
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[str, RunningJob] = {}
+        self._jobs: dict[str, ActiveJob] = {}
         self._lock = threading.RLock()
 
     def expect(self, job_id: str) -> None:
         """Makes a job known that a thread will soon enter."""
         with self._lock:
-            self._jobs.setdefault(job_id, RunningJob(job_id))
+            self._jobs.setdefault(job_id, ActiveJob(job_id))
 
     def forget(self, job_id: str) -> None:
         """Drops a job that was expected and never entered."""
@@ -74,16 +74,16 @@ class RunningJobs:
             if known is not None and not known.entered:
                 del self._jobs[job_id]
 
-    def enter(self, job_id: str) -> tuple[RunningJob, bool]:
+    def enter(self, job_id: str) -> tuple[ActiveJob, bool]:
         """The job of this id and whether it is new. It is not where the same message was delivered
         twice: then the second waits for the outcome of the first."""
         with self._lock:
-            job = self._jobs.setdefault(job_id, RunningJob(job_id))
+            job = self._jobs.setdefault(job_id, ActiveJob(job_id))
             new = not job.entered
             job.entered = True
             return job, new
 
-    def leave(self, job: RunningJob) -> None:
+    def leave(self, job: ActiveJob) -> None:
         with self._lock:
             del self._jobs[job.id]
 
@@ -103,6 +103,6 @@ class RunningJobs:
         with self._lock:
             return list(self._jobs)
 
-    def _find(self, job_id: str) -> RunningJob | None:
+    def _find(self, job_id: str) -> ActiveJob | None:
         with self._lock:
             return self._jobs.get(job_id)
