@@ -14,6 +14,7 @@ when it ends.
 from __future__ import annotations
 
 import builtins
+import gc
 import os
 import threading
 import time
@@ -49,7 +50,8 @@ class ToyStats:
     kv_blocks_free: int
     prompt_tokens_total: int
     cached_tokens_total: int
-    steps_total: int
+    frozen_objects: int
+    """Of this process: what Python's garbage collector no longer looks at."""
 
 
 class ToyEngine:
@@ -63,7 +65,6 @@ class ToyEngine:
         self.max_sequences = max_sequences
         self.max_context = max_context
         self.healthy = True
-        self.steps_total = 0
         self._step_s = float(os.environ.get(STEP_MS_VARIABLE, "1")) / 1e3
         self._running: list[ToyGeneration] = []
         self._changed = threading.Condition()
@@ -143,7 +144,7 @@ class ToyEngine:
             kv_blocks_free=1,
             prompt_tokens_total=0,
             cached_tokens_total=0,
-            steps_total=self.steps_total,
+            frozen_objects=gc.get_freeze_count(),
         )
 
     def misplaced_tensors(self) -> tuple[str, ...]:
@@ -174,7 +175,6 @@ class ToyEngine:
                 batch = list(self._running)
             self._step_began_s = time.monotonic()
             time.sleep(self._step_s)
-            self.steps_total += 1
             done = [generation for generation in batch if not generation.step()]
             self._step_began_s = None
             with self._changed:

@@ -199,7 +199,7 @@ def _device_fault(name: str) -> str | None:
 
 
 def _card(name: str, card: Card, locks: Path) -> Check:
-    from llorch_worker.worker.card.lock import DeviceLocks
+    from llorch_worker.worker.card.lock import CardLocks
 
     if card.fault is not None:
         return Check(
@@ -210,7 +210,7 @@ def _card(name: str, card: Card, locks: Path) -> Check:
         )
     memory = f"{human_bytes(card.free_bytes)} free of {human_bytes(card.total_bytes)}"
     try:
-        holder = DeviceLocks(locks).holder(card)
+        holder = CardLocks(locks).holder(card)
         taken = f"held by {holder}" if holder else "no worker has it"
     except OSError as error:
         taken = f"who has it cannot be seen: {locks}: {error.strerror}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.contract.quantities import counted
 from llorch_worker.devices import Card, DeviceUnavailable, torch_has_cuda, usable_cards
-from llorch_worker.worker.card.claim import chosen_cards
+from llorch_worker.worker.card.assignment import chosen_cards
 
 ALL = "all"
 

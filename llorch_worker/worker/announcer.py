@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import registry
 from llorch_worker.broker.registry import WorkerCard
-from llorch_worker.worker.outage import Outage
+from llorch_worker.worker.redis_outage import RedisOutage
 
 logger = get_logger(__name__)
 
@@ -25,7 +25,7 @@ class Announcer:
         self._redis = client
         self._hostname = hostname
         self._make_card = make_card
-        self._outage = Outage("cannot announce the worker", "announcing the worker again")
+        self._outage = RedisOutage("cannot announce the worker", "announcing the worker again")
         self._announced = self._warned = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-announcer", daemon=True)

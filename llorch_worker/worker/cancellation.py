@@ -10,8 +10,8 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import subscribe
-from llorch_worker.worker.outage import Outage
-from llorch_worker.worker.running import RunningJobs
+from llorch_worker.worker.active_jobs import ActiveJobs
+from llorch_worker.worker.redis_outage import RedisOutage
 
 logger = get_logger(__name__)
 
@@ -26,10 +26,10 @@ class CancelListener:
     (re)connect for the jobs that run, and by each job when it begins.
     """
 
-    def __init__(self, client: redis.Redis, running: RunningJobs) -> None:
+    def __init__(self, client: redis.Redis, running: ActiveJobs) -> None:
         self._redis = client
         self._running = running
-        self._outage = Outage("cannot hear cancels", "hearing cancels again")
+        self._outage = RedisOutage("cannot hear cancels", "hearing cancels again")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-cancel", daemon=True)
 

@@ -23,17 +23,13 @@ from llorch_worker.contract import (
     InternalError,
     LlorchError,
 )
-from llorch_worker.worker.early_start import EarlyStart
+from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.resident_engine import ResidentEngine
-from llorch_worker.worker.running import RunningJob, RunningJobs
 from llorch_worker.worker.submitter import Submitter
 
 logger = get_logger(__name__)
 
-HAND_OVER_S = 0.001
-"""What the engine's thread needs to wake and take Python's lock, which the thread that woke it
-would otherwise keep until it waits for something."""
 HAND_BACK_FLUSH_S = 5.0
 """How long a job that goes back to its queue waits for its tokens to be journalled. What is not,
 the next worker computes again."""
@@ -51,7 +47,7 @@ class JobRunner:
     def __init__(
         self,
         engine: ResidentEngine,
-        running: RunningJobs,
+        running: ActiveJobs,
         publisher: Publisher,
         client: redis.Redis,
         *,
@@ -70,36 +66,6 @@ class JobRunner:
         self._is_cancelled = is_cancelled
         self._end_worker = end_worker
         self._leaving = False
-        self._early: dict[str, EarlyStart] = {}
-
-    def start_early(
-        self, job_id: str, fields: Mapping[str, Any], *, enqueued_at: float | None = None
-    ) -> bool:
-        """Hands a job to the engine before its thread calls :meth:`generate`; False where it must
-        wait for that. Follow it with :meth:`withdraw` where no thread is going to.
-
-        For a worker that has nothing else to do: the engine computes during Celery's bookkeeping
-        for the job instead of after it. Asks Redis nothing.
-        """
-        claim = HELD_CLAIMS.get(job_id)
-        if claim is None or not claim.first or claim.cancelled:
-            return False
-        if self._leaving or not self._engine.healthy:
-            return False
-        if fields.get("idempotency_key") is not None or fields.get("messages") is not None:
-            # Redis remembers the one. The first chat imports what fills in templates, for a second.
-            return False
-        submit = partial(self._submitter.submit, claim, (), fields, enqueued_at, FIRST_PAGE.journal)
-        early = self._early[job_id] = EarlyStart()
-        if early.begin(submit):
-            time.sleep(HAND_OVER_S)
-        return True
-
-    def withdraw(self, job_id: str) -> None:
-        """Stops a job that was started early and that no thread has entered."""
-        early = self._early.pop(job_id, None)
-        if early is not None:
-            early.withdraw()
 
     def generate(
         self,
@@ -133,19 +99,13 @@ class JobRunner:
         finally:
             self._running.leave(job)
 
-    def forget(self, job_id: str) -> None:
-        """Drops what is left of a job that was expected: one for which Celery's tracer never called
-        :meth:`generate`, or that ended there before its early start was followed."""
-        self._running.forget(job_id)
-        self.withdraw(job_id)
-
     def leave(self) -> None:
         """Every job that is not in the engine yet goes back to its queue from now on."""
         self._leaving = True
 
     def _run(
         self,
-        job: RunningJob,
+        job: ActiveJob,
         arguments: Sequence[Any],
         fields: Mapping[str, Any],
         enqueued_at: float | None,
@@ -161,15 +121,10 @@ class JobRunner:
         self._publisher.open(claim, page.next_entry)
         try:
             self._check_wanted(job, claim)
-            tell = partial(self._tell, job.id)
-            early = self._early.pop(job.id, None)
-            if early is None:
-                self._check_healthy()
-                generation = self._submitter.submit(
-                    claim, arguments, fields, enqueued_at, page.journal, tell
-                )
-            else:
-                generation = early.follow(tell)
+            self._check_healthy()
+            generation = self._submitter.submit(
+                claim, arguments, fields, enqueued_at, page.journal, partial(self._tell, job.id)
+            )
             job.attach(generation)
             try:
                 result = generation.result()
@@ -208,7 +163,7 @@ class JobRunner:
         except RedisError as error:
             logger.warning("the lease of job %s is left to lapse: %s", claim.job_id, error)
 
-    def _goes_on_elsewhere(self, job: RunningJob, error: LlorchError) -> bool:
+    def _goes_on_elsewhere(self, job: ActiveJob, error: LlorchError) -> bool:
         """Whether a job whose generation ended with ``error`` has not ended by that."""
         match error:
             case Cancelled():
@@ -217,19 +172,19 @@ class JobRunner:
                 return not self._engine.healthy
         return False
 
-    def _flush(self, job: RunningJob) -> None:
+    def _flush(self, job: ActiveJob) -> None:
         """Puts all that is unwritten into the journal."""
         if not self._publisher.flush(job.id, self._patience(job)):
             raise HandedBack
 
-    def _leave_entries(self, job: RunningJob, claim: Claim) -> None:
+    def _leave_entries(self, job: ActiveJob, claim: Claim) -> None:
         """What is unwritten is for whoever stores the result."""
         entries = self._publisher.take(job.id, self._patience(job))
         if entries is None:
             raise HandedBack
         HELD_CLAIMS.leave_entries(claim, entries)
 
-    def _patience(self, job: RunningJob) -> Callable[[], bool]:
+    def _patience(self, job: ActiveJob) -> Callable[[], bool]:
         """Waits for Redis as long as it takes, so that a result never precedes its tokens."""
         give_up_s: float | None = None
 
@@ -254,7 +209,7 @@ class JobRunner:
             self._end_broken()
             raise HandedBack
 
-    def _check_wanted(self, job: RunningJob, claim: Claim) -> None:
+    def _check_wanted(self, job: ActiveJob, claim: Claim) -> None:
         if job.handed_back or self._leaving:
             raise HandedBack
         if job.cancelled or self._was_cancelled(claim):

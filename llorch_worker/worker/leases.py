@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import claims, worker_queues
 from llorch_worker.broker.held_claims import HeldClaims
-from llorch_worker.worker.outage import Outage
+from llorch_worker.worker.redis_outage import RedisOutage
 
 logger = get_logger(__name__)
 
@@ -63,8 +63,8 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._on_away = on_away
         self._on_hang = on_hang or _exit
-        self._renewal = Outage("cannot renew leases", "renewing leases again")
-        self._sweeping = Outage(
+        self._renewal = RedisOutage("cannot renew leases", "renewing leases again")
+        self._sweeping = RedisOutage(
             "cannot look for jobs of dead workers", "looking for those jobs again"
         )
         self._stop = threading.Event()
@@ -98,7 +98,7 @@ class LeaseKeeper:
                 sweep_at_s = now_s + self._sweep_s
                 cut_off = isinstance(self._failure(self._sweep, self._sweeping), _AWAY)
 
-    def _failure(self, act: Callable[[], None], outage: Outage) -> RedisError | None:
+    def _failure(self, act: Callable[[], None], outage: RedisOutage) -> RedisError | None:
         """Does it; what kept it from being done, which is told already."""
         try:
             act()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from celery.utils.nodenames import default_nodename, host_format
 
 from llorch_worker.settings import Settings
-from llorch_worker.worker.card.claim import Place
+from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.celery.app import build_app
 
 
@@ -20,20 +20,20 @@ def run_worker(
     loglevel: str = "INFO",
     on_load_progress: Callable[[int, int], None] | None = None,
     engine_class: str | None = None,
-    place: Place | None = None,
+    assignment: Assignment | None = None,
 ) -> None:
     """Serves ``settings.model`` until SIGTERM or Ctrl-C, then finishes what runs and returns.
 
     ``hostname`` (``name`` or ``name@host``) must be unique among the workers of one Redis; by
     default it is made of the model's name and the process id. ``on_load_progress`` is called
     with bytes loaded and bytes in all. ``engine_class`` (``module:Class``) names what is loaded in
-    the engine's place, where the worker itself is to be measured. ``place``: what
-    :func:`take_place` gave, where that was called already. Raises SystemExit with the exit
+    the engine's place, where the worker itself is to be measured. ``assignment``: what
+    :func:`assign_device` gave, where that was called already. Raises SystemExit with the exit
     code where the worker failed, having logged why.
     """
     app = build_app(settings)
     app.on_load_progress = on_load_progress
-    app.place = place
+    app.assignment = assignment
     if engine_class is not None:
         app.engine_class = engine_class
     worker = app.Worker(

@@ -15,8 +15,8 @@ from llorch_worker.broker import journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import LastEntries
 from llorch_worker.contract import Event, Tokens
-from llorch_worker.worker.coalesce import coalesce
-from llorch_worker.worker.outage import Outage
+from llorch_worker.worker.redis_outage import RedisOutage
+from llorch_worker.worker.token_events import merge_tokens
 
 logger = get_logger(__name__)
 
@@ -95,7 +95,7 @@ class Publisher:
         self._outboxes: dict[str, _Outbox] = {}
         self._changed = threading.Condition()
         self._closing = False
-        self._outage = Outage("cannot write to streams", "writing to streams again")
+        self._outage = RedisOutage("cannot write to streams", "writing to streams again")
         self._thread = threading.Thread(target=self._run, name="llorch-publisher", daemon=True)
 
     def start(self) -> None:
@@ -114,7 +114,7 @@ class Publisher:
                 return
             outbox.events.append(event)
             if len(outbox.events) >= COALESCE_FROM:
-                outbox.events = coalesce(outbox.events)
+                outbox.events = merge_tokens(outbox.events)
             if isinstance(event, Tokens) and not outbox.began:
                 outbox.began = outbox.urgent = True
             self._changed.notify()
@@ -150,7 +150,7 @@ class Publisher:
         with self._changed:
             if outbox.sending or outbox.lost:
                 return None
-            events, outbox.events = coalesce(outbox.events), []
+            events, outbox.events = merge_tokens(outbox.events), []
             return LastEntries(outbox.next_entry, events)
 
     def close_job(self, job_id: str) -> None:
@@ -217,7 +217,7 @@ class Publisher:
         with self._changed:
             for outbox in due:
                 if not outbox.sending:
-                    outbox.sending, outbox.events = coalesce(outbox.events), []
+                    outbox.sending, outbox.events = merge_tokens(outbox.events), []
                     outbox.urgent = False
         with self._redis.pipeline(transaction=False) as pipe:
             for outbox in due:

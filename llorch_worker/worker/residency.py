@@ -17,15 +17,15 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.settings import Settings
+from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.announcer import Announcer
 from llorch_worker.worker.cancellation import CancelListener
-from llorch_worker.worker.card.claim import Place
-from llorch_worker.worker.card.residency_check import ResidencyCheck, violation
+from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.job_runner import JobRunner
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
+from llorch_worker.worker.residency_check import ResidencyCheck, violation
 from llorch_worker.worker.resident_engine import ResidentEngine
-from llorch_worker.worker.running import RunningJobs
 
 logger = get_logger(__name__)
 
@@ -46,17 +46,17 @@ class Residency:
         hostname: str,
         on_broken: Callable[[], None],
         *,
-        place: Place | None = None,
+        assignment: Assignment | None = None,
     ) -> None:
-        """``on_broken`` is called once the engine can run nothing more. ``place``: the card that is
-        this process' own, where it has one."""
+        """``on_broken`` is called once the engine can run nothing more. ``assignment`` holds the
+        card of this process, if it has one."""
         self.engine = engine
-        self.running = RunningJobs()
+        self.running = ActiveJobs()
         self._settings = settings
         self._hostname = hostname
         self._on_broken = on_broken
         self._said_what_a_stop_waits_for = False
-        self._place = place or Place(str(engine.stats().device))
+        self._assignment = assignment or Assignment(str(engine.stats().device))
         self._started_at = time.time()
         self._redis = connect(settings.redis_url)
         self.publisher = Publisher(
@@ -93,7 +93,7 @@ class Residency:
         )
         self._announcer = Announcer(self._redis, hostname, self._card)
         self._check = ResidencyCheck(
-            lambda: violation(engine, self._place), settings.residency_check_s, self.leave
+            lambda: violation(engine, self._assignment), settings.residency_check_s, self.leave
         )
 
     def start(self) -> None:
@@ -133,7 +133,7 @@ class Residency:
     def stats(self) -> dict[str, Any]:
         """The engine's figures as plain JSON. ``device`` is the card's own name, ``gpu3``: torch
         calls the only card that it sees cuda:0."""
-        return dataclasses.asdict(self.engine.stats()) | {"device": self._place.name}
+        return dataclasses.asdict(self.engine.stats()) | {"device": self._assignment.name}
 
     def dead_letters(self) -> int | None:
         """How many wait at this Redis for an operator; None where Redis does not say."""
@@ -163,7 +163,7 @@ class Residency:
             max_context=self.engine.max_context,
             max_sequences=self.engine.max_sequences,
             queue_limit=self._settings.queue_limit,
-            device=self._place.name,
+            device=self._assignment.name,
             started_at=self._started_at,
             last_seen=time.time(),
             engine=stats,

@@ -25,7 +25,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine import Engine
 from llorch_worker.model import RaggedBatch
-from llorch_worker.worker.coalesce import coalesce
+from llorch_worker.worker.token_events import merge_tokens
 
 PROMPT = "Once upon a time"
 PROMPT_IDS = [1, 7, 8, 9]
@@ -101,7 +101,7 @@ def cut_everywhere(
     cuts = [over_the_wire(events[:end]) for end in range(len(events) + 1)]
     resumed = []
     for cut in cuts:
-        journal = read_journal(coalesce(cut))
+        journal = read_journal(merge_tokens(cut))
         assert journal == read_journal(cut)
         resumed.append(second.submit(request, job_id=job_id, attempt=2, journal=journal))
     for cut, generation in zip(cuts, resumed, strict=True):
@@ -261,7 +261,7 @@ def test_two_cuts_are_as_good_as_one(engine: Engine, other_engine: Engine) -> No
         events: list[Event] = first_events
         kept: list[Event] = []
         for attempt in (2, 3):
-            kept += coalesce(events[: data.draw(st.integers(0, len(events) - 1))])
+            kept += merge_tokens(events[: data.draw(st.integers(0, len(events) - 1))])
             again = other_engine.submit(
                 request, job_id="job", attempt=attempt, journal=read_journal(kept)
             )

@@ -15,7 +15,7 @@ from llorch_worker.worker.residency import Residency
 from tests.services import RedisServer
 from tests.toy_engine import ToyEngine
 
-JOB = "early"
+JOB = "job"
 """The job of ``claim``."""
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
+from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.cancellation import CancelListener
-from llorch_worker.worker.running import RunningJobs
 from tests.services import RedisServer, own_redis, wait_until
 
 
@@ -26,12 +26,12 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def running() -> RunningJobs:
-    return RunningJobs()
+def running() -> ActiveJobs:
+    return ActiveJobs()
 
 
 @pytest.fixture
-def listener(server: RedisServer, running: RunningJobs) -> Iterator[CancelListener]:
+def listener(server: RedisServer, running: ActiveJobs) -> Iterator[CancelListener]:
     with connect(server.url) as client:
         listener = CancelListener(client, running)
         listener.start()
@@ -39,7 +39,7 @@ def listener(server: RedisServer, running: RunningJobs) -> Iterator[CancelListen
         listener.close()
 
 
-def start(running: RunningJobs, job_id: str) -> Generation:
+def start(running: ActiveJobs, job_id: str) -> Generation:
     job, new = running.enter(job_id)
     assert new
     generation = Generation()
@@ -54,7 +54,7 @@ def subscribed(server: RedisServer) -> bool:
 
 
 def test_a_published_id_cancels_that_job_only(
-    server: RedisServer, running: RunningJobs, listener: CancelListener
+    server: RedisServer, running: ActiveJobs, listener: CancelListener
 ) -> None:
     mine, other = start(running, "mine"), start(running, "other")
     wait_until(lambda: subscribed(server))
@@ -65,7 +65,7 @@ def test_a_published_id_cancels_that_job_only(
 
 
 def test_a_cancel_that_was_published_while_redis_was_lost_takes_effect_after_it_is_back(
-    server: RedisServer, running: RunningJobs, listener: CancelListener
+    server: RedisServer, running: ActiveJobs, listener: CancelListener
 ) -> None:
     generation = start(running, "job")
     wait_until(lambda: subscribed(server))
@@ -78,7 +78,7 @@ def test_a_cancel_that_was_published_while_redis_was_lost_takes_effect_after_it_
     assert listener.is_cancelled("job")
 
 
-def test_a_cancel_before_the_generation_exists_is_kept(running: RunningJobs) -> None:
+def test_a_cancel_before_the_generation_exists_is_kept(running: ActiveJobs) -> None:
     job, _ = running.enter("job")
     running.cancel("job")
     generation = Generation()
@@ -87,7 +87,7 @@ def test_a_cancel_before_the_generation_exists_is_kept(running: RunningJobs) -> 
 
 
 def test_a_cancelled_job_is_not_handed_back_and_a_handed_back_one_stays_so(
-    running: RunningJobs,
+    running: ActiveJobs,
 ) -> None:
     cancelled, _ = running.enter("cancelled")
     running.cancel("cancelled")
@@ -99,7 +99,7 @@ def test_a_cancelled_job_is_not_handed_back_and_a_handed_back_one_stays_so(
     assert returned.handed_back
 
 
-def test_the_same_job_twice_is_one_job(running: RunningJobs) -> None:
+def test_the_same_job_twice_is_one_job(running: ActiveJobs) -> None:
     first, new = running.enter("job")
     again, new_again = running.enter("job")
     assert (new, new_again) == (True, False)

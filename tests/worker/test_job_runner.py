@@ -27,3 +27,11 @@ def test_a_job_that_is_cancelled_before_it_runs_is_cancelled(
     residency.cancel(JOB)
     with pytest.raises(Cancelled):
         residency.jobs.generate(JOB, (), {"prompt": "x"})
+
+
+def test_a_job_that_begins_while_the_worker_leaves_is_handed_back(
+    residency: Residency, claim: Claim
+) -> None:
+    residency.leave("a tensor moved")
+    with pytest.raises(HandedBack):
+        residency.jobs.generate(JOB, (), {"prompt": "x"})

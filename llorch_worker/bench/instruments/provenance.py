@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from llorch_worker.worker.card.claim import SPIN_COUNT, SPINS
+from llorch_worker.worker.card.assignment import SPIN_COUNT, SPINS
 
 MEASURED_WITH = ("torch", "numpy", "gguf")
 _SETTINGS_PREFIXES = (

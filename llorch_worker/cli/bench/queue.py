@@ -90,7 +90,7 @@ def queue(
         queue_limit=0,
     )
     extras.require("worker")
-    from llorch_worker.worker.card.claim import limit_spinning
+    from llorch_worker.worker.card.assignment import limit_spinning
 
     # Before torch is loaded: what spins here takes a processor from the worker beside it.
     limit_spinning()

@@ -36,7 +36,7 @@ class Holder(BaseModel):
         return f"{self.worker} (process {self.pid} of {self.host})"
 
 
-class DeviceLock:
+class CardLock:
     """A card that is this process' own, until :meth:`release` or its end."""
 
     def __init__(self, descriptor: int) -> None:
@@ -49,13 +49,13 @@ class DeviceLock:
             self._descriptor = -1
 
 
-class DeviceLocks:
+class CardLocks:
     """The locks of all workers that share ``folder``, which is made where it is not there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def claim(self, card: Card, holder: Holder) -> DeviceLock | None:
+    def take(self, card: Card, holder: Holder) -> CardLock | None:
         """The lock of ``card``, now ours; None where another has it.
 
         Raises:
@@ -68,7 +68,7 @@ class DeviceLocks:
                     return None
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, holder.model_dump_json().encode())
-                return DeviceLock(descriptor)
+                return CardLock(descriptor)
         except OSError as error:
             raise DeviceUnavailable(
                 f"the folder of device locks {self._folder} cannot be used ({error.strerror}); "

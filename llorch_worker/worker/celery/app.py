@@ -27,13 +27,13 @@ class LlorchApp(Celery):  # type: ignore[misc]
     """A Celery app that knows its settings and, in a worker, the resident model.
 
     ``engine_class`` names what is loaded; ``residency`` is set by the worker's
-    bootstep and stays ``None`` elsewhere; so is ``place``, the device that is this process' own,
-    unless the process took it before.
+    bootstep and stays ``None`` elsewhere. So is ``assignment``, the device of this process, unless
+    the process was assigned one before.
     """
 
     settings: Settings
     residency: Any = None
-    place: Any = None
+    assignment: Any = None
     engine_class: str | Any = "llorch_worker.engine:Engine"
     on_load_progress: Any = None
 

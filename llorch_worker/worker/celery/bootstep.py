@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import signal
 import time
@@ -20,11 +21,10 @@ from kombu.utils.imports import symbol_by_name
 from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.contract.request import MAX_CHOICES
 from llorch_worker.settings import Settings
-from llorch_worker.worker.card.claim import Place, take_place
-from llorch_worker.worker.card.residency_check import violation, wrong_card
+from llorch_worker.worker.card.assignment import Assignment, assign_device
 from llorch_worker.worker.celery.pool import EnginePool
-from llorch_worker.worker.heap import collapse_heap, freeze_heap
 from llorch_worker.worker.residency import Residency
+from llorch_worker.worker.residency_check import violation, wrong_card
 from llorch_worker.worker.resident_engine import ResidentEngine
 
 logger = get_logger(__name__)
@@ -61,30 +61,39 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         trace_logger.addFilter(_HandBackInOneLine())
         try:
             _check_options(worker)
-            place = self._take_place(worker)
-            engine = self._load(worker, place)
-            _warm_up(engine, worker.app.settings, place)
+            assignment = self._assign_device(worker)
+            engine = self._load(worker, assignment)
+            _warm_up(engine, worker.app.settings, assignment)
+            # A full collection over torch's and Celery's objects would hold up every job.
+            gc.collect()
+            gc.freeze()
         except LlorchError as error:
-            place = worker.app.place
+            assignment = worker.app.assignment
             # In here torch calls every card cuda:0.
-            on_card = "" if place is None or place.card is None else f"on {place.name}: "
+            on_card = (
+                "" if assignment is None or assignment.card is None else f"on {assignment.name}: "
+            )
             _give_up(on_card + error.message)
         except ModuleNotFoundError as error:
             _give_up(f'{error.name} is missing: pip install "llorch-worker[worker]"')
-        fault = wrong_card(place) or violation(engine, place)
+        fault = wrong_card(assignment) or violation(engine, assignment)
         if fault is not None:
             _give_up(fault)
         residency = Residency(
-            engine, worker.app.settings, worker.hostname, on_broken=_shut_down, place=place
+            engine,
+            worker.app.settings,
+            worker.hostname,
+            on_broken=_shut_down,
+            assignment=assignment,
         )
         residency.start()
         worker.pool.expect = residency.running.expect
-        worker.pool.forget = residency.jobs.forget
+        worker.pool.forget = residency.running.forget
         worker.pool.cancel = residency.cancel
         worker.pool.hand_back = residency.hand_back
         worker.pool.figures = lambda: _figures(residency)
         self._residency = worker.app.residency = residency
-        logger.info("%s is resident on %s, warm and ready", engine.model_name, place.name)
+        logger.info("%s is resident on %s, warm and ready", engine.model_name, assignment.name)
 
     def stop(self, worker: Any) -> None:
         worker.pool.drain(worker.app.settings.drain_s)
@@ -113,23 +122,25 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             # The loop would sleep out its turn, and could take a job in it.
             self._worker.pool.wake()
 
-    def _take_place(self, worker: Any) -> Place:
+    def _assign_device(self, worker: Any) -> Assignment:
         """Before the engine's module, and with it torch, is imported."""
         app = worker.app
-        if app.place is None:
+        if app.assignment is None:
             settings = app.settings
-            app.place = take_place(settings.device, settings.device_locks, worker=worker.hostname)
-        place: Place = app.place
-        return place
+            app.assignment = assign_device(
+                settings.device, settings.device_locks, worker=worker.hostname
+            )
+        assignment: Assignment = app.assignment
+        return assignment
 
-    def _load(self, worker: Any, place: Place) -> ResidentEngine:
+    def _load(self, worker: Any, assignment: Assignment) -> ResidentEngine:
         app = worker.app
         settings = app.settings
         logger.info("loading %s", settings.model)
         engine_class = symbol_by_name(app.engine_class)
         engine: ResidentEngine = engine_class.load(
             settings.model,
-            device=place.device,
+            device=assignment.device,
             dtype=settings.dtype,
             max_sequences=worker.pool.limit,
             model_name=settings.served_name,
@@ -165,11 +176,11 @@ def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int
     return progress
 
 
-def _warm_up(engine: ResidentEngine, settings: Settings, place: Place) -> None:
+def _warm_up(engine: ResidentEngine, settings: Settings, assignment: Assignment) -> None:
     # The first pass allocates and compiles what every later one uses. On a card it is as large as
     # a step can be, so that what is measured then is what jobs will need.
     longest = min(settings.max_step_tokens, engine.max_context - WARM_UP_TOKENS)
-    prompt_tokens = 1 if place.card is None else max(1, longest)
+    prompt_tokens = 1 if assignment.card is None else max(1, longest)
     request = GenerationRequest(
         prompt_token_ids=[0] * prompt_tokens,
         max_tokens=WARM_UP_TOKENS,
@@ -177,10 +188,8 @@ def _warm_up(engine: ResidentEngine, settings: Settings, place: Place) -> None:
         ignore_eos=True,
     )
     engine.submit(request).result(WARM_UP_TIMEOUT_S)
-    if place.card is not None:
+    if assignment.card is not None:
         _sample_at_full_width(engine)
-    freeze_heap()
-    collapse_heap()
     engine.measure_memory()
 
 

@@ -9,23 +9,20 @@ from typing import Any
 from celery.exceptions import CPendingDeprecationWarning, NotRegistered
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
-from celery.worker.state import revoked, scheduled_requests
+from celery.worker.state import scheduled_requests
 from kombu.exceptions import ContentDisallowed, DecodeError
 from vine import promise
 
 from llorch_worker.broker.claims import Claim, hand_back
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
 from llorch_worker.broker.transport import keep_claims
-from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest
+from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
 
 EVENTS_INTERVAL_S = 0.02
 MAX_ID_CHARS = 255
 MAX_SHOWN_CHARS = 80
-MOST_EARLY_BYTES = 16_384
-"""Of the body of a message whose job starts early: its prompt is tokenised on the loop's thread."""
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
@@ -83,36 +80,14 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             fault = fault_of(message)
             if fault is not None:
                 return self._refuse(message, fault)
-            early = False
             try:
-                early = self._start_early(message)
                 return handle(message)
             except _MALFORMED as error:
                 # KeyError counts as a connection error in kombu: let out, it would bring the
                 # message back by way of a reconnect, for ever.
                 return self._refuse(message, f"it cannot be read ({type(error).__name__})")
-            finally:
-                if early and not self.pool.runs(message.headers["id"]):
-                    # Celery holds it back: revoked, over a rate limit, or at a shutdown.
-                    self.app.residency.jobs.withdraw(message.headers["id"])
 
         return on_task_received
-
-    def _start_early(self, message: Any) -> bool:
-        """Where this is the only job and nothing speaks against it, the engine has it before
-        Celery's own bookkeeping begins."""
-        headers = message.headers
-        if headers.get("task") != TASK_NAME or headers.get("eta") or headers.get("expires"):
-            return False
-        if len(HELD_CLAIMS) != 1 or _size_of(message) > MOST_EARLY_BYTES:
-            return False
-        match message.payload:
-            case [[], {**fields}, _] if headers["id"] not in revoked:
-                started: bool = self.app.residency.jobs.start_early(
-                    headers["id"], fields, enqueued_at=enqueue_time_s(headers.get(ENQUEUED_AT))
-                )
-                return started
-        return False
 
     def on_unknown_message(self, _body: Any, message: Any) -> None:
         self._refuse(message, "it is no task message")

@@ -220,10 +220,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
             else:
                 self._waiting.append(work)
 
-    def runs(self, task_id: str) -> bool:
-        """Whether a thread has this job, or is about to."""
-        return any(work.task_id == task_id for work in tuple(self._running.values()))
-
     def terminate_job(self, pid: int, _signal: int | None = None) -> None:
         """Cancels the job that was accepted as ``pid``; whatever the signal, it is a cancel."""
         work = self._running.get(pid)

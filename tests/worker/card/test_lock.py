@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.devices import Card
-from llorch_worker.worker.card.lock import DeviceLocks
+from llorch_worker.worker.card.lock import CardLocks
 from tests.fake_gpu.machine import SITE, Machine, uuid
 from tests.services import REPOSITORY, tethered
 
 HOLD = """
 import os, sys
 from pathlib import Path
-from llorch_worker.worker.card.claim import take_place
+from llorch_worker.worker.card.assignment import assign_device
 from llorch_worker.contract import LlorchError
 sys.stdin.readline()  # the start, for a race
 try:
-    place = take_place(sys.argv[1], Path(os.environ["LLORCH_DEVICE_LOCKS"]))
+    place = assign_device(sys.argv[1], Path(os.environ["LLORCH_DEVICE_LOCKS"]))
 except LlorchError as error:
     print(error.message, flush=True)
     sys.exit(1)
@@ -119,7 +119,7 @@ def test_cuda_takes_the_first_card_that_is_free(claimer: Callable[..., Claimer])
 def test_who_looks_sees_the_holder_and_takes_nothing(
     claimer: Callable[..., Claimer], machine: Machine
 ) -> None:
-    locks = DeviceLocks(machine.locks)
+    locks = CardLocks(machine.locks)
     free, held = (Card(number, uuid(number), "NVIDIA H200", 1, 2) for number in (0, 1))
     assert locks.holder(free) is None
     assert not machine.locks.exists(), "a look leaves nothing behind"

@@ -8,10 +8,11 @@ import pytest
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.settings import Settings
-from llorch_worker.worker.card.claim import Place
+from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.celery import bootstep as step
+from tests.services import WorkerProcess, wait_until
 
-A_CARD = Place("cuda:0", card=object())  # type: ignore[arg-type]
+A_CARD = Assignment("cuda:0", card=object())  # type: ignore[arg-type]
 
 
 class NotedEngine:
@@ -33,24 +34,28 @@ class NotedEngine:
         self.measured_after = len(self.requests)
 
 
-def warmed_up(max_sequences: int, place: Place, monkeypatch: pytest.MonkeyPatch) -> Any:
+def warmed_up(max_sequences: int, assignment: Assignment) -> Any:
     engine = NotedEngine(max_sequences)
-    monkeypatch.setattr(step, "collapse_heap", lambda: None)
-    step._warm_up(engine, Settings(max_step_tokens=64), place)  # type: ignore[arg-type]
+    step._warm_up(engine, Settings(max_step_tokens=64), assignment)  # type: ignore[arg-type]
     assert engine.measured_after == len(engine.requests)
     return engine.requests
 
 
 @pytest.mark.parametrize("max_sequences", [1, 16, 40])
-def test_on_a_card_everyone_samples_at_once_before_memory_is_measured(
-    max_sequences: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, *rest = warmed_up(max_sequences, A_CARD, monkeypatch)
+def test_on_a_card_everyone_samples_at_once_before_memory_is_measured(max_sequences: int) -> None:
+    first, *rest = warmed_up(max_sequences, A_CARD)
     assert len(first.prompt_token_ids) == 64
     assert sum(request.n for request in rest) == max_sequences
     assert all(request.top_p < 1 and request.temperature > 0 for request in rest)
 
 
-def test_on_the_cpu_one_token_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    (request,) = warmed_up(16, Place("cpu"), monkeypatch)
+def test_on_the_cpu_one_token_warms_up() -> None:
+    (request,) = warmed_up(16, Assignment("cpu"))
     assert len(request.prompt_token_ids) == 1
+
+
+def test_a_ready_worker_keeps_its_heap_from_the_garbage_collector(
+    toy_worker: WorkerProcess,
+) -> None:
+    card = wait_until(toy_worker.card)
+    assert card.engine["frozen_objects"] > 10_000

@@ -1,0 +1,117 @@
+"""The model's operations through the compiled kernels, for bfloat16 on the CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
+from llorch_worker.kernels.layer_kv import LayerKV
+from llorch_worker.kernels.native.library import Float, Int, Long, NativeLibrary, Pointer
+from llorch_worker.kernels.native.paged_attention import AttentionKernel, NativeAttention
+from llorch_worker.settings import KvDtype
+
+MAX_HEAD_DIM = 256
+
+
+class NativeOps:
+    """See ``Ops``. Tensors are bfloat16 and contiguous, as the model's are."""
+
+    name = "native"
+    recordable = False
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._rms_norm = library.function(
+            "llorch_rms_norm", Pointer, Pointer, Pointer, Long, Long, Float, Int
+        )
+        self._add_rms_norm = library.function(
+            "llorch_add_rms_norm", Pointer, Pointer, Pointer, Pointer, Long, Long, Float, Int
+        )
+        self._silu_and_mul = library.function(
+            "llorch_silu_and_mul", Pointer, Pointer, Long, Long, Int
+        )
+        self._rope_and_write = library.function(
+            "llorch_rope_and_write", *[Pointer] * 6, *[Long] * 4, Int
+        )
+        self._attention = AttentionKernel.of(library)
+
+    @staticmethod
+    def refusal(dtype: torch.dtype, head_dim: int, kv_dtype: KvDtype) -> str | None:
+        """Why a model of this kind cannot have them; None where it can."""
+        if dtype is torch.float32:
+            return "float32 is the exact reference"
+        if dtype is not torch.bfloat16:
+            return f"the native ones are for bfloat16, not {str(dtype).removeprefix('torch.')}"
+        if kv_dtype != "auto":
+            return f"the native ones read no {kv_dtype} KV cache"
+        if head_dim % 32 or head_dim > MAX_HEAD_DIM:
+            return f"the native ones need heads of 32, 64 .. {MAX_HEAD_DIM}, not of {head_dim}"
+        return None
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        tokens, hidden = x.shape
+        self._rms_norm(
+            x.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            tokens,
+            hidden,
+            eps,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.empty_like(x)
+        tokens, hidden = x.shape
+        self._add_rms_norm(
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            tokens,
+            hidden,
+            eps,
+            torch.get_num_threads(),
+        )
+        return out, residual
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        tokens, both = gate_up.shape
+        out = gate_up.new_empty(tokens, both // 2)
+        self._silu_and_mul(
+            gate_up.data_ptr(), out.data_ptr(), tokens, both // 2, torch.get_num_threads()
+        )
+        return out
+
+    def rope_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slots: torch.Tensor,
+        kv: LayerKV,
+    ) -> None:
+        tokens, heads, head_dim = qkv.shape
+        kv_heads = kv.keys.shape[2]
+        self._rope_and_write(
+            qkv.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            slots.data_ptr(),
+            kv.keys.data_ptr(),
+            kv.values.data_ptr(),
+            tokens,
+            heads - 2 * kv_heads,
+            kv_heads,
+            head_dim,
+            torch.get_num_threads(),
+        )
+
+    def paged_decode(self, sequences: PagedSequences) -> PagedAttention:
+        return NativeAttention(self._attention, sequences)
+
+    def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:  # noqa: ARG002 - positions tell what a query may see
+        return NativeAttention(self._attention, sequences)

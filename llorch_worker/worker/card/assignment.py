@@ -1,0 +1,149 @@
+"""Prepares this process for its device, before torch is loaded: the one card that is to be its own,
+and how long idle threads keep a processor."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llorch_worker.devices import (
+    VISIBLE,
+    Card,
+    DeviceUnavailable,
+    no_such_card,
+    torch_has_cuda,
+    usable_cards,
+)
+from llorch_worker.worker.card.lock import CardLock, CardLocks, Holder
+
+ORDER = "CUDA_DEVICE_ORDER"
+_CARD = re.compile(r"cuda(?::(\d+))?")
+
+SPINS = "GOMP_SPINCOUNT"
+SPIN_COUNT = "20000"
+"""Turns for which an OpenMP thread waits for more work before it sleeps: some 200 microseconds.
+
+That bridges the gaps within a step as well as the default of 300,000 does, which keeps a processor
+for milliseconds after the step: on two of them Redis had to wait for it before it could store the
+step's last result.
+"""
+WAIT_POLICY = "OMP_WAIT_POLICY"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where this process computes. ``device`` is what torch calls it in here: a card is the only
+    one that torch can see, and so always ``cuda:0``."""
+
+    device: str
+    card: Card | None = None
+    lock: CardLock | None = None
+
+    @property
+    def name(self) -> str:
+        """``gpu3``, or the device itself where it is no card: for names, Flower and stats."""
+        return self.device if self.card is None else self.card.name
+
+
+def assign_device(
+    device: str,
+    locks: Path,
+    *,
+    worker: str | None = None,
+    environment: MutableMapping[str, str] = os.environ,
+) -> Assignment:
+    """Claims the card that ``device`` means and makes it the only one that torch will see.
+
+    ``cuda:N`` is the N-th card that ``CUDA_VISIBLE_DEVICES`` leaves; ``cuda`` and ``auto`` are the
+    first that no other worker has. ``auto`` is the CPU only where this machine has no card or this
+    torch no CUDA. Any other name is left to the engine, which knows what it may be.
+
+    Call it before torch is loaded: CUDA and OpenMP read the environment once.
+
+    Args:
+        locks: the folder of :class:`CardLocks`.
+        worker: this worker's name for who asks who has the card; by default the card's own.
+
+    Raises:
+        DeviceUnavailable: no driver, no such card, or another worker has it.
+    """
+    limit_spinning(environment)
+    match = _CARD.fullmatch(device)
+    if device == "auto":
+        cards = _cards_for_auto(environment)
+        if not cards:
+            return Assignment("cpu")
+    elif match is None:
+        return Assignment(device)
+    else:
+        cards = chosen_cards(None if match[1] is None else int(match[1]), environment)
+    card, lock = _claim(device, cards, CardLocks(locks), worker)
+    environment[VISIBLE] = card.cuda_id
+    environment[ORDER] = "PCI_BUS_ID"
+    return Assignment("cuda:0", card, lock)
+
+
+def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Lets idle threads sleep soon, unless the operator says how they are to wait."""
+    if WAIT_POLICY not in environment:
+        environment.setdefault(SPINS, SPIN_COUNT)
+
+
+def chosen_cards(
+    number: int | None, environment: MutableMapping[str, str] = os.environ
+) -> tuple[Card, ...]:
+    """The card ``cuda:<number>``, or every card that works.
+
+    Raises:
+        DeviceUnavailable: no such card, or the driver cannot reach it.
+    """
+    cards = usable_cards(environment)
+    if number is None:
+        working = tuple(card for card in cards if card.fault is None)
+        if not working:
+            raise DeviceUnavailable(f"no card works: {_faults(cards)}; check `nvidia-smi`")
+        return working
+    if number >= len(cards):
+        raise no_such_card(number, len(cards))
+    if cards[number].fault is not None:
+        raise DeviceUnavailable(f"{_faults(cards[number : number + 1])}; check `nvidia-smi`")
+    return (cards[number],)
+
+
+def _cards_for_auto(environment: MutableMapping[str, str]) -> tuple[Card, ...]:
+    if not torch_has_cuda():
+        return ()
+    try:
+        usable_cards(environment)
+    except DeviceUnavailable:
+        return ()
+    # Where there are cards and none works, the CPU would hide it.
+    return chosen_cards(None, environment)
+
+
+def _claim(
+    device: str, cards: tuple[Card, ...], locks: CardLocks, worker: str | None
+) -> tuple[Card, CardLock]:
+    for card in cards:
+        holder = Holder(worker=worker or card.name, host=socket.gethostname(), pid=os.getpid())
+        lock = locks.take(card, holder)
+        if lock is not None:
+            return card, lock
+    holders = {card.name: locks.holder(card) or "one that just left" for card in cards}
+    held = ", ".join(f"{name} by {holder}" for name, holder in holders.items())
+    if len(cards) == 1:
+        raise DeviceUnavailable(
+            f"device {device} has its worker already ({held}); a card takes one"
+        )
+    raise DeviceUnavailable(
+        f"each of the {len(cards)} cards has its worker already ({held}); a card takes one, "
+        "so start fewer workers, add cards, or use device cpu"
+    )
+
+
+def _faults(cards: tuple[Card, ...]) -> str:
+    return ", ".join(f"{card.name} does not answer ({card.fault})" for card in cards)

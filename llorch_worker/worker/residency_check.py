@@ -1,0 +1,99 @@
+"""Is all that should be on the device still there, and the device itself?"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from celery.utils.log import get_logger
+
+from llorch_worker.devices import DeviceUnavailable, list_cards
+from llorch_worker.worker.card.assignment import Assignment
+
+logger = get_logger(__name__)
+
+MOST_NAMED = 3
+CLOSE_TIMEOUT_S = 5.0
+
+
+class CheckedEngine(Protocol):
+    def misplaced_tensors(self) -> tuple[str, ...]: ...
+    def stats(self) -> Any: ...
+
+
+def violation(engine: CheckedEngine, assignment: Assignment) -> str | None:
+    """What is wrong, in one sentence; None where all is well."""
+    device = str(engine.stats().device)
+    if assignment.card is not None and not device.startswith("cuda"):
+        return f"{assignment.name} was asked for, and the model is on {device}"
+    misplaced = engine.misplaced_tensors()
+    if misplaced:
+        named = ", ".join(misplaced[:MOST_NAMED])
+        more = f" and {len(misplaced) - MOST_NAMED} more" if len(misplaced) > MOST_NAMED else ""
+        return f"not all of model and cache is on {device}: {named}{more}"
+    return _card_fault(assignment)
+
+
+def wrong_card(assignment: Assignment) -> str | None:
+    """Whether torch sees anything but the card of ``assignment``, in one sentence."""
+    if assignment.card is None:
+        return None
+    import torch
+
+    count = torch.cuda.device_count()
+    if count != 1:
+        return f"{assignment.name} was to be the only card here, and torch sees {count}"
+    seen = str(torch.cuda.get_device_properties(0).uuid)
+    if assignment.card.uuid is not None and not assignment.card.uuid.endswith(seen):
+        return f"{assignment.name} is {assignment.card.uuid}, and torch sees {seen}"
+    return None
+
+
+def _card_fault(assignment: Assignment) -> str | None:
+    if assignment.card is None:
+        return None
+    try:
+        cards = list_cards()
+    except DeviceUnavailable as error:
+        return error.message
+    if any(card.cuda_id == assignment.card.cuda_id and card.fault is None for card in cards):
+        return None
+    # One that does not answer does not tell its UUID either.
+    faults = [card.fault for card in cards if card.index == assignment.card.index and card.fault]
+    return f"{assignment.name} does not answer ({faults[0] if faults else 'it is gone'})"
+
+
+class ResidencyCheck:
+    """A thread that looks every ``period_s``; the first violation ends it.
+
+    A card that hangs and a call that never returns are the watchdog's: see
+    :class:`llorch_worker.worker.leases.LeaseKeeper`.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], str | None],
+        period_s: float,
+        on_violation: Callable[[str], None],
+    ) -> None:
+        self._look = look
+        self._period_s = period_s
+        self._on_violation = on_violation
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="llorch-residency", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        # A driver in trouble may not answer; the thread goes with the process then.
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period_s):
+            found = self._look()
+            if found is not None:
+                self._on_violation(found)
+                return
