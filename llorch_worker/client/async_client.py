@@ -33,16 +33,15 @@ from llorch_worker.settings import Settings
 class AsyncClient:
     """As :class:`Client`. Belongs to the event loop that first uses it.
 
-    What is short (submit, cancel, status) runs on a thread; what waits (stream, result) does not.
-    A stream that is followed holds a connection to Redis; one thread and one connection wait for
-    all results together.
+    Short calls (submit, cancel, status) run on a thread; stream and result are coroutines. Each
+    stream holds a connection to Redis while it is read; all results share one.
     """
 
     def __init__(self, settings: Settings | str | None = None, *, model: str | None = None) -> None:
         self._client = Client(settings, model=model)
         self.settings = self._client.settings
         self.redis = connect_async(self.settings.redis_url)
-        self._results = ResultListener(self._client.redis)
+        self._results = ResultListener(self.redis)
 
     async def submit(
         self,
@@ -73,7 +72,7 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.workers)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._results.close)
+        await self._results.close()
         await asyncio.to_thread(self._client.close)
         await self.redis.aclose()
 
