@@ -30,10 +30,7 @@ from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.kernels import Ops, PagedAttention, PagedSequences, select_ops
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.model import ForwardPass, RaggedBatch
-from llorch_worker.model.attention import Attention
-from llorch_worker.model.block import Block
-from llorch_worker.model.rms_norm import RmsNorm
-from llorch_worker.model.swiglu import SwiGlu
+from llorch_worker.model.block import Attention, Block, RmsNorm, SwiGlu
 from llorch_worker.weights import DenseLinear
 
 EPS = 1e-5
