@@ -1,4 +1,4 @@
-"""Logits of a whole text in one pass, beside the running batch."""
+"""Logits of a whole text in one pass, without the KV cache."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llorch_worker.model import RaggedBatch
 def uncached_logits(model: ForwardModel, cache: UnifiedCache, token_ids: list[int]) -> torch.Tensor:
     """[tokens, vocab] float32, on the CPU.
 
-    Shares the RoPE tables and masks of ``cache`` but has keys and values of its own: it works when
-    every block is held, and leaves nothing behind.
+    Uses the RoPE tables and masks of ``cache`` but its own keys and values, so it works when every
+    block is held, and leaves nothing behind.
     """
     device = cache.shape.device
     count = len(token_ids)
@@ -32,6 +32,6 @@ def uncached_logits(model: ForwardModel, cache: UnifiedCache, token_ids: list[in
         logits_rows=row,
     )
     logits = model.forward(batch, replace(cache, kv=kv, blocks=BlockPool(num_blocks)))
-    # The clone is an ordinary tensor: one made in inference mode could not be written to.
+    # Callers may write to the clone; a tensor made in inference mode is read-only.
     with torch.inference_mode(False):
         return logits.cpu().clone()

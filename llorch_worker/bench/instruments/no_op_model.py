@@ -12,8 +12,8 @@ from llorch_worker.kernels import select_truncate_rows
 from llorch_worker.model import LlamaConfig, RaggedBatch
 from llorch_worker.text.chat import Llama2Chat
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
+from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, write_model
 from llorch_worker.text.tokenizer import Tokenizer
-from llorch_worker.text.vocabulary import SPACE, PieceKind, Vocabulary
 
 LOGIT_SPREAD = 3.0
 """Standard deviation: as in a language model, a few tokens are likely and none is certain."""
@@ -68,13 +68,12 @@ def no_op_engine(
 
 def made_up_tokenizer(vocab_size: int) -> Tokenizer:
     """Of ``vocab_size`` pieces, each a word of its own."""
-    codec = SentencePieceCodec(
-        Vocabulary(
-            ["<unk>", *(f"{SPACE}w{number}" for number in range(1, vocab_size))],
-            [0.0] * vocab_size,
-            [PieceKind.UNKNOWN, *[PieceKind.NORMAL] * (vocab_size - 1)],
-        )
-    )
+    words = (f"{SPACE}w{number}" for number in range(1, vocab_size))
+    pieces = [
+        Piece("<unk>", 0.0, PieceKind.UNKNOWN),
+        *(Piece(word, 0.0, PieceKind.NORMAL) for word in words),
+    ]
+    codec = SentencePieceCodec(write_model(pieces), pieces)
     return Tokenizer(
         codec,
         prefix_ids=[],
