@@ -18,7 +18,7 @@ import torch
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
-from llorch_worker.kernels import KernelChoice
+from llorch_worker.settings import KernelChoice
 
 PROMPT = "Once upon a time"
 KERNELS: tuple[KernelChoice, ...] = ("auto", "torch")

@@ -13,6 +13,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo.gguf"
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KernelChoice = Literal["auto", "torch"]
+"""``auto``: the fastest for this device and dtype; ``torch``: nothing compiled on this machine."""
+KvDtype = Literal["auto", "fp8", "int8"]
+"""How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
+clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
 
 _ENGINE_OPTIONS = {
     "max_context",
@@ -50,10 +55,10 @@ class Settings(BaseSettings):
     """Folder of the locks that keep workers off each other's cards; containers share it."""
     dtype: Dtype = "auto"
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
-    kernels: Literal["auto", "torch"] = "auto"
-    """``auto``: the fastest that fit the device; ``torch``: nothing compiled on this machine."""
-    kv_dtype: Literal["auto", "fp8", "int8"] = "auto"
-    """What keys and values are kept in; ``auto`` is the compute dtype."""
+    kernels: KernelChoice = "auto"
+    """See ``KernelChoice``."""
+    kv_dtype: KvDtype = "auto"
+    """See ``KvDtype``."""
     cuda_graphs: bool = True
     """Whether decode steps are recorded and replayed on CUDA."""
     max_sequences: int = Field(16, ge=1, le=1024)

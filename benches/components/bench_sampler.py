@@ -55,7 +55,7 @@ def test_sampler(benchmark: Any, text: ChoiceText, sampling: str, spread: str) -
 def _plain(
     logits: torch.Tensor, seed: int, temperature: float, top_k: int = 0, top_p: float = 1.0
 ) -> int:
-    """One row, [vocab] float64: cut by sorting, then invert the cumulative distribution."""
+    """One row, [vocab] float64: truncate by sorting, then invert the cumulative distribution."""
     if temperature == 0:
         return int(logits.argmax())
     probabilities = (logits / temperature).softmax(-1)
@@ -63,7 +63,7 @@ def _plain(
     kept = order[:top_k] if top_k else order
     before = probabilities[kept].cumsum(-1) - probabilities[kept]
     kept = kept[before < top_p * probabilities[kept].sum()]
-    cut = torch.zeros_like(probabilities).index_copy_(0, kept, probabilities[kept])
-    cumulative = cut.cumsum(-1)
+    truncated = torch.zeros_like(probabilities).index_copy_(0, kept, probabilities[kept])
+    cumulative = truncated.cumsum(-1)
     uniform = uniforms(torch.tensor([seed]), torch.tensor([0]))
     return int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))

@@ -35,8 +35,9 @@ from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence as Running
 from llorch_worker.engine.stats import Counters
-from llorch_worker.kernels import KvForm, select_sample
+from llorch_worker.kernels import select_sample
 from llorch_worker.model import Llama, RaggedBatch
+from llorch_worker.settings import KvDtype
 
 PREFILLS = 5
 """The first is left out."""
@@ -57,7 +58,7 @@ class Bench:
         weights: str,
         cases: Sequence[Case],
         longest: int,
-        kv_form: KvForm,
+        kv_dtype: KvDtype,
         device: torch.device,
         recorder: Recorder,
         queue: DeviceQueue | None = None,
@@ -75,13 +76,13 @@ class Bench:
             longest + NEW_TOKENS,
             dtype=dtype,
             device=device,
-            kv_form=kv_form,
+            kv_dtype=kv_dtype,
             decode_rows=most,
         )
-        blocks = max(case.blocks(shape["block_size"]) for case in cases)
-        cache = UnifiedCache.allocate(num_blocks=blocks, **shape)
+        blocks = max(case.blocks(shape.block_size) for case in cases)
+        cache = UnifiedCache.allocate(shape, blocks)
         draw_keys_and_values(cache.kv)
-        self._kv_token_bytes = kv_token_bytes(config, dtype=dtype, form=kv_form)
+        self._kv_token_bytes = kv_token_bytes(config, dtype=dtype, kv_dtype=kv_dtype)
         self._graphs = DecodeGraphs(model, cache, recorder)
         self._steps = _Switch(model)
         self._scheduler = Scheduler(

@@ -7,10 +7,10 @@ from itertools import groupby
 import torch
 from gguf import GGMLQuantizationType as BlockType
 
-from llorch_worker.kernels.packed_matrix import PackedMatrix
+from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.weights import DenseLinear, Linear
 from llorch_worker.weights.groups import GroupForm, group_form
-from llorch_worker.weights.packed_linear import Multiply, PackedLinear
+from llorch_worker.weights.quantised_linear import Multiply, QuantisedLinear
 
 DENSE = "bf16"
 MIXTURE = "q4_k_m"
@@ -49,11 +49,11 @@ class RandomWeights:
         if self._kind == DENSE:
             return DenseLinear(self.dense(sum(rows for _, rows in parts), columns))
         pieces = tuple(
-            self._packed(type_, sum(rows for _, rows in alike), columns)
+            self._quantised(type_, sum(rows for _, rows in alike), columns)
             for type_, alike in groupby(parts, lambda part: self._type(part[0], layer))
         )
         self.total_bytes += sum(piece.nbytes for piece in pieces)
-        return PackedLinear(pieces, self._multiply)
+        return QuantisedLinear(pieces, self._multiply)
 
     def _type(self, name: str, layer: int) -> BlockType:
         if self._kind != MIXTURE:
@@ -66,7 +66,7 @@ class RandomWeights:
         eighth = self._num_layers // 8
         return layer < eighth or layer >= 7 * self._num_layers // 8 or (layer - eighth) % 3 == 2
 
-    def _packed(self, type_: BlockType, rows: int, columns: int) -> PackedMatrix:
+    def _quantised(self, type_: BlockType, rows: int, columns: int) -> QuantisedMatrix:
         form = group_form(type_)
         assert form is not None
         levels = 2**form.code_bits
@@ -78,7 +78,7 @@ class RandomWeights:
             generator=self._generator,
         )
         scales, offsets = self._scales(form, rows, columns)
-        return PackedMatrix.pack(
+        return QuantisedMatrix.pack(
             codes,
             scales,
             offsets,
@@ -104,7 +104,7 @@ class RandomWeights:
 def _multiply_on(device: torch.device) -> Multiply:
     if device.type == "cuda":
         # Not at the top: it reads the environment when it is imported, and only CUDA needs it.
-        from llorch_worker.kernels.triton.packed_linear import packed_linear
+        from llorch_worker.kernels.triton.quantised_linear import quantised_linear
     else:
-        from llorch_worker.kernels.packed_matrix import packed_linear
-    return packed_linear
+        from llorch_worker.kernels.quantised_matrix import quantised_linear
+    return quantised_linear

@@ -17,8 +17,9 @@ from benches.gpu.report import Report, one_line
 from benches.gpu.roofline import kv_token_bytes
 from llorch_worker.engine.device.graphs import Recorder
 from llorch_worker.engine.memory.block_plan import BLOCK_SIZE_TOKENS, available_bytes
-from llorch_worker.kernels import KvDtype, kv_form_of, select_ops
+from llorch_worker.kernels import select_ops
 from llorch_worker.model import LlamaConfig
+from llorch_worker.settings import KvDtype
 
 PEER_BATCH = 64
 
@@ -68,8 +69,8 @@ class Run:
 
     def _measure_model(self, weights: str) -> None:
         plan, report = self._plan, self._report
-        dtype, kv_form = torch.bfloat16, kv_form_of(plan.kv_dtype)
-        ops = select_ops(self._device, dtype, head_dim=plan.config.head_dim, kv_form=kv_form)
+        dtype, kv_dtype = torch.bfloat16, plan.kv_dtype
+        ops = select_ops(self._device, dtype, head_dim=plan.config.head_dim, kv_dtype=kv_dtype)
         model = random_llama(plan.config, ops, weights=weights, dtype=dtype, device=self._device)
         report.note(
             "model",
@@ -90,7 +91,7 @@ class Run:
             weights=weights,
             cases=[*fitting, *(Case(1, tokens) for tokens in plan.prefills)],
             longest=max(*plan.contexts, *plan.prefills),
-            kv_form=kv_form,
+            kv_dtype=kv_dtype,
             device=self._device,
             recorder=self._recorder(self._device),
         )
@@ -124,9 +125,9 @@ class Run:
 
     def _fitting(self) -> list[Case]:
         """The cases whose KV cache there is memory for; tells of the others."""
-        form = kv_form_of(self._plan.kv_dtype)
+        kv_dtype = self._plan.kv_dtype
         block_bytes = BLOCK_SIZE_TOKENS * kv_token_bytes(
-            self._plan.config, dtype=torch.bfloat16, form=form
+            self._plan.config, dtype=torch.bfloat16, kv_dtype=kv_dtype
         )
         room = available_bytes(self._device) // block_bytes
         fitting = []

@@ -13,9 +13,7 @@ from typing import Any
 from celery import states
 from celery.backends.redis import RedisBackend, SentinelBackend
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.lean_redis import LeanRedis
 from llorch_worker.broker.results import decode_state, now, result_meta, terminal_event
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationResult, encode_event
@@ -23,9 +21,6 @@ from llorch_worker.contract import GenerationResult, encode_event
 
 class _OneEnd:
     """Mixed into Celery's backends; see the module."""
-
-    def _get_client(self) -> Any:
-        return LeanRedis
 
     def _get_result_meta(
         self: Any, result: Any, state: str, traceback: str | None, request: Any, **_: Any
@@ -73,14 +68,13 @@ class _OneEnd:
         stored = run_script(
             self.client,
             "finish",
-            [keys.result(task_id), keys.job(task_id), keys.events(task_id), keys.LEASES],
             [
+                task_id,
                 "" if claim is None else claim.fence,
                 document,
                 self.app.settings.result_ttl_s,
                 event,
                 self.app.settings.stream_ttl_s,
-                task_id,
                 *entries,
             ],
         )

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import redis
 from kombu import transport as kombu_transports
 from kombu.log import get_logger
 from kombu.transport import redis as kombu_redis
@@ -34,7 +33,6 @@ from llorch_worker.broker import claims, dead_letters, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.lean_redis import LeanRedis
 from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
@@ -129,7 +127,6 @@ class ClaimChannel(kombu_redis.Channel):
         self._tracked_socket: Any = None
         self._refused = False
         self._kept_parameters: dict[str, Any] = {}
-        self._pooled_client: Any = None
         super().__init__(*args, **kwargs)
 
     @property
@@ -306,17 +303,6 @@ class ClaimChannel(kombu_redis.Channel):
         if not all(isinstance(name, str) for name in names):
             return None
         return {**envelope, "body": body, "properties": {**properties, "body_encoding": None}}
-
-    def _create_client(self, asynchronous: bool = False) -> Any:
-        if asynchronous:
-            return super()._create_client(asynchronous=True)
-        # kombu makes one for every command, which costs more than the command.
-        if self._pooled_client is None or self._pooled_client.connection_pool is not self.pool:
-            client = super()._create_client()
-            # With a key prefix it is kombu's own.
-            stock = type(client) is redis.Redis
-            self._pooled_client = LeanRedis(connection_pool=self.pool) if stock else client
-        return self._pooled_client
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         if self.connection is None or self.connection.client is None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.broker.cluster import Cluster
-from llorch_worker.broker.connection import broker_errors, connect, safe_url
+from llorch_worker.broker.connection import broker_errors, connect
+from llorch_worker.broker.url import safe_url
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.command_errors import CommandError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,9 @@ from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import FAILED
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
-from llorch_worker.engine.memory.model_report import MemoryReport, ModelReport, report
+
+if TYPE_CHECKING:
+    from llorch_worker.engine.memory.model_report import MemoryReport, ModelReport
 
 
 def inspect(
@@ -48,6 +50,8 @@ def inspect(
     )
     extras.require("worker")
     screen = Screen(as_json=as_json)
+    from llorch_worker.engine.memory.model_report import report
+
     found = report(settings)
     if as_json:
         screen.document(found.model_dump(mode="json"))

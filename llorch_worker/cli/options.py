@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
 from llorch_worker.contract.command_errors import invalid_settings
-from llorch_worker.settings import DEMO_MODEL, Dtype, Settings
+from llorch_worker.settings import DEMO_MODEL, Dtype, KvDtype, Settings
 
 DEMO_WORD = "demo"
 
@@ -55,7 +55,7 @@ DtypeOption = Annotated[
     ),
 ]
 KvDtypeOption = Annotated[
-    Literal["auto", "fp8", "int8"] | None,
+    KvDtype | None,
     typer.Option(
         "--kv-dtype",
         metavar="TYPE",

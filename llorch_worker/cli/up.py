@@ -204,7 +204,7 @@ def _banner(
 ) -> None:
     from rich.markup import escape
 
-    from llorch_worker.broker.connection import safe_url
+    from llorch_worker.broker.url import safe_url
 
     name = settings.served_name
     own = " (ours: in memory, gone when this ends)" if plan.redis_url is None else ""

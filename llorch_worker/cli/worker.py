@@ -27,7 +27,6 @@ from llorch_worker.cli.options import (
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import CommandError
-from llorch_worker.worker.main import worker_hostname
 
 
 def _refuse_other_tasks() -> None:
@@ -86,12 +85,13 @@ def worker(
 
     from celery.signals import worker_ready
 
-    from llorch_worker.engine.memory.model_report import report
     from llorch_worker.worker.card.assignment import assign_device
-    from llorch_worker.worker.main import run_worker
+    from llorch_worker.worker.main import run_worker, worker_hostname
 
-    # Before torch is loaded, which sees the cards that there are then, and by the report it is.
+    # Before torch is loaded, which sees the cards that are visible at that moment.
     assignment = assign_device(settings.device, settings.device_locks)
+    from llorch_worker.engine.memory.model_report import report  # loads torch
+
     # A model that cannot load is told in one sentence, before Celery begins to log.
     report(settings.model_copy(update={"device": assignment.device}))
     screen = Screen(as_json=as_json)

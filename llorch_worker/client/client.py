@@ -13,7 +13,13 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.cancellation import cancel
-from llorch_worker.broker.connection import Subscriptions, broker_errors, connect, is_out_of_memory
+from llorch_worker.broker.connection import (
+    Subscriptions,
+    broker_errors,
+    close_idle,
+    connect,
+    is_out_of_memory,
+)
 from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.message import JobMessages
 from llorch_worker.broker.producer import producer_app
@@ -149,7 +155,7 @@ class Client:
 
     def _hang_up(self) -> None:
         self._subscriptions.close()
-        self.redis.close_idle()
+        close_idle(self.redis)
 
 
 class Job:

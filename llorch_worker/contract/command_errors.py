@@ -30,6 +30,7 @@ EXTRA_OF_MODULE: Final = {
     "torch": "worker",
     "transformers": "worker",
     "tokenizers": "worker",
+    "sentencepiece": "worker",
     "gguf": "worker",
     "safetensors": "worker",
     "numpy": "worker",

@@ -33,7 +33,6 @@ from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
 from llorch_worker.engine.memory.resident_tensors import resident_tensors, storage_bytes
 from llorch_worker.engine.memory.workspace import workspace_bytes
-from llorch_worker.engine.probe import uncached_logits
 from llorch_worker.engine.request_checks import check_model, checked_prompt
 from llorch_worker.engine.resume import resume
 from llorch_worker.engine.runner import ForwardModel, Runner
@@ -43,18 +42,16 @@ from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
+from llorch_worker.engine.uncached_logits import uncached_logits
 from llorch_worker.kernels import (
-    CutRows,
-    KernelChoice,
-    KvDtype,
+    TruncateRows,
     end_own_threads,
-    kv_form_of,
-    select_cut_rows,
     select_ops,
     select_sample,
+    select_truncate_rows,
 )
 from llorch_worker.model import Llama, LlamaConfig, model_bytes, parameter_count, resolve_config
-from llorch_worker.settings import default_model_name
+from llorch_worker.settings import KernelChoice, KvDtype, default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint, select_linears
 
@@ -84,7 +81,7 @@ class Engine:
         workspace_bytes: int = 0,
         weights: object = None,
         kernels: KernelChoice = "auto",
-        cut_rows: CutRows | None = None,
+        truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
     ) -> None:
         """Of parts that are loaded already; :meth:`load` makes them from a file.
@@ -93,8 +90,8 @@ class Engine:
         run at once, and a step computes at most ``max_step_tokens`` tokens. With
         ``prefix_caching``, prompts that begin alike share the KV blocks of their beginning.
         ``workspace_bytes`` were planned for the steps. ``weights`` holds the weights, where
-        ``model`` holds more. ``kernels`` sample, with ``cut_rows`` for the cuts where it is given;
-        ``queue``, by default that of the device, runs the steps.
+        ``model`` holds more. ``kernels`` sample; ``truncate_rows``, if given, truncates. ``queue``,
+        by default that of the device, runs the steps.
         """
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -127,7 +124,7 @@ class Engine:
             config.vocab_size,
             device,
             select_sample(device, kernels),
-            cut_rows,
+            truncate_rows,
         )
         runner = Runner(model, cache, sampler, device, queue)
         core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
@@ -199,8 +196,7 @@ class Engine:
         linears = select_linears(place, compute_dtype, kernels)
         planned = model_bytes(config, checkpoint, linears, compute_dtype)
         require_room(planned, place)
-        kv_form = kv_form_of(kv_dtype)
-        ops = select_ops(place, compute_dtype, kernels, head_dim=config.head_dim, kv_form=kv_form)
+        ops = select_ops(place, compute_dtype, kernels, head_dim=config.head_dim, kv_dtype=kv_dtype)
         decode_rows = max_sequences if cuda_graphs and records_decode(place, ops) else 0
         with part_of_load("the weights", place, planned):
             model = Llama.load(
@@ -230,7 +226,7 @@ class Engine:
             workspace_bytes=workspace,
             dtype=compute_dtype,
             device=place,
-            kv_form=kv_form,
+            kv_dtype=kv_dtype,
             decode_rows=decode_rows,
         )
         if place.type == "cuda":
@@ -255,7 +251,7 @@ class Engine:
             workspace_bytes=workspace,
             weights=model,
             kernels=kernels,
-            cut_rows=select_cut_rows(place, compute_dtype, kernels),
+            truncate_rows=select_truncate_rows(place, compute_dtype, kernels),
         )
         if compiles_late(place):
             try:
@@ -357,7 +353,7 @@ class Engine:
             faults.append(Fault(field="token_ids", rule=rule, got="an id beyond it"))
         if faults:
             raise InvalidRequest.from_faults(faults)
-        return self._thread.call(lambda: uncached_logits(self._model, self.config, self.cache, ids))
+        return self._thread.call(lambda: uncached_logits(self._model, self.cache, ids))
 
     def stats(self) -> EngineStats:
         """The engine's figures, read without stopping it."""

@@ -8,9 +8,28 @@ from enum import Enum
 from llorch_worker.cache import Prefix
 from llorch_worker.contract import FinishReason, GenerationRequest, Priority, TokenLogprobs
 from llorch_worker.engine.choice_text import ChoiceText
-from llorch_worker.engine.sampling.plain_sampling import samples_plainly
 
 PRIORITY_RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
+
+
+def samples_plainly(request: GenerationRequest) -> bool:
+    """Whether ``request`` sets no sampling parameter but the temperature.
+
+    Steps may overlap only if every job in them samples plainly, and the fused kernel serves only
+    those. The other parameters need the host between two steps: it reads log probabilities back
+    and counts the tokens for penalties and min_tokens, and truncation looks at its own results.
+    """
+    return (
+        request.top_k == 0
+        and request.top_p == 1
+        and request.min_p == 0
+        and request.repetition_penalty == 1
+        and request.presence_penalty == 0
+        and request.frequency_penalty == 0
+        and not request.logit_bias
+        and request.min_tokens == 0
+        and request.logprobs is None
+    )
 
 
 class SequenceState(Enum):
@@ -25,13 +44,13 @@ class Sequence:
     """Prompt and generated ids of one choice, and how much of them the KV cache holds.
 
     ``computed`` tokens have keys and values in ``blocks``; the rest is pending. A preempted
-    sequence keeps its ids and loses only ``computed`` and ``blocks``, so going on is a prefill of
-    prompt + generated ids. So is a resumed job: its ids of earlier attempts are appended first.
+    sequence keeps its ids and loses only ``computed`` and ``blocks``, so it goes on with a prefill
+    of prompt + generated ids. So does a resumed job, whose earlier ids are appended first.
     """
 
     prefix: Prefix
-    """Its place among what the KV blocks hold; the scheduler sets it. While it runs, the end of its
-    own published blocks; while it waits, the end of what was last found of its ids."""
+    """Its place in the prefix tree, set by the scheduler. While the sequence runs, the end of its
+    published blocks; while it waits, the end of what was last found of its ids."""
 
     __slots__ = (
         "arrival",
@@ -44,10 +63,10 @@ class Sequence:
         "most_computed",
         "plain",
         "prefix",
-        "promised_blocks",
         "prompt_length",
         "rank",
         "request",
+        "reserved_blocks",
         "seed",
         "state",
         "stop_ids",
@@ -66,7 +85,7 @@ class Sequence:
         choice: int = 0,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """``arrival`` counts submissions and decides among equals; ``seed`` is the choice's own."""
+        """``arrival`` counts submissions and breaks ties; ``seed`` is the choice's own."""
         self.request = request
         self.seed = seed
         self.choice = choice
@@ -84,8 +103,8 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.computed = 0
         self.blocks: list[int] = []
-        self.promised_blocks = 0
-        """Blocks that it may still take for tokens of its prefill."""
+        self.reserved_blocks = 0
+        """Blocks that are kept free for the rest of its prefill."""
         self.cached_tokens = 0
         """Tokens of the prompt that were found in the KV cache and never computed for it."""
         self.most_computed = 0
@@ -93,7 +112,7 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Smaller goes first: priority, then arrival, then choice. Unique within an engine."""
+        """Priority, then arrival, then choice; the smallest runs first. Unique in an engine."""
         return (self.rank, self.arrival, self.choice)
 
     @property
@@ -111,23 +130,23 @@ class Sequence:
         """The generated ids, the one that ended the choice included."""
         return self.token_ids[self.prompt_length :]
 
-    def find(self, tokens: int) -> None:
-        """Notes that its first ``tokens`` tokens, more than were computed, are in ``blocks``."""
+    def skip_to(self, tokens: int) -> None:
+        """Notes that ``blocks`` hold its first ``tokens`` tokens, found in the prefix cache."""
         known = max(self.computed, self.most_computed)
         self.cached_tokens += max(0, min(tokens, self.prompt_length) - known)
         self.computed = tokens
 
     def lose_blocks(self) -> None:
-        """Keeps the ids alone: all of them are pending again."""
+        """Keeps only the ids: all of them are pending again."""
         self.most_computed = max(self.most_computed, self.computed)
         self.computed = 0
-        # A new list, never a cleared one: the runner recognises block tables that it has already
-        # copied by the list's identity and length.
+        # A new list, never a cleared one: the runner recognises the block tables it has copied by
+        # the list's identity and length.
         self.blocks = []
-        self.promised_blocks = 0
+        self.reserved_blocks = 0
 
     def append(self, token_id: int) -> None:
-        """Takes a sampled token: text, stop rules, and ``finish_reason`` where it was the last.
+        """Adds a sampled token; sets ``finish_reason`` if it ends the choice.
 
         A token that ends the choice by its id stays in ``generated_ids`` but gives no text.
         """
@@ -142,5 +161,5 @@ class Sequence:
 
     def close(self, reason: FinishReason) -> None:
         """Ends the choice: releases held-back text and sets ``finish_reason``."""
-        # Held-back text may turn out to hold a whole stop string inside the start of a longer one.
+        # Text held back as the start of a long stop string may contain a whole shorter one.
         self.finish_reason = "stop" if self.text.close() else reason

@@ -4,43 +4,43 @@ Imports nothing of the model, the cache or the weights: kernels see tensors only
 """
 
 from llorch_worker.kernels.arena import Arena
-from llorch_worker.kernels.layer_kv import KvDtype, KvForm, LayerKV, kv_form_of
+from llorch_worker.kernels.interface import (
+    CausalMask,
+    FusedSample,
+    Ops,
+    PagedAttention,
+    PagedSequences,
+    TruncateRows,
+)
+from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.openmp import end_own_threads
-from llorch_worker.kernels.ops import CausalMask, Ops, PagedAttention, PagedSequences
 from llorch_worker.kernels.select import (
     ChosenOps,
-    CutRows,
-    KernelChoice,
     choose_ops,
     native_absence,
     native_kernels_load,
-    select_cut_rows,
     select_ops,
     select_sample,
+    select_truncate_rows,
 )
 from llorch_worker.kernels.torch_ops import TorchOps
-from llorch_worker.kernels.torch_sample import FusedSample
 
 __all__ = [
     "Arena",
     "CausalMask",
     "ChosenOps",
-    "CutRows",
     "FusedSample",
-    "KernelChoice",
-    "KvDtype",
-    "KvForm",
     "LayerKV",
     "Ops",
     "PagedAttention",
     "PagedSequences",
     "TorchOps",
+    "TruncateRows",
     "choose_ops",
     "end_own_threads",
-    "kv_form_of",
     "native_absence",
     "native_kernels_load",
-    "select_cut_rows",
     "select_ops",
     "select_sample",
+    "select_truncate_rows",
 ]

@@ -1,29 +1,18 @@
-"""One layer's part of the KV cache, in whatever form it is kept."""
+"""One layer's part of the KV cache, in any of the formats of ``KvDtype``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-KvDtype = Literal["auto", "fp8", "int8"]
-"""What may be asked for; ``auto`` is the compute dtype."""
-
-KvForm = Literal["exact", "fp8", "int8"]
-"""``exact``: the compute dtype; ``fp8``: float8 e4m3, clamped to its range, without a scale;
-``int8``: with one float32 scale for each token and KV head."""
+from llorch_worker.settings import KvDtype
 
 FP8_LARGEST = 448.0
 """The largest number of float8 e4m3 without infinities."""
 INT8_LARGEST = 127.0
 SMALLEST_AMPLITUDE = 1e-20
 """Taken for less, so that a row of zeros has a scale to be divided by."""
-
-
-def kv_form_of(kv_dtype: KvDtype) -> KvForm:
-    """The form that is asked for."""
-    return "exact" if kv_dtype == "auto" else kv_dtype
 
 
 @dataclass(frozen=True)
@@ -37,10 +26,10 @@ class LayerKV:
     value_scales: torch.Tensor | None = None
 
     @property
-    def form(self) -> KvForm:
+    def kv_dtype(self) -> KvDtype:
         if self.key_scales is not None:
             return "int8"
-        return "fp8" if self.keys.dtype is torch.float8_e4m3fn else "exact"
+        return "fp8" if self.keys.dtype is torch.float8_e4m3fn else "auto"
 
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store ``k``, ``v``: [tokens, kv_heads, head_dim] at ``slots``: [tokens] int64."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from llorch_worker.kernels.interface import CausalMask, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
-from llorch_worker.kernels.ops import CausalMask, PagedSequences
 
 
 class GatheredDecode:

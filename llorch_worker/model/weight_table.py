@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint make up which weight of the model, and of what shape."""
+"""Which tensors of a checkpoint make up each weight of the model, and their shapes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.config import LlamaConfig
-from llorch_worker.weights import Checkpoint, Linears, PackedWeight, Part
-from llorch_worker.weights.checkpoint import missing_tensor, require_shape
+from llorch_worker.weights import Checkpoint, FusedWeight, Linears, Part
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -20,38 +19,38 @@ OUTPUT = "lm_head.weight"
 
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 _IGNORED_NAMES = frozenset({"rope_freqs.weight"})
-"""Derived or read by the configuration: no weights of the graph."""
+"""Derived values, or read by the configuration; not weights of the graph."""
 
 
 @dataclass(frozen=True)
 class LayerWeights:
     """The weights of one block."""
 
-    attention_norm: PackedWeight
-    qkv: PackedWeight
-    output: PackedWeight
-    mlp_norm: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
+    attention_norm: FusedWeight
+    qkv: FusedWeight
+    output: FusedWeight
+    mlp_norm: FusedWeight
+    gate_up: FusedWeight
+    down: FusedWeight
 
     @property
-    def norms(self) -> tuple[PackedWeight, ...]:
+    def norms(self) -> tuple[FusedWeight, ...]:
         return (self.attention_norm, self.mlp_norm)
 
     @property
-    def matrices(self) -> tuple[PackedWeight, ...]:
+    def matrices(self) -> tuple[FusedWeight, ...]:
         return (self.qkv, self.output, self.gate_up, self.down)
 
 
 def layer_weights(config: LlamaConfig, layer: int) -> LayerWeights:
-    """The table of block ``layer``."""
+    """The weights of block ``layer``."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_rows = config.num_heads * config.head_dim
     kv_rows = config.num_kv_heads * config.head_dim
     at = f"model.layers.{layer}."
 
-    def weight(*parts: Part) -> PackedWeight:
-        return PackedWeight(parts)
+    def weight(*parts: Part) -> FusedWeight:
+        return FusedWeight(parts)
 
     return LayerWeights(
         attention_norm=weight(Part(at + "input_layernorm.weight", (hidden,))),
@@ -70,19 +69,16 @@ def layer_weights(config: LlamaConfig, layer: int) -> LayerWeights:
     )
 
 
-def global_weights(config: LlamaConfig) -> tuple[PackedWeight, ...]:
-    """Embedding, final norm and, unless it is the embedding again, the output matrix."""
+def global_weights(config: LlamaConfig) -> tuple[FusedWeight, ...]:
+    """Embedding, final norm and, unless tied to the embedding, the output matrix."""
     matrix = (config.vocab_size, config.hidden_size)
-    weights = [
-        PackedWeight((Part(EMBEDDING, matrix),)),
-        PackedWeight((Part(FINAL_NORM, (config.hidden_size,)),)),
-    ]
+    parts = [Part(EMBEDDING, matrix), Part(FINAL_NORM, (config.hidden_size,))]
     if not config.tie_word_embeddings:
-        weights.append(PackedWeight((Part(OUTPUT, matrix),)))
-    return tuple(weights)
+        parts.append(Part(OUTPUT, matrix))
+    return tuple(FusedWeight((part,)) for part in parts)
 
 
-def all_weights(config: LlamaConfig) -> Iterator[PackedWeight]:
+def all_weights(config: LlamaConfig) -> Iterator[FusedWeight]:
     yield from global_weights(config)
     for layer in range(config.num_layers):
         table = layer_weights(config, layer)
@@ -90,7 +86,7 @@ def all_weights(config: LlamaConfig) -> Iterator[PackedWeight]:
 
 
 def parameter_count(config: LlamaConfig) -> int:
-    """Numbers in all weights."""
+    """The number of parameters."""
     return sum(weight.elements for weight in all_weights(config))
 
 
@@ -102,7 +98,7 @@ def shares_embedding(config: LlamaConfig, linears: Linears) -> bool:
 def model_bytes(
     config: LlamaConfig, checkpoint: Checkpoint, linears: Linears, dtype: torch.dtype
 ) -> int:
-    """Bytes of all weights as they will be kept, to the byte; reads no weights.
+    """The exact bytes of all weights as they will be kept; reads no weights.
 
     Embedding and norms are kept in ``dtype``, matrices as ``linears`` does.
     """
@@ -117,7 +113,7 @@ def model_bytes(
 def quantised_types(
     config: LlamaConfig, checkpoint: Checkpoint, linears: Linears
 ) -> tuple[str, ...]:
-    """Types of block that stay as they are in the file, those of most numbers first."""
+    """Block types that stay quantised, the one with most parameters first."""
     numbers = Counter[str]()
     for weight in _matrices(config, linears):
         for part in linears.quantised_parts(checkpoint, weight):
@@ -125,7 +121,7 @@ def quantised_types(
     return tuple(name for name, _ in numbers.most_common())
 
 
-def _matrices(config: LlamaConfig, linears: Linears) -> Iterator[PackedWeight]:
+def _matrices(config: LlamaConfig, linears: Linears) -> Iterator[FusedWeight]:
     """The weights that ``linears`` keeps."""
     embedding, _, *output = global_weights(config)
     if output:
@@ -139,16 +135,13 @@ def _matrices(config: LlamaConfig, linears: Linears) -> Iterator[PackedWeight]:
 def check_tensors(checkpoint: Checkpoint, config: LlamaConfig) -> None:
     """Raise ModelLoadFailed unless the checkpoint holds the model's tensors and no others.
 
-    A tensor that the graph does not know (a bias, an expert) would change the results unseen.
+    Ignoring a tensor that the graph does not use (a bias, an expert) would change the results.
     """
     known: set[str] = set()
     for weight in all_weights(config):
         for part in weight.parts:
             known.add(part.name)
-            info = checkpoint.tensors.get(part.name)
-            if info is None:
-                raise missing_tensor(checkpoint.path, part.name)
-            require_shape(checkpoint.path, info, part.shape)
+            checkpoint.require(part.name, part.shape)
     if config.tie_word_embeddings:
         known.add(OUTPUT)  # some files repeat the embedding under this name
     for name in checkpoint.tensors:

@@ -7,22 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from llorch_worker.contract import Fault, InvalidRequest, Message
+from llorch_worker.text.codec import Codec
 
 _LITERAL_MARK = "\ufdd0"
 """A Unicode noncharacter: put inside a control token's spelling, it keeps that spelling text."""
-
-
-class Codec(Protocol):
-    """Text to ids, without BOS or EOS."""
-
-    @property
-    def special_ids(self) -> Mapping[str, int]:
-        """Spelling -> id of the tokens that text can only become with ``parse_special``."""
-        ...
-
-    def encode(
-        self, text: str, parse_special: bool = False, literal_mark: str = ""
-    ) -> list[int]: ...
 
 
 class ChatFormat(Protocol):

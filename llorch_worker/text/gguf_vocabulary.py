@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
+from llorch_worker.text.sentencepiece_model import Piece, PieceKind, write_model
 from llorch_worker.text.tokenizers_codec import TokenizersCodec
-from llorch_worker.text.vocabulary import PieceKind, Vocabulary
 
 _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -33,7 +33,7 @@ def codec_from_gguf(metadata: Mapping[str, Any]) -> SentencePieceCodec | Tokeniz
         raise ValueError("it holds no vocabulary (tokenizer.ggml.model, tokenizer.ggml.tokens)")
     match kind:
         case "llama":
-            return SentencePieceCodec(_sentencepiece_vocabulary(metadata))
+            return _sentencepiece_codec(metadata)
         case "gpt2":
             return TokenizersCodec(json.dumps(_byte_level_definition(metadata)))
         case _:
@@ -47,14 +47,19 @@ def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
     ) == (_LLAMA_3,)
 
 
-def _sentencepiece_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    return Vocabulary(
-        [str(token) for token in metadata["tokenizer.ggml.tokens"]],
-        [float(score) for score in metadata.get("tokenizer.ggml.scores", ())],
-        _kinds(metadata),
+def _sentencepiece_codec(metadata: Mapping[str, Any]) -> SentencePieceCodec:
+    tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
+    scores = [float(score) for score in metadata.get("tokenizer.ggml.scores", ())]
+    kinds = _kinds(metadata)
+    if not len(tokens) == len(scores) == len(kinds):
+        raise ValueError(f"{len(tokens)} pieces, {len(scores)} scores and {len(kinds)} types")
+    pieces = [*map(Piece, tokens, scores, kinds)]
+    model = write_model(
+        pieces,
         add_space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
         remove_extra_spaces=bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
     )
+    return SentencePieceCodec(model, pieces)
 
 
 def _kinds(metadata: Mapping[str, Any]) -> list[PieceKind]:

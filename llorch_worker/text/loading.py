@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.text.chat import ChatFormat, Llama2Chat, TemplateChat
+from llorch_worker.text.codec import Codec
 from llorch_worker.text.gguf_vocabulary import adds_bos_by_default, codec_from_gguf
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
-from llorch_worker.text.sentencepiece_file import read_sentencepiece_file
-from llorch_worker.text.tokenizer import FullCodec, Tokenizer
+from llorch_worker.text.sentencepiece_model import Piece, PieceKind
+from llorch_worker.text.tokenizer import Tokenizer
 from llorch_worker.text.tokenizers_codec import TokenizersCodec
-from llorch_worker.text.vocabulary import PieceKind, Vocabulary
 
 # Control tokens that end an answer, where a GGUF file names only one of several.
 _GGUF_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -98,7 +98,7 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 def _from_folder(folder: Path) -> Tokenizer:
     config = _json(folder / "config.json")
     settings = _json(folder / "tokenizer_config.json")
-    codec: FullCodec
+    codec: Codec
     prefix: list[int]
     suffix: list[int]
     if (folder / "tokenizer.json").is_file():
@@ -106,9 +106,9 @@ def _from_folder(folder: Path) -> Tokenizer:
         prefix, suffix = codec.template_ids()
         bos = eos = None
     elif (folder / "tokenizer.model").is_file():
-        file = read_sentencepiece_file(folder / "tokenizer.model")
-        codec = SentencePieceCodec(_with_added_tokens(file.vocabulary, settings))
-        bos, eos = file.bos_token_id, file.eos_token_id
+        model = (folder / "tokenizer.model").read_bytes()
+        codec = SentencePieceCodec.from_file(model, _added_pieces(settings))
+        bos, eos = codec.bos_token_id, codec.eos_token_id
         prefix, suffix = [] if bos is None else [bos], []
     else:
         raise ValueError("the folder has neither tokenizer.json nor tokenizer.model")
@@ -144,7 +144,7 @@ def _model_vocab_size(said: object, vocab_size: int) -> int:
 
 
 def _chat_format(
-    template: str | None, codec: FullCodec, bos: int | None, eos: int | None, add_bos: bool
+    template: str | None, codec: Codec, bos: int | None, eos: int | None, add_bos: bool
 ) -> ChatFormat:
     if template is None:
         return Llama2Chat(codec, bos, eos)
@@ -176,27 +176,19 @@ def _template_of(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _with_added_tokens(vocabulary: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:
-    """Tokens that tokenizer_config.json adds behind those of tokenizer.model, without gaps."""
-    pieces, kinds = list(vocabulary.pieces), list(vocabulary.kinds)
-    added = settings.get("added_tokens_decoder", {})
-    for token_id, token in sorted((int(key), token) for key, token in added.items()):
-        if token_id == len(pieces):
-            pieces.append(token["content"])
-            kinds.append(PieceKind.CONTROL if token.get("special") else PieceKind.USER_DEFINED)
-    scores = [*vocabulary.scores, *[0.0] * (len(pieces) - len(vocabulary.scores))]
-    return Vocabulary(
-        pieces,
-        scores,
-        kinds,
-        vocabulary.add_space_prefix,
-        vocabulary.remove_extra_spaces,
-        vocabulary.unknown_surface,
-    )
+def _added_pieces(settings: Mapping[str, Any]) -> dict[int, Piece]:
+    return {
+        int(token_id): Piece(
+            token["content"],
+            0.0,
+            PieceKind.CONTROL if token.get("special") else PieceKind.USER_DEFINED,
+        )
+        for token_id, token in settings.get("added_tokens_decoder", {}).items()
+    }
 
 
 def _named_token(
-    settings: Mapping[str, Any], name: str, codec: FullCodec, otherwise: int | None
+    settings: Mapping[str, Any], name: str, codec: Codec, otherwise: int | None
 ) -> int | None:
     token = settings.get(name)
     spelling = token.get("content") if isinstance(token, dict) else token

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
 
 from llorch_worker.contract import Message
-from llorch_worker.text.chat import ChatFormat, Codec
-from llorch_worker.text.decoding_table import DecodingTable
+from llorch_worker.text.chat import ChatFormat
+from llorch_worker.text.codec import Codec
 from llorch_worker.text.detokenizer import IncrementalDetokenizer
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class FullCodec(Codec, Protocol):
-    @property
-    def decoding_table(self) -> DecodingTable: ...
-
-    @property
-    def longest_token_chars(self) -> int | None: ...
 
 
 class Tokenizer:
@@ -27,7 +18,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        codec: FullCodec,
+        codec: Codec,
         *,
         prefix_ids: Sequence[int],
         suffix_ids: Sequence[int],
@@ -54,14 +45,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Ids below this have a text, be it empty: the vocabulary, or the model's if larger."""
         return len(self.decoding_table.token_bytes)
-
-    def fewest_tokens(self, text: str) -> int:
-        """A lower bound of what ``encode`` gives, without encoding.
-
-        Lets a hopelessly long prompt be refused before seconds are spent on it.
-        """
-        longest = self._codec.longest_token_chars
-        return 0 if longest is None else -(-len(text) // longest)
 
     def encode(
         self, text: str, add_special_tokens: bool = True, parse_special: bool = False

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as RustTokenizer
 
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable
-from llorch_worker.text.vocabulary import SPACE
+from llorch_worker.text.sentencepiece_model import SPACE
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _NO_DECODER: dict[str, Any] = {"type": "none"}
@@ -19,13 +19,9 @@ _NO_DECODER: dict[str, Any] = {"type": "none"}
 class TokenizersCodec:
     """Text to ids and ids to bytes as a ``tokenizer.json`` defines them.
 
-    ``longest_token_chars`` is None: a normalizer may shorten the text without bound.
-
     Raises:
         ValueError: the definition is damaged, or decodes in a way that Llama models do not use.
     """
-
-    longest_token_chars: int | None = None
 
     def __init__(self, definition: str) -> None:
         """``definition``: the content of tokenizer.json."""

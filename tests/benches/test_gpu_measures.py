@@ -29,7 +29,7 @@ def tiny_bench(*cases: Case, model: Any = None, queue: Any = None, recorder: Any
             weights="bf16",
             cases=cases,
             longest=max(case.context for case in cases),
-            kv_form="exact",
+            kv_dtype="auto",
             device=CPU,
             recorder=recorder or Recorder(),
             queue=queue,

@@ -13,10 +13,10 @@ from benches.gpu.random_weights import NAMES, RandomWeights
 from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.memory.block_plan import cache_shape
-from llorch_worker.kernels import KvForm
-from llorch_worker.kernels.packed_matrix import PackedMatrix
+from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.model import Llama, RaggedBatch
-from llorch_worker.weights.packed_linear import PackedLinear
+from llorch_worker.settings import KvDtype
+from llorch_worker.weights.quantised_linear import QuantisedLinear
 from tests.benches.tiny_llama import CPU, TINY, tiny_llama
 
 
@@ -28,7 +28,7 @@ def norm_and_embedding_bytes(model: Llama) -> int:
 def test_a_random_model_computes_and_counts_its_bytes(weights: str) -> None:
     model = tiny_llama(weights)
     shape = cache_shape(TINY, 32, dtype=torch.float32, device=CPU)
-    cache = UnifiedCache.allocate(num_blocks=2, **shape)
+    cache = UnifiedCache.allocate(shape, 2)
     row = torch.arange(3)
     batch = RaggedBatch(row, row, (3,), (3,), torch.tensor([[0, 1]]), row, row[2:])
     logits = model.forward(batch, cache)
@@ -59,9 +59,9 @@ def test_q4_k_m_keeps_six_bits_where_llama_cpp_does() -> None:
     assert [piece.bits for piece in pieces(tiny_llama("q4_k_m").output)] == [6]
 
 
-def pieces(linear: Any) -> list[PackedMatrix]:
-    assert isinstance(linear, PackedLinear)
-    return [piece for piece in linear._pieces if isinstance(piece, PackedMatrix)]
+def pieces(linear: Any) -> list[QuantisedMatrix]:
+    assert isinstance(linear, QuantisedLinear)
+    return [piece for piece in linear._pieces if isinstance(piece, QuantisedMatrix)]
 
 
 def test_a_7b_step_reads_what_is_known_of_it() -> None:
@@ -80,10 +80,10 @@ def test_a_prompt_attends_to_half_of_itself() -> None:
     assert long - 2 * short == attention - 2 * 4096 * 32000
 
 
-@pytest.mark.parametrize("form", ["exact", "fp8", "int8"])
-def test_a_drawn_cache_holds_finite_numbers_of_the_order_of_one(form: KvForm) -> None:
-    shape = cache_shape(TINY, 64, dtype=torch.bfloat16, device=CPU, kv_form=form)
-    kv = UnifiedCache.allocate(num_blocks=4, **shape).kv
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])
+def test_a_drawn_cache_holds_finite_numbers_of_the_order_of_one(kv_dtype: KvDtype) -> None:
+    shape = cache_shape(TINY, 64, dtype=torch.bfloat16, device=CPU, kv_dtype=kv_dtype)
+    kv = UnifiedCache.allocate(shape, 4).kv
     draw_keys_and_values(kv)
     for layer in kv.layers:
         for stored, scales in ((layer.keys, layer.key_scales), (layer.values, layer.value_scales)):

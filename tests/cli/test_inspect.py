@@ -88,7 +88,7 @@ def test_weights_that_stay_quantised_are_not_said_to_be_in_the_compute_dtype(
 def test_weights_that_do_not_fit_are_what_is_named(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llorch_worker.engine import block_plan, free_memory
+    from llorch_worker.engine.memory import block_plan, free_memory
     from llorch_worker.engine.memory.model_report import report
 
     for module in (block_plan, free_memory):

@@ -42,7 +42,7 @@ class LoadedModel:
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        return UnifiedCache.allocate(num_blocks=num_blocks, **shape)
+        return UnifiedCache.allocate(shape, num_blocks)
 
     def engine(self, *, num_blocks: int = 512, model: Any = None, **settings: Any) -> Engine:
         return Engine(

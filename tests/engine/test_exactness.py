@@ -35,7 +35,7 @@ PROMPTS = [
 
 
 def mixed_requests() -> list[GenerationRequest]:
-    """16 jobs: greedy and sampled, with and without cuts and penalties, of several lengths."""
+    """16 jobs of several lengths: greedy and sampled, with and without truncation and penalties."""
     styles: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 0.8},

@@ -8,7 +8,7 @@ import pytest
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
-from llorch_worker.kernels import KvDtype
+from llorch_worker.settings import KvDtype
 from tests.engine.conftest import LoadedModel
 
 PROMPT = "Once upon a time, there was a little girl named Lily."

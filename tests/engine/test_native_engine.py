@@ -8,7 +8,8 @@ import pytest
 
 from llorch_worker.contract import GenerationRequest, InternalError
 from llorch_worker.engine import Engine
-from llorch_worker.kernels import KvDtype, native_absence
+from llorch_worker.kernels import native_absence
+from llorch_worker.settings import KvDtype
 
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea. " * 3
 
@@ -38,9 +39,9 @@ def test_the_kernel_makes_the_cuts_whatever_the_cache_keeps(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: KvDtype
 ) -> None:
     def refuse(*_: object) -> None:
-        raise AssertionError("cut row by row")
+        raise AssertionError("truncated row by row")
 
-    monkeypatch.setattr("llorch_worker.engine.sampling.cuts.cut_row", refuse)
+    monkeypatch.setattr("llorch_worker.engine.sampling.truncation._truncate_row", refuse)
     request = GenerationRequest(prompt="Once", max_tokens=4, top_p=0.5, seed=1, ignore_eos=True)
     with Engine.load(demo_model, device="cpu", dtype="bfloat16", kv_dtype=kv_dtype) as engine:
         assert len(engine.submit(request).result(timeout=60).choices[0].token_ids) == 4

@@ -12,26 +12,26 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from llorch_worker.kernels.layer_kv import KvForm
 from llorch_worker.kernels.triton import (
-    packed_linear,
     paged_decode,
     paged_prefill,
+    quantised_linear,
     rms_norm,
     rope_and_write,
     sample,
     silu_and_mul,
 )
-from llorch_worker.kernels.triton.packed_linear import MatmulTiles
 from llorch_worker.kernels.triton.paged_decode import DecodeTiles
 from llorch_worker.kernels.triton.paged_prefill import PrefillTiles
+from llorch_worker.kernels.triton.quantised_linear import MatmulTiles
+from llorch_worker.settings import KvDtype
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -64,7 +64,7 @@ Q4_K = {"BITS": 4, "GROUP": 32, "ZERO": 0, "OFFSETS": True}
 Q6_K = {"BITS": 6, "GROUP": 16, "ZERO": 32, "OFFSETS": False}
 FP8 = {"keys": "*fp8e4nv", "values": "*fp8e4nv"}
 INT8 = {"keys": "*i8", "values": "*i8"}
-FORMS: tuple[KvForm, ...] = ("exact", "fp8", "int8")
+KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
 
 def compile_kernel(
@@ -103,39 +103,44 @@ def compile_kernel(
     }
 
 
-def compile_prefill(longest: int, form: KvForm = "exact", *, wide: bool = False) -> dict[str, Any]:
+def compile_prefill(longest: int, kv: KvDtype = "auto", *, wide: bool = False) -> dict[str, Any]:
     """As it is launched for pieces of so many tokens; ``wide``: in float32."""
     tiles = PrefillTiles.of(torch.float32 if wide else torch.bfloat16, longest)
-    constants = {"QUERIES": tiles.queries, "TILE": tiles.tile, "SCALED": form == "int8"}
+    constants = {"QUERIES": tiles.queries, "TILE": tiles.tile, "SCALED": kv == "int8"}
     return compile_kernel(
         paged_prefill._prefill,
         ATTENTION | constants,
-        attention_types(form, wide=wide),
+        attention_types(kv, wide=wide),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
 
 
-def compile_decode(splits: int, form: KvForm = "exact", *, wide: bool = False) -> dict[str, Any]:
+def compile_decode(splits: int, kv: KvDtype = "auto", *, wide: bool = False) -> dict[str, Any]:
     """As it is launched for so many pieces of a context; ``wide``: in float32."""
-    tiles = DecodeTiles.of(torch.float32 if wide else torch.bfloat16, form)
-    constants = {"BLOCK_GROUP": 16, "TILE": tiles.tile, "SPLITS": splits, "SCALED": form == "int8"}
+    tiles = DecodeTiles.of(torch.float32 if wide else torch.bfloat16, kv)
+    constants = {
+        "BLOCK_GROUP": 16,
+        "TILE": tiles.tile,
+        "SPLITS": splits,
+        "SCALED": kv == "int8",
+    }
     return compile_kernel(
         paged_decode._decode,
         ATTENTION | constants,
-        attention_types(form, wide=wide) | {"rows": "*i64"},
+        attention_types(kv, wide=wide) | {"rows": "*i64"},
         num_stages=tiles.num_stages,
     )
 
 
-def attention_types(form: KvForm, *, wide: bool) -> dict[str, str]:
+def attention_types(kv: KvDtype, *, wide: bool) -> dict[str, str]:
     types = dict.fromkeys(("qkv", "out", "keys", "values"), "*fp32") if wide else {}
-    return types | {"exact": {}, "fp8": FP8, "int8": INT8}[form]
+    return types | {"auto": {}, "fp8": FP8, "int8": INT8}[kv]
 
 
 def compile_matmul(tiles: MatmulTiles, form: dict[str, Any]) -> dict[str, Any]:
     constants = {"TOKENS": tiles.tokens, "ROWS": tiles.rows, "BLOCKS": tiles.blocks}
-    return compile_kernel(packed_linear._matmul, constants | form, num_warps=tiles.num_warps)
+    return compile_kernel(quantised_linear._matmul, constants | form, num_warps=tiles.num_warps)
 
 
 def compile_all() -> dict[str, dict[str, Any]]:
@@ -150,22 +155,26 @@ def compile_all() -> dict[str, dict[str, Any]]:
         "join": compile_kernel(paged_decode._join, join, {"rows": "*i64"}),
         "prefill": compile_prefill(128),
         "prefill 64": compile_prefill(64),
-        **{f"float32 decode {form}": compile_decode(16, form, wide=True) for form in FORMS},
-        **{f"float32 prefill {form}": compile_prefill(128, form, wide=True) for form in FORMS},
+        **{f"float32 decode {kv}": compile_decode(16, kv, wide=True) for kv in KV_DTYPES},
+        **{f"float32 prefill {kv}": compile_prefill(128, kv, wide=True) for kv in KV_DTYPES},
         "float32 prefill 16": compile_prefill(16, "int8", wide=True),
         "rms_norm": compile_kernel(rms_norm._rms_norm, {"ADD": True, "BLOCK": 4096}, num_warps=8),
-        "rope_and_write": compile_kernel(rope, ROPE | {"FORM": "exact"}),
-        "rope_and_write fp8": compile_kernel(rope, ROPE | {"FORM": "fp8"}, FP8),
-        "rope_and_write int8": compile_kernel(rope, ROPE | {"FORM": "int8"}, INT8),
+        "rope_and_write": compile_kernel(rope, ROPE | {"KV_DTYPE": "auto"}),
+        "rope_and_write fp8": compile_kernel(rope, ROPE | {"KV_DTYPE": "fp8"}, FP8),
+        "rope_and_write int8": compile_kernel(rope, ROPE | {"KV_DTYPE": "int8"}, INT8),
         "silu_and_mul": compile_kernel(silu_and_mul._silu_and_mul, {"BLOCK": 1024}),
         "sample": compile_kernel(sample._sample, {"BLOCK": 4096}, num_warps=8),
-        "matvec Q4_K": compile_kernel(packed_linear._matvec, matvec | Q4_K),
-        "matvec Q6_K": compile_kernel(packed_linear._matvec, matvec | Q6_K),
+        "matvec Q4_K": compile_kernel(quantised_linear._matvec, matvec | Q4_K),
+        "matvec Q6_K": compile_kernel(quantised_linear._matvec, matvec | Q6_K),
         **{
             f"matmul {tiles.tokens} x {tiles.rows}": compile_matmul(tiles, Q4_K)
-            for tiles in (*packed_linear.NARROW, *packed_linear.MIDDLE, *packed_linear.WIDE)
+            for tiles in (
+                *quantised_linear.NARROW,
+                *quantised_linear.MIDDLE,
+                *quantised_linear.WIDE,
+            )
         },
-        "matmul Q6_K": compile_matmul(packed_linear.WIDE[0], Q6_K),
+        "matmul Q6_K": compile_matmul(quantised_linear.WIDE[0], Q6_K),
     }
 
 

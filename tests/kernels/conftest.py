@@ -9,7 +9,7 @@ if find_spec("triton") is None:  # no Linux on x86-64, say
     collect_ignore += [
         "test_attention.py",
         "test_compile_for_hopper.py",
-        "test_packed_linear.py",
+        "test_quantised_linear.py",
         "test_rope_and_write.py",
         "test_sample.py",
         "test_triton_model.py",

@@ -10,26 +10,27 @@ from random import Random
 import torch
 
 from llorch_worker.kernels import PagedSequences
-from llorch_worker.kernels.layer_kv import KvForm, LayerKV
+from llorch_worker.kernels.layer_kv import LayerKV
+from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE
 
 BLOCK_SIZE = 16
 
 
 def layer_kv(
-    blocks: int, kv_heads: int, head_dim: int, dtype: torch.dtype, form: KvForm = "exact"
+    blocks: int, kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: KvDtype = "auto"
 ) -> LayerKV:
     """A layer whose every cell holds a NaN, or where int8 has none, whose scales are NaN."""
     shape = (blocks, BLOCK_SIZE, kv_heads, head_dim)
-    stored = {"exact": dtype, "fp8": torch.float8_e4m3fn, "int8": torch.int8}[form]
+    stored = {"auto": dtype, "fp8": torch.float8_e4m3fn, "int8": torch.int8}[kv_dtype]
 
     def cells() -> torch.Tensor:
-        if form == "int8":
+        if kv_dtype == "int8":
             return torch.full(shape, 127, dtype=stored, device=DEVICE)
         return torch.full(shape, math.nan, device=DEVICE).to(stored)
 
     def scales() -> torch.Tensor | None:
-        return torch.full(shape[:-1], math.nan, device=DEVICE) if form == "int8" else None
+        return torch.full(shape[:-1], math.nan, device=DEVICE) if kv_dtype == "int8" else None
 
     return LayerKV(cells(), cells(), scales(), scales())
 
@@ -76,7 +77,7 @@ def scene(
     kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
-    form: KvForm = "exact",
+    kv_dtype: KvDtype = "auto",
     seed: int = 0,
 ) -> Scene:
     generator = torch.Generator().manual_seed(seed)
@@ -86,7 +87,7 @@ def scene(
 
     queries = tuple(query_lengths or [1] * len(contexts))
     needed = [-(-context // BLOCK_SIZE) for context in contexts]
-    kv = layer_kv(2 * sum(needed) + 3, kv_heads, head_dim, dtype, form)
+    kv = layer_kv(2 * sum(needed) + 3, kv_heads, head_dim, dtype, kv_dtype)
     free = list(range(len(kv.keys)))
     Random(seed).shuffle(free)
     tables = torch.zeros(len(contexts), max(needed) + 2, dtype=torch.int64)

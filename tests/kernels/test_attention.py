@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from llorch_worker.kernels import TorchOps
-from llorch_worker.kernels.layer_kv import KvForm
-from llorch_worker.kernels.ops import Ops
+from llorch_worker.kernels.interface import Ops
 from llorch_worker.kernels.triton import TritonOps
 from llorch_worker.kernels.triton.paged_decode import splits_for
+from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE
 from tests.kernels.paged import Scene, scene
 
@@ -59,10 +59,10 @@ def test_decode_attends_to_the_whole_context(ops, heads, kv_heads, head_dim, dty
 
 
 @pytest.mark.parametrize("ops", OPS, ids=IDS)
-@pytest.mark.parametrize("form", ["fp8", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_decode_reads_quantised_caches(ops, dtype, form: KvForm):
-    made = scene((5, 90), heads=4, kv_heads=2, head_dim=32, dtype=dtype, form=form)
+def test_decode_reads_quantised_caches(ops, dtype, kv_dtype: KvDtype):
+    made = scene((5, 90), heads=4, kv_heads=2, head_dim=32, dtype=dtype, kv_dtype=kv_dtype)
     assert_close(decoded(ops, made), made)
 
 
@@ -99,10 +99,10 @@ def test_prefill_is_causal_in_every_chunk(ops, heads, kv_heads, head_dim, dtype)
 
 
 @pytest.mark.parametrize("ops", OPS, ids=IDS)
-@pytest.mark.parametrize("form", ["fp8", "int8"])
-def test_prefill_reads_quantised_caches(ops, form: KvForm):
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+def test_prefill_reads_quantised_caches(ops, kv_dtype: KvDtype):
     made = scene(
-        (20, 50), (20, 7), heads=4, kv_heads=2, head_dim=16, dtype=torch.float32, form=form
+        (20, 50), (20, 7), heads=4, kv_heads=2, head_dim=16, dtype=torch.float32, kv_dtype=kv_dtype
     )
     assert_close(prefilled(ops, made), made)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llorch_worker.cache import CausalMasks
 from llorch_worker.kernels import LayerKV, TorchOps
-from llorch_worker.kernels.native.ops import NativeOps
+from llorch_worker.kernels.native.native_ops import NativeOps
 from tests.kernels.native import library_or_skip
 from tests.kernels.paged import Scene, scene
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from llorch_worker.kernels import TorchOps
-from llorch_worker.kernels.layer_kv import KvForm
 from llorch_worker.kernels.triton import TritonOps
+from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE
 from tests.kernels.paged import layer_kv
 
@@ -15,10 +15,10 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 SLOTS = (33, 2, 17, 16, 47)
 
 
-@pytest.mark.parametrize("form", ["exact", "fp8", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (8, 2, 128), (6, 3, 8)])
-def test_triton_rotates_and_stores_as_the_twin(heads, kv_heads, head_dim, dtype, form: KvForm):
+def test_triton_rotates_and_stores_as_the_twin(heads, kv_heads, head_dim, dtype, kv_dtype: KvDtype):
     generator = torch.Generator().manual_seed(1)
     qkv = torch.randn(len(SLOTS), heads + 2 * kv_heads, head_dim, generator=generator)
     qkv = qkv.to(DEVICE, dtype)
@@ -28,7 +28,7 @@ def test_triton_rotates_and_stores_as_the_twin(heads, kv_heads, head_dim, dtype,
 
     results = []
     for ops in (TorchOps(), TritonOps(processors=1)):
-        kv = layer_kv(3, kv_heads, head_dim, dtype, form)
+        kv = layer_kv(3, kv_heads, head_dim, dtype, kv_dtype)
         rotated = qkv.clone()
         ops.rope_and_write(rotated, angles.cos(), angles.sin(), slots, kv)
         results.append((rotated, *kv.gather(slots, torch.float32), kv))
@@ -36,8 +36,8 @@ def test_triton_rotates_and_stores_as_the_twin(heads, kv_heads, head_dim, dtype,
     rtol = TOLERANCE[dtype]
     torch.testing.assert_close(other_q, q, rtol=rtol, atol=rtol)
     # A rounding of the rotated number may tip a narrow format to the neighbouring code.
-    rtol = {"exact": rtol, "fp8": 2**-3, "int8": rtol}[form]
-    atol = {"exact": rtol, "fp8": 2**-9, "int8": 4 / 127}[form]
+    rtol = {"auto": rtol, "fp8": 2**-3, "int8": rtol}[kv_dtype]
+    atol = {"auto": rtol, "fp8": 2**-9, "int8": 4 / 127}[kv_dtype]
     torch.testing.assert_close(other_k, k, rtol=rtol, atol=atol)
     torch.testing.assert_close(other_v, v, rtol=rtol, atol=atol)
     untouched = torch.ones(3 * 16, dtype=torch.bool, device=DEVICE)

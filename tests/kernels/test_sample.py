@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from llorch_worker.kernels import select_sample, torch_sample
+from llorch_worker.kernels import select_sample, torch_ops
 from llorch_worker.kernels.triton import sample as triton_sample
 from tests.kernels.interpreter import DEVICE
 
-SAMPLE = [torch_sample.sample, triton_sample.sample]
+SAMPLE = [torch_ops.sample, triton_sample.sample]
 IDS = ["torch", "triton"]
 
 
@@ -57,12 +57,12 @@ def test_triton_draws_what_the_twin_draws():
     temperatures = (torch.arange(rows) % 4 / 2).to(DEVICE)
     floors = torch.where(torch.arange(rows) % 3 == 0, math.log(0.05), -math.inf).to(DEVICE)
     uniforms = torch.rand(rows, generator=generator, dtype=torch.float64).to(DEVICE)
-    expected = torch_sample.sample(logits, temperatures, floors, uniforms)
+    expected = torch_ops.sample(logits, temperatures, floors, uniforms)
     assert torch.equal(triton_sample.sample(logits, temperatures, floors, uniforms), expected)
 
 
 def test_cards_sample_with_the_kernel_or_its_twin_and_the_cpu_with_neither():
     card = torch.device("cuda")
     assert select_sample(card) is triton_sample.sample
-    assert select_sample(card, "torch") is torch_sample.sample
+    assert select_sample(card, "torch") is torch_ops.sample
     assert select_sample(torch.device("cpu")) is None

@@ -11,9 +11,10 @@ from benches.gpu.random_model import LLAMA_2_7B, random_llama
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
 from llorch_worker.engine.memory.block_plan import cache_shape
-from llorch_worker.kernels import KvForm, Ops, TorchOps
+from llorch_worker.kernels import Ops, TorchOps
 from llorch_worker.kernels.triton import TritonOps
 from llorch_worker.model import RaggedBatch
+from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE, INTERPRETED
 
 CONFIG = replace(
@@ -39,13 +40,13 @@ class Replayed:
         return run
 
 
-def greedy(ops: Ops, form: KvForm, new_tokens: int, *, graphs: bool = False) -> list[list[int]]:
+def greedy(ops: Ops, kv_dtype: KvDtype, tokens: int, *, graphs: bool = False) -> list[list[int]]:
     """Tokens of all prompts: prefilled together, the second in two chunks, then decoded."""
     model = random_llama(CONFIG, ops, dtype=torch.float32, device=DEVICE)
     shape = cache_shape(
-        CONFIG, 64, dtype=torch.float32, device=DEVICE, kv_form=form, decode_rows=3 * graphs
+        CONFIG, 64, dtype=torch.float32, device=DEVICE, kv_dtype=kv_dtype, decode_rows=3 * graphs
     )
-    cache = UnifiedCache.allocate(num_blocks=12, **shape)
+    cache = UnifiedCache.allocate(shape, 12)
     runs = model
     if graphs:
         runs = DecodeGraphs(model, cache, Replayed() if INTERPRETED else CudaRecorder(DEVICE))
@@ -79,7 +80,7 @@ def greedy(ops: Ops, form: KvForm, new_tokens: int, *, graphs: bool = False) -> 
     )
     lengths = [len(prompt) for prompt in PROMPTS]
     out = [[token] for token in next_ids]
-    for _ in range(new_tokens - 1):
+    for _ in range(tokens - 1):
         next_ids = step([[token] for token in next_ids], lengths)
         lengths = [length + 1 for length in lengths]
         for tokens, token in zip(out, next_ids, strict=True):
@@ -89,11 +90,13 @@ def greedy(ops: Ops, form: KvForm, new_tokens: int, *, graphs: bool = False) -> 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 def test_greedy_tokens_are_those_of_the_torch_operations(graphs: bool) -> None:
-    expected = greedy(TorchOps(), "exact", 4)
-    assert greedy(TritonOps(processors=8), "exact", 4, graphs=graphs) == expected
+    expected = greedy(TorchOps(), "auto", 4)
+    assert greedy(TritonOps(processors=8), "auto", 4, graphs=graphs) == expected
 
 
-@pytest.mark.parametrize("form", ["fp8", "int8"])
-def test_a_quantised_cache_gives_tokens_of_its_own_with_graphs_as_without(form: KvForm) -> None:
-    eager = greedy(TritonOps(processors=8), form, 3)
-    assert greedy(TritonOps(processors=8), form, 3, graphs=True) == eager
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+def test_a_quantised_cache_gives_the_same_tokens_with_graphs_as_without(
+    kv_dtype: KvDtype,
+) -> None:
+    eager = greedy(TritonOps(processors=8), kv_dtype, 3)
+    assert greedy(TritonOps(processors=8), kv_dtype, 3, graphs=True) == eager

@@ -14,18 +14,18 @@ from benches.gpu.random_model import random_llama
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.warm_up import sizes, warm_up
 from llorch_worker.engine.memory.block_plan import cache_shape
-from llorch_worker.kernels.packed_matrix import PackedMatrix
+from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.kernels.triton import (
     TritonOps,
-    packed_linear,
     paged_decode,
     paged_prefill,
+    quantised_linear,
     rms_norm,
     rope_and_write,
     silu_and_mul,
 )
 from llorch_worker.model import Llama, RaggedBatch
-from llorch_worker.weights.packed_linear import PackedLinear
+from llorch_worker.weights.quantised_linear import QuantisedLinear
 from tests.kernels.interpreter import DEVICE
 from tests.kernels.test_triton_model import CONFIG
 
@@ -33,8 +33,8 @@ KERNELS = [
     (paged_prefill, "_prefill"),
     (paged_decode, "_decode"),
     (paged_decode, "_join"),
-    (packed_linear, "_matvec"),
-    (packed_linear, "_matmul"),
+    (quantised_linear, "_matvec"),
+    (quantised_linear, "_matmul"),
     (rms_norm, "_rms_norm"),
     (rope_and_write, "_rope_and_write"),
     (silu_and_mul, "_silu_and_mul"),
@@ -72,7 +72,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> Variants:
     found = Variants()
     for module, name in KERNELS:
         monkeypatch.setattr(module, name, found.of(name))
-    monkeypatch.setattr(packed_linear, "_processors", lambda _: PROCESSORS)
+    monkeypatch.setattr(quantised_linear, "_processors", lambda _: PROCESSORS)
     return found
 
 
@@ -80,21 +80,21 @@ def quantised() -> Llama:
     model = random_llama(CONFIG, TritonOps(PROCESSORS), dtype=torch.bfloat16, device=DEVICE)
     for block in model.blocks:
         for layer, name in ((block.attention, "qkv"), (block.mlp, "down")):
-            setattr(layer, name, packed(*getattr(layer, name).weight.shape))
-    return replace(model, output=packed(2000, CONFIG.hidden_size))
+            setattr(layer, name, quantised_linear_of(*getattr(layer, name).weight.shape))
+    return replace(model, output=quantised_linear_of(2000, CONFIG.hidden_size))
 
 
-def packed(rows: int, columns: int) -> PackedLinear:
+def quantised_linear_of(rows: int, columns: int) -> QuantisedLinear:
     codes = torch.zeros(rows, columns, dtype=torch.uint8, device=DEVICE)
     scales = torch.ones(rows, columns // 32, device=DEVICE)
-    matrix = PackedMatrix.pack(codes, scales, None, bits=4, zero=8, factor=1.0)
-    return PackedLinear((matrix,), packed_linear.packed_linear)
+    matrix = QuantisedMatrix.pack(codes, scales, None, bits=4, zero=8, factor=1.0)
+    return QuantisedLinear((matrix,), quantised_linear.quantised_linear)
 
 
 def test_after_the_warm_up_no_step_wants_another_variant(variants: Variants) -> None:
     model = quantised()
     shape = cache_shape(CONFIG, MAX_CONTEXT, dtype=torch.bfloat16, device=DEVICE)
-    cache = UnifiedCache.allocate(num_blocks=1, **shape)
+    cache = UnifiedCache.allocate(shape, 1)
     warm_up(model, cache, max_sequences=MAX_SEQUENCES, max_step_tokens=MAX_STEP_TOKENS)
     warm = set(variants.seen)
     assert {variant[0] for variant in warm} == {name for _, name in KERNELS}

@@ -14,7 +14,7 @@ from gguf.quants import dequantize
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.kernels.native.compiler import NativeUnavailable
 from llorch_worker.kernels.native.library import native_library
-from llorch_worker.weights import PackedWeight, Part
+from llorch_worker.weights import FusedWeight, Part
 from llorch_worker.weights.gguf import GgufCheckpoint
 from llorch_worker.weights.groups import group_form
 from llorch_worker.weights.native_linear import NativeLinears
@@ -81,7 +81,7 @@ def test_a_quantised_matrix_multiplies_as_its_dequantised_twin(type_, tokens, we
     checkpoint = weight_file(w=(raw, type_))
     x = torch.randn(tokens, columns).bfloat16()
 
-    linear = NativeLinears().load(checkpoint, PackedWeight((Part("w", (rows, columns)),)))
+    linear = NativeLinears().load(checkpoint, FusedWeight((Part("w", (rows, columns)),)))
 
     expected = x.double() @ torch.from_numpy(dequantize(raw, type_)).double().T
     # Activations are rounded to 8 bits; beside that, only the result's own rounding.
@@ -98,7 +98,7 @@ def test_activations_of_eight_bits_multiply_exactly(type_, weight_file):
     x = torch.randint(-127, 128, (5, columns)).float()
     x[:, ::16] = 127  # the largest of each group: rounding to 8 bits changes nothing
 
-    linear = NativeLinears().load(checkpoint, PackedWeight((Part("w", (rows, columns)),)))
+    linear = NativeLinears().load(checkpoint, FusedWeight((Part("w", (rows, columns)),)))
 
     expected = x.double() @ torch.from_numpy(dequantize(raw, type_)).double().T
     # What is left: scales of K types are kept with 11 bits.
@@ -113,7 +113,7 @@ def test_a_plain_matrix_multiplies_as_in_float64(rows, columns, tokens, weight_f
     checkpoint = weight_file(w=(values.view(np.uint8), GGMLQuantizationType.F16))
     x = torch.randn(tokens, columns).bfloat16()
 
-    linear = NativeLinears().load(checkpoint, PackedWeight((Part("w", (rows, columns)),)))
+    linear = NativeLinears().load(checkpoint, FusedWeight((Part("w", (rows, columns)),)))
 
     expected = x.double() @ torch.from_numpy(values).bfloat16().double().T
     assert relative_error(linear(x, wide=True), expected) < 1e-6
@@ -124,7 +124,7 @@ def test_a_step_without_logits_multiplies_no_rows(type_, weight_file):
     raw = random_rows(GGMLQuantizationType.Q4_0, 40, 64, seed=0)
     if type_ is GGMLQuantizationType.F16:
         raw = np.ones((40, 64), np.float16).view(np.uint8)
-    linear = NativeLinears().load(weight_file(w=(raw, type_)), PackedWeight((Part("w", (40, 64)),)))
+    linear = NativeLinears().load(weight_file(w=(raw, type_)), FusedWeight((Part("w", (40, 64)),)))
     assert linear(torch.empty(0, 64).bfloat16(), wide=True).shape == (0, 40)
 
 
@@ -133,7 +133,7 @@ def test_a_step_without_logits_multiplies_no_rows(type_, weight_file):
 def test_activations_that_are_not_finite_give_no_finite_results(type_, value, weight_file):
     raw = random_rows(type_, 40, 256, seed=0)
     checkpoint = weight_file(w=(raw, type_))
-    linear = NativeLinears().load(checkpoint, PackedWeight((Part("w", (40, 256)),)))
+    linear = NativeLinears().load(checkpoint, FusedWeight((Part("w", (40, 256)),)))
     for column in range(0, 256, 15):
         x = torch.randn(2, 256).bfloat16()
         x[1, column] = value
@@ -149,7 +149,7 @@ def test_parts_of_different_types_stand_side_by_side_as_rows(weight_file):
         "v": (random_rows(GGMLQuantizationType.Q6_K, 24, 256, 2), GGMLQuantizationType.Q6_K),
     }
     checkpoint = weight_file(**parts)
-    weight = PackedWeight(tuple(Part(n, (len(raw), 256)) for n, (raw, _) in parts.items()))
+    weight = FusedWeight(tuple(Part(n, (len(raw), 256)) for n, (raw, _) in parts.items()))
     x = torch.randn(3, 256).bfloat16()
 
     linears = NativeLinears()
@@ -165,7 +165,7 @@ def test_parts_of_different_types_stand_side_by_side_as_rows(weight_file):
 def test_bytes_are_foretold_and_near_those_of_the_file(type_, weight_file):
     raw = random_rows(type_, 256, 512, seed=0)
     checkpoint = weight_file(w=(raw, type_))
-    weight = PackedWeight((Part("w", (256, 512)),))
+    weight = FusedWeight((Part("w", (256, 512)),))
 
     linears = NativeLinears()
 
@@ -177,7 +177,7 @@ def test_bytes_are_foretold_and_near_those_of_the_file(type_, weight_file):
 def test_a_row_is_the_same_alone_and_in_company(weight_file):
     raw = random_rows(GGMLQuantizationType.Q4_0, 64, 256, seed=0)
     checkpoint = weight_file(w=(raw, GGMLQuantizationType.Q4_0))
-    linear = NativeLinears().load(checkpoint, PackedWeight((Part("w", (64, 256)),)))
+    linear = NativeLinears().load(checkpoint, FusedWeight((Part("w", (64, 256)),)))
     x = torch.randn(37, 256).bfloat16()
 
     together = linear(x, wide=True)
@@ -198,5 +198,5 @@ def test_scales_beyond_what_is_kept_are_refused(weight_file, type_, at, scale):
     raw = random_rows(type_, 16, 256, seed=0)
     raw[3, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
     checkpoint = weight_file(w=(raw, type_))
-    with pytest.raises(ModelLoadFailed, match="tensor w has weights beyond all measure"):
-        NativeLinears().load(checkpoint, PackedWeight((Part("w", (16, 256)),)))
+    with pytest.raises(ModelLoadFailed, match="tensor w has weights that are out of range"):
+        NativeLinears().load(checkpoint, FusedWeight((Part("w", (16, 256)),)))

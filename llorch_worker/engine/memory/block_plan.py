@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.load_errors import mib, part_of_load
-from llorch_worker.kernels import KvForm
 from llorch_worker.model import LlamaConfig
+from llorch_worker.settings import KvDtype
 
 # Of what is free once the weights are loaded. The rest is for activations, for other processes on
 # a machine's own memory, and for the allocator's fragments on a card.
@@ -29,24 +28,23 @@ def cache_shape(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    kv_form: KvForm = "exact",
+    kv_dtype: KvDtype = "auto",
     decode_rows: int = 0,
-) -> dict[str, Any]:
-    """What ``UnifiedCache.allocate`` and ``.required_bytes`` take beside ``num_blocks``."""
-    return {
-        "num_layers": config.num_layers,
-        "num_kv_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": config.rope_scaling,
-        "max_context": max_context,
-        "block_size": BLOCK_SIZE_TOKENS,
-        "dtype": dtype,
-        "device": device,
-        "kv_form": kv_form,
-        "decode_rows": decode_rows,
-        "vocab_size": config.vocab_size,
-    }
+) -> CacheShape:
+    """The shape of a cache for ``config``."""
+    return CacheShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        max_context=max_context,
+        dtype=dtype,
+        device=device,
+        kv_dtype=kv_dtype,
+        decode_rows=decode_rows,
+        vocab_size=config.vocab_size,
+    )
 
 
 def plan_blocks(
@@ -107,7 +105,7 @@ def allocate_cache(
     workspace_bytes: int = 0,
     dtype: torch.dtype,
     device: torch.device,
-    kv_form: KvForm = "exact",
+    kv_dtype: KvDtype = "auto",
     decode_rows: int = 0,
 ) -> UnifiedCache:
     """The cache that :func:`plan_blocks` plans for what is free on ``device`` now, with
@@ -117,23 +115,23 @@ def allocate_cache(
         max_context,
         dtype=dtype,
         device=device,
-        kv_form=kv_form,
+        kv_dtype=kv_dtype,
         decode_rows=decode_rows,
     )
 
     def required_bytes(blocks: int) -> dict[str, int]:
-        return UnifiedCache.required_bytes(num_blocks=blocks, **shape)
+        return UnifiedCache.required_bytes(shape, blocks)
 
     num_blocks = plan_blocks(
         lambda blocks: required_bytes(blocks) | {"workspace": workspace_bytes},
-        block_size=shape["block_size"],
+        block_size=shape.block_size,
         max_context=max_context,
         max_sequences=max_sequences,
         available_bytes=available_bytes(device),
         kv_cache_bytes=kv_cache_bytes,
     )
     with part_of_load("the cache", device, sum(required_bytes(num_blocks).values())):
-        return UnifiedCache.allocate(num_blocks=num_blocks, **shape)
+        return UnifiedCache.allocate(shape, num_blocks)
 
 
 def require_room(weight_bytes: int, device: torch.device) -> None:

@@ -174,7 +174,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     from llorch_worker.engine.memory.free_memory import free_bytes
     from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
     from llorch_worker.engine.memory.workspace import workspace_bytes
-    from llorch_worker.kernels import choose_ops, kv_form_of
+    from llorch_worker.kernels import choose_ops
     from llorch_worker.model import model_bytes, parameter_count
     from llorch_worker.weights import select_linears
 
@@ -189,8 +189,10 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
             f"(got {max_context})"
         )
 
-    kv_form = kv_form_of(settings.kv_dtype)
-    chosen = choose_ops(device, dtype, settings.kernels, head_dim=config.head_dim, kv_form=kv_form)
+    kv_dtype = settings.kv_dtype
+    chosen = choose_ops(
+        device, dtype, settings.kernels, head_dim=config.head_dim, kv_dtype=kv_dtype
+    )
     recorded = settings.cuda_graphs and records_decode(device, chosen.ops)
     decode_rows = settings.max_sequences if recorded else 0
     shape = block_plan.cache_shape(
@@ -198,7 +200,7 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
         max_context,
         dtype=dtype,
         device=device,
-        kv_form=kv_form,
+        kv_dtype=kv_dtype,
         decode_rows=decode_rows,
     )
     workspace = workspace_bytes(
@@ -212,21 +214,21 @@ def _memory(settings: Settings, config: LlamaConfig, checkpoint: Checkpoint) -> 
     )
 
     def cache_bytes(num_blocks: int) -> Mapping[str, int]:
-        cache = UnifiedCache.required_bytes(num_blocks=num_blocks, **shape)
+        cache = UnifiedCache.required_bytes(shape, num_blocks)
         return cache | {"workspace": workspace}
 
     linears = select_linears(device, dtype, settings.kernels)
     weights = model_bytes(config, checkpoint, linears, dtype)
     share = block_plan.CUDA_SHARE if device.type == "cuda" else block_plan.CPU_SHARE
     free = free_bytes(device)
-    one_context = -(-max_context // shape["block_size"])
+    one_context = -(-max_context // shape.block_size)
     misfit = None
     try:
         block_plan.require_room(weights, device)
         # The worker plans once the weights are in; they are not, so they are taken off here.
         blocks = block_plan.plan_blocks(
             cache_bytes,
-            block_size=shape["block_size"],
+            block_size=shape.block_size,
             max_context=max_context,
             max_sequences=settings.max_sequences,
             available_bytes=int((free - weights) * share),
@@ -268,12 +270,12 @@ def _kept_types(
 ) -> Iterator[KeptType]:
     """Those of most numbers first."""
     from llorch_worker.model import quantised_types
-    from llorch_worker.weights import PackedWeight, Part
+    from llorch_worker.weights import FusedWeight, Part
 
     for name in quantised_types(config, checkpoint, linears):
         # Each takes as much as any other; that of most rows loses least to rounding them up.
         of_type = (
-            PackedWeight((Part(tensor, info.shape),))
+            FusedWeight((Part(tensor, info.shape),))
             for tensor, info in checkpoint.tensors.items()
             if info.dtype_name == name
         )

@@ -9,7 +9,8 @@ import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.devices import DeviceUnavailable, no_such_card, usable_cards
-from llorch_worker.kernels import KernelChoice, native_kernels_load
+from llorch_worker.kernels import native_kernels_load
+from llorch_worker.settings import KernelChoice
 
 DTYPES = {
     "float32": torch.float32,

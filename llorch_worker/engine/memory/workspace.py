@@ -9,7 +9,7 @@ from llorch_worker.model import LlamaConfig
 CUDA_LIBRARY_BYTES = 64 * 2**20
 """What cuBLAS and its like keep on a card for themselves, once they have run."""
 SAMPLER_LOGIT_BYTES = 64
-"""For each logit where everyone asks for a cut, penalties and log probabilities: logits, log
+"""For each logit where everyone asks for truncation, penalties and log probabilities: logits, log
 softmax, penalties (three tables) and weights are float32, 24 bytes; then either a sort with its
 int64 indices and its buffers on a card, or, once sorted, 38 more, of them three float64 masses."""
 

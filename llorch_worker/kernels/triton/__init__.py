@@ -1,5 +1,5 @@
 """The operations as Triton kernels, one file each; CUDA, or anywhere under Triton's interpreter."""
 
-from llorch_worker.kernels.triton.ops import TritonOps
+from llorch_worker.kernels.triton.triton_ops import TritonOps
 
 __all__ = ["TritonOps"]

@@ -18,8 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from llorch_worker.kernels.layer_kv import KvForm, LayerKV
+from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
+from llorch_worker.settings import KvDtype
 
 _PROGRAMS_PER_PROCESSOR = 4
 _MOST_SPLITS = 64
@@ -39,10 +40,10 @@ class DecodeTiles:
     num_stages: int
 
     @classmethod
-    def of(cls, dtype: torch.dtype, form: KvForm) -> DecodeTiles:
+    def of(cls, dtype: torch.dtype, kv_dtype: KvDtype) -> DecodeTiles:
         """Chosen so that the kernel keeps to its registers: in float32 all arithmetic and the
         numbers that it was converted from lie there."""
-        if dtype is torch.float32 and form != "exact":
+        if dtype is torch.float32 and kv_dtype != "auto":
             return cls(tile=32, num_stages=1)
         return cls(tile=64, num_stages=3)
 
@@ -75,7 +76,7 @@ class TritonDecode:
             shape = (sequences, heads, splits)
             pieces = torch.empty((*shape, head_dim), dtype=torch.float32, device=out.device)
             stats = torch.empty((*shape, 2), dtype=torch.float32, device=out.device)
-        tiles = DecodeTiles.of(qkv.dtype, kv.form)
+        tiles = DecodeTiles.of(qkv.dtype, kv.kv_dtype)
         block_dim = max(16, triton.next_power_of_2(head_dim))
         _decode[(sequences, kv_heads, splits)](
             qkv,

@@ -34,7 +34,7 @@ def rope_and_write(
         HALF=half,
         HEADS=_HEADS,
         BLOCK=triton.next_power_of_2(half),
-        FORM=kv.form,
+        KV_DTYPE=kv.kv_dtype,
     )
 
 
@@ -54,11 +54,11 @@ def _rope_and_write(
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
-    FORM: tl.constexpr,
+    KV_DTYPE: tl.constexpr,
 ):
     """Some heads of one token: its Q and K heads are rotated in place, K and V stored.
 
-    FORM is how the cache keeps numbers: "exact", "fp8" or "int8".
+    KV_DTYPE is how the cache keeps numbers: "auto", "fp8" or "int8".
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -85,10 +85,10 @@ def _rope_and_write(
     is_value = inside & (head >= NUM_HEADS + NUM_KV_HEADS)
     key_head = head - NUM_HEADS
     value_head = key_head - NUM_KV_HEADS
-    if FORM == "exact":
+    if KV_DTYPE == "auto":
         stored_first = first
         stored_second = second
-    elif FORM == "fp8":
+    elif KV_DTYPE == "fp8":
         stored_first = tl.clamp(first.to(tl.float32), -448.0, 448.0).to(tl.float8e4nv)
         stored_second = tl.clamp(second.to(tl.float32), -448.0, 448.0).to(tl.float8e4nv)
     else:

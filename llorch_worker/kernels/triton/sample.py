@@ -15,7 +15,7 @@ def sample(
     log_min_p: torch.Tensor,
     uniforms: torch.Tensor,
 ) -> torch.Tensor:
-    """See ``kernels.torch_sample.sample``, its twin."""
+    """See ``kernels.torch_ops.sample``, its twin."""
     rows, vocab = logits.shape
     chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _sample[(rows,)](

@@ -14,8 +14,10 @@ from llorch_worker.broker.producer import (
     sentinel_options,
 )
 from llorch_worker.broker.queues import WORKER_MARK, normal_queue, queues
-from llorch_worker.broker.sentinel import is_sentinel
+from llorch_worker.broker.url import is_sentinel
 from llorch_worker.settings import Settings
+from llorch_worker.worker.celery.consumer import JobConsumer
+from llorch_worker.worker.celery.pool import EnginePool
 
 RESULT_RETRIES = 200
 RESULT_RETRY_MAX_SLEEP_MS = 2_000
@@ -40,9 +42,8 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "task_default_queue": normal_queue(model),
         "task_acks_late": True,
         "task_track_started": False,  # the claim does it: see lua/claim.lua
-        # By name, because `celery inspect conf` sends the configuration as JSON.
-        "worker_pool": "llorch_worker.worker.celery.pool:EnginePool",
-        "worker_consumer": "llorch_worker.worker.celery.consumer:JobConsumer",
+        "worker_pool": EnginePool,
+        "worker_consumer": JobConsumer,
         "worker_concurrency": settings.max_sequences,
         # What this worker cannot batch stays in Redis for another.
         "worker_prefetch_multiplier": 1,

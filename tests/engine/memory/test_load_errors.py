@@ -11,8 +11,9 @@ import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.engine import Engine, block_plan, load_failures
+from llorch_worker.engine import Engine
 from llorch_worker.engine import engine as engine_module
+from llorch_worker.engine.memory import block_plan, load_errors
 from llorch_worker.model import Llama
 from tests.engine.conftest import LoadedModel
 
@@ -54,7 +55,7 @@ def sentence(loaded: LoadedModel) -> str:
 def test_memory_that_runs_out_is_told_with_planned_and_free(
     loaded: LoadedModel, fail: Fail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_failures, "free_bytes", lambda _: 5 * 2**30)
+    monkeypatch.setattr(load_errors, "free_bytes", lambda _: 5 * 2**30)
     monkeypatch.setattr(block_plan, "free_bytes", lambda _: 5 * 2**30)
     fail(NO_MEMORY)
     said = sentence(loaded)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llorch_worker.engine.memory.workspace import SAMPLER_LOGIT_BYTES
-from llorch_worker.engine.sampling import cuts
+from llorch_worker.engine.sampling import truncation
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.sequence import Sequence
 
@@ -51,17 +51,17 @@ class PeakBytes(TorchDispatchMode):
 
 @pytest.fixture
 def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cuts of all rows at once, by sorting."""
+    """Truncates all rows at once, by sorting."""
 
-    def cut(weights: torch.Tensor, scaled: torch.Tensor, asked: Any) -> None:
+    def truncate(weights: torch.Tensor, scaled: torch.Tensor, asked: Any) -> None:
         if asked.rows is None:
-            cuts.cut_by_sorting(weights, scaled, asked)
+            truncation.truncate_by_sorting(weights, scaled, asked)
             return
         kept = weights[asked.rows]
-        cuts.cut_by_sorting(kept, scaled[asked.rows], asked)
+        truncation.truncate_by_sorting(kept, scaled[asked.rows], asked)
         weights[asked.rows] = kept
 
-    monkeypatch.setattr(cuts, "_cut_one_by_one", cut)
+    monkeypatch.setattr(truncation, "_truncate_one_by_one", truncate)
 
 
 @pytest.mark.parametrize(

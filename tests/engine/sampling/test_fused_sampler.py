@@ -14,7 +14,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.device.queue import Done, Pending, Work
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.kernels import torch_sample
+from llorch_worker.kernels import torch_ops
 from tests.engine.together import all_at_once
 
 
@@ -59,7 +59,7 @@ def test_the_fused_sampler_needs_no_word_from_the_host_and_gives_the_same_tokens
     requests = [request(**{"seed": 5, **fields}), request(prompt="The dog", seed=6)]
     with loaded.engine() as plain:
         expected = [plain.submit(r).result(60).choices[0].token_ids for r in requests]
-    monkeypatch.setattr("llorch_worker.engine.engine.select_sample", lambda *_: torch_sample.sample)
+    monkeypatch.setattr("llorch_worker.engine.engine.select_sample", lambda *_: torch_ops.sample)
     with loaded.engine(queue=CheckedQueue()) as engine:
         with all_at_once(engine):
             generations = [engine.submit(r) for r in requests]
@@ -73,7 +73,7 @@ def test_the_fused_sampler_serves_a_batch_only_where_everyone_samples_plainly(
 
     def fused(logits: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
         calls.append(len(logits))
-        return torch_sample.sample(logits, *parameters)
+        return torch_ops.sample(logits, *parameters)
 
     sampler = Sampler(50, torch.device("cpu"), fused)
     plain = [make_sequence(4, temperature=t, seed=9) for t in (0, 0.7, 1.0)]

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.sampling.uniforms import uniforms
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.kernels import select_cut_rows
+from llorch_worker.kernels import select_truncate_rows
 
 VOCAB = 50
 EOS = 2
@@ -310,14 +310,14 @@ def test_logprobs_are_those_of_the_models_own_logits(make_sequence: MakeSequence
 def test_a_damaged_row_is_told_and_harms_no_other(
     make_sequence: MakeSequence, poison: float, fields: dict[str, Any], native: bool
 ) -> None:
-    cut_rows = select_cut_rows(CPU, torch.bfloat16) if native else None
-    if native and cut_rows is None:
+    truncate_rows = select_truncate_rows(CPU, torch.bfloat16) if native else None
+    if native and truncate_rows is None:
         pytest.skip("this machine has no native kernels")
     logits = random_logits(3)
     sequences = [make_sequence(seed=seed, **fields) for seed in range(3)]
     expected = sample(logits, *sequences)
     logits[1, 17] = poison
-    sampled = Sampler(VOCAB, CPU, cut_rows=cut_rows).sample(logits.clone(), sequences)
+    sampled = Sampler(VOCAB, CPU, truncate_rows=truncate_rows).sample(logits.clone(), sequences)
     assert sampled.damaged == {1}
     assert [sampled.token_ids[row] for row in (0, 2)] == [expected[0], expected[2]]
 

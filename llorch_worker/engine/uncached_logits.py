@@ -1,0 +1,37 @@
+"""Logits of a whole text in one pass, without the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from llorch_worker.cache import BlockPool, PagedKV, UnifiedCache
+from llorch_worker.engine.runner import ForwardModel
+from llorch_worker.model import RaggedBatch
+
+
+def uncached_logits(model: ForwardModel, cache: UnifiedCache, token_ids: list[int]) -> torch.Tensor:
+    """[tokens, vocab] float32, on the CPU.
+
+    Uses the RoPE tables and masks of ``cache`` but its own keys and values, so it works when every
+    block is held, and leaves nothing behind.
+    """
+    device = cache.shape.device
+    count = len(token_ids)
+    num_blocks = -(-count // cache.block_size)
+    kv = PagedKV(cache.shape, num_blocks)
+    row = torch.arange(count, device=device)
+    batch = RaggedBatch(
+        token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
+        positions=row,
+        query_lengths=(count,),
+        context_lengths=(count,),
+        block_tables=torch.arange(num_blocks, device=device).unsqueeze(0),
+        slots=row,
+        logits_rows=row,
+    )
+    logits = model.forward(batch, replace(cache, kv=kv, blocks=BlockPool(num_blocks)))
+    # Callers may write to the clone; a tensor made in inference mode is read-only.
+    with torch.inference_mode(False):
+        return logits.cpu().clone()

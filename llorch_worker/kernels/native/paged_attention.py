@@ -1,0 +1,51 @@
+"""Attention through the compiled kernel, which reads keys and values in place."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from llorch_worker.kernels.interface import PagedSequences
+from llorch_worker.kernels.layer_kv import LayerKV
+
+
+class NativeAttention:
+    """Sequences with any number of new tokens each; see ``PagedAttention``."""
+
+    def __init__(self, library: ctypes.CDLL, sequences: PagedSequences) -> None:
+        self._attend = library.llorch_paged_attention
+        self._lengths = torch.tensor(
+            (sequences.first_rows, sequences.query_lengths, sequences.context_lengths)
+        )
+        self._tables = sequences.block_tables.contiguous()
+        self._block_size = sequences.block_size
+        self._partial_count = library.llorch_paged_attention_partials(
+            self._lengths.data_ptr(), len(sequences.first_rows)
+        )
+        self._partials = torch.empty(0)
+
+    def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
+        _, all_heads, head_dim = qkv.shape
+        kv_heads = kv.keys.shape[2]
+        heads = all_heads - 2 * kv_heads
+        room = self._partial_count * heads * (head_dim + 2)
+        if self._partials.numel() < room:
+            self._partials = torch.empty(room)
+        failed = self._attend(
+            qkv.data_ptr(),
+            kv.keys.data_ptr(),
+            kv.values.data_ptr(),
+            out.data_ptr(),
+            self._lengths.data_ptr(),
+            self._tables.data_ptr(),
+            self._partials.data_ptr(),
+            *self._tables.shape,
+            self._block_size,
+            heads,
+            kv_heads,
+            head_dim,
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError("not enough memory to plan attention")
