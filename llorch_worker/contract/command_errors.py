@@ -16,6 +16,7 @@ from llorch_worker.contract.errors import (
     BrokerUnavailable,
     ErrorDocument,
     Fault,
+    InvalidLoadOption,
     InvalidRequest,
     LlorchError,
 )
@@ -100,6 +101,8 @@ def explain(error: BaseException) -> tuple[ErrorDocument, int] | None:
             return error.document(), error.exit_code
         case InvalidRequest():
             return error.document(), USAGE
+        case InvalidLoadOption():
+            return explain(usage_error(error.message))
         case KeyboardInterrupt():
             document = ErrorDocument(code="CANCELLED", message="interrupted", retriable=False)
             return document, INTERRUPTED
