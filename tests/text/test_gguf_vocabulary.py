@@ -130,7 +130,7 @@ def test_ids_of_a_padded_embedding_have_no_text(load: Load) -> None:
         ({"tokenizer.ggml.model": "bert"}, "unknown kind 'bert'"),
         ({"tokenizer.ggml.scores": []}, "6 pieces, 0 scores"),
         ({"tokenizer.ggml.token_type": [1]}, "1 types"),
-        ({"tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 99]}, "token types"),
+        ({"tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 99]}, "unknown token types"),
         ({"tokenizer.ggml.token_type": [3, 3, 3, 1, 1, 1]}, "256 byte tokens"),
         ({"tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 6]}, "byte token 'a'"),
         ({"tokenizer.ggml.bos_token_id": 6}, "bos_token_id is 6"),
