@@ -1,6 +1,6 @@
-"""Who runs in a step, what prompts that begin alike compute once, and when a step is certain.
+"""Who runs in a step, what is computed once, and when a step can be planned ahead.
 
-What no step may ever do is in test_scheduler_promises.
+The invariants of all steps are in test_scheduler_promises.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Random arrivals, lengths, priorities, cancels and tiny pools: what the scheduler must keep.
+"""What the scheduler must keep under random arrivals, priorities, cancels and tiny pools.
 
-Prompts begin alike more often than not. A model of the KV memory notes for every slot the text up
-to the token that was written there; whoever reads a slot must find its own text. Where steps are
-launched ahead, each writes when it lands, after all that happened meanwhile.
+Most prompts begin alike. A model of the KV memory notes for every slot the text up to the token
+written there; every reader must find its own text. A step launched ahead writes when it ends, after
+all that happened meanwhile.
 """
 
 from __future__ import annotations

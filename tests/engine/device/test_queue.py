@@ -16,7 +16,7 @@ from llorch_worker.model import RaggedBatch
 from tests.engine.conftest import LoadedModel, WatchedModel
 
 
-def test_a_card_becomes_the_threads_own_and_the_cpu_changes_nothing(
+def test_use_device_sets_the_current_card_and_ignores_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chosen: list[torch.device] = []
