@@ -17,7 +17,7 @@ class EngineStats:
 
     ``bytes``: memory held, by part: weights, kv, rope, masks. ``planned_bytes``: the plan by part,
     including the ``workspace`` of steps. ``measured_bytes``: what was measured, empty before
-    :meth:`Engine.measure_memory`; on a card with ``workspace``, the peak of the steps, and
+    :meth:`Engine.warm_up`; on a card with ``workspace``, the peak of the steps, and
     ``reserved``, what torch's allocator holds beyond that.
 
     ``tokens_per_s``: generated tokens of all sequences over the last 5 s. ``kv_blocks_kept``: free
