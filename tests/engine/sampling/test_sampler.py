@@ -169,7 +169,7 @@ def test_random_mixes_in_one_batch_agree_with_the_plain_reference(
     assert sample(logits, *sequences) == expected
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     batch=st.lists(st.fixed_dictionaries({}, optional=PARAMETERS), min_size=1, max_size=6),
     seed=st.integers(0, 10_000),

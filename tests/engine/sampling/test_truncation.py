@@ -41,7 +41,7 @@ def kept_by(form: object, scaled: torch.Tensor, truncation: Truncation) -> torch
 
 
 @pytest.mark.parametrize("form", [truncate, truncate_natively])
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     rows=st.lists(
         st.tuples(
