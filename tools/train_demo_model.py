@@ -3,7 +3,7 @@
     python tools/train_demo_model.py --out llorch_worker/assets/demo.gguf --seed 0
 
 It generates stories with ``story_grammar``, trains a sentencepiece-style BPE vocabulary on them and
-a Llama-2 of about 1.2 million parameters in plain torch, and writes a Q8_0 GGUF file with the keys
+a Llama-2 of about 1.4 million parameters in plain torch, and writes a Q8_0 GGUF file with the keys
 and tensor names of llama.cpp's converter. The same seed, steps and thread count give the same file
 on the same machine with the same libraries.
 """
