@@ -11,20 +11,20 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import islice
 from typing import Any
 
 from kombu.log import get_logger
 from redis import Redis
 
-from llorch_worker.broker.results import failure_document, now, started_document
+from llorch_worker.broker.results import failure_document, started_document
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import AttemptsExhausted, Failed, LlorchError, encode_event
 
 logger = get_logger(__name__)
 
-_ID, _NOW = "@ID@", "@NOW@"
+_ID = "@ID@"
+"""What ``lua/claim.lua`` replaces by the id of each job."""
 SWEEP_LIMIT_JOBS = 100
 MOST_DEAD_LETTERS = 10_000
 """The oldest beyond these are forgotten."""
@@ -70,28 +70,6 @@ class Claim:
         return self.attempt > 1
 
 
-@dataclass(frozen=True)
-class _Templates:
-    """Documents that ``lua/claim.lua`` completes. The same for every claim of a worker, and made
-    while a job waits: so once."""
-
-    started: str
-    error: AttemptsExhausted
-    failure: str
-    last_event: str
-
-
-@cache
-def _templates(worker: str, pid: int, max_attempts: int) -> _Templates:
-    error = AttemptsExhausted(f"each of {max_attempts} attempts ended with the death of its worker")
-    return _Templates(
-        started=started_document(_ID, worker, pid),
-        error=error,
-        failure=failure_document(_ID, error, date_done=_NOW),
-        last_event=encode_event(Failed(error=error.document())),
-    )
-
-
 def claim(
     client: Redis,
     *,
@@ -109,7 +87,9 @@ def claim(
     """
     held = tuple(held)
     suspect_held = next((claim.job_id for claim in held if claim.suspect), "")
-    templates = _templates(worker, os.getpid(), terms.max_attempts)
+    exhausted = AttemptsExhausted(
+        f"each of {terms.max_attempts} attempts ended with the death of its worker"
+    )
     answer = iter(
         run_script(
             client,
@@ -123,9 +103,9 @@ def claim(
                 terms.result_ttl_s,
                 terms.stream_ttl_s,
                 MOST_DEAD_LETTERS,
-                templates.started,
-                templates.failure.replace(_NOW, now()),
-                templates.last_event,
+                started_document(_ID, worker, os.getpid()),
+                failure_document(_ID, exhausted),
+                encode_event(Failed(error=exhausted.document())),
                 *(claim.job_id for claim in held if claim.redelivered),
             ],
             [suspects, *lists],
@@ -136,7 +116,7 @@ def claim(
     for _ in range(told):
         job_id, size = islice(answer, 2)
         if job_id:
-            logger.error("job %s is a dead letter: %s", _text(job_id), templates.error.message)
+            logger.error("job %s is a dead letter: %s", _text(job_id), exhausted.message)
         else:
             logger.error(
                 "refused an entry of %d bytes: it names no job; llorch dead list shows it", size

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, cast
 
 import redis
 import redis.asyncio
@@ -25,8 +23,6 @@ CONNECT_TIMEOUT_S = 3.0
 REPLY_TIMEOUT_S = 15.0
 MAX_CONNECTIONS = 10_000
 """Every reader of a stream holds one; redis-py allows 100 by default."""
-MOST_IDLE_SUBSCRIPTIONS = 16
-"""Kept for the next who waits for a result."""
 RETRIES = 2
 """A command that fails is sent again over a new connection. Redis is not waited for longer."""
 
@@ -62,10 +58,8 @@ def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis.Redi
         sentinel = redis.sentinel.Sentinel(
             parsed.sentinels, sentinel_kwargs=parsed.sentinel_options
         )
-        master: redis.Redis = sentinel.master_for(
-            parsed.master_name, **options | parsed.redis_options
-        )
-        return master
+        options |= parsed.redis_options
+        return cast(redis.Redis, sentinel.master_for(parsed.master_name, **options))
 
 
 def close_idle(client: redis.Redis) -> None:
@@ -89,10 +83,8 @@ def connect_async(url: str) -> redis.asyncio.Redis:
             parsed.sentinels,
             sentinel_kwargs=parsed.sentinel_options | {"retry": AsyncRetry(NoBackoff(), 0)},
         )
-        master: redis.asyncio.Redis = sentinel.master_for(
-            parsed.master_name, **options | parsed.redis_options
-        )
-        return master
+        options |= parsed.redis_options
+        return cast(redis.asyncio.Redis, sentinel.master_for(parsed.master_name, **options))
 
 
 @contextmanager
@@ -108,51 +100,6 @@ def subscribe(client: redis.Redis, channel: str) -> Iterator[PubSub]:
         yield pubsub
     finally:
         pubsub.close()
-
-
-class Subscriptions:
-    """As :func:`subscribe`, but connections are kept for the next subscriber. Thread-safe.
-
-    A message may be meant for an earlier subscriber: compare its channel.
-    """
-
-    def __init__(self, client: redis.Redis) -> None:
-        self._redis = client
-        self._idle: deque[PubSub] = deque()
-        self._pid = os.getpid()
-
-    @contextmanager
-    def to(self, channel: str) -> Iterator[PubSub]:
-        pubsub = self._take()
-        try:
-            # Not when the previous subscriber left: it had a result and was in a hurry.
-            if pubsub.channels:
-                pubsub.unsubscribe()
-            pubsub.subscribe(channel)
-            yield pubsub
-        except BaseException:
-            pubsub.close()
-            raise
-        if len(self._idle) < MOST_IDLE_SUBSCRIPTIONS:
-            self._idle.append(pubsub)
-        else:
-            pubsub.close()
-
-    def close(self) -> None:
-        # Two threads may empty it at once.
-        with suppress(IndexError):
-            while True:
-                self._idle.pop().close()
-
-    def _take(self) -> PubSub:
-        if self._pid != os.getpid():
-            # Forked: the connections are the parent's.
-            self._idle, self._pid = deque(), os.getpid()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            pubsub: PubSub = self._redis.pubsub()
-            return pubsub
 
 
 @contextmanager

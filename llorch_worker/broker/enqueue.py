@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from celery import Celery
 from redis import Redis
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import is_out_of_memory
-from llorch_worker.broker.message import JobMessages
+from llorch_worker.broker.message import write_message
 from llorch_worker.broker.queues import list_of, route, worker_queue
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.scripts import run_script
@@ -18,7 +19,7 @@ from llorch_worker.contract import GenerationRequest, QueueFull
 
 def enqueue(
     client: Redis,
-    messages: JobMessages,
+    app: Celery,
     request: GenerationRequest,
     *,
     model: ModelCard,
@@ -38,7 +39,7 @@ def enqueue(
     """
     to = route(model.name, request.priority, worker)
     own = [] if worker is None else lists_of_worker(worker_queue(model.name, worker))
-    before, after = messages.write(request, model=model.name, job_id=job_id, to=to)
+    before, after = write_message(app, request, model=model.name, job_id=job_id, to=to)
     key = request.idempotency_key
     try:
         outcome, value = run_script(

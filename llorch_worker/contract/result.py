@@ -77,10 +77,6 @@ class GenerationResult(_Part):
         """What kombu's JSON serialiser writes into the result backend."""
         return self.model_dump(mode="json", exclude_none=True)
 
-    def to_json(self) -> str:
-        """The same as one JSON document."""
-        return self.model_dump_json(exclude_none=True)
-
     def __repr__(self) -> str:
         # Celery puts repr(result) into its log line and into the task-succeeded event; neither
         # may carry what users wrote or what was written for them.

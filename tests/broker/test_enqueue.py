@@ -195,7 +195,7 @@ def test_an_enqueue_whose_answer_was_lost_is_sent_again_and_counts_once(
     request = GenerationRequest(prompt="x", idempotency_key=key)
     for _ in range(2):
         job_id = enqueue(
-            producer.redis, producer._messages, request, model=card(1), job_id="mine", ttl_s=60
+            producer.redis, producer._app, request, model=card(1), job_id="mine", ttl_s=60
         )
         assert job_id == "mine"
     assert producer.redis.llen(QUEUE) == 1
