@@ -96,8 +96,6 @@ def claim(
             "claim",
             [
                 worker,
-                limit,
-                suspect_held,
                 terms.lease_ms,
                 terms.max_attempts,
                 terms.result_ttl_s,
@@ -106,6 +104,8 @@ def claim(
                 started_document(_ID, worker, os.getpid()),
                 failure_document(_ID, exhausted),
                 encode_event(Failed(error=exhausted.document())),
+                limit,
+                suspect_held,
                 *(claim.job_id for claim in held if claim.redelivered),
             ],
             [suspects, *lists],

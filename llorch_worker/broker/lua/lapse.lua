@@ -1,11 +1,8 @@
 -- End a lease before its time: the worker lives, but what it computed with does not.
 --
--- ARGV[1]  job id
--- ARGV[2]  fence of the claim; a claim that was lost ends nothing
---
 -- Returns 1 if the claim was the caller's, else 0.
 
-local job_id, fence = unpack(ARGV)
+local job_id, fence = ARGV[1], ARGV[2]
 
 if not is_claimed(job_id, fence) then
   return 0

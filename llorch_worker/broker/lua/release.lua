@@ -1,13 +1,10 @@
 -- End a claim: the job is over, or it goes back to the head of its queue.
 --
--- ARGV[1]  job id
--- ARGV[2]  fence of the claim; a claim that was lost releases nothing
--- ARGV[3]  'ended', or 'queued' to hand the job back; a drain's attempt does not count
--- ARGV[4]  seconds that the record of an ended job is kept
---
 -- Returns 1 if the claim was the caller's, else 0.
 
-local job_id, fence, state, keep_s = unpack(ARGV)
+local job_id, fence = ARGV[1], ARGV[2]
+local state = ARGV[3] -- 'ended', or 'queued' to hand the job back; a drain's attempt does not count
+local keep_s = ARGV[4] -- for the record of an ended job
 local job = job_key(job_id)
 
 local record = redis.call('HMGET', job, 'state', 'fence', 'message', 'list')
