@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 
 from redis import Redis
 from redis.client import NEVER_DECODE
@@ -12,11 +11,9 @@ from redis.client import NEVER_DECODE
 from llorch_worker.broker import keys
 from llorch_worker.broker.queues import (
     QUEUE_PREFIX,
-    lists,
     normal_queue,
     normal_queue_of,
-    queues,
-    suspects,
+    shared_lists,
 )
 from llorch_worker.broker.worker_queues import lists_of_workers
 
@@ -26,23 +23,18 @@ MOST_SCANS = 200
 
 @dataclass(frozen=True)
 class Waiting:
-    """How many jobs of one model wait, at every priority; ``suspects`` of them may have killed
-    their last worker, ``direct`` of them wait for one worker alone."""
+    """How many jobs of one model wait, at every priority."""
 
     jobs: int
     suspects: int
+    """Those of them that may have killed their last worker."""
     direct: int
-
-
-@lru_cache
-def lists_of(model: str) -> tuple[str, ...]:
-    """Every Redis list that jobs for any worker of ``model`` wait in, the suspects' last."""
-    return *lists(queues(model)), suspects(model)
+    """Those of them that wait in worker queues."""
 
 
 def waiting(client: Redis, model: str) -> Waiting:
     """The lengths of the model's lists now."""
-    shared = lists_of(model)
+    shared = shared_lists(model)
     with client.pipeline(transaction=False) as pipe:
         for name in [*shared, *lists_of_workers(client, model)]:
             pipe.llen(name)
@@ -53,12 +45,11 @@ def waiting(client: Redis, model: str) -> Waiting:
 
 
 def unserved(client: Redis) -> dict[str, int]:
-    """Queues of no model and no worker that is known, with the jobs that wait there at every
-    priority.
+    """Queues of no known model or worker, with the number of jobs that wait there.
 
-    A stock producer that mistypes a model, or a worker, fills one. Only the keys themselves tell of
-    them; of a Redis with more than a million a part is looked at. Bytes that are not UTF-8 stand in
-    a queue's name as ``\\xff``.
+    A stock producer that mistypes a model, or a worker, fills one. Only a scan of the keys finds
+    them; of a Redis with more than a million keys, a part is scanned. In a queue's name, bytes that
+    are not UTF-8 appear as ``\\xff``.
     """
     known = {normal_queue(str(model)) for model in client.hkeys(keys.MODELS)}
     known |= {str(queue) for queue in client.zrange(keys.WORKER_QUEUES, 0, -1)}
@@ -78,12 +69,12 @@ def unserved(client: Redis) -> dict[str, int]:
     jobs: Counter[str] = Counter()
     for (queue, _), length in zip(places, lengths, strict=True):
         jobs[queue] += length
-    # None where somebody took the jobs since the scan.
+    # Somebody may have taken the jobs since the scan.
     return {queue: count for queue, count in jobs.items() if count}
 
 
 def _scan_lists(client: Redis, cursor: int) -> tuple[int, list[bytes]]:
-    """As ``client.scan``, with names as they are: anybody's list may be called anything."""
+    """As ``client.scan``, but with names as bytes: a stranger's list may have any name."""
     match: list[str | int] = ["MATCH", f"{QUEUE_PREFIX}*", "COUNT", SCANNED_AT_ONCE_KEYS]
     scanned: tuple[int, list[bytes]] = client.execute_command(
         "SCAN", cursor, *match, "TYPE", "list", **{NEVER_DECODE: True}

@@ -16,7 +16,7 @@ from llorch_worker.broker import keys, queues
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.registry import ModelCard
-from llorch_worker.broker.waiting import lists_of, waiting
+from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import BrokerUnavailable, Client
 from llorch_worker.contract import TASK_NAME, GenerationRequest, QueueFull
 from tests.services import RedisServer
@@ -107,13 +107,13 @@ def test_a_full_queue_refuses_and_keeps_nothing(producer: Client) -> None:
 
 def test_every_list_that_jobs_wait_in_counts_to_the_limit(producer: Client) -> None:
     announce(producer, 6)
-    for name in lists_of("toy"):
+    for name in queues.shared_lists("toy"):
         producer.redis.lpush(name, "somebody's")
-    assert waiting(producer.redis, "toy").jobs == len(lists_of("toy")) == 9
+    assert waiting(producer.redis, "toy").jobs == len(queues.shared_lists("toy")) == 9
     assert waiting(producer.redis, "toy").suspects == 1
     with pytest.raises(QueueFull, match="9 jobs"):
         producer.submit(prompt="x")
-    producer.redis.delete(QUEUE, *lists_of("toy")[-3:])
+    producer.redis.delete(QUEUE, *queues.shared_lists("toy")[-3:])
     producer.submit(prompt="x")
 
 
@@ -177,9 +177,7 @@ def test_a_job_arrives_as_it_was_written(
     to = queues.route("toy", request.priority)
     # The second comes from the same form as the first.
     jobs = [producer.submit(request) for _ in range(2)]
-    for raw, job in zip(
-        reversed(producer.redis.lrange(queues.list_of(to), 0, -1)), jobs, strict=True
-    ):
+    for raw, job in zip(reversed(producer.redis.lrange(to.list_key, 0, -1)), jobs, strict=True):
         message = json.loads(raw)
         arguments, arrived, _ = json.loads(base64.b64decode(message["body"]))
         assert arguments == []

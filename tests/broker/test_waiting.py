@@ -10,7 +10,7 @@ from redis.client import Pipeline
 
 from llorch_worker.broker import keys, queues, worker_queues
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import list_of, route, worker_queue
+from llorch_worker.broker.queues import route, worker_queue
 from llorch_worker.broker.waiting import unserved
 from tests.services import RedisServer
 
@@ -26,19 +26,19 @@ def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 def test_the_queue_of_a_mistyped_model_is_found_with_all_its_lists(store: redis.Redis) -> None:
     for priority in ("high", "normal", "low"):
-        store.lpush(list_of(route("tyo", priority)), "a job")
+        store.lpush(route("tyo", priority).list_key, "a job")
     assert unserved(store) == {"llorch.tyo": 3}
 
 
 def test_the_queue_of_a_mistyped_worker_is_found(store: redis.Redis) -> None:
-    store.lpush(list_of(route("toy", "low", "gpu7@host")), "a job", "another")
+    store.lpush(route("toy", "low", "gpu7@host").list_key, "a job", "another")
     assert unserved(store) == {"llorch.toy@gpu7.host": 2}
 
 
 def test_what_workers_look_at_is_no_such_queue(store: redis.Redis) -> None:
     for worker in (None, "gpu0@host"):
         for priority in ("high", "normal", "low"):
-            store.lpush(list_of(route("toy", priority, worker)), "a job")
+            store.lpush(route("toy", priority, worker).list_key, "a job")
     store.lpush(queues.suspects("toy"), "a job")
     store.set("llorch.tyo", "no list")
     assert unserved(store) == {}
