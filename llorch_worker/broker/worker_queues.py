@@ -11,7 +11,7 @@ import redis
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.queues import model_of, worker_lists, worker_queue
-from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.scripts import run_script, text
 
 REMEMBERED_S = 24 * 3600
 """How long the queue of a worker that is gone is still looked at."""
@@ -54,5 +54,4 @@ def reroute(client: redis.Redis, grace_s: float) -> dict[str, int]:
             *worker_lists(""),
         ],
     )
-    names = [name.decode() if isinstance(name, bytes) else str(name) for name in moved[::2]]
-    return dict(zip(names, map(int, moved[1::2]), strict=True))
+    return {text(queue): jobs for queue, jobs in moved}

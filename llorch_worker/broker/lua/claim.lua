@@ -9,11 +9,10 @@
 -- KEYS: the list of suspects, then the queue's lists, the most urgent first (kombu pushes left, so
 -- the head is right).
 --
--- Returns a flat list, which Redis sends in one piece: the number of claims; for each of them id,
--- message, attempts, fence, list, ms of its first claim, ms of this one, 1 if nobody claimed it
--- before, 1 if a cancel was asked for, 1 if it is a suspect; then the number of dead letters that
--- are listed here, the number of those that are not, and their bytes; for each listed one its id,
--- or '' if it names no job, and its bytes. One claim may bury a whole queue of junk.
+-- Returns the claims, each {id, message, attempts, fence, list, ms of its first claim, ms of this one,
+-- 1 if nobody claimed it before, 1 if a cancel was asked for, 1 if it is a suspect}; the dead letters,
+-- each {id, or '' if it names no job; bytes}; how many more dead letters there are; their bytes. One
+-- claim may bury a whole queue of junk.
 
 local MOST_LISTED = 10
 local suspects = KEYS[1]
@@ -84,17 +83,4 @@ if #redelivered > 1 and #redelivered > redelivered_before then
   end
 end
 
-local answer = {#claims}
-local function add(values)
-  for _, value in ipairs(values) do
-    answer[#answer + 1] = value
-  end
-end
-for _, claim in ipairs(claims) do
-  add(claim)
-end
-add({#letters, unlisted, unlisted_bytes})
-for _, letter in ipairs(letters) do
-  add(letter)
-end
-return answer
+return {claims, letters, unlisted, unlisted_bytes}

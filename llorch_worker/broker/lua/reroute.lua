@@ -3,7 +3,7 @@
 -- Each priority's list goes to the tail of its counterpart, in its order. A queue stays known for a
 -- while: a producer may still send there.
 --
--- Returns pairs: queue, jobs moved.
+-- Returns {queue, jobs moved} for each queue with jobs.
 
 local gone_ms = ARGV[1] -- a worker that was not seen for so long is gone
 local forgotten_ms = ARGV[2] -- nobody looks at its queue after so long
@@ -30,8 +30,7 @@ for _, queue in ipairs(redis.call('ZRANGEBYSCORE', WORKER_QUEUES, '-inf', now - 
     end
   end
   if count > 0 then
-    moved[#moved + 1] = queue
-    moved[#moved + 1] = count
+    moved[#moved + 1] = {queue, count}
   end
 end
 if left > 0 then
