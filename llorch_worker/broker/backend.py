@@ -1,8 +1,8 @@
 """Celery's Redis result backend, with one end for each job.
 
-Keys and documents are Celery's own, so ``AsyncResult`` of any app reads them. What differs is the
-write: one script (``lua/finish.lua``) stores the state only while the claim it is made under holds
-and the job has not ended, and puts the stream's last events beside the result in the same step.
+Keys and documents are Celery's own, so ``AsyncResult`` of any app reads them. The write differs:
+one script (``lua/finish.lua``) stores the state only while the claim holds and the job has not
+ended, and writes the stream's last events in the same step.
 """
 
 from __future__ import annotations

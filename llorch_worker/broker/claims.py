@@ -173,15 +173,15 @@ def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> 
 def lapse(client: Redis, claim: Claim) -> None:
     """Ends the lease now, as the worker's death would: the next sweep puts the job back, and the
     attempt counts. A claim that was lost changes nothing."""
-    run_script(client, "lapse", [claim.job_id, claim.fence])
+    _release(client, claim, "lapsed")
 
 
 def hand_back(client: Redis, claim: Claim) -> bool:
     """Puts a job back to the head of its queue; the attempt does not count."""
-    return _release(client, claim, "queued", 0)
+    return _release(client, claim, "queued")
 
 
-def _release(client: Redis, claim: Claim, state: str, ttl_s: int) -> bool:
+def _release(client: Redis, claim: Claim, state: str, ttl_s: int = 0) -> bool:
     return bool(run_script(client, "release", [claim.job_id, claim.fence, state, ttl_s]))
 
 

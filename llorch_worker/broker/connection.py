@@ -11,6 +11,7 @@ import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
 from kombu.exceptions import OperationalError
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.client import PubSub
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
@@ -21,45 +22,47 @@ from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 
 CONNECT_TIMEOUT_S = 3.0
 REPLY_TIMEOUT_S = 15.0
+HEALTH_CHECK_S = 15
 MAX_CONNECTIONS = 10_000
 """Every reader of a stream holds one; redis-py allows 100 by default."""
 RETRIES = 2
 """A command that fails is sent again over a new connection. Redis is not waited for longer."""
 
 
-def _options() -> dict[str, Any]:
-    return {
-        # As the worker's connection to its queues, so that Redis refuses the same in both places.
-        "protocol": 2,
-        "decode_responses": True,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "socket_timeout": REPLY_TIMEOUT_S,
-        "socket_keepalive": True,
-        "health_check_interval": 15,
-        "max_connections": MAX_CONNECTIONS,
-    }
-
-
 def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis.Redis:
     """A client of the Redis at ``url``; connects on first use. Replies are str.
 
     redis-py's pool replaces connections that Redis closed, and behind Sentinel it asks for the
-    master whenever it connects: nothing of ours is needed but ``retry``, for the command that finds
-    the old master demoted, and :func:`close_idle`.
+    master whenever it connects. Only two things are ours: the retry, for the command that finds the
+    old master demoted, and :func:`close_idle`.
     """
-    options = _options() | {
+    return cast(redis.Redis, _connect(url, redis, Retry, reply_timeout_s))
+
+
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """As :func:`connect`, for asyncio."""
+    return cast(redis.asyncio.Redis, _connect(url, redis.asyncio, AsyncRetry, REPLY_TIMEOUT_S))
+
+
+def _connect(url: str, library: Any, retry: Any, reply_timeout_s: float) -> object:
+    options = {
+        # As the worker's connection to its queues, so that Redis refuses the same in both places.
+        "protocol": 2,
+        "decode_responses": True,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": reply_timeout_s,
-        "retry": Retry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES),
+        "socket_keepalive": True,
+        "health_check_interval": HEALTH_CHECK_S,
+        "max_connections": MAX_CONNECTIONS,
+        "retry": retry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES),
     }
     with url_errors(url):
         if not is_sentinel(url):
-            return redis.Redis.from_url(url, **options)
+            return library.Redis.from_url(url, **options)
         parsed = SentinelUrl.parse(url)
-        sentinel = redis.sentinel.Sentinel(
-            parsed.sentinels, sentinel_kwargs=parsed.sentinel_options
-        )
-        options |= parsed.redis_options
-        return cast(redis.Redis, sentinel.master_for(parsed.master_name, **options))
+        sentinel_options = parsed.sentinel_options | {"retry": retry(NoBackoff(), 0)}
+        sentinel = library.sentinel.Sentinel(parsed.sentinels, sentinel_kwargs=sentinel_options)
+        return sentinel.master_for(parsed.master_name, **options | parsed.redis_options)
 
 
 def close_idle(client: redis.Redis) -> None:
@@ -68,23 +71,6 @@ def close_idle(client: redis.Redis) -> None:
     A thread that polls a socket while another closes it may sleep until its timeout.
     """
     client.connection_pool.disconnect(inuse_connections=False)
-
-
-def connect_async(url: str) -> redis.asyncio.Redis:
-    """As :func:`connect`, for asyncio."""
-    from redis.asyncio.retry import Retry as AsyncRetry
-
-    options = _options() | {"retry": AsyncRetry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES)}
-    with url_errors(url):
-        if not is_sentinel(url):
-            return redis.asyncio.Redis.from_url(url, **options)
-        parsed = SentinelUrl.parse(url)
-        sentinel = redis.asyncio.sentinel.Sentinel(
-            parsed.sentinels,
-            sentinel_kwargs=parsed.sentinel_options | {"retry": AsyncRetry(NoBackoff(), 0)},
-        )
-        options |= parsed.redis_options
-        return cast(redis.asyncio.Redis, sentinel.master_for(parsed.master_name, **options))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A job's stored state, read from the key and format of Celery's own Redis backend."""
+"""A job's stored state, in the format of Celery's own Redis backend."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def decode_state(document: str | bytes | None) -> StoredState:
 
 
 def terminal_event(end: GenerationResult | LlorchError) -> Event:
-    """The event that a stream of a job with this end closes with."""
+    """The event that closes the stream of a job with this end."""
     match end:
         case GenerationResult():
             return Finished(
@@ -72,7 +72,7 @@ def terminal_event(end: GenerationResult | LlorchError) -> Event:
 
 
 def _error(stored: Any) -> LlorchError:
-    # {"exc_type", "exc_message", "exc_module"}; exc_message is the exception's ``args``.
+    # ``exc_message`` is the exception's ``args``.
     name, arguments = stored.get("exc_type", "an error"), stored.get("exc_message")
     if isinstance(arguments, list) and len(arguments) == 4 and arguments[1] in ERROR_CLASSES:
         message, code, retriable, faults = arguments

@@ -29,6 +29,7 @@ from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import read_envelope
 from llorch_worker.broker.queue_news import QueueNews
+from llorch_worker.broker.waiting import lengths
 from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
@@ -140,11 +141,8 @@ class ClaimChannel(kombu_redis.Channel):
     # What kombu asks of a Redis channel -------------------------------------------------------
 
     def _size(self, queue: str) -> int:
-        # No transaction: a server at maxmemory refuses any, also one that only reads.
-        with self.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
-            for name in queues.lists([queue]):
-                pipe.llen(name)
-            return sum(pipe.execute())
+        with self.conn_or_acquire() as client:
+            return sum(lengths(client, queues.lists([queue])))
 
     def _queue_bind(self, exchange: str, *args: Any) -> None:
         try:

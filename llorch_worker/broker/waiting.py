@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from redis import Redis
@@ -32,16 +33,20 @@ class Waiting:
     """Those of them that wait in worker queues."""
 
 
-def waiting(client: Redis, model: str) -> Waiting:
-    """The lengths of the model's lists now."""
-    shared = shared_lists(model)
+def lengths(client: Redis, lists: Iterable[str | bytes]) -> list[int]:
+    """How many jobs are in each list now."""
+    # No transaction: a server at maxmemory refuses any, also one that only reads.
     with client.pipeline(transaction=False) as pipe:
-        for name in [*shared, *lists_of_workers(client, model)]:
+        for name in lists:
             pipe.llen(name)
-        lengths = [int(length) for length in pipe.execute()]
-    return Waiting(
-        jobs=sum(lengths), suspects=lengths[len(shared) - 1], direct=sum(lengths[len(shared) :])
-    )
+        return [int(length) for length in pipe.execute()]
+
+
+def waiting(client: Redis, model: str) -> Waiting:
+    """How many jobs of the model wait now."""
+    shared = lengths(client, shared_lists(model))
+    direct = sum(lengths(client, lists_of_workers(client, model)))
+    return Waiting(jobs=sum(shared) + direct, suspects=shared[-1], direct=direct)
 
 
 def unserved(client: Redis) -> dict[str, int]:
@@ -61,14 +66,7 @@ def unserved(client: Redis) -> dict[str, int]:
             found[normal_queue_of(name.decode(errors="backslashreplace"))].add(name)
         if not cursor:
             break
-    places = [(queue, name) for queue in sorted(found.keys() - known) for name in found[queue]]
-    with client.pipeline(transaction=False) as pipe:
-        for _, name in places:
-            pipe.llen(name)
-        lengths = [int(length) for length in pipe.execute()]
-    jobs: Counter[str] = Counter()
-    for (queue, _), length in zip(places, lengths, strict=True):
-        jobs[queue] += length
+    jobs = {queue: sum(lengths(client, found[queue])) for queue in sorted(found.keys() - known)}
     # Somebody may have taken the jobs since the scan.
     return {queue: count for queue, count in jobs.items() if count}
 
