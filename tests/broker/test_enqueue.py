@@ -6,7 +6,6 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,32 +14,12 @@ from celery import Celery
 from llorch_worker.broker import keys, queues
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.enqueue import enqueue
-from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import BrokerUnavailable, Client
 from llorch_worker.contract import TASK_NAME, GenerationRequest, QueueFull
-from tests.services import RedisServer
+from tests.broker.jobs import announce, card
 
 QUEUE = "llorch.toy"
-
-
-def card(limit: int, name: str = "toy") -> ModelCard:
-    return ModelCard(name=name, max_context=4096, queue_limit=limit, last_seen=time.time())
-
-
-def announce(client: Client, limit: int) -> None:
-    """As if a worker with this limit had served the model before."""
-    client.redis.hset(keys.MODELS, "toy", card(limit).model_dump_json())
-
-
-@pytest.fixture
-def producer(redis_server: RedisServer) -> Iterator[Client]:
-    """A client of an empty Redis that knows the model ``toy``, which nobody serves now."""
-    with Client(redis_server.url, model="toy") as client:
-        client.redis.flushall()
-        announce(client, 0)
-        yield client
-        client.redis.config_set("maxmemory", 0)
 
 
 def stored(client: Client) -> dict[str, Any]:
@@ -92,7 +71,7 @@ def test_the_time_of_enqueueing_is_redis_own(
 
 
 def test_a_full_queue_refuses_and_keeps_nothing(producer: Client) -> None:
-    announce(producer, 3)
+    announce(producer.redis, 3)
     for priority in ("high", "normal", "low"):
         producer.submit(prompt="x", priority=priority)
     before = stored(producer)
@@ -106,7 +85,7 @@ def test_a_full_queue_refuses_and_keeps_nothing(producer: Client) -> None:
 
 
 def test_every_list_that_jobs_wait_in_counts_to_the_limit(producer: Client) -> None:
-    announce(producer, 6)
+    announce(producer.redis, 6)
     for name in queues.shared_lists("toy"):
         producer.redis.lpush(name, "somebody's")
     assert waiting(producer.redis, "toy").jobs == len(queues.shared_lists("toy")) == 9
@@ -118,8 +97,8 @@ def test_every_list_that_jobs_wait_in_counts_to_the_limit(producer: Client) -> N
 
 
 def test_another_models_queue_does_not_count(producer: Client) -> None:
-    announce(producer, 1)
-    producer.redis.hset(keys.MODELS, "other", card(1, "other").model_dump_json())
+    announce(producer.redis, 1)
+    announce(producer.redis, 1, "other")
     producer.submit(prompt="x", model="other")
     producer.submit(prompt="x")
 
@@ -133,14 +112,14 @@ def test_no_limit_is_no_limit(producer: Client) -> None:
 def test_the_first_job_of_an_idempotency_key_is_found_in_a_full_queue_too(
     producer: Client,
 ) -> None:
-    announce(producer, 1)
+    announce(producer.redis, 1)
     first = producer.submit(prompt="x", idempotency_key="once")
     assert producer.submit(prompt="x", idempotency_key="once").id == first.id
     assert waiting(producer.redis, "toy").jobs == 1
 
 
 def test_the_limit_is_exact_under_many_producers(producer: Client) -> None:
-    announce(producer, 25)
+    announce(producer.redis, 25)
     ends: list[str] = []
 
     def produce() -> None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 from redis.client import Pipeline
 
 from llorch_worker.broker import keys, queues, worker_queues
-from llorch_worker.broker.connection import connect
 from llorch_worker.broker.queues import route, worker_queue
 from llorch_worker.broker.waiting import unserved
-from tests.services import RedisServer
 
 
-@pytest.fixture
-def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with connect(redis_server.url) as client:
-        client.flushall()
-        client.hset(keys.MODELS, "toy", "{}")
-        worker_queues.mark_seen(client, worker_queue("toy", "gpu0@host"))
-        yield client
+@pytest.fixture(autouse=True)
+def served(store: redis.Redis) -> None:
+    store.hset(keys.MODELS, "toy", "{}")
+    worker_queues.mark_seen(store, worker_queue("toy", "gpu0@host"))
 
 
 def test_the_queue_of_a_mistyped_model_is_found_with_all_its_lists(store: redis.Redis) -> None:
