@@ -61,7 +61,9 @@ def unserved(client: Redis) -> dict[str, int]:
     found: defaultdict[str, set[bytes]] = defaultdict(set)
     cursor = 0
     for _ in range(MOST_SCANS):
-        cursor, names = _scan_lists(client, cursor)
+        # As ``client.scan``, but with names as bytes: a stranger's list may have any name.
+        match = ("MATCH", f"{QUEUE_PREFIX}*", "COUNT", SCANNED_AT_ONCE_KEYS, "TYPE", "list")
+        cursor, names = client.execute_command("SCAN", cursor, *match, **{NEVER_DECODE: True})
         for name in names:
             found[normal_queue_of(name.decode(errors="backslashreplace"))].add(name)
         if not cursor:
@@ -69,12 +71,3 @@ def unserved(client: Redis) -> dict[str, int]:
     jobs = {queue: sum(lengths(client, found[queue])) for queue in sorted(found.keys() - known)}
     # Somebody may have taken the jobs since the scan.
     return {queue: count for queue, count in jobs.items() if count}
-
-
-def _scan_lists(client: Redis, cursor: int) -> tuple[int, list[bytes]]:
-    """As ``client.scan``, but with names as bytes: a stranger's list may have any name."""
-    match: list[str | int] = ["MATCH", f"{QUEUE_PREFIX}*", "COUNT", SCANNED_AT_ONCE_KEYS]
-    scanned: tuple[int, list[bytes]] = client.execute_command(
-        "SCAN", cursor, *match, "TYPE", "list", **{NEVER_DECODE: True}
-    )
-    return scanned

@@ -49,7 +49,7 @@ def test_a_stock_app_reads_the_cancelled_job(producer: Client, stock: Celery) ->
         result.get(timeout=5)
 
 
-def test_who_waits_for_the_result_is_told_at_once(producer: Client, stock: Celery) -> None:
+def test_waiters_are_told_of_a_cancel_at_once(producer: Client, stock: Celery) -> None:
     job = producer.submit(prompt="x")
     ends: list[BaseException] = []
 
@@ -86,7 +86,7 @@ def test_a_claimed_job_is_left_to_its_worker(producer: Client) -> None:
     assert job.status().state == "cancelling"
 
 
-def test_a_job_that_was_handed_back_is_cancelled_like_one_that_waits(producer: Client) -> None:
+def test_a_job_that_was_handed_back_ends_like_a_waiting_one(producer: Client) -> None:
     job = producer.submit(prompt="x")
     (claim,) = take(producer.redis)
     claims.hand_back(producer.redis, claim)
@@ -97,7 +97,7 @@ def test_a_job_that_was_handed_back_is_cancelled_like_one_that_waits(producer: C
     assert waiting(producer.redis, "toy").jobs == 0
 
 
-def test_a_job_of_a_dead_worker_is_cancelled_like_one_that_waits(producer: Client) -> None:
+def test_a_swept_job_ends_like_a_waiting_one(producer: Client) -> None:
     job = producer.submit(prompt="x")
     take(producer.redis, DEAD_AT_ONCE)
     assert claims.sweep(producer.redis) == [job.id]
@@ -107,7 +107,7 @@ def test_a_job_of_a_dead_worker_is_cancelled_like_one_that_waits(producer: Clien
     assert take(producer.redis) == []
 
 
-def test_a_job_whose_dead_worker_nobody_missed_yet_ends_at_once(producer: Client) -> None:
+def test_a_job_with_a_lapsed_lease_ends_at_once(producer: Client) -> None:
     job = producer.submit(prompt="x")
     (claim,) = take(producer.redis, DEAD_AT_ONCE)
     assert outcome(producer, job) == "queued"
@@ -120,7 +120,7 @@ def test_a_job_whose_dead_worker_nobody_missed_yet_ends_at_once(producer: Client
     assert_cancelled(job)
 
 
-def test_the_cancel_of_a_job_without_memory_in_redis(producer: Client) -> None:
+def test_jobs_are_cancelled_at_maxmemory(producer: Client) -> None:
     waits, runs = producer.submit(prompt="x", priority="low"), producer.submit(prompt="x")
     take(producer.redis, limit=1)
     producer.redis.config_set("maxmemory", 1)
@@ -132,7 +132,7 @@ def test_the_cancel_of_a_job_without_memory_in_redis(producer: Client) -> None:
     assert_cancelled(waits)
 
 
-def test_a_cancelled_job_is_remembered_longer_than_its_message_is_likely_to_wait(
+def test_a_cancelled_job_is_remembered_until_its_message_is_popped(
     producer: Client,
 ) -> None:
     job = producer.submit(prompt="x")
@@ -140,7 +140,7 @@ def test_a_cancelled_job_is_remembered_longer_than_its_message_is_likely_to_wait
     assert producer.redis.ttl(keys.job(job.id)) > TOMBSTONE_TTL_S - 60
 
 
-def test_cancels_and_claims_at_once_leave_each_job_on_one_side(producer: Client) -> None:
+def test_concurrent_cancels_and_claims_leave_each_job_on_one_side(producer: Client) -> None:
     jobs = [producer.submit(prompt="x") for _ in range(200)]
     claimed: list[str] = []
     go = threading.Barrier(2)

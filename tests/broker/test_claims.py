@@ -35,7 +35,7 @@ def entries(store: redis.Redis) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("eta", [{}, {"eta": None}], ids=["none", "null"])
-def test_a_claimed_job_has_begun_at_its_worker(
+def test_a_claimed_job_is_started_at_its_worker(
     store: redis.Redis, eta: dict[str, str | None]
 ) -> None:
     take_one(store, **eta)
@@ -44,21 +44,21 @@ def test_a_claimed_job_has_begun_at_its_worker(
     assert 0 < store.ttl(keys.result("a")) <= TERMS.result_ttl_s
 
 
-def test_a_job_that_waits_for_its_time_has_not_begun(store: redis.Redis) -> None:
+def test_a_claimed_job_with_an_eta_is_not_started(store: redis.Redis) -> None:
     take_one(store, eta="2100-01-01T00:00:00+00:00")
     assert store.get(keys.result("a")) is None
 
 
-def test_a_claim_tells_of_a_cancel_before_it(store: redis.Redis) -> None:
+def test_a_claim_reports_an_earlier_cancel(store: redis.Redis) -> None:
     store.set(keys.cancel("a"), 1)
     assert take_one(store).cancelled
 
 
-def test_a_claim_without_a_cancel_says_so(store: redis.Redis) -> None:
+def test_a_claim_without_a_cancel_is_not_cancelled(store: redis.Redis) -> None:
     assert not take_one(store).cancelled
 
 
-def test_an_end_brings_the_entries_that_are_missing_each_once(store: redis.Redis) -> None:
+def test_a_result_writes_the_missing_entries_once(store: redis.Redis) -> None:
     claim = take_one(store)
     store.xadd(keys.events("a"), {"event": "first"}, id="1-0")
     store.xadd(keys.events("a"), {"event": "second"}, id="2-0")
@@ -69,14 +69,14 @@ def test_an_end_brings_the_entries_that_are_missing_each_once(store: redis.Redis
     ]  # fmt: skip
 
 
-def test_an_end_under_a_lost_claim_brings_nothing(store: redis.Redis) -> None:
+def test_a_result_under_a_lost_claim_writes_nothing(store: redis.Redis) -> None:
     claim = take_one(store)
     store.hincrby(keys.job("a"), "fence", 1)
     assert finish(store, claim, 1, "first") == 0
     assert entries(store) == []
 
 
-def test_an_entry_that_names_no_job_is_told_by_its_size_alone(
+def test_an_entry_without_a_job_is_logged_by_its_size_alone(
     store: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.lpush(QUEUE, "a secret", "{}")
@@ -88,7 +88,7 @@ def test_an_entry_that_names_no_job_is_told_by_its_size_alone(
     ]
 
 
-def test_a_queue_of_junk_is_told_in_few_lines_however_long_it_is(
+def test_a_queue_of_junk_is_logged_in_few_lines(
     store: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.lpush(QUEUE, *["junk"] * 1_000)
@@ -99,7 +99,7 @@ def test_a_queue_of_junk_is_told_in_few_lines_however_long_it_is(
     assert rest.startswith("990 more entries, of 3960 bytes together, are dead letters")
 
 
-def test_a_job_without_attempts_left_is_told_by_its_id(
+def test_a_job_without_attempts_left_is_logged_by_its_id(
     store: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     lapsed = replace(TERMS, lease_ms=-1, max_attempts=1)

@@ -17,7 +17,7 @@ from llorch_worker.worker.celery.config import worker_config
 from tests.services import RedisServer, free_port
 
 
-def test_a_password_where_redis_has_none_is_refused_as_it_is_to_the_worker(
+def test_a_password_for_a_redis_without_one_is_refused(
     redis_server: RedisServer,
 ) -> None:
     url = redis_server.url.replace("redis://", "redis://:secret@")
@@ -39,7 +39,7 @@ def test_a_missing_redis_is_named_with_the_remedy() -> None:
     assert "secret" not in sentence
 
 
-def test_a_redis_that_refuses_is_not_said_to_be_away(redis_server: RedisServer) -> None:
+def test_a_redis_that_refuses_is_not_reported_as_absent(redis_server: RedisServer) -> None:
     url = redis_server.url.removesuffix("/0") + "/99"
     with pytest.raises(BrokerRefused) as caught, connect(url) as client, broker_errors(url):
         client.ping()

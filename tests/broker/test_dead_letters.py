@@ -68,7 +68,7 @@ def retry(client: Client, letter: DeadLetter) -> str:
     return dead_letters.retry(client.redis, letter, stream_ttl_s=TTL_S)
 
 
-def test_a_job_out_of_attempts_is_a_letter_with_its_history(producer: Client) -> None:
+def test_a_job_out_of_attempts_becomes_a_letter_with_its_history(producer: Client) -> None:
     job = producer.submit(prompt="secret")
     deaths = die(producer, "w")
     with pytest.raises(AttemptsExhausted):
@@ -119,7 +119,7 @@ def test_a_retried_job_without_journal_starts_anew(producer: Client) -> None:
     assert isinstance(entry.event, Failed)
 
 
-def test_a_retried_job_that_dies_again_is_a_letter_with_the_whole_history(
+def test_a_retried_job_that_dies_again_keeps_the_whole_history(
     producer: Client,
 ) -> None:
     job = producer.submit(prompt="secret")
@@ -153,7 +153,7 @@ def test_a_dropped_letter_is_gone_and_its_job_stays_failed(producer: Client) -> 
     assert job.status().state == "failed"
 
 
-def test_a_letter_of_a_job_that_ended_otherwise_is_not_retried(producer: Client) -> None:
+def test_a_letter_of_a_job_with_another_end_is_not_retried(producer: Client) -> None:
     job = die_of_attempts(producer)
     producer.redis.set(keys.result(job.id), '{"status": "SUCCESS"}')
     assert retry(producer, the_letter(producer)) == "ended"
@@ -170,7 +170,7 @@ def test_a_letter_is_retried_after_all_else_of_its_job_expired(producer: Client)
     assert [claim.job_id for claim in take_lapsed(producer)] == [job.id]
 
 
-def test_a_letter_is_retried_without_memory_in_redis(producer: Client) -> None:
+def test_a_letter_is_retried_at_maxmemory(producer: Client) -> None:
     die_of_attempts(producer)
     producer.redis.config_set("maxmemory", 1)
     try:
@@ -179,7 +179,7 @@ def test_a_letter_is_retried_without_memory_in_redis(producer: Client) -> None:
         producer.redis.config_set("maxmemory", 0)
 
 
-def test_what_names_no_job_has_an_id_of_its_own_and_cannot_be_retried(producer: Client) -> None:
+def test_a_malformed_letter_has_its_own_id_and_cannot_be_retried(producer: Client) -> None:
     producer.redis.lpush("llorch.toy", b"no json", b"\xff\xfe")
     assert take_lapsed(producer) == []
     first, second = dead_letters.letters(producer.redis)

@@ -57,7 +57,7 @@ def test_a_job_waits_in_the_list_of_its_priority(producer: Client, priority: Any
     assert producer.redis.llen(name) == 1
 
 
-def test_the_time_of_enqueueing_is_redis_own(
+def test_the_time_of_enqueueing_is_by_redis_clock(
     producer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before_s = producer.redis.time()[0]
@@ -84,7 +84,7 @@ def test_a_full_queue_refuses_and_keeps_nothing(producer: Client) -> None:
     producer.submit(prompt="x", idempotency_key="again")
 
 
-def test_every_list_that_jobs_wait_in_counts_to_the_limit(producer: Client) -> None:
+def test_every_list_counts_towards_the_limit(producer: Client) -> None:
     announce(producer.redis, 6)
     for name in queues.shared_lists("toy"):
         producer.redis.lpush(name, "somebody's")
@@ -103,7 +103,7 @@ def test_another_models_queue_does_not_count(producer: Client) -> None:
     producer.submit(prompt="x")
 
 
-def test_no_limit_is_no_limit(producer: Client) -> None:
+def test_a_limit_of_zero_is_no_limit(producer: Client) -> None:
     for _ in range(50):
         producer.submit(prompt="x")
     assert waiting(producer.redis, "toy").jobs == 50
@@ -178,7 +178,7 @@ def test_an_enqueue_whose_answer_was_lost_is_sent_again_and_counts_once(
     assert producer.redis.llen(QUEUE) == 1
 
 
-def test_redis_without_memory_refuses_clearly_and_keeps_nothing(producer: Client) -> None:
+def test_redis_at_maxmemory_refuses_clearly_and_keeps_nothing(producer: Client) -> None:
     producer.submit(prompt="x")
     producer.redis.config_set("maxmemory", 1)
     before = stored(producer)
@@ -192,7 +192,7 @@ def test_redis_without_memory_refuses_clearly_and_keeps_nothing(producer: Client
     assert producer.redis.llen(QUEUE) == 2
 
 
-def test_jobs_are_cancelled_and_followed_without_memory(producer: Client) -> None:
+def test_jobs_are_cancelled_and_followed_at_maxmemory(producer: Client) -> None:
     job = producer.submit(prompt="x")
     producer.redis.config_set("maxmemory", 1)
     with pytest.raises(TimeoutError):
@@ -202,7 +202,7 @@ def test_jobs_are_cancelled_and_followed_without_memory(producer: Client) -> Non
     assert entry.event.type == "cancelled"
 
 
-def test_a_write_that_redis_has_no_memory_for_is_one_sentence(producer: Client) -> None:
+def test_a_write_refused_at_maxmemory_is_one_sentence(producer: Client) -> None:
     producer.redis.config_set("maxmemory", 1)
     with (
         pytest.raises(BrokerUnavailable, match=r"at its maxmemory.*raise maxmemory") as caught,

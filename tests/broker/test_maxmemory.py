@@ -56,7 +56,7 @@ def test_jobs_of_a_dead_worker_return_and_one_without_attempts_ends(store: redis
     assert store.llen(keys.DEAD) == 1
 
 
-def test_what_is_no_message_is_buried(store: redis.Redis) -> None:
+def test_an_entry_that_is_not_a_message_is_buried(store: redis.Redis) -> None:
     push(store, "a")
     store.lpush(QUEUE, "no json")
     fill(store)

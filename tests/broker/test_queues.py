@@ -3,7 +3,7 @@ from __future__ import annotations
 from llorch_worker.broker.queues import Route, queues, route
 
 
-def test_each_priority_has_its_place_and_normal_is_where_stock_messages_lie() -> None:
+def test_each_priority_has_its_list_and_normal_is_the_stock_one() -> None:
     assert route("m", "high") == Route("llorch.m:high", None)
     assert route("m", "normal") == Route("llorch.m", None)
     assert route("m", "low") == Route("llorch.m", 9)

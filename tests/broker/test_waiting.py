@@ -28,7 +28,7 @@ def test_the_queue_of_a_mistyped_worker_is_found(store: redis.Redis) -> None:
     assert unserved(store) == {"llorch.toy@gpu7.host": 2}
 
 
-def test_what_workers_look_at_is_no_such_queue(store: redis.Redis) -> None:
+def test_queues_that_workers_serve_are_not_listed(store: redis.Redis) -> None:
     for worker in (None, "gpu0@host"):
         for priority in ("high", "normal", "low"):
             store.lpush(route("toy", priority, worker).list_key, "a job")
@@ -37,13 +37,13 @@ def test_what_workers_look_at_is_no_such_queue(store: redis.Redis) -> None:
     assert unserved(store) == {}
 
 
-def test_it_is_found_among_many_other_keys(store: redis.Redis) -> None:
+def test_an_unserved_queue_is_found_among_many_other_keys(store: redis.Redis) -> None:
     store.mset({f"celery-task-meta-{number}": "" for number in range(20_000)})
     store.lpush("llorch.tyo", "a job")
     assert unserved(store) == {"llorch.tyo": 1}
 
 
-def test_a_queue_that_is_emptied_meanwhile_is_not_shown(
+def test_a_queue_that_is_emptied_meanwhile_is_not_listed(
     store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.lpush("llorch.tyo", "a job")
@@ -58,7 +58,7 @@ def test_a_queue_that_is_emptied_meanwhile_is_not_shown(
     assert unserved(store) == {"llorch.tyi": 1}
 
 
-def test_a_queue_whose_name_is_no_text_is_shown_as_well_as_it_can_be(store: redis.Redis) -> None:
+def test_a_queue_name_that_is_not_utf8_is_escaped(store: redis.Redis) -> None:
     store.lpush(b"llorch.ty\xff", "a job")
     store.lpush(b"llorch.ty\xff\x06\x169", "a job", "another")
     assert unserved(store) == {"llorch.ty\\xff": 3}
