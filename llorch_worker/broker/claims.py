@@ -78,8 +78,8 @@ def claim(
 ) -> list[Claim]:
     """Takes up to ``limit`` jobs: a suspect if that endangers nobody, then from ``lists`` in order.
 
-    ``held`` are the claims that the caller has already. No claim tells of messages that became dead
-    letters, so they are logged, the first few one by one.
+    ``held`` are the claims that the caller has already. Messages that became dead letters are
+    logged, the first few one by one.
     """
     held = tuple(held)
     held_suspect = next((claim.job_id for claim in held if claim.suspect), "")

@@ -106,7 +106,7 @@ def _told(url: str, error: BaseException) -> BrokerUnavailable:
     where = safe_url(url)
     if is_out_of_memory(error):
         return BrokerUnavailable(
-            f"Redis at {where} is at its maxmemory and takes no more data; "
+            f"Redis at {where} is at its maxmemory and accepts no more data; "
             "try again when jobs have ended, or raise maxmemory"
         )
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -176,7 +176,7 @@ class ClaimChannel(kombu_redis.Channel):
     def _brpop_read(self, **options: Any) -> Any:
         if not self.consumes_jobs:
             return super()._brpop_read(**options)
-        # Not waiting meanwhile: if the news cannot be read, the next turn begins anew.
+        # No longer waiting, so that the next turn begins anew if the news cannot be read.
         self._in_poll = None
         self._look()
         return True
@@ -222,7 +222,7 @@ class ClaimChannel(kombu_redis.Channel):
 
     def _deliver_claims(self, taken: Iterable[Claim], consumed: list[str]) -> None:
         waiting = deque(taken)
-        # All held before any is delivered, so that their leases are renewed meanwhile.
+        # All are held before any is delivered, so that their leases are renewed.
         for claim in waiting:
             HELD_CLAIMS.add(claim)
         try:

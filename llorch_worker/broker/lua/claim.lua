@@ -4,7 +4,7 @@
 -- the message in its list. There is no state between.
 --
 -- A suspect is a job that may have killed its worker: see sweep.lua. It waits in a list of its own,
--- and runs where no other job runs that already lost a worker.
+-- and never runs beside another job that already lost a worker.
 --
 -- KEYS: the list of suspects, then the queue's lists, the most urgent first (kombu pushes left, so
 -- the head is right).

@@ -1,8 +1,8 @@
 -- Store a job's state in the key and format of Celery's Redis backend. A terminal state ends the
 -- job, and the claim with it.
 --
--- The result and the stream's last events appear together, once: whoever comes second, or comes
--- with a claim that was lost, stores nothing.
+-- The result and the stream's last events appear together, once. A second caller, or one whose claim
+-- was lost, stores nothing.
 --
 -- Returns 1 if it was stored, else 0.
 

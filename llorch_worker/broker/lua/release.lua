@@ -17,7 +17,7 @@ end
 -- The first write, and one that cannot grow: see allow_writes.
 redis.call('ZREM', LEASES, job_id)
 if state == 'ended' then
-  -- A stored result has ended the job already; what is left of the claim goes.
+  -- A stored result has ended the job already; this deletes the rest of the claim.
   redis.call('HDEL', job, 'message', 'list')
   redis.call('HSET', job, 'state', 'ended')
   redis.call('EXPIRE', job, keep_s)
