@@ -1,4 +1,4 @@
-"""The checks of ``llorch doctor``: each looks at one thing and says what to do about it."""
+"""The checks of ``llorch doctor``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OLDEST_REDIS = (6, 2)
 
 
 class Check(BaseModel):
-    """What was looked at, what was found, and what to do where that is not good."""
+    """The result of one check; ``remedy`` says what to do about a warning or failure."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,13 +54,13 @@ def packages() -> Iterator[Check]:
     for extra, purpose in needed_for.items():
         missing = extras.missing_modules(extra)
         if extra == "embedded" and find_redis_server() is not None:
-            continue  # one on the PATH does as well
+            continue  # there is one on the PATH
         if missing:
             yield Check(
                 subject=extra,
                 verdict="warn",
-                finding=f"not installed ({', '.join(missing)}): this machine can enqueue and "
-                f"read, but not {purpose}",
+                finding=f"not installed ({', '.join(missing)}): this machine cannot {purpose}, "
+                "but it can submit jobs and read results",
                 remedy=f'pip install "llorch-worker[{extra}]"',
             )
 
@@ -69,14 +69,14 @@ def _installed(name: str) -> str:
     try:
         return f"{name} {version(name)}"
     except PackageNotFoundError:
-        return f"{name} from the checkout"
+        return f"{name} (checkout, not installed)"
 
 
 def redis_server(url: str, *, asked_for: bool) -> Iterator[Check]:
-    """Does Redis answer, and will it keep what is put into it?
+    """Does Redis answer, and does it keep its data?
 
-    ``asked_for``: the URL was given. Nobody home at the default one is only worth a warning where
-    ``llorch up`` can start a Redis itself.
+    ``asked_for``: a URL was given. Without one, a missing Redis is only a warning if ``llorch up``
+    can start one itself.
     """
     try:
         with broker_errors(url), connect(url) as client:
@@ -91,11 +91,11 @@ def redis_server(url: str, *, asked_for: bool) -> Iterator[Check]:
         yield Check(
             subject="redis",
             verdict="fail",
-            finding=f"{where} answers, but is version {found}",
+            finding=f"{where} has version {found}, which is too old",
             remedy="use Redis 6.2 or newer",
         )
     else:
-        yield Check(subject="redis", verdict="ok", finding=f"{where} answers, version {found}")
+        yield Check(subject="redis", verdict="ok", finding=f"version {found} answers at {where}")
     yield from _redis_keeps(information)
 
 
@@ -110,7 +110,7 @@ def _redis_keeps(information: dict[str, Any]) -> Iterator[Check]:
         yield Check(
             subject="memory",
             verdict="fail" if limit else "warn",
-            finding=f"maxmemory-policy is {policy} ({of}): Redis may throw jobs away",
+            finding=f"maxmemory-policy is {policy} ({of}): Redis may delete jobs",
             remedy="redis-cli config set maxmemory-policy noeviction",
         )
     if information.get("aof_enabled"):
@@ -137,8 +137,8 @@ def _no_redis(url: str, error: BrokerUnavailable, *, asked_for: bool) -> Check:
         return Check(
             subject="redis",
             verdict="warn",
-            finding=f"none at {safe_url(url)}; llorch up and llorch demo will start their own",
-            remedy="for work that must survive a restart, run one and set LLORCH_REDIS_URL",
+            finding=f"none at {safe_url(url)}; llorch up and llorch demo start their own",
+            remedy="to keep jobs across restarts, run a Redis and set LLORCH_REDIS_URL",
         )
     return Check(
         subject="redis",
@@ -149,7 +149,7 @@ def _no_redis(url: str, error: BrokerUnavailable, *, asked_for: bool) -> Check:
 
 
 def devices(settings: Settings) -> Iterator[Check]:
-    """torch, the cards and who has them, and the device that a worker would take."""
+    """torch, the cards and their workers, and the device that a worker would take."""
     if "torch" in extras.missing_modules("worker"):
         return
     import torch
@@ -187,7 +187,7 @@ def devices(settings: Settings) -> Iterator[Check]:
 
 
 def _device_fault(name: str) -> str | None:
-    """Why there is no such device; None where there is."""
+    """Why the device cannot be used; None if it can."""
     from llorch_worker.engine.memory.placement import resolve_device
 
     try:
@@ -204,15 +204,15 @@ def _card(name: str, card: Card, locks: Path) -> Check:
         return Check(
             subject="device",
             verdict="fail",
-            finding=f"{name} ({card.name}) does not answer: {card.fault}",
-            remedy="look at nvidia-smi and the kernel's log; a lost card needs a reset or a reboot",
+            finding=f"{name} ({card.name}) does not respond: {card.fault}",
+            remedy="check nvidia-smi and the kernel log; a lost card needs a reset or a reboot",
         )
     memory = f"{human_bytes(card.free_bytes)} free of {human_bytes(card.total_bytes)}"
     try:
         holder = CardLocks(locks).holder(card)
-        taken = f"held by {holder}" if holder else "no worker has it"
+        taken = f"in use by {holder}" if holder else "not in use"
     except OSError as error:
-        taken = f"who has it cannot be seen: {locks}: {error.strerror}"
+        taken = f"its lock cannot be read: {locks}: {error.strerror}"
     return Check(
         subject="device",
         verdict="ok",
@@ -221,10 +221,7 @@ def _card(name: str, card: Card, locks: Path) -> Check:
 
 
 def model_file(settings: Settings) -> Iterator[Check]:
-    """Does the model's metadata load, and will it fit?
-
-    Only the first where the device is not there, which is no fault of the model's.
-    """
+    """Does the model's metadata load, and does the model fit? A missing device skips the latter."""
     if extras.missing_modules("worker"):
         return
     from llorch_worker.engine.memory.model_report import report
@@ -265,7 +262,7 @@ def model_file(settings: Settings) -> Iterator[Check]:
 
 
 def _kernels(memory: MemoryReport, *, wanted: str) -> Check:
-    """Which kernels a worker would use, and why not faster ones."""
+    """Which kernels a worker would use, and why it cannot use faster ones."""
     from llorch_worker.kernels import native_absence
 
     finding = f"{memory.kernels} for {memory.dtype}: {memory.kernels_reason}"
@@ -275,15 +272,15 @@ def _kernels(memory: MemoryReport, *, wanted: str) -> Check:
     return Check(
         subject="kernels",
         verdict="warn",
-        finding=f"{memory.kernels} for {memory.dtype}; native ones cannot be had: {absence}",
-        remedy="install gcc, on a processor with AVX-512 BF16 and VNNI; or do without",
+        finding=f"{memory.kernels} for {memory.dtype}; native kernels are unavailable: {absence}",
+        remedy="native kernels need gcc and a CPU with AVX-512 BF16 and VNNI",
     )
 
 
 def flower(asked_for: int | None) -> Iterator[Check]:
-    """Is Flower's port free, or Flower already there?
+    """Is Flower's port free, or does Flower listen on it already?
 
-    One that was not asked for may be taken: ``llorch up`` then takes the next.
+    The default port may be taken: ``llorch up`` then takes the next free one.
     """
     if extras.missing_modules("flower"):
         return
@@ -305,18 +302,18 @@ def flower(asked_for: int | None) -> Iterator[Check]:
 
 
 def served_workers(url: str) -> Iterator[Check]:
-    """Which workers are up, by what they themselves say in Redis."""
+    """Which workers are running, by their announcements in Redis."""
     try:
         with Cluster(url) as cluster:
             workers = cluster.workers()
     except BrokerUnavailable:
-        return  # the redis check has said so
+        return  # the Redis check reports that
     if not workers:
         yield Check(
             subject="workers",
             verdict="warn",
-            finding="none is running: jobs wait until one comes, if any ever served their model",
-            remedy="llorch worker, or llorch up",
+            finding="none is running: jobs wait until a worker for their model starts",
+            remedy="start one with llorch worker or llorch up",
         )
     for found in workers:
         finding = f"{found.hostname} serves {found.model} on {found.device}"

@@ -1,4 +1,4 @@
-"""``llorch inspect``: what a model file is, and what it will cost in memory."""
+"""``llorch inspect``: what a model file is, and how much memory it needs."""
 
 from __future__ import annotations
 
@@ -6,53 +6,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    KvCacheBytesOption,
-    KvDtypeOption,
-    MaxContextOption,
-    MaxSequencesOption,
-    settings_from,
-)
+from llorch_worker.cli.options import JsonOption, model_path, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import FAILED
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
+from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
     from llorch_worker.engine.memory.model_report import MemoryReport, ModelReport
 
 
+@settings_options("device", "dtype", "kv_dtype", "max_sequences", "max_context", "kv_cache_bytes")
 def inspect(
     path: Annotated[str, typer.Argument(help="A .gguf file, a Hugging Face folder, or demo.")],
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    kv_dtype: KvDtypeOption = None,
-    max_sequences: MaxSequencesOption = None,
-    max_context: MaxContextOption = None,
-    kv_cache_bytes: KvCacheBytesOption = None,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell what a model file is and what a worker will need for it. Loads no weights.
+    """Describe a model file and the memory that a worker needs for it. Loads no weights.
 
-    Exits 1 if it does not fit on the device as things are.
+    Exits 1 if the model does not fit on the device at present.
     """
-    settings = settings_from(
-        model=path,
-        device=device,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        max_sequences=max_sequences,
-        max_context=max_context,
-        kv_cache_bytes=kv_cache_bytes,
-    )
     extras.require("worker")
     screen = Screen(as_json=as_json)
     from llorch_worker.engine.memory.model_report import report
 
-    found = report(settings)
+    found = report(settings.model_copy(update={"model": model_path(path)}))
     if as_json:
         screen.document(found.model_dump(mode="json"))
     else:

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from benches.peers.command import _show as show
+
 from benches.peers.contestants import roster
 from benches.peers.contestants.contestant import (
     LLAMA_CPP,

@@ -1,4 +1,4 @@
-"""Many jobs from one file: enqueued in order, awaited together, reported line by line."""
+"""``llorch submit --file``: many jobs, enqueued in order and awaited together."""
 
 from __future__ import annotations
 
@@ -12,29 +12,33 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llorch_worker.cli.request_options import read_text
+from llorch_worker.cli.terminal.interrupts import cancelling
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract import (
+    Fault,
     GenerationRequest,
     GenerationResult,
     InvalidRequest,
     LlorchError,
     QueueFull,
+    describe,
 )
-from llorch_worker.contract.command_errors import FAILED, USAGE, CommandError
+from llorch_worker.contract.command_errors import FAILED, USAGE, CommandError, usage_error
 from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
-from llorch_worker.stack.interrupts import cancelling
 
 if TYPE_CHECKING:
     from llorch_worker.client import AsyncClient, AsyncJob
 
 ROOM_POLL_S = 1.0
 EXCERPT_CHARS = 30
+SHOWN_LINES = 3
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A job of the file and what became of it."""
+    """A job of the file and how it ended."""
 
     number: int
     id: str
@@ -47,20 +51,22 @@ class Ended:
         return head | {"error": self.end.document().model_dump(mode="json")}
 
 
-def submit_many(
+def submit_file(
     screen: Screen,
     settings: Settings,
-    requests: list[GenerationRequest],
+    path: str,
+    defaults: dict[str, Any],
     *,
     worker: str | None,
     wait: bool,
     output: Path | None,
 ) -> None:
-    """Enqueue ``requests``; print their ids, or with ``wait`` what became of each.
+    """Enqueue the requests of ``path``; print their ids, or with ``wait`` how each ended.
 
-    They are for ``worker`` alone where one is named. Exits 1 if a job fails. Ctrl-C cancels the
-    jobs that have not ended; with ``output`` the results of the others are kept.
+    Exits 1 if a job fails. Ctrl-C cancels the jobs that have not ended; ``output`` keeps the
+    results of the others.
     """
+    requests = _read_requests(path, defaults)
     # Opened first: a path that cannot be written should not cost a night's work.
     with nullcontext(_ignore) if output is None else _written_to(output) as write:
         try:
@@ -85,9 +91,47 @@ def submit_many(
         raise typer.Exit(FAILED)
 
 
+def _read_requests(path: str, defaults: dict[str, Any]) -> list[GenerationRequest]:
+    """The requests of a JSON-lines file (``-`` is stdin); each line overrides ``defaults``.
+
+    Raises:
+        CommandError: names the first wrong lines and their errors.
+    """
+    if not defaults.keys().isdisjoint(("chat", "system")):
+        raise usage_error("--chat and --system shape one prompt: in a file, use messages")
+    requests, errors = [], []
+    # Not splitlines: a JSON string may contain U+2028 and other line separators.
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            requests.append(_request_of_line(line, defaults))
+        except InvalidRequest as error:
+            errors.append(f"line {number}: {error.message}")
+    if errors:
+        more = len(errors) - SHOWN_LINES
+        shown = errors[:SHOWN_LINES] + ([f"and {counted(more, 'more line')}"] if more > 0 else [])
+        raise usage_error(f"{path}: {'; '.join(shown)}; nothing was enqueued")
+    if not requests:
+        raise usage_error(f"{path} has no jobs: give one JSON object per line")
+    return requests
+
+
+def _request_of_line(line: str, defaults: dict[str, Any]) -> GenerationRequest:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        fault = Fault(field="line", rule=f"must be JSON ({error})", got=describe(line))
+        raise InvalidRequest.from_faults([fault]) from None
+    if not isinstance(fields, dict):
+        fault = Fault(field="line", rule="must be one JSON object", got=describe(fields))
+        raise InvalidRequest.from_faults([fault])
+    return GenerationRequest(**{**defaults, **fields})
+
+
 @contextmanager
 def _written_to(path: Path) -> Iterator[Callable[[Ended], None]]:
-    """Takes jobs as they end, and writes them in the order of the file as soon as that can be."""
+    """Yields a function that takes jobs as they end, and writes them in the file's order."""
     held: dict[int, Ended] = {}
     due = 1
     with path.open("w", encoding="utf-8") as sink:
@@ -122,7 +166,7 @@ async def _run(
     *,
     wait: bool,
 ) -> list[Ended]:
-    """``on_end`` is told of each job that is awaited."""
+    """Enqueue all, and with ``wait`` return how they ended; ``on_end`` receives each at once."""
     from llorch_worker.client import AsyncClient
 
     with cancelling():
@@ -137,7 +181,7 @@ async def _run(
                 raise
             except asyncio.CancelledError:
                 if wait:
-                    screen.note("cancelling what has not ended")
+                    screen.note("cancelling the jobs that have not ended")
                     await _cancel_all(jobs)
                 else:
                     # They run, and nobody else knows their ids.
@@ -158,10 +202,10 @@ async def _enqueue(
     jobs: list[AsyncJob],
     worker: str | None,
 ) -> None:
-    """Appends to ``jobs`` as they are enqueued, so that whoever cancels them knows which are.
+    """Append each job to ``jobs`` once it is enqueued, so that a caller can cancel those.
 
     Raises:
-        CommandError: one cannot be; those before it are, and nobody has been told their ids.
+        CommandError: a job is refused; those before it are in the queue.
     """
     with screen.bar("enqueueing", "jobs") as advance:
         for request in requests:
@@ -180,7 +224,9 @@ def _show_ids(screen: Screen, jobs: list[AsyncJob]) -> None:
 
 
 def _refused(enqueued: int, error: LlorchError) -> CommandError:
-    others = f"{counted(enqueued, 'job')} before it cancelled" if enqueued else "nothing enqueued"
+    others = (
+        f"cancelled {counted(enqueued, 'job')} before it" if enqueued else "nothing was enqueued"
+    )
     message = f"job {enqueued + 1} of the file: {error.message}; {others}"
     exit_code = USAGE if isinstance(error, InvalidRequest) else FAILED
     return CommandError(error.code, message, exit_code, error.faults)
@@ -193,7 +239,7 @@ async def _submit(
     jobs: list[AsyncJob],
     worker: str | None,
 ) -> None:
-    """Enqueues one job, when there is room for it: a file may be longer than a queue."""
+    """Enqueue one job once there is room for it: a file may be longer than a queue."""
     from llorch_worker.client import BrokerUnavailable
 
     told = False
@@ -203,7 +249,7 @@ async def _submit(
             jobs.append(await asyncio.shield(sending))
             return
         except asyncio.CancelledError:
-            # It is on its way, and whoever was interrupted wants it cancelled too.
+            # It may be enqueued already, and must then be cancelled too.
             with suppress(LlorchError, BrokerUnavailable):
                 jobs.append(await sending)
             raise
@@ -238,11 +284,9 @@ async def _await_all(
 
 def _show(screen: Screen, item: Ended) -> None:
     if isinstance(item.end, LlorchError):
-        screen.out.print(f"{item.number:>4}  {item.id}  {item.end}", markup=False, soft_wrap=True)
-        return
-    first = item.end.choices[0]
-    text = harmless(" ".join(first.text.split()))
-    excerpt = text if len(text) <= EXCERPT_CHARS else text[: EXCERPT_CHARS - 1] + "…"
-    screen.out.print(
-        f"{item.number:>4}  {item.id}  {excerpt}", markup=False, soft_wrap=True, style=None
-    )
+        text = str(item.end)
+    else:
+        text = harmless(" ".join(item.end.choices[0].text.split()))
+        if len(text) > EXCERPT_CHARS:
+            text = text[: EXCERPT_CHARS - 1] + "…"
+    screen.out.print(f"{item.number:>4}  {item.id}  {text}", markup=False, soft_wrap=True)
