@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from llorch_worker.cache import CausalMasks, RopeTables
-from llorch_worker.cache.unified import DEFAULT_MAX_QUERY_TOKENS
+from llorch_worker.cache import MAX_QUERY_TOKENS, CausalMasks, RopeTables
 from llorch_worker.contract.quantities import human_bytes
 
 CONTEXTS = (512, 2048, 4096)
@@ -21,7 +20,7 @@ CPU = torch.device("cpu")
 
 def strip_bytes(context: int) -> int:
     """The one mask that every smaller or offset one is a view of."""
-    return CausalMasks(max_query=DEFAULT_MAX_QUERY_TOKENS, max_context=context, device=CPU).nbytes
+    return CausalMasks(max_query=MAX_QUERY_TOKENS, max_context=context, device=CPU).nbytes
 
 
 def map_bytes(context: int, dtype: torch.dtype) -> int:

@@ -20,7 +20,7 @@ import torch
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Llama, RaggedBatch, parameter_count, resolve_config
@@ -72,9 +72,9 @@ def read_by_decode(
     )
     longest = max(map(len, texts))
     shape = cache_shape(config, longest, dtype=dtype, device=device, kv_dtype=kv_dtype)
-    size = shape["block_size"]
+    size = shape.block_size
     blocks = -(-longest // size)
-    cache = UnifiedCache.allocate(num_blocks=blocks, **shape)
+    cache = UnifiedCache.allocate(shape, blocks)
     table = torch.arange(blocks, device=device).unsqueeze(0)
     rows = []
     for text in texts:

@@ -21,7 +21,7 @@ from benches.components.sizes import (
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.kernels import Ops, PagedSequences
 from llorch_worker.model import ForwardPass, RaggedBatch
-from llorch_worker.model.attention import Attention
+from llorch_worker.model.block import Attention
 
 DECODE_CONTEXT_TOKENS = 512
 

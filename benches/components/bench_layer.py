@@ -26,14 +26,11 @@ from benches.components.sizes import (
     matrix,
     randoms,
 )
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.kernels import Ops, PagedAttention, PagedSequences, select_ops
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.model import ForwardPass, RaggedBatch
-from llorch_worker.model.attention import Attention
-from llorch_worker.model.block import Block
-from llorch_worker.model.rms_norm import RmsNorm
-from llorch_worker.model.swiglu import SwiGlu
+from llorch_worker.model.block import Attention, Block, RmsNorm, SwiGlu
 from llorch_worker.weights import DenseLinear
 
 EPS = 1e-5
@@ -103,16 +100,18 @@ class Layer:
 
     def cache(self, batch: RaggedBatch) -> UnifiedCache:
         return UnifiedCache.allocate(
-            num_layers=1,
-            num_kv_heads=self.shape.heads,
-            head_dim=self.shape.head_dim,
-            rope_theta=ROPE_THETA,
-            rope_scaling=None,
-            max_context=max(batch.context_lengths),
-            num_blocks=batch.block_tables.numel(),
-            block_size=BLOCK_TOKENS,
-            dtype=DTYPE,
-            device=CPU,
+            CacheShape(
+                num_layers=1,
+                num_kv_heads=self.shape.heads,
+                head_dim=self.shape.head_dim,
+                rope_theta=ROPE_THETA,
+                rope_scaling=None,
+                max_context=max(batch.context_lengths),
+                block_size=BLOCK_TOKENS,
+                dtype=DTYPE,
+                device=CPU,
+            ),
+            batch.block_tables.numel(),
         )
 
 

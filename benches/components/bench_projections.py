@@ -20,8 +20,7 @@ from benches.components.sizes import (
     randoms,
 )
 from llorch_worker.kernels import Ops
-from llorch_worker.model.rms_norm import RmsNorm
-from llorch_worker.model.swiglu import SwiGlu
+from llorch_worker.model.block import RmsNorm, SwiGlu
 
 TOKENS = [1, 8, 32, 128]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.kernels.arena import Arena
 from llorch_worker.kernels.native.tiles import Bf16Tiles
 from llorch_worker.weights import DenseLinear, Linear, select_linears
@@ -64,16 +64,18 @@ def linear(out_features: int, in_features: int, dtype: torch.dtype, seed: int = 
 def cache(dtype: torch.dtype, context_tokens: int = CONTEXT_TOKENS) -> UnifiedCache:
     """Of one layer, as the engine makes it."""
     return UnifiedCache.allocate(
-        num_layers=1,
-        num_kv_heads=HEADS,
-        head_dim=HEAD_DIM,
-        rope_theta=ROPE_THETA,
-        rope_scaling=None,
-        max_context=context_tokens,
-        num_blocks=-(-context_tokens // BLOCK_TOKENS),
-        block_size=BLOCK_TOKENS,
-        dtype=dtype,
-        device=torch.device("cpu"),
+        CacheShape(
+            num_layers=1,
+            num_kv_heads=HEADS,
+            head_dim=HEAD_DIM,
+            rope_theta=ROPE_THETA,
+            rope_scaling=None,
+            max_context=context_tokens,
+            block_size=BLOCK_TOKENS,
+            dtype=dtype,
+            device=torch.device("cpu"),
+        ),
+        -(-context_tokens // BLOCK_TOKENS),
     )
 
 

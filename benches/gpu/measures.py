@@ -29,7 +29,7 @@ from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.graphs import DecodeGraphs, Recorder
 from llorch_worker.engine.device.queue import DeviceQueue
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.runner import ForwardModel, Runner
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
@@ -79,8 +79,8 @@ class Bench:
             kv_dtype=kv_dtype,
             decode_rows=most,
         )
-        blocks = max(case.blocks(shape["block_size"]) for case in cases)
-        cache = UnifiedCache.allocate(num_blocks=blocks, **shape)
+        blocks = max(case.blocks(shape.block_size) for case in cases)
+        cache = UnifiedCache.allocate(shape, blocks)
         draw_keys_and_values(cache.kv)
         self._kv_token_bytes = kv_token_bytes(config, dtype=dtype, kv_dtype=kv_dtype)
         self._graphs = DecodeGraphs(model, cache, recorder)

@@ -7,10 +7,7 @@ import torch
 from benches.gpu.random_weights import DENSE, RandomWeights
 from llorch_worker.kernels import Ops
 from llorch_worker.model import Llama, LlamaConfig
-from llorch_worker.model.attention import Attention
-from llorch_worker.model.block import Block
-from llorch_worker.model.rms_norm import RmsNorm
-from llorch_worker.model.swiglu import SwiGlu
+from llorch_worker.model.block import Attention, Block, RmsNorm, SwiGlu
 
 LLAMA_2_7B = LlamaConfig(
     vocab_size=32000,

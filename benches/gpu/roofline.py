@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from llorch_worker.cache import PagedKV
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.model import Llama, LlamaConfig
 from llorch_worker.settings import KvDtype
 
@@ -36,15 +37,8 @@ def matrix_bytes(model: Llama) -> int:
 
 def kv_token_bytes(config: LlamaConfig, *, dtype: torch.dtype, kv_dtype: KvDtype) -> int:
     """What the cache keeps of a token in all layers."""
-    return sum(
-        PagedKV.slot_bytes(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-        ).values()
-    )
+    shape = cache_shape(config, 1, dtype=dtype, device=torch.device("cpu"), kv_dtype=kv_dtype)
+    return sum(PagedKV.slot_bytes(shape).values())
 
 
 def decode_work(

@@ -13,7 +13,6 @@ from typing import Any
 from celery import states
 from celery.backends.redis import RedisBackend, SentinelBackend
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.results import decode_state, now, result_meta, terminal_event
 from llorch_worker.broker.scripts import run_script
@@ -69,14 +68,13 @@ class _OneEnd:
         stored = run_script(
             self.client,
             "finish",
-            [keys.result(task_id), keys.job(task_id), keys.events(task_id), keys.LEASES],
             [
+                task_id,
                 "" if claim is None else claim.fence,
                 document,
                 self.app.settings.result_ttl_s,
                 event,
                 self.app.settings.stream_ttl_s,
-                task_id,
                 *entries,
             ],
         )

@@ -6,7 +6,6 @@ from typing import Literal
 
 from redis import Redis
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.results import revoked_document
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import CancelledEvent, encode_event
@@ -29,20 +28,12 @@ def cancel(client: Redis, job_id: str, *, result_ttl_s: int, stream_ttl_s: int) 
         client,
         "cancel",
         [
-            keys.job(job_id),
-            keys.events(job_id),
-            keys.result(job_id),
-            keys.cancel(job_id),
-            keys.LEASES,
-        ],
-        [
             job_id,
             revoked_document(job_id),
             encode_event(CancelledEvent()),
             result_ttl_s,
             stream_ttl_s,
             max(TOMBSTONE_TTL_S, result_ttl_s),
-            keys.CANCEL_CHANNEL,
         ],
     )
     return outcome

@@ -18,7 +18,6 @@ from typing import Any
 from kombu.log import get_logger
 from redis import Redis
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.results import failure_document, now, started_document
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import AttemptsExhausted, Failed, LlorchError, encode_event
@@ -115,21 +114,21 @@ def claim(
         run_script(
             client,
             "claim",
-            [keys.LEASES, keys.DEAD, suspects, *lists],
             [
+                worker,
+                limit,
+                suspect_held,
                 terms.lease_ms,
                 terms.max_attempts,
-                limit,
-                worker,
                 terms.result_ttl_s,
-                suspect_held,
-                templates.failure.replace(_NOW, now()),
-                templates.last_event,
                 terms.stream_ttl_s,
                 MOST_DEAD_LETTERS,
                 templates.started,
+                templates.failure.replace(_NOW, now()),
+                templates.last_event,
                 *(claim.job_id for claim in held if claim.redelivered),
             ],
+            [suspects, *lists],
         )
     )
     taken = [_claim_of(answer) for _ in range(next(answer))]
@@ -153,7 +152,7 @@ def claim(
 
 def _claim_of(answer: Iterator[Any]) -> Claim:
     """The next claim in the answer of ``lua/claim.lua``."""
-    job_id, message, attempt, fence, list_key, suspect, first_ms, now_ms, first, cancelled = islice(
+    job_id, message, attempt, fence, list_key, first_ms, now_ms, first, cancelled, suspect = islice(
         answer, 10
     )
     return Claim(
@@ -173,7 +172,7 @@ def _claim_of(answer: Iterator[Any]) -> Claim:
 def renew(client: Redis, claims: Iterable[Claim], *, lease_ms: int) -> list[str]:
     """Renew the leases of ``claims``; returns the ids of those that are lost."""
     pairs = [part for claim in claims for part in (claim.job_id, claim.fence)]
-    lost = run_script(client, "renew", [keys.LEASES], [lease_ms, *pairs])
+    lost = run_script(client, "renew", [lease_ms, *pairs])
     return [_text(job_id) for job_id in lost]
 
 
@@ -189,18 +188,12 @@ def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> 
             client,
             "finish",
             [
-                keys.result(claim.job_id),
-                keys.job(claim.job_id),
-                keys.events(claim.job_id),
-                keys.LEASES,
-            ],
-            [
+                claim.job_id,
                 claim.fence,
                 failure_document(claim.job_id, error),
                 terms.result_ttl_s,
                 encode_event(Failed(error=error.document())),
                 terms.stream_ttl_s,
-                claim.job_id,
             ],
         )
     )
@@ -209,7 +202,7 @@ def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> 
 def lapse(client: Redis, claim: Claim) -> None:
     """End the claim's lease now, as the worker's death would: the next sweep puts the job back,
     with a counted attempt. Nothing happens where the claim was lost already."""
-    run_script(client, "lapse", [keys.LEASES, keys.job(claim.job_id)], [claim.job_id, claim.fence])
+    run_script(client, "lapse", [claim.job_id, claim.fence])
 
 
 def hand_back(client: Redis, claim: Claim) -> bool:
@@ -218,19 +211,12 @@ def hand_back(client: Redis, claim: Claim) -> bool:
 
 
 def _release(client: Redis, claim: Claim, state: str, ttl_s: int) -> bool:
-    return bool(
-        run_script(
-            client,
-            "release",
-            [keys.LEASES, keys.job(claim.job_id)],
-            [claim.job_id, claim.fence, state, ttl_s],
-        )
-    )
+    return bool(run_script(client, "release", [claim.job_id, claim.fence, state, ttl_s]))
 
 
 def sweep(client: Redis) -> list[str]:
     """Put the jobs whose leases lapsed back to the head of their queues; returns their ids."""
-    back = run_script(client, "sweep", [keys.LEASES], [SWEEP_LIMIT_JOBS])
+    back = run_script(client, "sweep", [SWEEP_LIMIT_JOBS])
     return [_text(job_id) for job_id in back]
 
 

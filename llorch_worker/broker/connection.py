@@ -1,4 +1,4 @@
-"""Connections to Redis, and the one sentence that says why there is none."""
+"""Connections to Redis and their errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 import redis
 import redis.asyncio
@@ -19,64 +18,22 @@ from redis.client import PubSub
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
-from llorch_worker.broker.sentinel import SCHEME, SEPARATOR, SentinelUrl, is_sentinel
+from llorch_worker.broker.url import SentinelUrl, is_sentinel, safe_url, url_errors
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 
-SCHEMES = ("redis", "rediss", "unix", SCHEME)
 CONNECT_TIMEOUT_S = 3.0
 REPLY_TIMEOUT_S = 15.0
 MAX_CONNECTIONS = 10_000
-"""Every reader of a stream holds one. With redis-py's own limit of 100 the next would fail."""
+"""Every reader of a stream holds one; redis-py allows 100 by default."""
 MOST_IDLE_SUBSCRIPTIONS = 16
-"""Kept for the next who waits."""
+"""Kept for the next who waits for a result."""
 RETRIES = 2
-"""A connection that Redis closed while it was idle is opened again; an absent Redis is not
-waited for."""
-
-
-def safe_url(url: str) -> str:
-    """``url`` without its password and options."""
-    return SEPARATOR.join(_safe_part(part) for part in _parts(url))
-
-
-def _parts(url: str) -> list[str]:
-    """One for each sentinel, or the whole; without options."""
-    bare = url.partition("?")[0]
-    return bare.split(SEPARATOR) if is_sentinel(url) else [bare]
-
-
-def _split(part: str) -> SplitResult:
-    try:
-        split = urlsplit(part)
-        _ = split.port
-        readable = split.scheme == "unix" or "://" not in part or "@" not in split.path
-    except ValueError:
-        # Its words quote what may be half of a password.
-        readable = False
-    if not readable or split.fragment:
-        raise ValueError(
-            "its host and port cannot be read; in a password, percent-encode / ? # [ ]"
-        )
-    return split
-
-
-def _safe_part(url: str) -> str:
-    try:
-        parts = _split(url)
-    except ValueError:
-        return "a URL that cannot be read"
-    if not parts.netloc and parts.scheme != "unix":
-        # localhost:6379, say. What stands before an @ may be a password.
-        return url.rpartition("@")[2].partition("?")[0]
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    user = f"{parts.username or ''}:***@" if parts.password else ""
-    return f"{parts.scheme}://{user}{host}{f':{parts.port}' if parts.port else ''}{parts.path}"
+"""A command that fails is sent again over a new connection. Redis is not waited for longer."""
 
 
 def _options() -> dict[str, Any]:
     return {
-        # As the worker's connection to its queues: what Redis refuses there, it refuses here.
+        # As the worker's connection to its queues, so that Redis refuses the same in both places.
         "protocol": 2,
         "decode_responses": True,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
@@ -88,7 +45,12 @@ def _options() -> dict[str, Any]:
 
 
 def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis.Redis:
-    """A client of the Redis at ``url``; connects on first use. Replies are str."""
+    """A client of the Redis at ``url``; connects on first use. Replies are str.
+
+    redis-py's pool replaces connections that Redis closed, and behind Sentinel it asks for the
+    master whenever it connects: nothing of ours is needed but ``retry``, for the command that finds
+    the old master demoted, and :func:`close_idle`.
+    """
     options = _options() | {
         "socket_timeout": reply_timeout_s,
         "retry": Retry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES),
@@ -134,37 +96,11 @@ def connect_async(url: str) -> redis.asyncio.Redis:
 
 
 @contextmanager
-def url_errors(url: str) -> Iterator[None]:
-    """Checks what redis-py lets pass, and says of a URL that is none what is wrong with it."""
-    try:
-        _check_url(url)
-        yield
-    except ValueError as error:
-        raise BrokerRefused(
-            f"{safe_url(url)} is no Redis URL: {str(error).removesuffix('.')}; set LLORCH_REDIS_URL"
-        ) from None
-
-
-def _check_url(url: str) -> None:
-    if url != url.strip():
-        raise ValueError("there are blanks around it")
-    for part in _parts(url):
-        if not part.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
-            *others, last = (f"{scheme}://" for scheme in SCHEMES)
-            raise ValueError(f"it must begin with {', '.join(others)} or {last}")
-        split = _split(part)
-        # redis-py takes 0 instead, and Celery none.
-        database = split.path.removeprefix("/")
-        if split.scheme != "unix" and database and not database.isdecimal():
-            raise ValueError("it must end with the number of a database")
-
-
-@contextmanager
 def subscribe(client: redis.Redis, channel: str) -> Iterator[PubSub]:
     """A subscription to one channel, renewed by redis-py whenever the connection is.
 
-    ``get_message`` also returns the confirmation of each (re)subscription, of type ``subscribe``:
-    what was published before it may have been missed.
+    ``get_message`` also returns the confirmation of each (re)subscription, of type ``subscribe``.
+    Messages published before it may be missed.
     """
     pubsub = client.pubsub()
     try:
@@ -175,10 +111,9 @@ def subscribe(client: redis.Redis, channel: str) -> Iterator[PubSub]:
 
 
 class Subscriptions:
-    """As :func:`subscribe`, on connections that are kept for the next: opening one costs Redis and
-    us as much as a short job. Safe to share between threads.
+    """As :func:`subscribe`, but connections are kept for the next subscriber. Thread-safe.
 
-    A message may be an earlier subscriber's: its channel tells.
+    A message may be meant for an earlier subscriber: compare its channel.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -190,7 +125,7 @@ class Subscriptions:
     def to(self, channel: str) -> Iterator[PubSub]:
         pubsub = self._take()
         try:
-            # Of the channel before only now: whoever leaves has a result, and hurries.
+            # Not when the previous subscriber left: it had a result and was in a hurry.
             if pubsub.channels:
                 pubsub.unsubscribe()
             pubsub.subscribe(channel)
@@ -204,7 +139,7 @@ class Subscriptions:
             pubsub.close()
 
     def close(self) -> None:
-        # Two threads may empty it.
+        # Two threads may empty it at once.
         with suppress(IndexError):
             while True:
                 self._idle.pop().close()
@@ -230,8 +165,7 @@ def broker_errors(url: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Redis refused a write because it is at its ``maxmemory``. Scripts answer it within
-    an error of their own."""
+    """Whether Redis refused a write, also one of a script, because it is at its ``maxmemory``."""
     return isinstance(error, RedisError) and "used memory > 'maxmemory'" in str(error)
 
 

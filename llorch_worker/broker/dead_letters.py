@@ -77,7 +77,6 @@ def bury(client: Redis, claim: Claim, reason: str) -> bool:
         run_script(
             client,
             "bury",
-            [keys.job(claim.job_id), keys.DEAD],
             [claim.job_id, claim.fence, reason, message, MOST_DEAD_LETTERS],
         )
     )
@@ -108,12 +107,7 @@ def retry(client: Redis, letter: DeadLetter, *, stream_ttl_s: int) -> Retried:
     It goes on from its journal, where that has not expired. A cancel that was asked for, and a
     deadline, still hold.
     """
-    outcome: Retried = run_script(
-        client,
-        "retry",
-        [keys.DEAD, keys.job(letter.id), keys.events(letter.id), keys.result(letter.id)],
-        [letter.raw, stream_ttl_s],
-    )
+    outcome: Retried = run_script(client, "retry", [letter.raw, stream_ttl_s])
     return outcome
 
 

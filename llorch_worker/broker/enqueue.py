@@ -44,7 +44,6 @@ def enqueue(
         outcome, value = run_script(
             client,
             "enqueue",
-            [keys.sent(job_id), list_of(to), *lists_of(model.name), *own],
             [
                 job_id,
                 before,
@@ -53,6 +52,7 @@ def enqueue(
                 ttl_s,
                 "" if key is None else keys.idempotency(model.name, key),
             ],
+            [list_of(to), *lists_of(model.name), *own],
         )
     except RedisError as error:
         if not is_out_of_memory(error):

@@ -46,10 +46,8 @@ def queue_append(
     """
     pipe.evalsha(
         digest("append"),
-        3,
-        keys.job(claim.job_id),
-        keys.events(claim.job_id),
-        keys.cancel(claim.job_id),
+        0,
+        claim.job_id,
         claim.fence,
         first_entry,
         ttl_s,

@@ -6,25 +6,25 @@ from typing import Any
 
 from celery import Celery
 
-from llorch_worker.broker.connection import CONNECT_TIMEOUT_S, url_errors
-from llorch_worker.broker.sentinel import SentinelUrl, is_sentinel
+from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
+from llorch_worker.broker.url import SentinelUrl, is_sentinel, url_errors
 
 REPLY_TIMEOUT_S = 30.0
 
 
 def producer_app(redis_url: str) -> Celery:
-    """An app that only enqueues: no result backend, because reading results needs no Celery."""
+    """An app that only enqueues. It has no result backend: reading results needs no Celery."""
     app = Celery("llorch-client", set_as_current=False)
     app.conf.update(connection_config(redis_url), task_ignore_result=False)
     return app
 
 
 def celery_url(redis_url: str) -> str:
-    """As Celery and kombu want it."""
+    """The URL as Celery and kombu read it."""
     if is_sentinel(redis_url):
         return SentinelUrl.parse(redis_url).bare
     if redis_url.startswith("rediss://") and "ssl_cert_reqs=" not in redis_url:
-        # What redis-py does by default Celery wants to be told.
+        # redis-py verifies certificates by default; Celery must be told to.
         return f"{redis_url}{'&' if '?' in redis_url else '?'}ssl_cert_reqs=required"
     return redis_url
 
@@ -35,7 +35,7 @@ def sentinel_options(redis_url: str) -> dict[str, Any]:
 
 
 def connection_config(redis_url: str) -> dict[str, Any]:
-    """The settings of Celery that reach Redis, alike for producers and workers."""
+    """Celery's settings for Redis, the same for producers and workers."""
     with url_errors(redis_url):
         broker_url = celery_url(redis_url)
     return {

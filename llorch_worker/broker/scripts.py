@@ -1,4 +1,9 @@
-"""The Lua scripts, each in its own file, called by name."""
+"""The Lua scripts, called by name.
+
+What Redis runs is put together from four pieces: the names of our keys and queues, whose one
+definition is in Python; ``lua/prelude.lua``; the parts in ``lua/parts`` that the script needs; and
+``lua/<name>.lua``.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,48 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import NoScriptError
 
+from llorch_worker.broker import keys, queues
+
 Argument = str | int | float | bytes
+
+_PARTS = {
+    "claim": ("lists", "message", "take"),
+    "reroute": ("lists",),
+    "sweep": ("lists",),
+}
+_NAMES = {
+    "LEASES": keys.LEASES,
+    "DEAD_LETTERS": keys.DEAD,
+    "WORKER_QUEUES": keys.WORKER_QUEUES,
+    "CANCEL_CHANNEL": keys.CANCEL_CHANNEL,
+    "HIGH_SUFFIX": queues.HIGH_SUFFIX,
+    "SUSPECTS_SUFFIX": queues.SUSPECTS_SUFFIX,
+    "STEP_SEPARATOR": queues.STEP_SEPARATOR,
+    "WORKER_MARK": queues.WORKER_MARK,
+}
+_KEYS_OF_A_JOB = (keys.job, keys.events, keys.result, keys.cancel, keys.sent)
 
 
 @cache
 def _source(name: str) -> str:
-    return (files("llorch_worker.broker") / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+    parts = (f"parts/{part}" for part in _PARTS.get(name, ()))
+    folder = files("llorch_worker.broker") / "lua"
+    texts = (
+        (folder / f"{file}.lua").read_text(encoding="utf-8") for file in ("prelude", *parts, name)
+    )
+    return "\n".join((_names(), *texts))
+
+
+def _names() -> str:
+    """``LEASES``, ... and ``job_key(job_id)``, ... as Lua's locals."""
+    lines = [f"local {name} = '{text}'" for name, text in _NAMES.items()]
+    for key in _KEYS_OF_A_JOB:
+        before, after = key("@").split("@")
+        lines.append(
+            f"local function {key.__name__}_key(job_id) "
+            f"return '{before}' .. job_id .. '{after}' end"
+        )
+    return "\n".join(lines)
 
 
 @cache
@@ -30,13 +71,14 @@ def load(client: Redis, name: str) -> None:
     client.script_load(_source(name))
 
 
-def run_script(client: Redis, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
-    """Run ``lua/<name>.lua`` in one step.
+def run_script(
+    client: Redis, name: str, arguments: Sequence[Argument], lists: Sequence[str] = ()
+) -> Any:
+    """Runs ``lua/<name>.lua`` in one step; ``lists`` are its ``KEYS``.
 
-    By its digest, and by its source where a server (restarted, failed over) does not know it.
+    A server that restarted or failed over does not know the script's digest, and gets its source.
     """
     try:
-        # What redis-py's own method does after some checks.
-        return client.execute_command("EVALSHA", digest(name), len(keys), *keys, *arguments)
+        return client.evalsha(digest(name), len(lists), *lists, *arguments)
     except NoScriptError:
-        return client.eval(_source(name), len(keys), *keys, *arguments)
+        return client.eval(_source(name), len(lists), *lists, *arguments)

@@ -50,12 +50,12 @@ def reroute(client: redis.Redis, grace_s: float) -> dict[str, int]:
     moved = run_script(
         client,
         "reroute",
-        [keys.WORKER_QUEUES],
         [
             round((GONE_AFTER_S + grace_s) * 1e3),
             REMEMBERED_S * 1000,
             MOST_REMEMBERED,
             MOST_MOVED_JOBS,
+            *lists_of_worker(""),
         ],
     )
     names = [name.decode() if isinstance(name, bytes) else str(name) for name in moved[::2]]

@@ -6,11 +6,15 @@ from llorch_worker.cache.decode_buffers import DecodeBuffers
 from llorch_worker.cache.kv import PagedKV
 from llorch_worker.cache.prefix import Prefix
 from llorch_worker.cache.rope_tables import RopeScaling, RopeTables
+from llorch_worker.cache.shape import BLOCK_SIZE_TOKENS, MAX_QUERY_TOKENS, CacheShape
 from llorch_worker.cache.unified import UnifiedCache
 
 __all__ = [
+    "BLOCK_SIZE_TOKENS",
+    "MAX_QUERY_TOKENS",
     "BlockAccountingError",
     "BlockPool",
+    "CacheShape",
     "CausalMasks",
     "DecodeBuffers",
     "NoFreeBlocks",

@@ -1,44 +1,37 @@
-"""What a recorded decode step reads and writes: always at the same addresses."""
+"""What a recorded decode step reads and writes, always at the same addresses."""
 
 from __future__ import annotations
 
 import torch
 
+from llorch_worker.cache.shape import CacheShape
+
 
 class DecodeBuffers:
-    """Inputs and logits of ``rows`` decoding sequences.
+    """Inputs and logits of up to ``shape.decode_rows`` decoding sequences.
 
-    A row that no sequence has is blank: it decodes token 0 at position 0 of a scratch block, which
-    belongs to nobody, and its logits are nobody's.
+    A row without a sequence is blank: it decodes token 0 at position 0 of ``scratch_block``, which
+    no sequence holds, and its logits are never read.
     """
 
-    def __init__(
-        self,
-        *,
-        rows: int,
-        table_width: int,
-        vocab_size: int,
-        scratch_block: int,
-        block_size: int,
-        device: torch.device,
-    ) -> None:
-        def numbers(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
+    def __init__(self, shape: CacheShape, *, scratch_block: int) -> None:
+        def numbers(*sizes: int) -> torch.Tensor:
+            return torch.zeros(sizes, dtype=torch.int64, device=shape.device)
 
-        self.rows = rows
+        self.rows = rows = shape.decode_rows
         self.token_ids = numbers(rows)
         self.positions = numbers(rows)
         self.slots = numbers(rows)
         self.contexts = numbers(rows)
-        self.logits_rows = torch.arange(rows, device=device)
-        self.block_tables = numbers(rows, table_width)
-        self.logits = torch.zeros(rows, vocab_size, device=device)
+        self.logits_rows = torch.arange(rows, device=shape.device)
+        self.block_tables = numbers(rows, shape.context_blocks)
+        self.logits = torch.zeros(rows, shape.vocab_size, device=shape.device)
         self._scratch_block = scratch_block
-        self._scratch_slot = scratch_block * block_size
+        self._scratch_slot = scratch_block * shape.block_size
         self.blank(0, rows)
 
     def blank(self, first: int, end: int) -> None:
-        """Make rows ``first`` to ``end - 1`` blank."""
+        """Makes rows ``first`` to ``end - 1`` blank."""
         rows = slice(first, end)
         self.token_ids[rows] = 0
         self.positions[rows] = 0
@@ -47,10 +40,10 @@ class DecodeBuffers:
         self.block_tables[rows] = self._scratch_block
 
     @staticmethod
-    def required_bytes(*, rows: int, table_width: int, vocab_size: int) -> int:
+    def required_bytes(shape: CacheShape) -> int:
         """What such buffers take; allocates nothing."""
-        numbers = rows * (5 + table_width) * torch.int64.itemsize
-        return numbers + rows * vocab_size * torch.float32.itemsize
+        numbers = (5 + shape.context_blocks) * torch.int64.itemsize
+        return shape.decode_rows * (numbers + shape.vocab_size * torch.float32.itemsize)
 
     @property
     def nbytes(self) -> int:

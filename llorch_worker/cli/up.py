@@ -172,8 +172,8 @@ def _banner(
 ) -> None:
     from rich.markup import escape
 
-    from llorch_worker.broker.connection import safe_url
     from llorch_worker.broker.queues import normal_queue
+    from llorch_worker.broker.url import safe_url
 
     name = escape(settings.served_name)
     queue = escape(normal_queue(settings.served_name))

@@ -6,6 +6,7 @@ import heapq
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -18,7 +19,6 @@ from llorch_worker.contract import (
     TokenLogprobs,
 )
 from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
-from llorch_worker.engine.flight import Flight
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.runner import Launch, Runner, StepOutput
 from llorch_worker.engine.sampling.sampler import RowLogprobs
@@ -29,14 +29,28 @@ from llorch_worker.engine.stats import Counters
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose tokens are not delivered yet, or the error of its launch."""
+
+    plan: StepPlan
+    launch: Launch | Exception
+
+    def read(self) -> StepOutput:
+        """Waits for the step. Raises its error."""
+        if isinstance(self.launch, Exception):
+            raise self.launch
+        return self.launch.read()
+
+
 class EngineCore:
     """Generations and their sequences, step by step. Not thread-safe: one thread owns it.
 
-    Where the device works while the host does something else, a step is launched before the tokens
-    of the one before it are read, if the scheduler can plan it without them; two steps at most are
-    launched and not delivered, and one between two calls. All else happens as if each step had
-    waited for the one before: tokens are delivered in the order of the steps, and those that a
-    step computed for a sequence that had ended by then go to nobody.
+    On a device that works beside the host, a step is launched before the tokens of the previous
+    one are read, if the scheduler can plan it without them. At most two steps are launched and not
+    delivered, and one between two calls. Otherwise all happens as if each step had waited for the
+    previous one: tokens are delivered in order, and tokens for a sequence that has ended are
+    discarded.
     """
 
     def __init__(
@@ -52,15 +66,15 @@ class EngineCore:
         self._token_text = token_text
         self._generations: dict[Sequence, Generation] = {}
         self._deadlines: list[tuple[float, int, Generation]] = []
-        self._flight: Flight | None = None
-        """The step that was launched ahead and is to be delivered next."""
+        self._ahead: LaunchedStep | None = None
+        """The step that was launched ahead; it is delivered next."""
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._flight is not None
+        return self.scheduler.has_work or self._ahead is not None
 
     def add(self, generation: Generation) -> None:
-        """Takes a generation that was checked to fit; one that is complete ends here."""
+        """Queues a generation that was checked to fit; a complete one ends here."""
         for sequence in generation.sequences:
             self._generations[sequence] = generation
         if all(sequence.finish_reason is not None for sequence in generation.sequences):
@@ -73,7 +87,7 @@ class EngineCore:
                 self.scheduler.add(sequence)
         if generation.deadline_s is not None:
             if len(self._deadlines) > 2 * len(self._generations):
-                # Jobs that ended long before a far deadline would pile up.
+                # Otherwise jobs that ended long before a distant deadline would pile up.
                 self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
                 heapq.heapify(self._deadlines)
             arrival = generation.sequences[0].arrival
@@ -83,7 +97,7 @@ class EngineCore:
         """Ends a generation and frees its blocks at once; no effect on one that is done."""
         if not generation.done:
             self._free(generation)
-            # Who sees the event may count on the blocks being free.
+            # When the event is out, the blocks are free.
             self._settle()
             generation.stop_cancelled(Cancelled(reason))
             self._forget(generation)
@@ -103,46 +117,46 @@ class EngineCore:
     def step(self) -> StepPlan:
         """Applies deadlines, then computes one step and delivers its tokens.
 
-        Where it can be, the next step is launched before the tokens are read.
+        The next step is launched before the tokens are read, if possible.
         """
         self._apply_deadlines(time.monotonic())
-        flight, self._flight = self._flight, None
-        if flight is None:
+        step, self._ahead = self._ahead, None
+        if step is None:
             plan = self.scheduler.schedule()
             if not plan.chunks:
                 return plan
             now_s = time.monotonic()
             for chunk in plan.prefills:
                 self._generations[chunk.sequence].start(chunk.sequence, now_s)
-            flight = self._launch(plan)
-        self._flight = self._launch_ahead(flight)
-        self._land(flight)
+            step = self._launch(plan)
+        self._ahead = self._launch_ahead(step)
+        self._deliver_step(step)
         if not self.has_work:
             self._runner.forget()
-        return flight.plan
+        return step.plan
 
-    def _launch(self, plan: StepPlan, after: Launch | None = None) -> Flight:
+    def _launch(self, plan: StepPlan, after: Launch | None = None) -> LaunchedStep:
         try:
-            return Flight(plan, self._runner.launch(plan.chunks, after))
+            return LaunchedStep(plan, self._runner.launch(plan.chunks, after))
         except Exception as error:
             logger.debug("a step could not be launched", exc_info=True)
-            return Flight(plan, None, error)
+            return LaunchedStep(plan, error)
 
-    def _launch_ahead(self, flight: Flight) -> Flight | None:
-        """The step after ``flight``, where it can be launched before ``flight`` is read."""
-        if flight.launch is None or not self._runner.overlaps:
+    def _launch_ahead(self, step: LaunchedStep) -> LaunchedStep | None:
+        """The step after ``step``, if it can be launched before ``step`` is read."""
+        if isinstance(step.launch, Exception) or not self._runner.overlaps:
             return None
-        plan = self.scheduler.schedule_ahead(flight.plan)
-        return None if plan is None else self._launch(plan, flight.launch)
+        plan = self.scheduler.schedule_ahead(step.plan)
+        return None if plan is None else self._launch(plan, step.launch)
 
-    def _land(self, flight: Flight) -> None:
+    def _deliver_step(self, step: LaunchedStep) -> None:
         """Waits for a step and delivers its tokens."""
-        plan = flight.plan
+        plan = step.plan
         try:
-            output = flight.read()
+            output = step.read()
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(plan.chunks))
-            self._drop_flight()
+            self._drop_ahead()
             self.scheduler.drop(plan)
             self._survive(plan, error)
             return
@@ -152,27 +166,27 @@ class EngineCore:
         self._deliver(output, time.monotonic())
 
     def _settle(self) -> None:
-        """Nothing is in flight afterwards."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            self._land(flight)
+        """Delivers the step that was launched ahead, so that no step is on the device."""
+        step, self._ahead = self._ahead, None
+        if step is not None:
+            self._deliver_step(step)
 
-    def _drop_flight(self) -> None:
-        """Waits for the step that was launched ahead of one that failed; its tokens are void."""
-        flight, self._flight = self._flight, None
-        if flight is None:
+    def _drop_ahead(self) -> None:
+        """Waits for the step after one that failed, and discards its tokens."""
+        step, self._ahead = self._ahead, None
+        if step is None:
             return
         try:
-            flight.read()
+            step.read()
         except Exception:
-            logger.debug("a step after one that failed has failed too", exc_info=True)
-        self.scheduler.drop(flight.plan)
+            logger.debug("the step after a failed step failed too", exc_info=True)
+        self.scheduler.drop(step.plan)
 
     def _deliver(self, output: StepOutput, now_s: float) -> None:
         for row, sequence in enumerate(output.sequences):
             if sequence.state is SequenceState.FINISHED:
-                # Another choice of its generation failed in this loop; or it had ended before the
-                # tokens of the step before this one were known.
+                # Another choice of its generation failed in this loop, or the sequence ended with
+                # the previous step.
                 continue
             generation = self._generations[sequence]
             if row in output.sampled.damaged:
@@ -182,7 +196,7 @@ class EngineCore:
             try:
                 self._take_token(generation, sequence, output, row, now_s)
             except Exception:
-                # A defect in one job's text must not leave its neighbours without their token.
+                # A defect in one job's text must not cost the others their token.
                 logger.exception("job %s failed while its token was delivered", generation.id)
                 self._fail(generation, InternalError("the engine could not deliver a token"))
 
@@ -201,8 +215,7 @@ class EngineCore:
             sequence.logprobs.extend(logprobs)
         sequence.append(token_id)
         if sequence.finish_reason is not None:
-            # Before the event: who sees it may count on the blocks being free, or on their being
-            # so after the step that is on the device.
+            # Before the event: when it is out, the blocks are free or will be after this step.
             self.scheduler.finish(sequence)
         generation.take_tokens(sequence, (token_id,), logprobs, now_s)
         if sequence.finish_reason is not None:
@@ -238,9 +251,9 @@ class EngineCore:
             self._forget(generation)
 
     def _survive(self, plan: StepPlan, error: Exception) -> None:
-        """After a failed step nothing was computed: keeps the jobs that can go on.
+        """Keeps the jobs that can go on after a failed step, which computed nothing.
 
-        Raises ``error`` again where the device is lost, and no job can.
+        Raises ``error`` again if the device is lost.
         """
         if is_device_lost(error):
             logger.critical("the device is lost: %s", str(error).partition("\n")[0])
@@ -255,7 +268,7 @@ class EngineCore:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if len(chunks) < len(plan.chunks):
-            return  # Some have ended since it was planned: the next step is smaller as it is.
+            return  # Some sequences have ended since: the next step is smaller anyway.
         largest = max(chunks, key=lambda chunk: (chunk.count, chunk.start)).sequence
         if len(chunks) > 1:
             logger.warning("out of memory with %d sequences; one waits", len(plan.chunks))
@@ -279,7 +292,7 @@ class EngineCore:
             self.scheduler.finish(sequence)
 
     def _forget(self, generation: Generation) -> None:
-        # Last of all: until its terminal event is out, a crash must still find the generation.
+        # Call this last: a crash before the terminal event must still find the generation.
         for sequence in generation.sequences:
             self._generations.pop(sequence, None)
 

@@ -39,29 +39,24 @@ def checked_prompt(
     limit, what = max_context, "the context"
     if pool_tokens < limit:
         limit, what = pool_tokens, "the KV cache"
-    prompt_ids: list[int] = []
-    fewest = tokenizer.fewest_tokens(request.prompt) if request.prompt is not None else 0
-    hopeless = fewest + request.max_tokens > limit
-    if not hopeless:
-        prompt_ids = _tokenise(request, tokenizer)
+    prompt_ids = _tokenise(request, tokenizer)
     faults = [
         # Of a text too: a vocabulary may have more tokens than the model has embeddings.
         *_unknown_ids(prompt_field, prompt_ids, vocab_size),
         *_unknown_ids("logit_bias", request.logit_bias or (), vocab_size),
         *_unknown_ids("stop_token_ids", request.stop_token_ids, vocab_size),
     ]
-    if not prompt_ids and not hopeless:
+    if not prompt_ids:
         faults.append(
             Fault(field=prompt_field, rule="must have at least one token", got="0 tokens")
         )
-    too_long = hopeless or len(prompt_ids) + request.max_tokens > limit
+    too_long = len(prompt_ids) + request.max_tokens > limit
     if too_long:
-        size = f"at least {fewest}" if hopeless else str(len(prompt_ids))
         faults.append(
             Fault(
                 field=f"{prompt_field} + max_tokens",
                 rule=f"must be at most {limit} tokens, {what} of this model",
-                got=f"{size} + {request.max_tokens} tokens",
+                got=f"{len(prompt_ids)} + {request.max_tokens} tokens",
             )
         )
     if faults:

@@ -9,19 +9,24 @@ from itertools import chain
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.queue import DeviceQueue, Pending, device_queue
-from llorch_worker.engine.device.upload import Integers, upload
 from llorch_worker.engine.sampling.sampler import Chosen, Draw, Sampled, Sampler
 from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.model import RaggedBatch
 
+Integers = npt.NDArray[np.int64]
+
+_ALIGNED = 2
+"""Integers in the 16 bytes that kernels load at once: each uploaded array begins at a multiple."""
+
 
 class ForwardModel(Protocol):
-    """What the runner needs of a model; :class:`llorch_worker.model.Llama` is one."""
+    """A model for the runner; :class:`llorch_worker.model.Llama` is one."""
 
     def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
         """Logits [rows, vocab] float32 for ``batch.logits_rows``."""
@@ -29,7 +34,7 @@ class ForwardModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The sequences that were due a token, and what was sampled for them, row by row."""
+    """The sequences that were due a token, and what was sampled for each, row by row."""
 
     sequences: tuple[Sequence, ...]
     sampled: Sampled
@@ -37,7 +42,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A step that was launched: the sequences that are due a token, and their tokens to come."""
+    """A step on the device: the sequences that are due a token, and their future tokens."""
 
     sequences: tuple[Sequence, ...]
     pending: Pending
@@ -51,7 +56,7 @@ class Launch:
 class _Layout:
     """A step's arrays as the host lays them out.
 
-    ``ids`` are token ids or, where those are on the device still, rows of the step before.
+    ``ids`` are token ids, or rows of the previous step whose tokens only the device knows.
     """
 
     ids: Integers
@@ -64,7 +69,7 @@ class _Layout:
 
 
 class Runner:
-    """Owns the step's arrays. The engine thread alone calls it."""
+    """Lays out steps and launches them. Only the engine thread may call it."""
 
     def __init__(
         self,
@@ -74,7 +79,7 @@ class Runner:
         device: torch.device,
         queue: DeviceQueue | None = None,
     ) -> None:
-        """``queue``: by default that of ``device``."""
+        """``queue`` defaults to that of ``device``."""
         self._model = model
         self._cache = cache
         self._sampler = sampler
@@ -92,10 +97,9 @@ class Runner:
         return self.launch(chunks).read()
 
     def launch(self, chunks: Items[Chunk], after: Launch | None = None) -> Launch:
-        """As ``run``, but waits for nothing.
+        """As ``run``, but does not wait.
 
-        With ``after`` each chunk is the token that this earlier step chooses for its sequence,
-        known or not.
+        With ``after``, each chunk is the token that this earlier step chooses for its sequence.
         """
         due = [chunk for chunk in chunks if chunk.samples]
         sequences = tuple(chunk.sequence for chunk in due)
@@ -108,12 +112,12 @@ class Runner:
         return Launch(sequences, self._queue.launch(partial(self._compute, layout, before, draw)))
 
     def forget(self) -> None:
-        """After a failed step, or when idle: keeps nothing of any sequence."""
+        """Drops all references to sequences: after a failed step, or when idle."""
         self._sampler.forget()
         self._tables = BlockTables()
 
     def _compute(self, layout: _Layout, before: Pending | None, draw: Draw | None) -> Chosen | None:
-        """On the device; looks at nothing that the host may have changed since the launch."""
+        """Runs on the device; reads nothing that the host may have changed since the launch."""
         ids, positions, tables, slots, rows = upload(
             (layout.ids, layout.positions, layout.tables, layout.slots, layout.logits_rows),
             self._device,
@@ -165,10 +169,10 @@ class Runner:
 
 
 class BlockTables:
-    """The block ids of the step's sequences as one matrix, of which each step writes what is new.
+    """The block ids of the step's sequences as one matrix; each step writes only what is new.
 
-    A list of blocks only grows; a preempted sequence comes back with another list. So a row whose
-    list is the same object and as long as before is already right.
+    A list of blocks only grows, and a preempted sequence comes back with another list. So a row is
+    right if its list is the same object and as long as before.
     """
 
     def __init__(self) -> None:
@@ -177,7 +181,7 @@ class BlockTables:
         self._lengths: list[int] = []
 
     def of(self, lists: list[list[int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        """[sequences, widest] int64, rows padded with 0; the caller's to keep."""
+        """[sequences, widest] int64, rows padded with 0; the caller owns it."""
         width = max(map(len, lists))
         self._reserve(len(lists), width)
         for row, blocks in enumerate(lists):
@@ -200,3 +204,37 @@ class BlockTables:
         self._matrix = matrix
         self._lists += [[] for _ in range(rows - len(self._lists))]
         self._lengths += [0] * (rows - len(self._lengths))
+
+
+def upload(arrays: Items[Integers], device: torch.device) -> list[torch.Tensor]:
+    """``arrays`` as int64 tensors on ``device``; on the CPU they share the arrays' memory.
+
+    Elsewhere they are views of one tensor, so that one copy moves them all: a small copy costs the
+    host about as much as a kernel launch. From pinned memory the host does not wait for it.
+    """
+    if device.type == "cpu":
+        return [torch.from_numpy(array.astype(np.int64, copy=False)) for array in arrays]
+    return unpack(pack(arrays, pinned=device.type == "cuda").to(device, non_blocking=True), arrays)
+
+
+def pack(arrays: Items[Integers], *, pinned: bool) -> torch.Tensor:
+    """All numbers in one row, each array at an aligned place."""
+    whole = torch.zeros(sum(map(_room, arrays)), dtype=torch.int64, device="cpu", pin_memory=pinned)
+    row, at = whole.numpy(), 0
+    for array in arrays:
+        row[at : at + array.size] = array.ravel()
+        at += _room(array)
+    return whole
+
+
+def unpack(whole: torch.Tensor, arrays: Items[Integers]) -> list[torch.Tensor]:
+    """The arrays in what ``pack`` made of them, as views in their shapes."""
+    views, at = [], 0
+    for array in arrays:
+        views.append(whole[at : at + array.size].view(array.shape))
+        at += _room(array)
+    return views
+
+
+def _room(array: Integers) -> int:
+    return -(-array.size // _ALIGNED) * _ALIGNED

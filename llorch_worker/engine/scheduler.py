@@ -1,27 +1,27 @@
-"""Who runs in the next step, and with how many tokens.
+"""Which sequences run in the next step, and with how many tokens.
 
-Running sequences live in one list and waiting ones in another, both sorted by
-:attr:`Sequence.order` (priority, arrival, choice). From that order follow all the rules:
+Running and waiting sequences are two lists, both sorted by :attr:`Sequence.order` (priority,
+arrival, choice). The rules:
 
 - Decodes come first: each running sequence that lacks one token gets it in every step. Prefill
-  takes what is left of the token budget, so a long prompt delays decodes by one chunk at most.
-- The head of the waiting list is admitted when its known tokens fit into free blocks; what it
-  shares with running sequences needs none. Nobody overtakes it, so a long prompt cannot starve
-  behind short ones of its own class. Blocks are promised at once and taken chunk by chunk.
-- Only a decode can lack a block. Then the last of the running list gives up its own and waits,
-  be it the very sequence that asked; so nobody ever yields to one that it outranks. The first of
-  the running list never yields while another holds blocks, and alone it fits (larger requests are
-  refused at submit): some sequence always advances, hence no deadlock and no livelock.
-- Before each chunk a prefill takes the published blocks that hold what it would compute next.
-  Where an earlier chunk of the same step completes its next block, it sits the step out and
-  finds that block in the next: so jobs that arrive together compute what they share once, and
-  the first of them is always the one that outranks the others. It waits for nothing but work of
-  this very step. Where that is cancelled, preempted or fails, the next step has no such chunk
-  and nobody waits for one; and the first prefill of a step has none before it, so the first of
-  the running list never sits out and all that is said above holds.
-- A step may be planned while the one before it is still on the device, its tokens unknown: only
-  where nothing that they could be changes who runs (see :meth:`Scheduler.schedule_ahead`). Blocks
-  of a sequence that ends meanwhile are free once no step that was launched writes to them.
+  takes the rest of the token budget, so a long prompt delays decodes by one chunk at most.
+- The head of the waiting list is admitted when its known tokens fit into free blocks; blocks that
+  it shares with running sequences need none. Nothing overtakes the head, so short prompts cannot
+  starve a long one of their class. Its blocks are reserved at once and allocated chunk by chunk.
+- Only a decode can lack a block. Then the last running sequence gives up its blocks and waits,
+  even if it is the one that asked; so no sequence yields to one that it outranks. The first
+  running sequence never yields while another holds blocks, and alone it fits (submit refuses
+  larger requests). Some sequence always advances: there is no deadlock and no livelock.
+- Before each chunk a prefill takes the published blocks that hold what it would compute next. If
+  an earlier chunk of the same step completes that block, the prefill sits the step out and finds
+  the block in the next. So jobs that arrive together compute what they share once, and the one
+  that outranks the others computes it. A prefill waits for no other work: if that chunk is
+  cancelled, preempted or fails, the next step does not contain it. The first running sequence
+  never sits out, because no chunk precedes its own.
+- A step may be planned while the one before it is still on the device and its tokens are unknown,
+  if the tokens cannot change who runs (see :meth:`Scheduler.schedule_ahead`).
+- A launched step may still write to the blocks of a sequence that has ended. They are free when
+  no such step is left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ORDER = attrgetter("order")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """``count`` pending tokens of one sequence, from ``start``."""
+    """``count`` pending tokens of one sequence, from position ``start``."""
 
     sequence: Sequence
     start: int
@@ -47,8 +47,8 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        """Whether the chunk reaches the last known token, so that the next one is due."""
-        # Beyond it, where the step was planned before the last token was known.
+        """Whether the chunk reaches the last known token, so that the step samples the next."""
+        # A chunk planned ahead starts after the last known token.
         return self.start + self.count >= len(self.sequence.token_ids)
 
 
@@ -61,7 +61,7 @@ class StepPlan:
 
     @property
     def prefills(self) -> tuple[Chunk, ...]:
-        """The chunks that begin a sequence or go on with its prefill."""
+        """The chunks that begin or continue a prefill."""
         return self.chunks[self.decodes :]
 
     @property
@@ -70,7 +70,7 @@ class StepPlan:
 
 
 class Scheduler:
-    """Owns the waiting and the running list and the blocks that running sequences hold."""
+    """Owns the waiting and the running list and the blocks that sequences hold."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Scheduler:
     ) -> None:
         """``block_size`` in tokens. A step computes at most ``max_step_tokens`` tokens.
 
-        As each running sequence is owed one token a step, no more run than the budget has tokens.
+        Each running sequence is due one token a step, so at most ``max_step_tokens`` run at once.
         """
         self.blocks = SequenceBlocks(pool, block_size=block_size, prefix_caching=prefix_caching)
         self._max_step_tokens = max_step_tokens
@@ -91,10 +91,8 @@ class Scheduler:
         self._running_limit = self._max_running
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._ahead: list[StepPlan] = []
-        """Steps planned ahead that have not landed; two at most."""
-        self._ending: list[Sequence] = []
-        """Finished, and in one of those steps: they keep their blocks until it lands."""
+        self._launched: list[StepPlan] = []
+        """Planned steps that the device may still work on; two at most."""
         self.preempted_total = 0
 
     @property
@@ -123,7 +121,10 @@ class Scheduler:
         insort(self._waiting, sequence, key=_ORDER)
 
     def schedule(self) -> StepPlan:
-        """The next step. Blocks for its tokens are allocated; nothing else has happened yet."""
+        """Plans the next step and allocates the blocks for its tokens.
+
+        The caller passes the plan to :meth:`advance` or :meth:`drop` when the step is done.
+        """
         chunks = self._decodes()
         decodes = len(chunks)
         budget = self._max_step_tokens - decodes
@@ -138,37 +139,38 @@ class Scheduler:
                 sequence = prefills.pop()
             else:
                 break
-            self.blocks.take_found(sequence)
-            if completed and self.blocks.could_share(sequence) in completed:
+            self.blocks.take_cached(sequence)
+            if completed and self.blocks.wanted_key(sequence) in completed:
                 continue
             count = min(budget, sequence.pending)
-            self.blocks.cover(sequence, sequence.computed + count)
-            if (key := self.blocks.completes(sequence, count)) is not None:
+            if not self.blocks.allocate(sequence, sequence.computed + count):
+                raise RuntimeError("the blocks reserved for a prefill are not free")
+            if (key := self.blocks.completed_key(sequence, count)) is not None:
                 completed.add(key)
             chunks.append(Chunk(sequence, sequence.computed, count))
             budget -= count
-        return StepPlan(tuple(chunks), decodes)
+        return self._launch(StepPlan(tuple(chunks), decodes))
 
     def schedule_ahead(self, plan: StepPlan) -> StepPlan | None:
-        """The step after ``plan``, which is on the device: one token more for those that go on.
+        """Plans the step after ``plan``, which is on the device: one more token per sequence.
 
-        None unless it is certain, whatever the tokens of ``plan`` are: everyone who runs decodes
-        in ``plan`` and samples plainly, nobody may start, and there are blocks for all. Who
-        reaches ``max_tokens`` with ``plan`` is left out. Who ends in it for another reason is not,
-        and has one token computed that nobody wants.
+        Returns None unless the step is certain, whatever the tokens of ``plan`` are: every running
+        sequence decodes in ``plan`` and samples plainly, no sequence may start, and there are
+        blocks for all. Sequences that reach ``max_tokens`` with ``plan`` are left out. A sequence
+        that ends in it for another reason is not: its extra token is discarded.
         """
-        here = [c.sequence for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
-        if plan.prefills or len(here) < len(self._running) or not all(s.plain for s in here):
+        going = [c.sequence for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
+        if plan.prefills or len(going) < len(self._running) or not all(s.plain for s in going):
             return None
-        here = [s for s in here if s.generated_count + 1 < s.request.max_tokens]
-        if not here or self._admissible(None) is not None or not self.blocks.grow_ahead(here):
+        going = [s for s in going if s.generated_count + 1 < s.request.max_tokens]
+        if not going or self._admissible(None) is not None:
             return None
-        ahead = StepPlan(tuple(Chunk(s, s.computed + 1, 1) for s in here), len(here))
-        self._ahead.append(ahead)
-        return ahead
+        if not all(self.blocks.allocate(s, len(s.token_ids) + 1) for s in going):
+            return None
+        return self._launch(StepPlan(tuple(Chunk(s, s.computed + 1, 1) for s in going), len(going)))
 
     def advance(self, plan: StepPlan) -> None:
-        """Notes that the step was computed."""
+        """Notes that the device has computed the step."""
         for chunk in plan.chunks:
             if chunk.sequence.state is SequenceState.RUNNING:
                 chunk.sequence.computed += chunk.count
@@ -176,57 +178,59 @@ class Scheduler:
         self.drop(plan)
 
     def drop(self, plan: StepPlan) -> None:
-        """Notes that the device is done with the step, be it that it failed."""
-        self._ahead = [other for other in self._ahead if other is not plan]
-        ending, self._ending = self._ending, []
-        for sequence in ending:
-            self._release(sequence)
+        """Notes that the device is done with the step, computed or failed."""
+        self._launched = [other for other in self._launched if other is not plan]
+        for chunk in plan.chunks:
+            if chunk.sequence.state is SequenceState.FINISHED:
+                self._release_unwritten(chunk.sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """Takes a sequence out, wherever it is; no effect when finished.
+        """Removes a sequence, waiting or running; does nothing if it is finished.
 
-        Its blocks are free at once or, where a step planned ahead writes to them, when it lands.
+        Its blocks are free at once, or when the launched steps that write to them are done.
         """
         if sequence.state is SequenceState.FINISHED:
             return
-        self._take_out(sequence)
-        self._release(sequence)
+        self._remove(sequence)
+        self._release_unwritten(sequence)
         sequence.state = SequenceState.FINISHED
         self._running_limit = min(self._max_running, self._running_limit + 1)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Sends a running sequence back to wait; it will be recomputed from its ids."""
-        self._take_out(sequence)
+        """Sends a running sequence back to wait; its tokens will be computed again."""
+        self._remove(sequence)
         self.blocks.release(sequence)
         sequence.state = SequenceState.WAITING
         insort(self._waiting, sequence, key=_ORDER)
         self.preempted_total += 1
 
     def relieve(self, sequence: Sequence) -> None:
-        """Preempts, and runs one sequence fewer until another has finished.
+        """Preempts ``sequence``, and runs one sequence fewer until another has finished.
 
-        For a device out of memory: the same batch again would fail again.
+        For a device out of memory: the same batch would fail again.
         """
         self.preempt(sequence)
         self._running_limit = max(1, len(self._running))
 
     def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` unless every block is free or held by those that list it."""
-        self.blocks.check_integrity([*self._running, *self._ending], self._waiting)
+        """Raises ``RuntimeError`` unless each block is free or held by those that list it."""
+        chunks = (chunk for plan in self._launched for chunk in plan.chunks)
+        holding = {*self._running, *(chunk.sequence for chunk in chunks)}
+        self.blocks.check_integrity(holding, self._waiting)
 
     def _decodes(self) -> list[Chunk]:
         chunks = []
         for sequence in tuple(self._running):
-            # An earlier one of the loop may have preempted this one.
+            # An earlier sequence may have preempted this one.
             if sequence.state is not SequenceState.RUNNING or sequence.pending != 1:
                 continue
-            if self._grow(sequence):
+            if self._make_room(sequence):
                 chunks.append(Chunk(sequence, sequence.computed, 1))
         return chunks
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Gives ``sequence`` blocks for all its tokens; False when it had to yield itself."""
-        while not self.blocks.grow(sequence):
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Allocates blocks for all tokens of ``sequence``; False if it had to yield itself."""
+        while not self.blocks.allocate(sequence, len(sequence.token_ids)):
             victim = self._running[-1]
             self.preempt(victim)
             if victim is sequence:
@@ -240,23 +244,27 @@ class Scheduler:
         head = self._waiting[0]
         if rival is not None and rival.order < head.order:
             return None
-        # One block of headroom for each running sequence: otherwise the newcomer would be
-        # preempted, and its prefill lost, as soon as those cross their next block boundary.
+        # One spare block for each running sequence: otherwise the newcomer would be preempted, and
+        # its prefill lost, as soon as those cross their next block boundary.
         return head if self.blocks.fits(head, spare=len(self._running)) else None
 
     def _admit(self, sequence: Sequence) -> None:
         self._waiting.pop(0)
-        self.blocks.promise(sequence)
+        self.blocks.reserve(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=_ORDER)
 
-    def _release(self, sequence: Sequence) -> None:
-        if any(chunk.sequence is sequence for plan in self._ahead for chunk in plan.chunks):
-            self._ending.append(sequence)
-        else:
+    def _launch(self, plan: StepPlan) -> StepPlan:
+        if plan.chunks:
+            self._launched.append(plan)
+        return plan
+
+    def _release_unwritten(self, sequence: Sequence) -> None:
+        """Releases the blocks unless a launched step writes to them."""
+        if not any(chunk.sequence is sequence for plan in self._launched for chunk in plan.chunks):
             self.blocks.release(sequence)
 
-    def _take_out(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: Sequence) -> None:
         waits = sequence.state is SequenceState.WAITING
         queue = self._waiting if waits else self._running
         del queue[bisect_left(queue, sequence.order, key=_ORDER)]

@@ -44,13 +44,13 @@ class Sequence:
     """Prompt and generated ids of one choice, and how much of them the KV cache holds.
 
     ``computed`` tokens have keys and values in ``blocks``; the rest is pending. A preempted
-    sequence keeps its ids and loses only ``computed`` and ``blocks``, so going on is a prefill of
-    prompt + generated ids. So is a resumed job: its ids of earlier attempts are appended first.
+    sequence keeps its ids and loses only ``computed`` and ``blocks``, so it goes on with a prefill
+    of prompt + generated ids. So does a resumed job, whose earlier ids are appended first.
     """
 
     prefix: Prefix
-    """Its place among what the KV blocks hold; the scheduler sets it. While it runs, the end of its
-    own published blocks; while it waits, the end of what was last found of its ids."""
+    """Its place in the prefix tree, set by the scheduler. While the sequence runs, the end of its
+    published blocks; while it waits, the end of what was last found of its ids."""
 
     __slots__ = (
         "arrival",
@@ -63,10 +63,10 @@ class Sequence:
         "most_computed",
         "plain",
         "prefix",
-        "promised_blocks",
         "prompt_length",
         "rank",
         "request",
+        "reserved_blocks",
         "seed",
         "state",
         "stop_ids",
@@ -85,7 +85,7 @@ class Sequence:
         choice: int = 0,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """``arrival`` counts submissions and decides among equals; ``seed`` is the choice's own."""
+        """``arrival`` counts submissions and breaks ties; ``seed`` is the choice's own."""
         self.request = request
         self.seed = seed
         self.choice = choice
@@ -103,8 +103,8 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.computed = 0
         self.blocks: list[int] = []
-        self.promised_blocks = 0
-        """Blocks that it may still take for tokens of its prefill."""
+        self.reserved_blocks = 0
+        """Blocks that are kept free for the rest of its prefill."""
         self.cached_tokens = 0
         """Tokens of the prompt that were found in the KV cache and never computed for it."""
         self.most_computed = 0
@@ -112,7 +112,7 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Smaller goes first: priority, then arrival, then choice. Unique within an engine."""
+        """Priority, then arrival, then choice; the smallest runs first. Unique in an engine."""
         return (self.rank, self.arrival, self.choice)
 
     @property
@@ -130,23 +130,23 @@ class Sequence:
         """The generated ids, the one that ended the choice included."""
         return self.token_ids[self.prompt_length :]
 
-    def find(self, tokens: int) -> None:
-        """Notes that its first ``tokens`` tokens, more than were computed, are in ``blocks``."""
+    def skip_to(self, tokens: int) -> None:
+        """Notes that ``blocks`` hold its first ``tokens`` tokens, found in the prefix cache."""
         known = max(self.computed, self.most_computed)
         self.cached_tokens += max(0, min(tokens, self.prompt_length) - known)
         self.computed = tokens
 
     def lose_blocks(self) -> None:
-        """Keeps the ids alone: all of them are pending again."""
+        """Keeps only the ids: all of them are pending again."""
         self.most_computed = max(self.most_computed, self.computed)
         self.computed = 0
-        # A new list, never a cleared one: the runner recognises block tables that it has already
-        # copied by the list's identity and length.
+        # A new list, never a cleared one: the runner recognises the block tables it has copied by
+        # the list's identity and length.
         self.blocks = []
-        self.promised_blocks = 0
+        self.reserved_blocks = 0
 
     def append(self, token_id: int) -> None:
-        """Takes a sampled token: text, stop rules, and ``finish_reason`` where it was the last.
+        """Adds a sampled token; sets ``finish_reason`` if it ends the choice.
 
         A token that ends the choice by its id stays in ``generated_ids`` but gives no text.
         """
@@ -161,5 +161,5 @@ class Sequence:
 
     def close(self, reason: FinishReason) -> None:
         """Ends the choice: releases held-back text and sets ``finish_reason``."""
-        # Held-back text may turn out to hold a whole stop string inside the start of a longer one.
+        # Text held back as the start of a long stop string may contain a whole shorter one.
         self.finish_reason = "stop" if self.text.close() else reason

@@ -1,63 +1,58 @@
-"""Which KV blocks a sequence has: promised, found, allocated, published, given up.
+"""The KV blocks of sequences: reserving, sharing, allocating, publishing and releasing them.
 
-Only full blocks are shared, and only to be read: a sequence writes to blocks that it alone holds
-and that nobody can find yet. Finding and publishing cost work for each new block, not for each
-token; a sequence remembers its place in the tree of contents, also while it waits.
+Sequences share only full blocks, and only to read them: a sequence writes to blocks that it alone
+holds and that nobody can find yet. Finding and publishing cost work for each new block, not for
+each token, because a sequence remembers its place in the prefix tree, also while it waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Items
 
 from llorch_worker.cache import BlockPool, Prefix
 from llorch_worker.engine.sequence import Sequence
 
 BlockKey = tuple[Prefix, tuple[int, ...]]
-"""A block's contents before they are published: what comes before, and its own ids."""
+"""The contents of a block that is not published yet: the prefix before it, and its own ids."""
 
 
 class SequenceBlocks:
-    """Gives the blocks of one pool to sequences. The engine thread alone calls it."""
+    """Gives the blocks of one pool to sequences. Only the engine thread may call it."""
 
     def __init__(self, pool: BlockPool, *, block_size: int, prefix_caching: bool) -> None:
-        """``block_size`` in tokens. Without ``prefix_caching`` nothing is published or found."""
+        """``block_size`` in tokens. Without ``prefix_caching`` no block is published or found."""
         self._pool = pool
         self._block_size = block_size
         self._prefix_caching = prefix_caching
-        self._promised = 0
+        self._reserved = 0
         self.hits_total = 0
         self.found_tokens_total = 0
 
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold ``tokens`` tokens of one sequence."""
-        return -(-tokens // self._block_size)
-
     def enter(self, sequence: Sequence) -> None:
-        """A new sequence begins at the root of the tree."""
+        """Places a new sequence at the root of the prefix tree."""
         sequence.prefix = self._pool.root
 
     def fits(self, sequence: Sequence, *, spare: int) -> bool:
         """Whether all known tokens of a waiting sequence fit, with ``spare`` blocks left over."""
-        needed = self.blocks_for(len(sequence.token_ids))
-        room = self._unpromised - spare
+        needed = self._blocks_for(len(sequence.token_ids))
+        room = self._unreserved - spare
         if needed <= room:
             return True
-        # A block that is found free is one free block fewer, as any other. Only what is found
-        # with others comes for nothing; so the tree is asked only where that decides.
+        # A published block that nobody holds counts as free, so taking it costs a free block. Only
+        # blocks that running sequences hold cost none; the tree is searched only if they decide.
         self._find(sequence)
         prefix = sequence.prefix
         while prefix.parent is not None and not self._pool.holders(prefix.copies[0]):
             prefix = prefix.parent
         return needed - prefix.depth <= room
 
-    def promise(self, sequence: Sequence) -> None:
-        """Keeps room for all known tokens of a sequence that :meth:`fits`."""
-        sequence.promised_blocks = self.blocks_for(len(sequence.token_ids))
-        self._promised += sequence.promised_blocks
+    def reserve(self, sequence: Sequence) -> None:
+        """Reserves blocks for all known tokens of a sequence that :meth:`fits`."""
+        sequence.reserved_blocks = self._blocks_for(len(sequence.token_ids))
+        self._reserved += sequence.reserved_blocks
 
-    def take_found(self, sequence: Sequence) -> None:
-        """Gives a prefill the published blocks that hold what it would compute next.
+    def take_cached(self, sequence: Sequence) -> None:
+        """Gives a prefill the published blocks that hold the tokens it would compute next.
 
         At least the last known token is left to compute: its logits give the next one.
         """
@@ -71,40 +66,20 @@ class SequenceBlocks:
         if not have:
             self.hits_total += 1
         self.found_tokens_total += len(found) * self._block_size
-        self._keep_promise(sequence, found)
-        sequence.find(len(sequence.blocks) * self._block_size)
+        self._add(sequence, found, reserved=len(found))
+        sequence.skip_to(len(sequence.blocks) * self._block_size)
 
-    def cover(self, sequence: Sequence, tokens: int) -> None:
-        """Blocks for the first ``tokens`` tokens, out of those that were promised."""
-        missing = self.blocks_for(tokens) - len(sequence.blocks)
-        if missing > 0:
-            self._keep_promise(sequence, self._pool.allocate(missing))
+    def allocate(self, sequence: Sequence, tokens: int) -> bool:
+        """Gives ``sequence`` the blocks it lacks for its first ``tokens`` tokens.
 
-    def grow(self, sequence: Sequence) -> bool:
-        """Blocks for all tokens of a decoding sequence; False where too few are free.
-
-        The last token of a prompt, where its chunks leave it over, is a decode too: its block was
-        promised.
+        It gets its reserved blocks first. Returns False, and gives none, if too few are free.
         """
-        missing = self._missing(sequence, 0)
-        if missing <= 0:
-            return True
-        promised = min(missing, sequence.promised_blocks)
-        if missing - promised > self._unpromised:
+        missing = self._blocks_for(tokens) - len(sequence.blocks)
+        reserved = min(missing, sequence.reserved_blocks)
+        if missing - reserved > self._unreserved:
             return False
-        self._keep_promise(sequence, self._pool.allocate(promised))
-        sequence.blocks.extend(self._pool.allocate(missing - promised))
-        return True
-
-    def grow_ahead(self, sequences: Items[Sequence]) -> bool:
-        """Blocks for one token more than is known of each decoding sequence; False, and nothing
-        given to anyone, where too few are free."""
-        missing = [max(0, self._missing(sequence, 1)) for sequence in sequences]
-        if (total := sum(missing)) > self._unpromised:
-            return False
-        if total:
-            for sequence, count in zip(sequences, missing, strict=True):
-                sequence.blocks.extend(self._pool.allocate(count))
+        if missing > 0:
+            self._add(sequence, self._pool.allocate(missing), reserved)
         return True
 
     def publish(self, sequence: Sequence) -> None:
@@ -117,35 +92,35 @@ class SequenceBlocks:
         sequence.prefix = prefix
 
     def release(self, sequence: Sequence) -> None:
-        """Takes all blocks and promises back. Published blocks keep their contents for now."""
+        """Takes back all blocks and reservations. Free blocks keep their published contents."""
         self._pool.free(sequence.blocks)
-        self._promised -= sequence.promised_blocks
+        self._reserved -= sequence.reserved_blocks
         sequence.lose_blocks()
 
     def distrust(self, sequence: Sequence) -> None:
-        """Forgets all that begins like ``sequence``: what it was computed from may be damaged."""
+        """Forgets all published blocks that begin like ``sequence``: they may be damaged."""
         if sequence.prefix.known and (path := sequence.prefix.path(0)):
             self._pool.withdraw(path[0])
 
-    def completes(self, sequence: Sequence, tokens: int) -> BlockKey | None:
-        """The first block that the next ``tokens`` of a prefill make full; later ones follow it."""
+    def completed_key(self, sequence: Sequence, tokens: int) -> BlockKey | None:
+        """The first block that the next ``tokens`` of a prefill make full."""
         index = sequence.computed // self._block_size
         full = (index + 1) * self._block_size <= sequence.computed + tokens
         return self._key(sequence, index) if full and self._in_tree(sequence) else None
 
-    def could_share(self, sequence: Sequence) -> BlockKey | None:
-        """The next block of a prefill, where another might be found in its place."""
+    def wanted_key(self, sequence: Sequence) -> BlockKey | None:
+        """The next block of a prefill, if another sequence's block could serve instead."""
         index, inside = divmod(sequence.computed, self._block_size)
         full = (index + 1) * self._block_size < len(sequence.token_ids)
         return self._key(sequence, index) if full and not inside else None
 
-    def check_integrity(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
-        """Raises ``RuntimeError`` unless holders and promises add up."""
+    def check_integrity(self, holding: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
+        """Raises ``RuntimeError`` unless the holders and the reservations add up."""
         self._pool.check_integrity()
         holders = [0] * self._pool.total
-        promised = 0
-        for sequence in running:
-            promised += sequence.promised_blocks
+        reserved = 0
+        for sequence in holding:
+            reserved += sequence.reserved_blocks
             if len(set(sequence.blocks)) != len(sequence.blocks):
                 raise RuntimeError("a sequence holds a KV block twice")
             for block in sequence.blocks:
@@ -153,12 +128,12 @@ class SequenceBlocks:
             self._check_contents(sequence)
         if any(holders[block] != self._pool.holders(block) for block in range(self._pool.total)):
             raise RuntimeError("a KV block has more or fewer holders than sequences that list it")
-        if not promised == self._promised <= self._pool.free_count:
+        if not reserved == self._reserved <= self._pool.free_count:
             raise RuntimeError(
-                f"{self._promised} KV blocks are promised, {promised} of them to running "
+                f"{self._reserved} KV blocks are reserved, {reserved} of them by running "
                 f"sequences, and {self._pool.free_count} are free"
             )
-        if any(s.blocks or s.computed or s.promised_blocks for s in waiting):
+        if any(s.blocks or s.computed or s.reserved_blocks for s in waiting):
             raise RuntimeError("a waiting sequence holds KV blocks")
 
     def _check_contents(self, sequence: Sequence) -> None:
@@ -167,24 +142,29 @@ class SequenceBlocks:
             contents = self._pool.contents(block)
             if contents is None:
                 if self._pool.holders(block) > 1 and sequence.prefix.known:
-                    raise RuntimeError("a KV block that nobody can find is held by two sequences")
+                    raise RuntimeError("two sequences hold a KV block that is not published")
                 continue
             if contents.parent is not before or contents.token_ids != self._ids(sequence, index):
                 raise RuntimeError("a sequence holds a KV block of another text")
             if (index + 1) * self._block_size > sequence.computed:
-                raise RuntimeError("a KV block that is not computed can be found")
+                raise RuntimeError("a KV block was published before it was computed")
             before = contents
 
     @property
-    def _unpromised(self) -> int:
-        return self._pool.free_count - self._promised
+    def _unreserved(self) -> int:
+        return self._pool.free_count - self._reserved
 
-    def _missing(self, sequence: Sequence, ahead: int) -> int:
-        """Blocks that it lacks for its tokens and ``ahead`` more."""
-        return self.blocks_for(len(sequence.token_ids) + ahead) - len(sequence.blocks)
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)
+
+    def _add(self, sequence: Sequence, blocks: list[int], reserved: int) -> None:
+        """``reserved`` of the ``blocks`` were reserved for the sequence."""
+        sequence.blocks.extend(blocks)
+        sequence.reserved_blocks -= reserved
+        self._reserved -= reserved
 
     def _in_tree(self, sequence: Sequence) -> bool:
-        """Whether the sequence may find and publish: not while it holds what was withdrawn."""
+        """Whether the sequence may find and publish: not while it holds withdrawn blocks."""
         return self._prefix_caching and (sequence.prefix.known or not sequence.blocks)
 
     def _find(self, sequence: Sequence) -> None:
@@ -197,11 +177,6 @@ class SequenceBlocks:
                 break
             prefix = child
         sequence.prefix = prefix
-
-    def _keep_promise(self, sequence: Sequence, blocks: list[int]) -> None:
-        sequence.blocks.extend(blocks)
-        sequence.promised_blocks -= len(blocks)
-        self._promised -= len(blocks)
 
     def _key(self, sequence: Sequence, index: int) -> BlockKey:
         return sequence.prefix, self._ids(sequence, index)

@@ -17,7 +17,7 @@ class EngineStats:
 
     ``planned_bytes``: what the engine was planned to take, by part, the ``workspace`` of its steps
     too. ``measured_bytes``: what it was found to take, empty before
-    :meth:`Engine.measure_memory`; on a card with ``workspace``, the peak of the steps, and
+    :meth:`Engine.warm_up`; on a card with ``workspace``, the peak of the steps, and
     ``reserved``, what torch's allocator holds beyond that.
 
     ``bytes``: memory held, by part: weights, kv, rope, masks. ``tokens_per_s``: tokens generated

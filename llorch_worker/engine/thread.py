@@ -1,9 +1,10 @@
-"""The one thread that runs the engine, and how others reach it."""
+"""The one thread that runs the engine; other threads reach it through an inbox."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ import torch
 from llorch_worker.contract import InternalError
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +38,42 @@ class _Call(Generic[T]):
             self.future.set_result(result)
 
 
+class Heartbeat:
+    """The thread's last sign of life. One thread beats and rests; any thread reads, without a lock.
+
+    A step that hangs gives no sign of life, nor does a thread that has died.
+    """
+
+    __slots__ = ("_last_s",)
+
+    def __init__(self) -> None:
+        # Monotonic time in s; None while idle. A single attribute, so that every read is whole.
+        self._last_s: float | None = None
+
+    def beat(self) -> None:
+        """There is work, and the thread makes progress."""
+        self._last_s = time.monotonic()
+
+    def rest(self) -> None:
+        """There is nothing to do."""
+        self._last_s = None
+
+    def stalled_for_s(self) -> float:
+        """Seconds since the last beat; 0.0 while idle."""
+        last_s = self._last_s
+        return 0.0 if last_s is None else time.monotonic() - last_s
+
+
 class EngineThread:
     """Runs steps while there is work and sleeps on a condition while there is none.
 
-    What other threads want lies in an inbox that is emptied before every step.
+    It empties the inbox before every step.
     """
 
     def __init__(
         self, core: EngineCore, name: str, begin: Callable[[], None] | None = None
     ) -> None:
-        """``begin`` is called on the new thread first: what a device wants of whoever uses it."""
+        """The new thread calls ``begin`` first, to set up its device."""
         self._core = core
         self._begin = begin
         self.heartbeat = Heartbeat()
@@ -114,7 +140,7 @@ class EngineThread:
             self._core.cancel_all("the engine was closed")
             self.heartbeat.rest()
         except BaseException:
-            logger.exception("the engine thread died; every job of it fails")
+            logger.exception("the engine thread died; all its jobs fail")
             self._break_down()
 
     def _break_down(self) -> None:
@@ -135,7 +161,7 @@ class EngineThread:
             raise RuntimeError("there is work, but none of it can be scheduled")
 
     def _take_inbox(self) -> bool:
-        """Waits for work, then takes over what came in; False when the engine is to end."""
+        """Waits for work, then empties the inbox; False when the engine shuts down."""
         with self._wake:
             if not self._wanted():
                 self.heartbeat.rest()

@@ -1,4 +1,4 @@
-"""Logits of a whole text in one pass, beside the running batch."""
+"""Logits of a whole text in one pass, without the KV cache."""
 
 from __future__ import annotations
 
@@ -7,31 +7,34 @@ from dataclasses import replace
 import torch
 
 from llorch_worker.cache import BlockPool, PagedKV, UnifiedCache
+from llorch_worker.contract import Fault, InvalidRequest
 from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.model import LlamaConfig, RaggedBatch
+from llorch_worker.model import RaggedBatch
 
 
-def uncached_logits(
-    model: ForwardModel, config: LlamaConfig, cache: UnifiedCache, token_ids: list[int]
-) -> torch.Tensor:
+def check_token_ids(token_ids: list[int], max_context: int, vocab_size: int) -> None:
+    """Raises ``InvalidRequest`` for no ids, more than ``max_context``, or unknown ones."""
+    faults = []
+    if not 1 <= len(token_ids) <= max_context:
+        rule = f"must be 1 to {max_context} tokens"
+        faults.append(Fault(field="token_ids", rule=rule, got=f"{len(token_ids)} tokens"))
+    if any(not 0 <= token_id < vocab_size for token_id in token_ids):
+        rule = f"token ids must be below {vocab_size}, the vocabulary's size"
+        faults.append(Fault(field="token_ids", rule=rule, got="an id beyond it"))
+    if faults:
+        raise InvalidRequest.from_faults(faults)
+
+
+def uncached_logits(model: ForwardModel, cache: UnifiedCache, token_ids: list[int]) -> torch.Tensor:
     """[tokens, vocab] float32, on the CPU.
 
-    Shares the RoPE tables and masks of ``cache`` but has keys and values of its own: it works when
-    every block is held, and leaves nothing behind.
+    Uses the RoPE tables and masks of ``cache`` but its own keys and values, so it works when every
+    block is held, and leaves nothing behind.
     """
-    device, size = cache.kv.keys.device, cache.block_size
+    device = cache.shape.device
     count = len(token_ids)
-    num_blocks = -(-count // size)
-    kv = PagedKV(
-        num_layers=config.num_layers,
-        num_blocks=num_blocks,
-        block_size=size,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=cache.kv.dtype,
-        device=device,
-        kv_dtype=cache.kv.kv_dtype,
-    )
+    num_blocks = -(-count // cache.block_size)
+    kv = PagedKV(cache.shape, num_blocks)
     row = torch.arange(count, device=device)
     batch = RaggedBatch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
@@ -43,6 +46,6 @@ def uncached_logits(
         logits_rows=row,
     )
     logits = model.forward(batch, replace(cache, kv=kv, blocks=BlockPool(num_blocks)))
-    # The clone is an ordinary tensor: one made in inference mode could not be written to.
+    # Callers may write to the clone; a tensor made in inference mode is read-only.
     with torch.inference_mode(False):
         return logits.cpu().clone()

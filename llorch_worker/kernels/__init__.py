@@ -10,12 +10,12 @@ from llorch_worker.kernels.interface import (
     Ops,
     PagedAttention,
     PagedSequences,
+    TruncateRows,
 )
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.openmp import end_own_threads
 from llorch_worker.kernels.select import (
     ChosenOps,
-    TruncateRows,
     choose_ops,
     native_absence,
     native_kernels_load,

@@ -119,3 +119,27 @@ class Ops(Protocol):
 
 FusedSample = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """``torch_ops.sample``, or a kernel that does the same in one launch."""
+
+
+class TruncateRows(Protocol):
+    """min_p, top_k and top_p of many rows at once, on the CPU."""
+
+    def __call__(
+        self,
+        weights: torch.Tensor,
+        scaled: torch.Tensor,
+        rows: torch.Tensor | None,
+        log_min_p: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+    ) -> None:
+        """Sets the weights of the excluded tokens to 0; a row that begins with NaN stays as it is.
+
+        Args:
+            weights: [any, vocab] float32, the probabilities of all tokens; changed in place.
+            scaled: [any, vocab] float32, logits over temperature.
+            rows: [truncated] int64, which ones; None for all.
+            log_min_p: [truncated] float32, -inf where off.
+            top_k: [truncated] int64, the vocabulary's size where off.
+            top_p: [truncated] float64, inf where off.
+        """

@@ -1,4 +1,4 @@
-"""The one strict description of a model, resolved from whatever a file says about itself."""
+"""The strict description of a model, resolved from a file's metadata."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llorch_worker.cache import RopeScaling
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """A Llama's shape. Everything is known, checked and in the same words for every format."""
+    """A Llama's shape, checked, in the same terms for every file format."""
 
     vocab_size: int
     hidden_size: int
@@ -22,5 +22,5 @@ class LlamaConfig:
     rope_theta: float
     rope_scaling: RopeScaling | None
     max_context: int
-    """Tokens that the model was made for, or its sliding window where that is smaller."""
+    """Tokens that the model was trained for, or its sliding window if that is smaller."""
     tie_word_embeddings: bool

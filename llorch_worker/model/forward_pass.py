@@ -1,6 +1,8 @@
-"""What all layers of one forward pass share: indices, angles and attention's preparations."""
+"""What all layers of one forward pass share: indices, RoPE angles and prepared attention."""
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 import torch
 
@@ -10,7 +12,7 @@ from llorch_worker.model.batch import RaggedBatch
 
 
 class ForwardPass:
-    """One batch on its way through the model; index tensors are built here, not in each layer."""
+    """One batch going through the model. Index tensors are built once here, not in each layer."""
 
     def __init__(self, batch: RaggedBatch, cache: UnifiedCache, ops: Ops) -> None:
         self._ops = ops
@@ -28,7 +30,7 @@ class ForwardPass:
             self._attentions.append(ops.paged_prefill(sequences, cache.masks))
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """Attention of the new tokens to their own sequences, themselves included.
+        """Attention of the new tokens to their own sequences, including themselves.
 
         ``qkv``: [tokens, heads + 2 * kv_heads, head_dim], not yet rotated; it is overwritten, and
         the new keys and values go to the cache. Returns [tokens, heads * head_dim].
@@ -43,12 +45,8 @@ class ForwardPass:
 
 
 def _sequences(batch: RaggedBatch, chosen: list[int], block_size: int) -> PagedSequences:
-    """Those of the batch's sequences that are ``chosen``, by index."""
-    starts: list[int] = []
-    at = 0
-    for length in batch.query_lengths:
-        starts.append(at)
-        at += length
+    """The batch's sequences with the indices ``chosen``."""
+    starts = list(accumulate(batch.query_lengths[:-1], initial=0))
     tables = batch.block_tables
     if len(chosen) < len(starts):
         tables = tables.index_select(0, torch.tensor(chosen, device=tables.device))

@@ -1,4 +1,4 @@
-"""From a checkpoint's metadata to a LlamaConfig: parse loosely, check strictly, refuse the rest."""
+"""Resolves a checkpoint's metadata into a LlamaConfig: reads loosely, then checks strictly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULT_HF_MAX_CONTEXT = 2048
 def resolve_config(checkpoint: Checkpoint) -> LlamaConfig:
     """The configuration of a model file.
 
-    Raises ModelLoadFailed, with the reason, for anything that is not served as a Llama would be.
+    Raises ModelLoadFailed, with the reason, for any model that is not a plain Llama.
     """
     gguf = checkpoint.layout == "gguf"
     config = _from_gguf(checkpoint) if gguf else _from_hugging_face(checkpoint)
@@ -36,7 +36,7 @@ def resolve_config(checkpoint: Checkpoint) -> LlamaConfig:
 
 
 class _Reader:
-    """Metadata with types checked on the way out; ``prefix`` stands before each key."""
+    """Reads metadata with type checks; ``prefix`` is put before each key."""
 
     def __init__(self, path: Path, metadata: Mapping[str, Any], prefix: str = "") -> None:
         self.path = path
@@ -49,7 +49,7 @@ class _Reader:
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.value(key)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
-            value = value[0]  # GGUF may say it once for each layer
+            value = value[0]  # GGUF may repeat it for each layer
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -65,20 +65,20 @@ class _Reader:
         return float(value)
 
     def refuse_unless(self, key: str, allowed: tuple[Any, ...], why: str) -> None:
-        """Refuse a setting that would change the results; absent is always allowed."""
+        """Refuse a setting that would change the results; a missing one is allowed."""
         value = self.value(key)
         if value is not None and value not in allowed:
             raise self.refused(f"{self._prefix}{key} is {value!r}", why)
 
     def refused(self, what: str, why: str) -> ModelLoadFailed:
         return ModelLoadFailed(
-            f"{self.path}: {what}, and {why}; serve a plain Llama-family model instead."
+            f"{self.path}: {what}, but {why}; serve a plain Llama-family model instead."
         )
 
     def _unusable(self, key: str, value: object, wanted: str) -> ModelLoadFailed:
         got = "missing" if value is None else f"{str(value)[:50]!r}"
         return ModelLoadFailed(
-            f"{self.path}: {self._prefix}{key} is {got} where the model needs {wanted}; "
+            f"{self.path}: {self._prefix}{key} is {got} but the model needs {wanted}; "
             "convert the model again."
         )
 
@@ -88,14 +88,14 @@ def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
         raise ModelLoadFailed(
-            f"{path} is no Llama: its architecture is {architecture!r}; "
+            f"{path} is not a Llama: its architecture is {architecture!r}; "
             "serve a model of the Llama family."
         )
     read = _Reader(path, metadata, "llama.")
     read.refuse_unless("expert_count", (0,), "mixtures of experts are not supported")
     read.refuse_unless("attention.causal", (True,), "only causal models can generate")
     for key in ("logit_scale", "residual_scale", "embedding_scale", "attention.scale"):
-        read.refuse_unless(key, (0.0, 1.0), "such scaling is not supported")
+        read.refuse_unless(key, (0.0, 1.0), "this scaling is not supported")
     if EMBEDDING not in checkpoint.tensors:
         raise ModelLoadFailed(
             f"{path} holds no weights (a vocabulary only?); give the file of a whole model."
@@ -103,10 +103,10 @@ def _from_gguf(checkpoint: Checkpoint) -> LlamaConfig:
     heads = read.integer("attention.head_count")
     hidden = read.integer("embedding_length")
     head_dim = read.integer("attention.key_length", max(1, hidden // heads))
-    read.refuse_unless("attention.value_length", (head_dim,), "keys and values must be of one size")
+    read.refuse_unless("attention.value_length", (head_dim,), "keys and values must have one size")
     read.refuse_unless("rope.dimension_count", (head_dim,), "RoPE must cover whole heads")
     return LlamaConfig(
-        # The embedding's own rows: files are known to announce a vocabulary without its padding.
+        # From the embedding: some files give a vocabulary size without its padding.
         vocab_size=checkpoint.tensors[EMBEDDING].shape[0],
         hidden_size=hidden,
         intermediate_size=read.integer("feed_forward_length"),
@@ -131,7 +131,7 @@ def _gguf_rope_scaling(checkpoint: Checkpoint, read: _Reader) -> RopeScaling | N
     if kind != "none":
         factor = read.number("rope.scaling.factor", read.number("rope.scale_linear", 1.0))
     if _ROPE_FACTORS in checkpoint.tensors:
-        # Llama 3.1 and later: converters write their scaling out, one divisor for each pair.
+        # Llama 3.1 and later: converters write the scaling as one divisor for each pair.
         factors = checkpoint.load(_ROPE_FACTORS, torch.float32).view(-1).tolist()
         return RopeScaling("factors", factor=factor, factors=tuple(factors))
     return RopeScaling("linear", factor=factor) if factor != 1.0 else None
@@ -142,11 +142,12 @@ def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
     model_type = metadata.get("model_type")
     if model_type not in _HF_MODEL_TYPES:
         raise ModelLoadFailed(
-            f"{path} is no Llama: its model_type is {model_type!r}; "
+            f"{path} is not a Llama: its model_type is {model_type!r}; "
             "serve a model of the Llama family."
         )
     read = _Reader(path, metadata)
-    for architecture in _listed(metadata.get("architectures")):
+    named = metadata.get("architectures") or []
+    for architecture in named if isinstance(named, list) else [named]:
         if not str(architecture).endswith("ForCausalLM"):
             raise read.refused(
                 f"its architecture is {architecture}", "it has no language model head"
@@ -155,7 +156,7 @@ def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
     for key in ("attention_bias", "mlp_bias"):
         read.refuse_unless(key, (False,), "biases are not supported")
     if read.value("quantization_config") is not None:
-        raise read.refused("its weights are quantised", "only GGUF files may be")
+        raise read.refused("its weights are quantised", "only GGUF files may be quantised")
     heads = read.integer("num_attention_heads")
     hidden = read.integer("hidden_size")
     theta, scaling = _hugging_face_rope(read)
@@ -177,25 +178,18 @@ def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
     )
 
 
-def _listed(value: object) -> list[Any]:
-    """A list as it is, one item as a list of it, nothing as an empty list."""
-    if isinstance(value, list):
-        return value
-    return [] if value is None else [value]
-
-
 def _hugging_face_rope(read: _Reader) -> tuple[float, RopeScaling | None]:
-    """Theta and scaling; the new style keeps both in rope_parameters, the old has two keys."""
+    """Theta and scaling; new files keep both in rope_parameters, old ones have two keys."""
     settings = read.value("rope_parameters") or read.value("rope_scaling") or {}
     if not isinstance(settings, dict):
-        raise read.refused("its RoPE settings are no object", "they cannot be read")
+        raise read.refused("its RoPE settings are not an object", "they cannot be read")
     rope = _Reader(read.path, settings)
     theta = rope.number("rope_theta", read.number("rope_theta", _DEFAULT_ROPE_THETA))
     for reader in (read, rope):
         reader.refuse_unless("partial_rotary_factor", (1, 1.0), "RoPE must cover whole heads")
     kind = rope.value("rope_type") or rope.value("type") or "default"
     if kind in ("default", "dynamic"):
-        # `dynamic` changes nothing within max_position_embeddings, and further none may go.
+        # `dynamic` has no effect within max_position_embeddings, which no sequence may exceed.
         return theta, None
     if kind == "linear":
         return theta, RopeScaling("linear", factor=rope.number("factor"))
@@ -245,9 +239,9 @@ def _yarn(read: _Reader, rope: _Reader) -> RopeScaling:
 def _within_window(
     read: _Reader, context_key: str, window_key: str, default: int | None = None
 ) -> int:
-    """The model's context, or its sliding window where that is smaller.
+    """The model's context, or its sliding window if that is smaller.
 
-    Within one window, sliding and full attention are the same; beyond it they are not.
+    Sliding and full attention are equal within one window only.
     """
     context = read.integer(context_key, default)
     if not read.value(window_key):
@@ -255,8 +249,7 @@ def _within_window(
     window = read.integer(window_key)
     if window < context:
         logger.warning(
-            "%s attends through a sliding window of %d tokens: its context is limited to that, "
-            "instead of %d",
+            "%s has a sliding window of %d tokens: its context is limited to that instead of %d",
             read.path,
             window,
             context,

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint make up which weight of the model, and of what shape."""
+"""Which tensors of a checkpoint make up each weight of the model, and their shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.config import LlamaConfig
 from llorch_worker.weights import Checkpoint, FusedWeight, Linears, Part
-from llorch_worker.weights.checkpoint import missing_tensor, require_shape
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -20,7 +19,7 @@ OUTPUT = "lm_head.weight"
 
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 _IGNORED_NAMES = frozenset({"rope_freqs.weight"})
-"""Derived or read by the configuration: no weights of the graph."""
+"""Derived values, or read by the configuration; not weights of the graph."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class LayerWeights:
 
 
 def layer_weights(config: LlamaConfig, layer: int) -> LayerWeights:
-    """The table of block ``layer``."""
+    """The weights of block ``layer``."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_rows = config.num_heads * config.head_dim
     kv_rows = config.num_kv_heads * config.head_dim
@@ -71,15 +70,12 @@ def layer_weights(config: LlamaConfig, layer: int) -> LayerWeights:
 
 
 def global_weights(config: LlamaConfig) -> tuple[FusedWeight, ...]:
-    """Embedding, final norm and, unless it is the embedding again, the output matrix."""
+    """Embedding, final norm and, unless tied to the embedding, the output matrix."""
     matrix = (config.vocab_size, config.hidden_size)
-    weights = [
-        FusedWeight((Part(EMBEDDING, matrix),)),
-        FusedWeight((Part(FINAL_NORM, (config.hidden_size,)),)),
-    ]
+    parts = [Part(EMBEDDING, matrix), Part(FINAL_NORM, (config.hidden_size,))]
     if not config.tie_word_embeddings:
-        weights.append(FusedWeight((Part(OUTPUT, matrix),)))
-    return tuple(weights)
+        parts.append(Part(OUTPUT, matrix))
+    return tuple(FusedWeight((part,)) for part in parts)
 
 
 def all_weights(config: LlamaConfig) -> Iterator[FusedWeight]:
@@ -90,7 +86,7 @@ def all_weights(config: LlamaConfig) -> Iterator[FusedWeight]:
 
 
 def parameter_count(config: LlamaConfig) -> int:
-    """Numbers in all weights."""
+    """The number of parameters."""
     return sum(weight.elements for weight in all_weights(config))
 
 
@@ -102,7 +98,7 @@ def shares_embedding(config: LlamaConfig, linears: Linears) -> bool:
 def model_bytes(
     config: LlamaConfig, checkpoint: Checkpoint, linears: Linears, dtype: torch.dtype
 ) -> int:
-    """Bytes of all weights as they will be kept, to the byte; reads no weights.
+    """The exact bytes of all weights as they will be kept; reads no weights.
 
     Embedding and norms are kept in ``dtype``, matrices as ``linears`` does.
     """
@@ -117,7 +113,7 @@ def model_bytes(
 def quantised_types(
     config: LlamaConfig, checkpoint: Checkpoint, linears: Linears
 ) -> tuple[str, ...]:
-    """Types of block that stay as they are in the file, those of most numbers first."""
+    """Block types that stay quantised, the one with most parameters first."""
     numbers = Counter[str]()
     for weight in _matrices(config, linears):
         for part in linears.quantised_parts(checkpoint, weight):
@@ -139,16 +135,13 @@ def _matrices(config: LlamaConfig, linears: Linears) -> Iterator[FusedWeight]:
 def check_tensors(checkpoint: Checkpoint, config: LlamaConfig) -> None:
     """Raise ModelLoadFailed unless the checkpoint holds the model's tensors and no others.
 
-    A tensor that the graph does not know (a bias, an expert) would change the results unseen.
+    Ignoring a tensor that the graph does not use (a bias, an expert) would change the results.
     """
     known: set[str] = set()
     for weight in all_weights(config):
         for part in weight.parts:
             known.add(part.name)
-            info = checkpoint.tensors.get(part.name)
-            if info is None:
-                raise missing_tensor(checkpoint.path, part.name)
-            require_shape(checkpoint.path, info, part.shape)
+            checkpoint.require(part.name, part.shape)
     if config.tie_word_embeddings:
         known.add(OUTPUT)  # some files repeat the embedding under this name
     for name in checkpoint.tensors:

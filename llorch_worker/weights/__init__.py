@@ -1,9 +1,10 @@
 """Files to tensors: GGUF and Hugging Face checkpoints behind one interface, and linear layers."""
 
-from llorch_worker.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from llorch_worker.weights.checkpoint import Checkpoint, TensorInfo
 from llorch_worker.weights.fused_weight import FusedWeight, Part
-from llorch_worker.weights.linear import DenseLinear, Linear
-from llorch_worker.weights.linears import DenseLinears, Linears, select_linears
+from llorch_worker.weights.linear import DenseLinear, DenseLinears, Linear, Linears
+from llorch_worker.weights.open_checkpoint import open_checkpoint
+from llorch_worker.weights.select_linears import select_linears
 
 __all__ = [
     "Checkpoint",

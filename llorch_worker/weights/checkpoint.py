@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.weights.groups import GroupForm, Groups
+from llorch_worker.weights.groups import GroupForm
 from llorch_worker.weights.model_file import Bytes
 
 TakeRows = Callable[[int, Bytes, npt.NDArray[np.int64] | None], None]
 """Called with (first row, raw rows [rows, row bytes], order): the model's row ``first + i`` is
-``rows[order[i]]``, or ``rows[i]`` where there is no order. Valid during the call."""
+``rows[order[i]]``, or ``rows[i]`` without an order. The rows are valid during the call only."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor as it lies in the file; ``shape`` is row-major, ``[out, in]`` for a matrix."""
+    """A tensor as it is stored; ``shape`` is row-major, ``[out, in]`` for a matrix."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,97 +31,66 @@ class TensorInfo:
     stored_bytes: int
 
 
-class Checkpoint(Protocol):
-    """An opened model file. Tensor names are Hugging Face's, whatever the file calls them."""
+class Checkpoint(ABC):
+    """An opened model file. Tensors have Hugging Face's names, whatever the file calls them."""
 
     path: Path
     files: tuple[Path, ...]
-    """That hold the tensors."""
+    """The files that hold the tensors."""
     layout: Literal["gguf", "hugging_face"]
     metadata: Mapping[str, Any]
     """GGUF key/values, or config.json with generation_config and tokenizer_config inside it."""
     tensors: Mapping[str, TensorInfo]
 
+    @abstractmethod
     def read_into(self, name: str, out: torch.Tensor, rope_heads: int | None = None) -> None:
         """Fill ``out`` (CPU, the tensor's shape, any float dtype) with the tensor ``name``.
 
-        With ``rope_heads`` the rows, ``rope_heads * head_dim`` of them, come out in the model's one
-        RoPE layout: the two halves of a head are the pairs' first and second members.
-        Raises ModelLoadFailed when the tensor is missing or its shape or type does not fit.
+        With ``rope_heads`` the rows, ``rope_heads * head_dim`` of them, are put into the model's
+        RoPE layout: the first half of a head holds the pairs' first members.
+
+        Raises:
+            ModelLoadFailed: the tensor is missing, or its shape or type does not fit.
         """
 
     def load(self, name: str, dtype: torch.dtype, rope_heads: int | None = None) -> torch.Tensor:
         """The tensor ``name`` as a new CPU tensor; see ``read_into``."""
+        out = torch.empty(self.require(name).shape, dtype=dtype)
+        self.read_into(name, out, rope_heads)
+        return out
 
-    def group_form(self, name: str) -> GroupForm | None:
-        """How the tensor is quantised; None where its values are no scaled integers."""
-
-    def read_groups(self, name: str, rope_heads: int | None = None) -> Groups:
-        """All rows of a tensor that has a form, not dequantised; see ``read_into`` for the rest."""
+    def group_form(self, name: str) -> GroupForm | None:  # noqa: ARG002
+        """How the tensor is quantised; None unless its values are scaled integers."""
+        return None
 
     def each_piece(
         self, name: str, take: TakeRows, *, row_multiple: int, rope_heads: int | None = None
     ) -> None:
         """Call ``take`` with all rows of a tensor that has a form, raw, in pieces.
 
-        Pieces begin at multiples of ``row_multiple`` and come in no order, several at a time.
+        Pieces begin at multiples of ``row_multiple``. They come in any order and from several
+        threads at once.
         """
+        raise NotImplementedError(f"{name} is not quantised")
 
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a .gguf file or a Hugging Face folder and check that it is whole.
-
-    Reads headers only. Raises ModelLoadFailed with one sentence that names path, rule and remedy.
-    """
-    # Imported here because both formats build on this file.
-    from llorch_worker.weights.gguf import GgufCheckpoint
-    from llorch_worker.weights.hugging_face import HuggingFaceCheckpoint
-
-    path = Path(path)
-    try:
-        if path.is_dir():
-            return HuggingFaceCheckpoint(path)
-        if not path.exists():
+    def require(self, name: str, shape: tuple[int, ...] | None = None) -> TensorInfo:
+        """The tensor's entry; raises ModelLoadFailed if it is missing or has another shape."""
+        info = self.tensors.get(name)
+        if info is None:
             raise ModelLoadFailed(
-                f"{path} does not exist; give a .gguf file or a Hugging Face model folder."
+                f"{self.path} has no tensor {name}, which every Llama needs; "
+                "convert the model again."
             )
-        if not path.is_file():  # opening a pipe would wait for ever
+        if shape is not None and info.shape != shape:
             raise ModelLoadFailed(
-                f"{path} is no regular file; give a .gguf file or a Hugging Face model folder."
+                f"{self.path}: tensor {name} is {list(info.shape)} but the model's configuration "
+                f"calls for {list(shape)}; weights and configuration do not belong together."
             )
-    except OSError as error:
-        raise ModelLoadFailed(
-            f"{path} cannot be read ({error.strerror}); check the path and its permissions."
-        ) from error
-    if path.suffix in {".safetensors", ".json"}:
-        raise ModelLoadFailed(
-            f"{path} is one file of a Hugging Face model; give the folder that holds it."
-        )
-    if path.suffix in {".bin", ".pt", ".pth", ".pkl", ".ckpt"}:
-        raise ModelLoadFailed(
-            f"{path} is a pickle, which can run code when it is opened; "
-            "convert the model to safetensors or GGUF."
-        )
-    return GgufCheckpoint(path)
+        return info
 
-
-def missing_tensor(path: Path, name: str) -> ModelLoadFailed:
-    return ModelLoadFailed(
-        f"{path} has no tensor {name}, which every Llama needs; convert the model again."
-    )
-
-
-def weights_out_of_range(path: Path, name: str) -> ModelLoadFailed:
-    return ModelLoadFailed(
-        f"{path}: tensor {name} has weights beyond all measure; the file is damaged, "
-        "download or convert it again."
-    )
-
-
-def require_shape(path: Path, info: TensorInfo, expected: tuple[int, ...]) -> None:
-    """Raise ModelLoadFailed unless the tensor has the shape that the configuration calls for."""
-    if info.shape != expected:
-        raise ModelLoadFailed(
-            f"{path}: tensor {info.name} is {list(info.shape)} where the model's configuration "
-            f"calls for {list(expected)}; weights and configuration do not belong together."
+    def out_of_range(self, name: str) -> ModelLoadFailed:
+        """The error for a tensor whose scales are infinite, NaN or too large for float16."""
+        return ModelLoadFailed(
+            f"{self.path}: tensor {name} has weights that are out of range; the file is damaged, "
+            "download or convert it again."
         )

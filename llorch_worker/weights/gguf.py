@@ -1,4 +1,4 @@
-"""GGUF files: any block type, dequantised a few rows at a time into the dtype that is asked for."""
+"""GGUF files: any block type, dequantised a few rows at a time into the requested dtype."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.weights.checkpoint import TakeRows, TensorInfo, missing_tensor, require_shape
+from llorch_worker.weights.checkpoint import Checkpoint, TakeRows, TensorInfo
 from llorch_worker.weights.gguf_header import GgufHeader, read_gguf_header
-from llorch_worker.weights.groups import GroupForm, Groups, group_form, unpack_groups
+from llorch_worker.weights.groups import GroupForm, group_form
 from llorch_worker.weights.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 
 _TENSOR_NAMES = {
@@ -41,7 +40,7 @@ _LAYER_TENSOR_NAMES = {
 _LAYER_TENSOR = re.compile(r"blk\.([0-9]{1,5})\.(\w+)\.(weight|bias)")
 _SPLIT_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _INTERLEAVED_ARCHITECTURES = frozenset({"llama"})
-"""Architectures whose Q and K rows the converters reorder for interleaved RoPE pairs."""
+"""Converters reorder the Q and K rows of these for interleaved RoPE pairs."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class _StoredTensor:
     type: GGMLQuantizationType
 
 
-class GgufCheckpoint:
+class GgufCheckpoint(Checkpoint):
     """A .gguf file, or all parts of a split one, under canonical tensor names."""
 
     layout: Literal["gguf", "hugging_face"] = "gguf"
@@ -70,8 +69,8 @@ class GgufCheckpoint:
         parts = self.metadata.get("split.count", 1) or 1
         if parts != len(files):
             raise ModelLoadFailed(
-                f"{path} is one of {parts} parts but is not named so; "
-                "give the parts their names back (…-00001-of-000NN.gguf) or merge them."
+                f"{path} is one of {parts} parts but is not named like one; "
+                "restore the parts' names (…-00001-of-000NN.gguf) or merge them."
             )
         architecture = str(self.metadata.get("general.architecture"))
         self._interleaved = architecture in _INTERLEAVED_ARCHITECTURES
@@ -100,7 +99,7 @@ class GgufCheckpoint:
             if 0 in entry.shape or entry.shape[-1] % block_elements:
                 raise ModelLoadFailed(
                     f"{file.path} is damaged (rows of tensor {entry.name} hold {entry.shape[-1]} "
-                    f"values, no multiple of {type_.name}'s {block_elements}); convert it again."
+                    f"values, not a multiple of {type_.name}'s {block_elements}); convert it again."
                 )
             stored_bytes = math.prod(entry.shape) // block_elements * block_bytes
             start = header.data_start + entry.offset
@@ -113,19 +112,8 @@ class GgufCheckpoint:
             infos[name] = TensorInfo(name, entry.shape, type_.name, stored_bytes)
         return infos
 
-    def load(self, name: str, dtype: torch.dtype, rope_heads: int | None = None) -> torch.Tensor:
-        """The tensor ``name`` as a new CPU tensor; see ``read_into``."""
-        if name not in self.tensors:
-            raise missing_tensor(self.path, name)
-        out = torch.empty(self.tensors[name].shape, dtype=dtype)
-        self.read_into(name, out, rope_heads)
-        return out
-
     def read_into(self, name: str, out: torch.Tensor, rope_heads: int | None = None) -> None:
-        """Dequantise the tensor ``name`` into ``out``; see ``Checkpoint.read_into``."""
-        if name not in self.tensors:
-            raise missing_tensor(self.path, name)
-        require_shape(self.path, self.tensors[name], tuple(out.shape))
+        self.require(name, tuple(out.shape))
         type_ = self._stored[name].type
         out = out.view(-1, out.shape[-1])
         destination = self._destination(len(out), rope_heads)
@@ -140,42 +128,16 @@ class GgufCheckpoint:
         self._each_chunk(name, take)
 
     def group_form(self, name: str) -> GroupForm | None:
-        """See ``Checkpoint.group_form``."""
         return group_form(self._stored[name].type) if name in self._stored else None
-
-    def read_groups(self, name: str, rope_heads: int | None = None) -> Groups:
-        """See ``Checkpoint.read_groups``."""
-        rows, columns = self.tensors[name].shape
-        type_ = self._stored[name].type
-        form = group_form(type_)
-        if form is None:
-            raise ValueError(f"{name} is of type {type_.name}, which has no scaled integers")
-        whole = Groups(
-            np.empty((rows, columns), np.uint8),
-            np.empty((rows, columns // form.group), np.float32),
-            np.empty((rows, columns // form.group), np.float32) if form.has_offsets else None,
-        )
-
-        def take(first: int, piece: Bytes, order: npt.NDArray[np.int64] | None) -> None:
-            part = unpack_groups(piece if order is None else piece[order], type_)
-            to = slice(first, first + len(piece))
-            whole.codes[to] = part.codes
-            whole.scales[to] = part.scales
-            if whole.offsets is not None and part.offsets is not None:
-                whole.offsets[to] = part.offsets
-
-        self.each_piece(name, take, row_multiple=1, rope_heads=rope_heads)
-        return whole
 
     def each_piece(
         self, name: str, take: TakeRows, *, row_multiple: int, rope_heads: int | None = None
     ) -> None:
-        """See ``Checkpoint.each_piece``."""
         rows = self.tensors[name].shape[0]
         destination = self._destination(rows, rope_heads)
         order = None
         if destination is not None:
-            # Rows change places within a head only: whole heads to a piece.
+            # Rows move only within a head, so a piece holds whole heads.
             row_multiple = math.lcm(row_multiple, rows // (rope_heads or 1))
             order = destination.argsort().numpy()
 
@@ -185,7 +147,7 @@ class GgufCheckpoint:
         self._each_chunk(name, take_ordered, row_multiple)
 
     def _destination(self, rows: int, rope_heads: int | None) -> torch.Tensor | None:
-        """Where each stored row goes: [rows] int64; None where all stay in their order."""
+        """Where each stored row goes: [rows] int64; None if rows keep their order."""
         if rope_heads is None or not self._interleaved:
             return None
         return _half_split_rows(rows, rope_heads)
@@ -207,7 +169,7 @@ class GgufCheckpoint:
 
 
 def canonical_name(gguf_name: str) -> str:
-    """Hugging Face's name for a GGUF tensor; a name outside the tables stays as it is."""
+    """Hugging Face's name for a GGUF tensor; an unknown name stays as it is."""
     match = _LAYER_TENSOR.fullmatch(gguf_name)
     if match and match[2] in _LAYER_TENSOR_NAMES:
         return f"model.layers.{int(match[1])}.{_LAYER_TENSOR_NAMES[match[2]]}.{match[3]}"
@@ -257,10 +219,10 @@ _FLOATS = {
 
 
 def _values(piece: Bytes, type_: GGMLQuantizationType) -> torch.Tensor:
-    """``piece``: [rows, row_bytes] as values in the same order, in memory of their own."""
+    """The values of ``piece``: [rows, row_bytes], in the same order, in new memory."""
     dtype = _FLOATS.get(type_)
     if dtype is not None:
-        # A copy: the file's memory is read-only, and perhaps not aligned.
+        # A copy, because the chunk may not be aligned.
         return torch.from_numpy(np.array(piece).reshape(-1)).view(dtype)
-    # One long row: gguf would otherwise work in groups of 16 rows, however short they are.
+    # As one long row: gguf handles 16 rows at a time, however short they are.
     return torch.from_numpy(dequantize(piece.reshape(1, -1), type_))

@@ -1,7 +1,7 @@
 """The header of a GGUF file: key/values and the table of tensors.
 
-Read here, not by ``gguf.GGUFReader``: that one builds an array object for each vocabulary entry
-and meets a damaged file with whatever exception comes first.
+``gguf.GGUFReader`` would build an array object for each vocabulary entry, and raises arbitrary
+exceptions for a damaged file.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -20,7 +20,7 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
 _MIN_ENTRY_BYTES = 13
-"""A key/value pair or a tensor's entry takes at least so many bytes: bounds absurd counts."""
+"""The smallest key/value pair or tensor entry: bounds the counts of a damaged header."""
 
 _SCALARS = {
     0: "u1",
@@ -39,7 +39,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class GgufTensorEntry:
-    """``shape`` is row-major, the file's order reversed; ``offset`` counts from ``data_start``."""
+    """``shape`` is row-major, reversed from the file; ``offset`` counts from ``data_start``."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class GgufHeader:
 
 
 def read_gguf_header(file: ModelFile) -> GgufHeader:
-    """Parse the header; raises ModelLoadFailed for a file that is damaged or no GGUF."""
+    """Parse the header; raises ModelLoadFailed if the file is damaged or not GGUF."""
     return _HeaderReader(file).header()
 
 
@@ -67,7 +67,7 @@ class _HeaderReader:
     def header(self) -> GgufHeader:
         if self._file.read(0, 4) != _MAGIC:
             raise ModelLoadFailed(
-                f"{self._file.path} is no GGUF file (it does not begin with 'GGUF'); "
+                f"{self._file.path} is not a GGUF file (it does not begin with 'GGUF'); "
                 "give a .gguf file or a Hugging Face model folder."
             )
         self._at = 4
@@ -76,7 +76,7 @@ class _HeaderReader:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
             what = "is big-endian" if swapped in _VERSIONS else f"has GGUF version {version}"
             raise ModelLoadFailed(
-                f"{self._file.path} {what}, and only little-endian versions 2 and 3 can be read; "
+                f"{self._file.path} {what}, but only little-endian versions 2 and 3 can be read; "
                 "convert it with a current converter."
             )
         tensor_count, pair_count = self._uint64(), self._uint64()
@@ -126,7 +126,7 @@ class _HeaderReader:
         raise self._damaged(f"a value has the unknown type {item_type}")
 
     def _string(self) -> str:
-        # A vocabulary may hold bytes that are no UTF-8: they survive as surrogates.
+        # Vocabularies may hold bytes that are not UTF-8; they are kept as surrogates.
         return self._take(self._uint64()).decode("utf-8", "surrogateescape")
 
     def _uint32(self) -> int:

@@ -1,8 +1,8 @@
-"""GGUF blocks taken apart, not dequantised: small integers with a scale for each group of columns.
+"""GGUF blocks unpacked, not dequantised: small integers with a scale for each group of columns.
 
-Every type here is of the form ``weight = scale * (code - zero) + offset`` with one scale, and in
-some types one offset, for each group of 16 or 32 columns of a row. Layouts of the blocks are those
-of ggml (https://github.com/ggml-org/ggml, ``ggml-common.h``).
+Every type here has the form ``weight = scale * (code - zero) + offset`` with one scale, and in
+some types one offset, for each group of 16 or 32 columns of a row. Block layouts are ggml's
+(https://github.com/ggml-org/ggml, ``ggml-common.h``).
 """
 
 from __future__ import annotations
@@ -20,30 +20,6 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class GroupForm:
-    """What all tensors of a block type have in common."""
-
-    group: int
-    """Columns that share a scale: 16 or 32."""
-    bits: int
-    """Bits of a code, rounded up to what is stored: 4 or 8."""
-    zero: int
-    has_offsets: bool
-    exact_in_half: bool
-    """Whether scales and offsets are float16 in the file, and no products of two numbers."""
-    code_bits: int
-    """Bits of a code as the file has it."""
-
-    @property
-    def half_factor(self) -> float:
-        """What scales and offsets are divided by to be kept as float16.
-
-        Products lie around 1e-3: with 2^-8 they have 11 bits of precision from 2e-7 to 255.
-        """
-        return 1.0 if self.exact_in_half else 2.0**-8
-
-
-@dataclass(frozen=True)
 class Groups:
     """Some rows of a quantised matrix."""
 
@@ -52,38 +28,58 @@ class Groups:
     scales: Floats
     """[rows, columns / group] float32"""
     offsets: Floats | None
-    """[rows, columns / group] float32, or None where the type has none"""
+    """[rows, columns / group] float32, or None if the type has none"""
 
 
 @dataclass(frozen=True)
-class _BlockType:
-    form: GroupForm
-    unpack: Callable[[Bytes], Groups]
+class GroupForm:
+    """How a block type stores weights."""
+
+    type: GGMLQuantizationType
+    group: int
+    """Columns that share a scale: 16 or 32."""
+    code_bits: int
+    """Bits of a code in the file."""
+    zero: int
+    has_offsets: bool
+    exact_in_half: bool
+    """Whether scales and offsets are float16 in the file, rather than products of two numbers."""
+    unpack_blocks: Callable[[Bytes], Groups]
     """[blocks, block bytes] to groups with one row a block."""
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code in native tiles: 4 or 8."""
+        return 4 if self.code_bits <= 4 else 8
+
+    @property
+    def half_factor(self) -> float:
+        """The divisor that makes scales and offsets fit float16.
+
+        Products lie around 1e-3: divided by 2^-8 they have 11 bits of precision from 2e-7 to 255.
+        """
+        return 1.0 if self.exact_in_half else 2.0**-8
+
+    def unpack(self, rows: Bytes) -> Groups:
+        """Unpack ``rows``: [rows, row bytes] of raw blocks."""
+        groups = self.unpack_blocks(rows.reshape(-1, GGML_QUANT_SIZES[self.type][1]))
+        count = len(rows)
+        return Groups(
+            groups.codes.reshape(count, -1),
+            groups.scales.reshape(count, -1),
+            None if groups.offsets is None else groups.offsets.reshape(count, -1),
+        )
+
+    def fits_half(self, groups: Groups) -> bool:
+        """Whether float16 holds scales and offsets once divided by ``half_factor``."""
+        tables = [groups.scales] if groups.offsets is None else [groups.scales, groups.offsets]
+        largest = self.half_factor * float(np.finfo(np.float16).max)
+        return all(bool(np.abs(table).max() < largest) for table in tables)
 
 
 def group_form(type_: GGMLQuantizationType) -> GroupForm | None:
-    """The form of a block type; None for one that is not made of scaled integers."""
-    known = _TYPES.get(type_)
-    return known.form if known else None
-
-
-def unpack_groups(rows: Bytes, type_: GGMLQuantizationType) -> Groups:
-    """Take ``rows``: [rows, row bytes] of raw blocks apart. ``type_`` is one with a form."""
-    groups = _TYPES[type_].unpack(rows.reshape(-1, GGML_QUANT_SIZES[type_][1]))
-    count = len(rows)
-    return Groups(
-        groups.codes.reshape(count, -1),
-        groups.scales.reshape(count, -1),
-        None if groups.offsets is None else groups.offsets.reshape(count, -1),
-    )
-
-
-def fits_half(groups: Groups, form: GroupForm) -> bool:
-    """Whether float16 holds the scales and offsets, once divided by ``form.half_factor``."""
-    tables = [groups.scales] if groups.offsets is None else [groups.scales, groups.offsets]
-    largest = form.half_factor * float(np.finfo(np.float16).max)
-    return all(bool(np.abs(table).max() < largest) for table in tables)
+    """The form of a block type; None if its values are not scaled integers."""
+    return _FORMS.get(type_)
 
 
 def _half(blocks: Bytes, start: int) -> Floats:
@@ -92,7 +88,7 @@ def _half(blocks: Bytes, start: int) -> Floats:
 
 
 def _halves(packed: Bytes) -> Bytes:
-    """[..., n] bytes to [..., 2, n]: all low nibbles, then all high ones."""
+    """[..., n] bytes to [..., 2, n]: the low nibbles, then the high ones."""
     out = np.empty((*packed.shape[:-1], 2, packed.shape[-1]), np.uint8)
     np.bitwise_and(packed, 0x0F, out=out[..., 0, :])
     np.right_shift(packed, 4, out=out[..., 1, :])
@@ -100,7 +96,7 @@ def _halves(packed: Bytes) -> Bytes:
 
 
 def _bit_fields(packed: Bytes, bits: int, count: int) -> Bytes:
-    """[..., n] bytes to [..., count, n]: field 0 is each byte's lowest ``bits`` bits."""
+    """[..., n] bytes to [..., count, n]: field 0 holds each byte's lowest ``bits`` bits."""
     shifts = np.arange(0, count * bits, bits, dtype=np.uint8)[:, None]
     return (packed[..., None, :] >> shifts) & np.uint8((1 << bits) - 1)
 
@@ -114,7 +110,7 @@ def _q4_1(blocks: Bytes) -> Groups:
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
-    """[blocks, 4] bytes to [blocks, 2, 16]: bit i of the 32 is column i's, at its place (16)."""
+    """[blocks, 4] bytes to [blocks, 2, 16]: bit i of the 32 becomes bit 4 of column i."""
     bits = np.unpackbits(np.ascontiguousarray(packed), axis=-1, bitorder="little")
     return (bits << np.uint8(4)).reshape(-1, 2, 16)
 
@@ -170,7 +166,7 @@ def _q2_k(blocks: Bytes) -> Groups:
 
 def _q3_k(blocks: Bytes) -> Groups:
     codes = _bit_fields(blocks[:, 32:96].reshape(-1, 2, 32), 2, 4).reshape(-1, 8, 32)
-    # A third bit that is set means that nothing is taken off; codes count from -4.
+    # The third bit is inverted: set means that 4 is not subtracted. Hence the zero of 4.
     codes |= _bit_fields(blocks[:, :32], 1, 8) << 2
     packed = blocks[:, 96:108]
     low = _halves(packed[:, :8]).reshape(-1, 16)
@@ -180,15 +176,18 @@ def _q3_k(blocks: Bytes) -> Groups:
 
 
 _T = GGMLQuantizationType
-_TYPES: dict[GGMLQuantizationType, _BlockType] = {
-    _T.Q4_0: _BlockType(GroupForm(32, 4, 8, False, True, 4), _q4_0),
-    _T.Q4_1: _BlockType(GroupForm(32, 4, 0, True, True, 4), _q4_1),
-    _T.Q5_0: _BlockType(GroupForm(32, 8, 16, False, True, 5), _q5_0),
-    _T.Q5_1: _BlockType(GroupForm(32, 8, 0, True, True, 5), _q5_1),
-    _T.Q8_0: _BlockType(GroupForm(32, 8, 128, False, True, 8), _q8_0),
-    _T.Q2_K: _BlockType(GroupForm(16, 4, 0, True, False, 2), _q2_k),
-    _T.Q3_K: _BlockType(GroupForm(16, 4, 4, False, False, 3), _q3_k),
-    _T.Q4_K: _BlockType(GroupForm(32, 4, 0, True, False, 4), _q4_k),
-    _T.Q5_K: _BlockType(GroupForm(32, 8, 0, True, False, 5), _q5_k),
-    _T.Q6_K: _BlockType(GroupForm(16, 8, 32, False, False, 6), _q6_k),
+_FORMS = {
+    form.type: form
+    for form in (
+        GroupForm(_T.Q4_0, 32, 4, 8, False, True, _q4_0),
+        GroupForm(_T.Q4_1, 32, 4, 0, True, True, _q4_1),
+        GroupForm(_T.Q5_0, 32, 5, 16, False, True, _q5_0),
+        GroupForm(_T.Q5_1, 32, 5, 0, True, True, _q5_1),
+        GroupForm(_T.Q8_0, 32, 8, 128, False, True, _q8_0),
+        GroupForm(_T.Q2_K, 16, 2, 0, True, False, _q2_k),
+        GroupForm(_T.Q3_K, 16, 3, 4, False, False, _q3_k),
+        GroupForm(_T.Q4_K, 32, 4, 0, True, False, _q4_k),
+        GroupForm(_T.Q5_K, 32, 5, 0, True, False, _q5_k),
+        GroupForm(_T.Q6_K, 16, 6, 32, False, False, _q6_k),
+    )
 }

@@ -1,7 +1,7 @@
-"""Hugging Face folders: config.json and safetensors, single or sharded, read row by row.
+"""Hugging Face folders: config.json and safetensors files, single or sharded.
 
-The safetensors header is read here: the library keeps every page it touched resident until the
-file is closed, which would double the memory of a load.
+This module reads the safetensors header itself: the library keeps every page it touched resident
+until the file is closed, which would double the memory of a load.
 Format: https://huggingface.co/docs/safetensors
 """
 
@@ -18,12 +18,11 @@ import numpy as np
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.weights.checkpoint import TakeRows, TensorInfo, missing_tensor, require_shape
-from llorch_worker.weights.groups import GroupForm, Groups
+from llorch_worker.weights.checkpoint import Checkpoint, TensorInfo
 from llorch_worker.weights.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 
 _MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit on the JSON header."""
+"""The format's limit on the JSON header."""
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -36,7 +35,7 @@ class _StoredTensor:
     start: int
 
 
-class HuggingFaceCheckpoint:
+class HuggingFaceCheckpoint(Checkpoint):
     """A folder as ``save_pretrained`` writes it."""
 
     layout: Literal["gguf", "hugging_face"] = "hugging_face"
@@ -68,9 +67,9 @@ class HuggingFaceCheckpoint:
         try:
             header = json.loads(file.read(8, header_bytes))
         except (ValueError, RecursionError) as error:
-            raise _damaged(file, "its header is no JSON") from error
+            raise _damaged(file, "its header is not valid JSON") from error
         if not isinstance(header, dict):
-            raise _damaged(file, "its header is no JSON object")
+            raise _damaged(file, "its header is not a JSON object")
         infos: dict[str, TensorInfo] = {}
         for name, entry in header.items():
             if name == "__metadata__":
@@ -91,35 +90,23 @@ class HuggingFaceCheckpoint:
             infos[name] = TensorInfo(name, shape, dtype_name, end - begin)
         return infos
 
-    def load(self, name: str, dtype: torch.dtype, rope_heads: int | None = None) -> torch.Tensor:
-        """The tensor ``name`` as a new CPU tensor; see ``read_into``."""
-        if name not in self.tensors:
-            raise missing_tensor(self.path, name)
-        out = torch.empty(self.tensors[name].shape, dtype=dtype)
-        self.read_into(name, out, rope_heads)
-        return out
-
     def read_into(
         self,
         name: str,
         out: torch.Tensor,
-        rope_heads: int | None = None,  # noqa: ARG002 - these files hold the half-split layout already
+        rope_heads: int | None = None,  # noqa: ARG002 - these files have the model's RoPE layout
     ) -> None:
-        """Copy the tensor ``name`` into ``out``; see ``Checkpoint.read_into``."""
-        if name not in self.tensors:
-            raise missing_tensor(self.path, name)
-        info, stored = self.tensors[name], self._stored[name]
+        info = self.require(name, tuple(out.shape))
+        stored = self._stored[name]
         if info.dtype_name not in _DTYPES:
             raise ModelLoadFailed(
-                f"{self.path}: tensor {name} is stored as {info.dtype_name}, and only "
+                f"{self.path}: tensor {name} is stored as {info.dtype_name}, but only "
                 f"{', '.join(_DTYPES)} can be read; use an unquantised copy of the model."
             )
-        require_shape(self.path, info, tuple(out.shape))
         dtype = _DTYPES[info.dtype_name]
         flat = out.view(-1)
 
         def take(first: int, piece: Bytes) -> None:
-            # A copy, because torch refuses memory that it may not write to.
             values = torch.from_numpy(np.array(piece).reshape(-1)).view(dtype)
             flat[first : first + len(values)].copy_(values)
 
@@ -132,33 +119,19 @@ class HuggingFaceCheckpoint:
             torch.get_num_threads(),
         )
 
-    def group_form(self, name: str) -> GroupForm | None:  # noqa: ARG002 - nothing here is quantised
-        """None: these files hold plain floats."""
-        return None
-
-    def read_groups(self, name: str, rope_heads: int | None = None) -> Groups:
-        """Never asked for, as no tensor has a form."""
-        raise NotImplementedError(f"{name} is not quantised")
-
-    def each_piece(
-        self, name: str, take: TakeRows, *, row_multiple: int, rope_heads: int | None = None
-    ) -> None:
-        """Never asked for, as no tensor has a form."""
-        raise NotImplementedError(f"{name} is not quantised")
-
 
 def _weight_files(path: Path) -> list[str]:
-    """Names of the safetensors files of the folder, in a stable order."""
+    """Names of the folder's safetensors files, in a stable order."""
     if (path / _INDEX).exists():
         weight_map = _read_json(path / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelLoadFailed(f"{path / _INDEX} has no weight_map; download the model again.")
         names = sorted({str(name) for name in weight_map.values()})
         for name in names:
-            # A name from a file must not lead out of the folder.
+            # The index must not name files outside the folder.
             if Path(name).name != name or not (path / name).exists():
                 raise ModelLoadFailed(
-                    f"{path} lacks {name}, which its index names; download the model again."
+                    f"{path} lacks {name}, which is in its index; download the model again."
                 )
         return names
     if (path / _SINGLE).exists():
@@ -171,7 +144,7 @@ def _weight_files(path: Path) -> list[str]:
     if found & {".bin", ".pt", ".pth"}:
         raise ModelLoadFailed(
             f"{path} holds its weights as pickles only, which can run code when opened; convert "
-            "them with transformers' save_pretrained, which writes safetensors."
+            "them to safetensors with transformers' save_pretrained."
         )
     raise ModelLoadFailed(
         f"{path} holds no weights (neither {_SINGLE} nor {_INDEX}); "
@@ -187,9 +160,9 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({error.strerror}); check its permissions."
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ModelLoadFailed(f"{path} is no JSON; download the model again.") from error
+        raise ModelLoadFailed(f"{path} is not valid JSON; download the model again.") from error
     if not isinstance(document, dict):
-        raise ModelLoadFailed(f"{path} is no JSON object; download the model again.")
+        raise ModelLoadFailed(f"{path} is not a JSON object; download the model again.")
     return document
 
 

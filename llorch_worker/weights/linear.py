@@ -1,17 +1,21 @@
-"""Linear layers as objects, so that a quantised one can take a dense one's place."""
+"""Linear layers: the interfaces, and the dense layer that runs on any device."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from llorch_worker.weights.checkpoint import Checkpoint
+from llorch_worker.weights.fused_weight import FusedWeight, Part
+
 
 class Linear(Protocol):
-    """``[tokens, in] -> [tokens, out]``, and where ``wide`` is asked for in float32.
+    """``[tokens, in] -> [tokens, out]``; the result is float32 if ``wide``.
 
-    Logits are asked for wide: the steps of bfloat16 are an eighth at 16, and would make ties.
+    Logits are computed wide: bfloat16 steps by 1/8 at 16, which would create ties.
     """
 
     @property
@@ -20,8 +24,29 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor, *, wide: bool = False) -> torch.Tensor: ...
 
 
+class Linears(Protocol):
+    """Loads the linear layers of one device and dtype, and predicts their size."""
+
+    @property
+    def name(self) -> str:
+        """For logs and reports."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a layer holds the plain [out, in] matrix, which a tied embedding can share."""
+
+    def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
+        """The exact bytes that ``load`` will keep; reads no weights."""
+
+    def quantised_parts(self, checkpoint: Checkpoint, weight: FusedWeight) -> tuple[Part, ...]:
+        """The parts that ``load`` will keep quantised."""
+
+    def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
+        """Read the weight. Raises ModelLoadFailed if the file does not hold it."""
+
+
 class DenseLinear:
-    """A matrix kept in the compute dtype; ``weight: [out, in]``."""
+    """A matrix in the compute dtype; ``weight: [out, in]``."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight
@@ -31,6 +56,25 @@ class DenseLinear:
         return self.weight.nbytes
 
     def __call__(self, x: torch.Tensor, *, wide: bool = False) -> torch.Tensor:
-        """``x: [tokens, in]`` gives ``[tokens, out]``; torch rounds it to ``x``'s dtype first."""
+        """See ``Linear``; torch rounds the product to ``x``'s dtype before it is widened."""
         out = F.linear(x, self.weight)
         return out.float() if wide else out
+
+
+@dataclass(frozen=True)
+class DenseLinears:
+    """Keeps matrices in the compute dtype, on any device; see ``Linears``."""
+
+    device: torch.device
+    dtype: torch.dtype
+    name: str = "torch"
+    keeps_rows: bool = True
+
+    def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:  # noqa: ARG002
+        return weight.elements * self.dtype.itemsize
+
+    def quantised_parts(self, checkpoint: Checkpoint, weight: FusedWeight) -> tuple[Part, ...]:  # noqa: ARG002
+        return ()
+
+    def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
+        return DenseLinear(weight.load(checkpoint, self.dtype).to(self.device))

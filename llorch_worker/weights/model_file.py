@@ -1,4 +1,4 @@
-"""A model file: its header through a mapping, its tensors in large reads, a piece at a time."""
+"""A model file on disk: the header is mapped, tensors come in large reads, a piece at a time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from llorch_worker.contract import ModelLoadFailed
 Bytes = npt.NDArray[np.uint8]
 
 CHUNK_ELEMENTS = 32 * 1024 - 1
-"""Unpacked at a time: temporaries stay in the caches, and torch, which splits what has 32,768
-elements over threads of its own, leaves it to the thread that reads."""
+"""Unpacked at a time. Temporaries stay in the CPU caches, and torch, which starts threads of its
+own from 32,768 elements on, leaves the work to the thread that reads."""
 _READ_BYTES = 4 * 1024 * 1024
-"""Read at a time. Through a mapping a cold file comes in small pieces: a 3.8 GB model took 71 s."""
+"""Read at a time: reading a cold file through a mapping would fault it in page by page."""
 _BYTES_WORTH_A_THREAD = 512 * 1024
-"""A thread that reads less costs more than it saves."""
+"""Reading fewer bytes does not pay for starting a thread."""
 
 
 class ModelFile:
@@ -45,7 +45,7 @@ class ModelFile:
         weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, start: int, length: int) -> bytes:
-        """A copy of ``length`` bytes; shorter where the file ends before."""
+        """A copy of ``length`` bytes; shorter at the end of the file."""
         return self._map[start : start + length]
 
     def each_chunk(
@@ -57,13 +57,12 @@ class ModelFile:
         take: Callable[[int, Bytes], None],
         threads: int = 1,
     ) -> None:
-        """Call ``take`` with the rows from byte ``start`` on, in pieces: (first row, bytes).
+        """Call ``take`` with (first row, bytes) for each piece of the rows from byte ``start`` on.
 
-        Each piece is [its rows, row_bytes] and valid during its call: a load holds the model and
-        a few megabytes of its file. With more than one thread pieces come in no order, several at
-        a time.
+        A piece is [its rows, row_bytes] and valid during the call only, so that a load holds the
+        model and a few megabytes of its file. With several threads, pieces come in any order and
+        several at once.
         """
-
         rows_per_read = max(1, _READ_BYTES // (rows_per_chunk * row_bytes)) * rows_per_chunk
 
         def read(first: int, end: int) -> None:
@@ -87,9 +86,9 @@ class ModelFile:
             list(pool.map(read, borders[:-1], borders[1:]))
 
     def _fill(self, out: Bytes, offset: int) -> None:
-        """Read ``out`` from byte ``offset`` on, and have the disk go on with what follows."""
+        """Read ``out`` from byte ``offset`` on, and ask the disk to read ahead."""
         if hasattr(os, "posix_fadvise"):  # not on macOS
-            # Advice only: not every file system takes it.
+            # Advice only; some file systems refuse it.
             with suppress(OSError):
                 os.posix_fadvise(self._descriptor, offset, 4 * len(out), os.POSIX_FADV_WILLNEED)
         done = 0
@@ -101,5 +100,5 @@ class ModelFile:
                     f"{self.path} cannot be read ({error.strerror}); check the disk."
                 ) from error
             if count == 0:
-                raise ModelLoadFailed(f"{self.path} became shorter while it was read; load again.")
+                raise ModelLoadFailed(f"{self.path} shrank while it was being read; load it again.")
             done += count

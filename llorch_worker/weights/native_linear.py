@@ -1,28 +1,23 @@
-"""Linear layers of a CPU with AVX-512: quantised matrices stay quantised, others are bfloat16."""
+"""Linear layers on a CPU with AVX-512: quantised matrices stay quantised, others are bfloat16."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType
 
-from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.kernels.arena import Arena
 from llorch_worker.kernels.native.tiles import TILE_ROWS, Bf16Tiles, QuantisedTiles
-from llorch_worker.weights.checkpoint import Checkpoint, TakeRows, weights_out_of_range
+from llorch_worker.weights.checkpoint import Checkpoint, TakeRows
 from llorch_worker.weights.fused_weight import FusedWeight, Part
-from llorch_worker.weights.groups import GroupForm, fits_half, unpack_groups
+from llorch_worker.weights.groups import GroupForm
 from llorch_worker.weights.linear import DenseLinear, Linear
 from llorch_worker.weights.model_file import Bytes
 
 
 class NativeLinear:
-    """A matrix in tiles, in as many pieces as it has kinds of block."""
+    """A matrix in tiles, one piece for each run of parts with the same block type."""
 
     def __init__(self, pieces: tuple[QuantisedTiles | Bf16Tiles, ...]) -> None:
         self._pieces = pieces
@@ -44,18 +39,6 @@ class NativeLinear:
         return out
 
 
-_PACKED_AS_THEY_ARE = frozenset({GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0})
-"""Block types whose codes lie in the file as they do in tiles: no unpacking, a faster load."""
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Neighbouring parts of a weight that are stored alike; ``form`` None: not quantised."""
-
-    weight: FusedWeight
-    form: GroupForm | None
-
-
 class NativeLinears:
     """Keeps matrices in tiles; see ``Linears``."""
 
@@ -66,103 +49,78 @@ class NativeLinears:
         self._arena = Arena()
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
-        """See ``Linears``."""
-        rows, columns = weight.shape
-        if columns % 2:
-            return rows * columns * torch.bfloat16.itemsize
-        return sum(_piece_bytes(piece) for piece in _pieces(checkpoint, weight))
+        if weight.shape[1] % 2:
+            return weight.elements * torch.bfloat16.itemsize
+        return sum(_piece_bytes(*piece) for piece in weight.pieces(checkpoint, TILE_ROWS))
 
     def quantised_parts(self, checkpoint: Checkpoint, weight: FusedWeight) -> tuple[Part, ...]:
-        """See ``Linears``."""
-        if weight.shape[1] % 2:
-            return ()
-        pieces = (piece for piece in _pieces(checkpoint, weight) if piece.form is not None)
-        return tuple(chain.from_iterable(piece.weight.parts for piece in pieces))
+        return weight.quantised_parts(checkpoint)
 
     def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
-        """See ``Linears``."""
-        if weight.shape[1] % 2:  # no shape that anybody trains
+        if weight.shape[1] % 2:  # tiles hold pairs of columns; no trained model has an odd number
             return DenseLinear(weight.load(checkpoint, torch.bfloat16))
-        pieces = _pieces(checkpoint, weight)
-        return NativeLinear(tuple(_tiles(self._arena, checkpoint, piece) for piece in pieces))
-
-
-def _pieces(checkpoint: Checkpoint, weight: FusedWeight) -> Iterator[_Piece]:
-    """As few pieces as the kinds of block allow; each begins a tile, hence a piece, of its own."""
-    together: list[Part] = []
-    form = None
-    rows = 0
-    for part in weight.parts:
-        part_form = checkpoint.group_form(part.name)
-        if together and (part_form != form or rows % TILE_ROWS):
-            yield _Piece(FusedWeight(tuple(together)), form)
-            together, rows = [], 0
-        together.append(part)
-        form = part_form
-        rows += part.shape[0]
-    yield _Piece(FusedWeight(tuple(together)), form)
-
-
-def _piece_bytes(piece: _Piece) -> int:
-    form = piece.form
-    if form is None:
-        return Bf16Tiles.bytes_of(*piece.weight.shape)
-    return QuantisedTiles.bytes_of(
-        *piece.weight.shape, bits=form.bits, group=form.group, has_offsets=form.has_offsets
-    )
-
-
-def _tiles(arena: Arena, checkpoint: Checkpoint, piece: _Piece) -> QuantisedTiles | Bf16Tiles:
-    if piece.form is not None:
-        return _quantised_tiles(arena, checkpoint, piece.weight, piece.form)
-    rows, columns = piece.weight.shape
-    matrix = Bf16Tiles.empty(arena, rows, columns)
-    piece.weight.read_into(checkpoint, matrix[:rows])
-    return Bf16Tiles.pack_in_place(matrix, rows)
-
-
-def _quantised_tiles(
-    arena: Arena, checkpoint: Checkpoint, weight: FusedWeight, form: GroupForm
-) -> QuantisedTiles:
-    tiles = QuantisedTiles.empty(
-        arena,
-        *weight.shape,
-        bits=form.bits,
-        group=form.group,
-        zero=form.zero,
-        has_offsets=form.has_offsets,
-        factor=form.half_factor,
-    )
-    row = 0
-    for part in weight.parts:
-        type_ = GGMLQuantizationType[checkpoint.tensors[part.name].dtype_name]
-        checkpoint.each_piece(
-            part.name,
-            _packer(tiles, row, type_, form, weights_out_of_range(checkpoint.path, part.name)),
-            row_multiple=TILE_ROWS,
-            rope_heads=part.rope_heads,
+        return NativeLinear(
+            tuple(
+                self._bf16_tiles(checkpoint, piece)
+                if form is None
+                else self._quantised_tiles(checkpoint, piece, form)
+                for form, piece in weight.pieces(checkpoint, TILE_ROWS)
+            )
         )
-        row += part.shape[0]
-    return tiles
+
+    def _bf16_tiles(self, checkpoint: Checkpoint, weight: FusedWeight) -> Bf16Tiles:
+        rows, columns = weight.shape
+        matrix = Bf16Tiles.empty(self._arena, rows, columns)
+        weight.read_into(checkpoint, matrix[:rows])
+        return Bf16Tiles.pack_in_place(matrix, rows)
+
+    def _quantised_tiles(
+        self, checkpoint: Checkpoint, weight: FusedWeight, form: GroupForm
+    ) -> QuantisedTiles:
+        tiles = QuantisedTiles.empty(
+            self._arena,
+            *weight.shape,
+            bits=form.bits,
+            group=form.group,
+            zero=form.zero,
+            has_offsets=form.has_offsets,
+            factor=form.half_factor,
+        )
+        row = 0
+        for part in weight.parts:
+            checkpoint.each_piece(
+                part.name,
+                _packer(tiles, row, form, checkpoint, part.name),
+                row_multiple=TILE_ROWS,
+                rope_heads=part.rope_heads,
+            )
+            row += part.shape[0]
+        return tiles
+
+
+def _piece_bytes(form: GroupForm | None, weight: FusedWeight) -> int:
+    if form is None:
+        return Bf16Tiles.bytes_of(*weight.shape)
+    return QuantisedTiles.bytes_of(
+        *weight.shape, bits=form.bits, group=form.group, has_offsets=form.has_offsets
+    )
 
 
 def _packer(
-    tiles: QuantisedTiles,
-    first_row: int,
-    type_: GGMLQuantizationType,
-    form: GroupForm,
-    out_of_range: ModelLoadFailed,
+    tiles: QuantisedTiles, first_row: int, form: GroupForm, checkpoint: Checkpoint, name: str
 ) -> TakeRows:
-    """What takes the raw rows of a tensor to ``tiles`` from ``first_row`` on."""
+    """A function that packs raw rows of the tensor into ``tiles`` from ``first_row`` on."""
 
     def pack_blocks(first: int, rows: Bytes, order: npt.NDArray[np.int64] | None) -> None:
         if not tiles.pack_blocks(first_row + first, rows, order):
-            raise out_of_range
+            raise checkpoint.out_of_range(name)
 
     def pack_groups(first: int, rows: Bytes, order: npt.NDArray[np.int64] | None) -> None:
-        groups = unpack_groups(rows if order is None else rows[order], type_)
-        if not fits_half(groups, form):
-            raise out_of_range
+        groups = form.unpack(rows if order is None else rows[order])
+        if not form.fits_half(groups):
+            raise checkpoint.out_of_range(name)
         tiles.pack(first_row + first, groups.codes, groups.scales, groups.offsets)
 
-    return pack_blocks if type_ in _PACKED_AS_THEY_ARE else pack_groups
+    # These two store codes in the order of tiles: no unpacking, a faster load.
+    tile_order = form.type in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0)
+    return pack_blocks if tile_order else pack_groups

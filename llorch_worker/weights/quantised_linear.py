@@ -1,26 +1,28 @@
-"""Linear layers of a card: quantised matrices stay quantised, others are in the compute dtype."""
+"""Linear layers on a card: quantised matrices stay quantised, others use the compute dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, groupby
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from llorch_worker.kernels.quantised_matrix import BLOCK_COLUMNS, QuantisedMatrix
-from llorch_worker.weights.checkpoint import Checkpoint, weights_out_of_range
+from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
+from llorch_worker.weights.checkpoint import Checkpoint
 from llorch_worker.weights.fused_weight import FusedWeight, Part
-from llorch_worker.weights.groups import GroupForm, fits_half
+from llorch_worker.weights.groups import GroupForm, Groups
 from llorch_worker.weights.linear import DenseLinear, Linear
+from llorch_worker.weights.model_file import Bytes
 
 Multiply = Callable[[torch.Tensor, QuantisedMatrix, torch.Tensor, int], None]
-"""``kernels.quantised_matrix.quantised_linear``, or its like for a device."""
+"""``kernels.quantised_matrix.quantised_linear``, or its counterpart for a device."""
 
 
 class QuantisedLinear:
-    """A matrix in as many pieces as its parts have kinds of block."""
+    """A matrix in one piece for each run of parts with the same block type."""
 
     def __init__(
         self, pieces: tuple[QuantisedMatrix | torch.Tensor, ...], multiply: Multiply
@@ -51,7 +53,7 @@ class QuantisedLinear:
 
 @dataclass(frozen=True)
 class QuantisedLinears:
-    """Keeps quantised matrices in the bytes of their codes, nearly; see ``Linears``."""
+    """Keeps quantised matrices at about their size in the file; see ``Linears``."""
 
     device: torch.device
     dtype: torch.dtype
@@ -60,10 +62,9 @@ class QuantisedLinears:
     keeps_rows: bool = False
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
-        """See ``Linears``."""
         total = 0
-        for form, parts in _pieces(checkpoint, weight):
-            rows, columns = parts.shape
+        for form, piece in weight.pieces(checkpoint):
+            rows, columns = piece.shape
             if form is None:
                 total += rows * columns * self.dtype.itemsize
             else:
@@ -77,36 +78,26 @@ class QuantisedLinears:
         return total
 
     def quantised_parts(self, checkpoint: Checkpoint, weight: FusedWeight) -> tuple[Part, ...]:
-        """See ``Linears``."""
-        pieces = (parts.parts for form, parts in _pieces(checkpoint, weight) if form is not None)
-        return tuple(chain.from_iterable(pieces))
+        return weight.quantised_parts(checkpoint)
 
     def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
-        """See ``Linears``."""
         pieces = tuple(
-            parts.load(checkpoint, self.dtype).to(self.device)
+            piece.load(checkpoint, self.dtype).to(self.device)
             if form is None
-            else self._quantised(checkpoint, parts, form)
-            for form, parts in _pieces(checkpoint, weight)
+            # One tensor at a time, so that no more than one is unpacked in memory.
+            else QuantisedMatrix.stack(
+                [self._quantised(checkpoint, part, form) for part in piece.parts]
+            )
+            for form, piece in weight.pieces(checkpoint)
         )
         if len(pieces) == 1 and isinstance(pieces[0], torch.Tensor):
             return DenseLinear(pieces[0])
         return QuantisedLinear(pieces, self.multiply)
 
-    def _quantised(
-        self, checkpoint: Checkpoint, weight: FusedWeight, form: GroupForm
-    ) -> QuantisedMatrix:
-        """A tensor at a time, so that no more than one lies unpacked in memory."""
-        return QuantisedMatrix.stack(
-            [self._quantised_part(checkpoint, part, form) for part in weight.parts]
-        )
-
-    def _quantised_part(
-        self, checkpoint: Checkpoint, part: Part, form: GroupForm
-    ) -> QuantisedMatrix:
-        groups = checkpoint.read_groups(part.name, part.rope_heads)
-        if not fits_half(groups, form):
-            raise weights_out_of_range(checkpoint.path, part.name)
+    def _quantised(self, checkpoint: Checkpoint, part: Part, form: GroupForm) -> QuantisedMatrix:
+        groups = _read_groups(checkpoint, part, form)
+        if not form.fits_half(groups):
+            raise checkpoint.out_of_range(part.name)
         offsets = groups.offsets
         return QuantisedMatrix.pack(
             torch.from_numpy(groups.codes).to(self.device),
@@ -118,15 +109,25 @@ class QuantisedLinears:
         )
 
 
-def _pieces(
-    checkpoint: Checkpoint, weight: FusedWeight
-) -> Iterator[tuple[GroupForm | None, FusedWeight]]:
-    """Neighbouring parts that are stored alike, with their form."""
-    narrow = weight.shape[1] % BLOCK_COLUMNS == 0
-    for form, parts in groupby(
-        weight.parts, lambda part: checkpoint.group_form(part.name) if narrow else None
-    ):
-        yield form, FusedWeight(tuple(parts))
+def _read_groups(checkpoint: Checkpoint, part: Part, form: GroupForm) -> Groups:
+    """All rows of the tensor, not dequantised."""
+    rows, columns = part.shape
+    whole = Groups(
+        np.empty((rows, columns), np.uint8),
+        np.empty((rows, columns // form.group), np.float32),
+        np.empty((rows, columns // form.group), np.float32) if form.has_offsets else None,
+    )
+
+    def take(first: int, piece: Bytes, order: npt.NDArray[np.int64] | None) -> None:
+        groups = form.unpack(piece if order is None else piece[order])
+        to = slice(first, first + len(piece))
+        whole.codes[to] = groups.codes
+        whole.scales[to] = groups.scales
+        if whole.offsets is not None and groups.offsets is not None:
+            whole.offsets[to] = groups.offsets
+
+    checkpoint.each_piece(part.name, take, row_multiple=1, rope_heads=part.rope_heads)
+    return whole
 
 
 def _stored_bits(form: GroupForm) -> int:

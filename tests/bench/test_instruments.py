@@ -11,7 +11,7 @@ import torch
 
 from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.instruments.watched_model import DeviceClock, WatchedModel
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.model import RaggedBatch
 
 CPU = torch.device("cpu")
@@ -54,15 +54,17 @@ class Card:
 @pytest.fixture
 def cache() -> UnifiedCache:
     return UnifiedCache.allocate(
-        num_layers=1,
-        num_kv_heads=1,
-        head_dim=4,
-        rope_theta=1e4,
-        rope_scaling=None,
-        max_context=16,
-        num_blocks=2,
-        dtype=torch.float32,
-        device=CPU,
+        CacheShape(
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=4,
+            rope_theta=1e4,
+            rope_scaling=None,
+            max_context=16,
+            dtype=torch.float32,
+            device=CPU,
+        ),
+        2,
     )
 
 

@@ -12,7 +12,7 @@ from benches.gpu.random_model import LLAMA_2_7B
 from benches.gpu.random_weights import NAMES, RandomWeights
 from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.model import Llama, RaggedBatch
 from llorch_worker.settings import KvDtype
@@ -28,7 +28,7 @@ def norm_and_embedding_bytes(model: Llama) -> int:
 def test_a_random_model_computes_and_counts_its_bytes(weights: str) -> None:
     model = tiny_llama(weights)
     shape = cache_shape(TINY, 32, dtype=torch.float32, device=CPU)
-    cache = UnifiedCache.allocate(num_blocks=2, **shape)
+    cache = UnifiedCache.allocate(shape, 2)
     row = torch.arange(3)
     batch = RaggedBatch(row, row, (3,), (3,), torch.tensor([[0, 1]]), row, row[2:])
     logits = model.forward(batch, cache)
@@ -83,7 +83,7 @@ def test_a_prompt_attends_to_half_of_itself() -> None:
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])
 def test_a_drawn_cache_holds_finite_numbers_of_the_order_of_one(kv_dtype: KvDtype) -> None:
     shape = cache_shape(TINY, 64, dtype=torch.bfloat16, device=CPU, kv_dtype=kv_dtype)
-    kv = UnifiedCache.allocate(num_blocks=4, **shape).kv
+    kv = UnifiedCache.allocate(shape, 4).kv
     draw_keys_and_values(kv)
     for layer in kv.layers:
         for stored, scales in ((layer.keys, layer.key_scales), (layer.values, layer.value_scales)):

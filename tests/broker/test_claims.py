@@ -54,8 +54,7 @@ def finish(store: redis.Redis, claim: Claim, first_entry: int, *events: str) -> 
     stored: int = run_script(
         store,
         "finish",
-        [keys.result("a"), keys.job("a"), keys.events("a"), keys.LEASES],
-        [claim.fence, "{}", 60, "end", 60, "a", first_entry, *events],
+        ["a", claim.fence, "{}", 60, "end", 60, first_entry, *events],
     )
     return stored
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import redis
 from celery import Celery
@@ -12,8 +10,6 @@ from llorch_worker.broker.connection import (
     Subscriptions,
     broker_errors,
     connect,
-    connect_async,
-    safe_url,
 )
 from llorch_worker.broker.transport import ClaimTransport
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
@@ -21,82 +17,6 @@ from llorch_worker.settings import Settings
 from llorch_worker.stack.programs import find_redis_server
 from llorch_worker.worker.celery.config import worker_config
 from tests.services import RedisServer, free_port, wait_until
-
-UNREADABLE = "its host and port cannot be read; in a password, percent-encode / ? # [ ]"
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
-        ("redis://user:secret@h:1/2", "redis://user:***@h:1/2"),
-        ("rediss://:secret@h/2?password=secret", "rediss://:***@h/2"),
-        ("redis://[::1]:6379/0", "redis://[::1]:6379/0"),
-        ("redis://h:notaport/0", "a URL that cannot be read"),
-        ("redis://:/secret@h:1/0", "a URL that cannot be read"),
-        ("redis://:12/secret@h:1/0", "a URL that cannot be read"),
-        ("redis://:12#secret@h:1/0", "a URL that cannot be read"),
-        ("localhost:6379", "localhost:6379"),
-        ("user:secret@localhost:6379/0?password=secret", "localhost:6379/0"),
-        ("nonsense", "nonsense"),
-        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock"),
-    ],
-)
-def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
-    assert safe_url(url) == shown
-
-
-@pytest.mark.parametrize(
-    ("url", "fault"),
-    [
-        ("", "it must begin with redis://, rediss://, unix:// or sentinel://"),
-        ("localhost:6379", "it must begin with redis://, rediss://, unix:// or sentinel://"),
-        ("http://h", "it must begin with redis://, rediss://, unix:// or sentinel://"),
-        ("REDIS://h", "it must begin with redis://, rediss://, unix:// or sentinel://"),
-        (" redis://h/0", "there are blanks around it"),
-        ("redis://h/0 ", "there are blanks around it"),
-        ("redis://h/jobs", "it must end with the number of a database"),
-        ("rediss://h/jobs", "it must end with the number of a database"),
-        ("redis://h/0/1", "it must end with the number of a database"),
-        ("redis://h/²", "it must end with the number of a database"),
-        ("redis://h?db=jobs", "Invalid value for 'db' in connection URL"),
-        ("redis://:sec/ret@h:1/0", UNREADABLE),
-        ("redis://:12/secret@h:1/0", UNREADABLE),
-        ("redis://:sec?ret@h:1/0", UNREADABLE),
-        ("redis://:12#secret@h:1/0", UNREADABLE),
-        ("redis://[::1/0", UNREADABLE),
-        ("sentinel://a:1;sentinel://b:x/0", UNREADABLE),
-        ("sentinel://a/jobs", "it must end with the number of a database"),
-        ("sentinel://", "with Sentinel, each of its parts must be sentinel://host:port"),
-        ("sentinel://a;redis://b", "with Sentinel, each of its parts must be sentinel://host:port"),
-        ("sentinel://a?name=jobs", "it has name, and may have master_name and sentinel_password"),
-    ],
-)
-@pytest.mark.parametrize("connect_to", [connect, connect_async])
-def test_what_is_no_redis_url_is_told_with_its_fault(
-    connect_to: Callable[[str], object], url: str, fault: str
-) -> None:
-    with pytest.raises(BrokerUnavailable) as caught:
-        connect_to(url)
-    sentence = str(caught.value)
-    assert sentence.endswith(f" is no Redis URL: {fault}; set LLORCH_REDIS_URL")
-    assert "sec" not in sentence
-    assert "ret" not in sentence
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://h",
-        "redis://h/",
-        "redis://[::1]:6379/0?password=p@ss",
-        "rediss://u:p%2F@h:1/15",
-        "unix:///run/redis@1.sock?db=1",
-        "sentinel://:p%2F@a:1;sentinel://b/0?sentinel_password=a;b",
-    ],
-)
-def test_what_names_a_redis_is_let_pass(url: str) -> None:
-    connect(url).close()
 
 
 def test_a_password_where_redis_has_none_is_refused_as_it_is_to_the_worker(

@@ -2,21 +2,24 @@ from __future__ import annotations
 
 import torch
 
-from llorch_worker.cache import PagedKV
+from llorch_worker.cache import CacheShape, PagedKV
 from llorch_worker.settings import KvDtype
 
 
 def make(kv_dtype: KvDtype = "auto") -> PagedKV:
-    return PagedKV(
+    shape = CacheShape(
         num_layers=2,
-        num_blocks=3,
-        block_size=4,
         num_kv_heads=2,
         head_dim=6,
+        rope_theta=1e4,
+        rope_scaling=None,
+        max_context=12,
+        block_size=4,
         dtype=torch.float32,
         device=torch.device("cpu"),
         kv_dtype=kv_dtype,
     )
+    return PagedKV(shape, 3)
 
 
 def test_a_layer_is_a_view_of_the_whole() -> None:

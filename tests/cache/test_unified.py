@@ -1,38 +1,46 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import CacheShape, UnifiedCache
+from llorch_worker.settings import KvDtype
 
-SHAPE: dict[str, Any] = {
-    "num_layers": 3,
-    "num_kv_heads": 2,
-    "head_dim": 8,
-    "rope_theta": 1e4,
-    "rope_scaling": None,
-    "num_blocks": 7,
-    "device": torch.device("cpu"),
-}
+SHAPE = CacheShape(
+    num_layers=3,
+    num_kv_heads=2,
+    head_dim=8,
+    rope_theta=1e4,
+    rope_scaling=None,
+    max_context=40,
+    dtype=torch.bfloat16,
+    device=torch.device("cpu"),
+    vocab_size=11,
+)
+PARTS = {"kv", "rope", "masks"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("max_context", [40, 3000])
 @pytest.mark.parametrize("options", [{}, {"block_size": 32, "max_query_tokens": 5}])
+@pytest.mark.parametrize("decode_rows", [0, 3])
 def test_the_bytes_foretold_are_the_bytes_taken(
-    dtype: torch.dtype, max_context: int, options: dict[str, int]
+    kv_dtype: KvDtype, max_context: int, options: dict[str, Any], decode_rows: int
 ) -> None:
-    shape = SHAPE | options | {"dtype": dtype, "max_context": max_context}
-    cache = UnifiedCache.allocate(**shape)
-    assert cache.bytes_by_part() == UnifiedCache.required_bytes(**shape)
-    assert set(cache.bytes_by_part()) == {"kv", "rope", "masks"}
-    assert cache.bytes_by_part()["kv"] == cache.kv.keys.nbytes + cache.kv.values.nbytes
+    shape = replace(
+        SHAPE, max_context=max_context, kv_dtype=kv_dtype, decode_rows=decode_rows, **options
+    )
+    parts = UnifiedCache.allocate(shape, 7).bytes_by_part()
+    assert parts == UnifiedCache.required_bytes(shape, 7)
+    scales = {"kv_scales"} if kv_dtype == "int8" else set()
+    assert parts.keys() == PARTS | scales | ({"decode"} if decode_rows else set())
 
 
 def test_the_tables_are_float32_and_the_blocks_of_the_compute_dtype() -> None:
-    cache = UnifiedCache.allocate(**SHAPE, dtype=torch.bfloat16, max_context=40)
+    cache = UnifiedCache.allocate(SHAPE, 7)
     assert cache.kv.keys.dtype == cache.kv.values.dtype == torch.bfloat16
     assert cache.kv.keys.shape == (3, 7, 16, 2, 8)
     assert cache.rope.cos.shape == (40, 4)
@@ -40,6 +48,12 @@ def test_the_tables_are_float32_and_the_blocks_of_the_compute_dtype() -> None:
     assert cache.blocks.total == cache.blocks.free_count == 7
 
 
+def test_recorded_decode_steps_get_a_block_that_no_sequence_gets() -> None:
+    cache = UnifiedCache.allocate(replace(SHAPE, decode_rows=3), 7)
+    assert cache.blocks.total == 7
+    assert cache.kv.keys.shape[1] == 8
+
+
 def test_foretelling_a_huge_cache_allocates_nothing() -> None:
-    shape = SHAPE | {"num_blocks": 10**9, "max_context": 131072, "dtype": torch.float32}
-    assert UnifiedCache.required_bytes(**shape)["masks"] == 1024 * 131072
+    shape = replace(SHAPE, max_context=131072)
+    assert UnifiedCache.required_bytes(shape, 10**9)["masks"] == 1024 * 131072

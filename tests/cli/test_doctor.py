@@ -60,7 +60,7 @@ def test_a_redis_that_was_asked_for_and_is_not_there_fails() -> None:
     ("database", "finding"),
     [
         ("99", "refuses: DB index is out of range"),
-        ("jobs", "is no Redis URL: it must end with the number of a database"),
+        ("jobs", "is not a Redis URL: it must end with the number of a database"),
     ],
 )
 def test_a_url_at_fault_is_not_a_redis_to_be_started(

@@ -189,7 +189,7 @@ def test_no_redis_is_one_sentence_with_a_remedy_and_without_the_password() -> No
 
 
 def test_a_url_that_is_none_is_told_as_such() -> None:
-    with pytest.raises(BrokerUnavailable, match="no Redis URL"):
+    with pytest.raises(BrokerUnavailable, match="not a Redis URL"):
         Client("http://localhost")
 
 

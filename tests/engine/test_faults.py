@@ -165,5 +165,5 @@ def test_when_the_thread_dies_every_job_fails_and_none_hangs(
     monkeypatch.undo()
     for sequence in engine._scheduler.running:
         engine._scheduler.finish(sequence)
-    for plan in engine._scheduler._ahead:
+    for plan in engine._scheduler._launched:
         engine._scheduler.drop(plan)

@@ -11,7 +11,7 @@ import pytest
 
 from llorch_worker.contract import GenerationRequest, InternalError
 from llorch_worker.engine import Engine
-from llorch_worker.engine.heartbeat import Heartbeat
+from llorch_worker.engine.thread import Heartbeat
 
 REQUEST = GenerationRequest(prompt="Once upon a time", max_tokens=20, temperature=0)
 

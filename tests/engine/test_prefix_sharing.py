@@ -138,6 +138,7 @@ def test_a_step_that_failed_publishes_nothing(pool: BlockPool, make_sequence: Ma
     s.add(make_sequence([*COMMON, 1]))
     s.add(make_sequence([*COMMON, 2], arrival=1))
     failed = s.schedule()
+    s.drop(failed)
     s.finish(failed.chunks[0].sequence)
     s.check_integrity()
     assert pool.kept_count == 0
@@ -151,7 +152,7 @@ def test_blocks_of_a_step_that_failed_are_written_again(
     s = scheduler(pool, step=8)
     text = [*COMMON, *COMMON]
     s.add(make_sequence([*text, 1], arrival=1))
-    s.schedule()
+    s.drop(s.schedule())
     s.add(make_sequence([*text, 2]))
     for _ in range(3):
         plan_step(s)

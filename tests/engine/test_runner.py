@@ -3,12 +3,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_worker.engine.runner import BlockTables, Runner
+from llorch_worker.engine.runner import BlockTables, Runner, pack, unpack, upload
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
@@ -96,3 +97,33 @@ def test_block_tables_follow_lists_that_grow_move_and_start_anew(
         width = max(map(len, rows))
         expected = [row + [0] * (width - len(row)) for row in rows]
         assert tables.of(rows).tolist() == expected
+
+
+ARRAYS = [
+    np.arange(5),
+    np.zeros(0, np.int64),
+    np.arange(6).reshape(2, 3) - 3,
+    np.array([2**40]),
+    np.arange(8).reshape(2, 4)[:, :3],
+]
+
+
+def test_packed_arrays_are_aligned_and_unpack_unchanged() -> None:
+    whole = pack(ARRAYS, pinned=False)
+    views = unpack(whole, ARRAYS)
+    for view, array in zip(views, ARRAYS, strict=True):
+        assert torch.equal(view, torch.from_numpy(array.copy()))
+        assert (view.data_ptr() - whole.data_ptr()) % 16 == 0 or not view.numel()
+
+
+def test_an_upload_to_the_cpu_copies_nothing() -> None:
+    array = np.arange(4)
+    (tensor,) = upload([array], torch.device("cpu"))
+    array[0] = 9
+    assert tensor.tolist() == [9, 1, 2, 3]
+
+
+def test_an_upload_keeps_shapes_and_dtype() -> None:
+    tensors = upload(ARRAYS, torch.device("meta"))
+    assert [tuple(t.shape) for t in tensors] == [a.shape for a in ARRAYS]
+    assert {t.dtype for t in tensors} == {torch.int64}

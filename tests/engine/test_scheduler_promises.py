@@ -45,9 +45,9 @@ class SchedulerPromises(RuleBasedStateMachine):
         self.ended_early: set[Sequence] = set()
         self.memory: dict[tuple[int, int], tuple[int, ...]] = {}
         """What each (block, offset) holds: all token ids up to the one whose keys lie there."""
-        self.flight: StepPlan | None = None
+        self.ahead: StepPlan | None = None
         self.written: dict[Sequence, tuple[int, int]] = {}
-        """The slot that ``flight`` writes to for each sequence."""
+        """The slot that ``ahead`` writes to for each sequence."""
 
     @initialize(
         blocks=st.integers(2, 12),
@@ -129,17 +129,18 @@ class SchedulerPromises(RuleBasedStateMachine):
         for chunk in plan.chunks:
             for position in range(chunk.start, chunk.start + chunk.count):
                 self.memory[self.slot(chunk.sequence, position)] = GARBAGE
+        self.scheduler.drop(plan)
         if out_of_memory and len(plan.chunks) > 1:
             self.scheduler.relieve(max(plan.chunks, key=lambda chunk: chunk.count).sequence)
             return
         for chunk in plan.chunks:
             self.end(chunk.sequence)
 
-    @precondition(lambda self: self.flight is not None)
+    @precondition(lambda self: self.ahead is not None)
     @rule()
-    def flight_fails(self) -> None:
+    def step_ahead_fails(self) -> None:
         """And with it all whose tokens it was to give."""
-        plan, self.flight = self.flight, None
+        plan, self.ahead = self.ahead, None
         assert plan is not None
         for slot in self.written.values():
             self.memory[slot] = GARBAGE
@@ -149,19 +150,19 @@ class SchedulerPromises(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        plan = self.flight or self.planned()
-        slots = self.written if self.flight else self.slots(plan)
-        self.flight = self.scheduler.schedule_ahead(plan) if self.overlaps else None
-        if self.flight is not None:
-            self.check_flight(plan, self.flight)
+        plan = self.ahead or self.planned()
+        slots = self.written if self.ahead else self.slots(plan)
+        self.ahead = self.scheduler.schedule_ahead(plan) if self.overlaps else None
+        if self.ahead is not None:
+            self.check_ahead(plan, self.ahead)
             self.written = {
                 chunk.sequence: self.slot(chunk.sequence, chunk.start)
-                for chunk in self.flight.chunks
+                for chunk in self.ahead.chunks
             }
         self.land(plan, slots)
 
     def settle(self) -> None:
-        plan, self.flight = self.flight, None
+        plan, self.ahead = self.ahead, None
         if plan is not None:
             self.land(plan, self.written)
 
@@ -169,7 +170,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         """Where a step writes the first token of each chunk."""
         return {chunk.sequence: self.slot(chunk.sequence, chunk.start) for chunk in plan.chunks}
 
-    def check_flight(self, plan: StepPlan, ahead: StepPlan) -> None:
+    def check_ahead(self, plan: StepPlan, ahead: StepPlan) -> None:
         """Those of ``plan`` that go on, each a token further; nobody else could start."""
         going_on = [
             chunk
@@ -217,8 +218,8 @@ class SchedulerPromises(RuleBasedStateMachine):
         if sequence.finish_reason is None:
             self.ended_early.add(sequence)
         self.scheduler.finish(sequence)
-        in_flight = self.flight is not None and sequence in self.written
-        assert in_flight or sequence.blocks == []
+        still_written = self.ahead is not None and sequence in self.written
+        assert still_written or sequence.blocks == []
 
     def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
         return sequence.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE

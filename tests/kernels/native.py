@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 from llorch_worker.kernels.native.compiler import NativeUnavailable
-from llorch_worker.kernels.native.library import NativeLibrary, native_library
+from llorch_worker.kernels.native.library import native_library
 
 
-def library_or_skip() -> NativeLibrary:
+def library_or_skip() -> ctypes.CDLL:
     try:
         return native_library()
     except NativeUnavailable as reason:

@@ -165,9 +165,9 @@ def test_a_user_without_a_home_has_a_reason(
     ("dtype", "head_dim", "kernels", "reason"),
     [
         (torch.float32, 64, "auto", "exact reference"),
-        (torch.float16, 64, "auto", "for bfloat16, not float16"),
+        (torch.float16, 64, "auto", "need bfloat16, not float16"),
         (torch.bfloat16, 80, "auto", "not of 80"),
-        (torch.bfloat16, 64, "torch", "asked for"),
+        (torch.bfloat16, 64, "torch", "requested"),
     ],
 )
 def test_what_is_used_and_why_is_logged_once(
@@ -187,7 +187,7 @@ def test_without_native_kernels_a_model_gets_the_plain_ones(
     def missing() -> None:
         raise NativeUnavailable("the processor has no avx512_vnni")
 
-    monkeypatch.setattr("llorch_worker.kernels.native.library.native_library", missing)
+    monkeypatch.setattr("llorch_worker.kernels.select.native_library", missing)
     with caplog.at_level(logging.INFO, "llorch_worker.kernels.select"):
         assert select_ops(CPU, torch.bfloat16, head_dim=64).name == "torch"
     assert "no avx512_vnni" in caplog.text

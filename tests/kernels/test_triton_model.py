@@ -10,7 +10,7 @@ import torch
 from benches.gpu.random_model import LLAMA_2_7B, random_llama
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.kernels import Ops, TorchOps
 from llorch_worker.kernels.triton import TritonOps
 from llorch_worker.model import RaggedBatch
@@ -46,7 +46,7 @@ def greedy(ops: Ops, kv_dtype: KvDtype, tokens: int, *, graphs: bool = False) ->
     shape = cache_shape(
         CONFIG, 64, dtype=torch.float32, device=DEVICE, kv_dtype=kv_dtype, decode_rows=3 * graphs
     )
-    cache = UnifiedCache.allocate(num_blocks=12, **shape)
+    cache = UnifiedCache.allocate(shape, 12)
     runs = model
     if graphs:
         runs = DecodeGraphs(model, cache, Replayed() if INTERPRETED else CudaRecorder(DEVICE))

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig as ReferenceConfig
 from transformers import LlamaForCausalLM
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config
 from llorch_worker.weights import DenseLinears, open_checkpoint
@@ -119,17 +119,19 @@ def new_cache(
     max_query_tokens: int = 1024,
 ) -> UnifiedCache:
     return UnifiedCache.allocate(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        rope_theta=config.rope_theta,
-        rope_scaling=config.rope_scaling,
-        max_context=config.max_context,
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        max_query_tokens=max_query_tokens,
-        dtype=dtype,
-        device=torch.device("cpu"),
+        CacheShape(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rope_theta=config.rope_theta,
+            rope_scaling=config.rope_scaling,
+            max_context=config.max_context,
+            block_size=BLOCK_SIZE,
+            max_query_tokens=max_query_tokens,
+            dtype=dtype,
+            device=torch.device("cpu"),
+        ),
+        num_blocks,
     )
 
 

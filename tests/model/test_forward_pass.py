@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_worker.cache import UnifiedCache
+from llorch_worker.cache import CacheShape, UnifiedCache
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import ForwardPass, RaggedBatch
 
@@ -44,15 +44,17 @@ def run(
     widths = [-(-context // BLOCK_SIZE) for _, context in lengths]
     shape: dict[str, Any] = {"num_layers": 2, "num_kv_heads": kv_heads, "head_dim": HEAD_DIM}
     cache = UnifiedCache.allocate(
-        **shape,
-        rope_theta=1e4,
-        rope_scaling=None,
-        max_context=128,
-        num_blocks=sum(widths) + 1,
-        block_size=BLOCK_SIZE,
-        max_query_tokens=max_query_tokens,
-        dtype=dtype,
-        device=torch.device("cpu"),
+        CacheShape(
+            **shape,
+            rope_theta=1e4,
+            rope_scaling=None,
+            max_context=128,
+            block_size=BLOCK_SIZE,
+            max_query_tokens=max_query_tokens,
+            dtype=dtype,
+            device=torch.device("cpu"),
+        ),
+        sum(widths) + 1,
     )
     # Block 0 belongs to nobody and pads the tables: nothing may be read from it.
     cache.kv.keys[:, 0] = cache.kv.values[:, 0] = float("nan")

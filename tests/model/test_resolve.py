@@ -69,19 +69,19 @@ def refuse(path: Path, message: str) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "qwen2"}, "no Llama: its architecture is 'qwen2'"),
+        ({"general.architecture": "qwen2"}, "not a Llama: its architecture is 'qwen2'"),
         ({"llama.expert_count": 8}, "mixtures of experts"),
         ({"llama.embedding_length": None}, "embedding_length is missing"),
-        ({"llama.block_count": 0}, "block_count is '0' where the model needs a positive"),
+        ({"llama.block_count": 0}, "block_count is '0' but the model needs a positive"),
         ({"llama.block_count": 3}, "has no tensor model.layers.2.input_layernorm.weight"),
         ({"llama.block_count": 2**30}, "layers cannot be in"),
         ({"llama.block_count": 1}, "does not use"),
         ({"llama.attention.head_count": [4, 8]}, "head_count is .* positive integer"),
         ({"llama.attention.head_count_kv": 3}, "cannot share 3 KV heads"),
-        ({"llama.attention.head_count_kv": 4}, r"\[32, 64\] where .*calls for \[64, 64\]"),
+        ({"llama.attention.head_count_kv": 4}, r"\[32, 64\] but .*calls for \[64, 64\]"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "positive number"),
         ({"llama.attention.key_length": 15}, "no pairs to rotate"),
-        ({"llama.attention.value_length": 8}, "of one size"),
+        ({"llama.attention.value_length": 8}, "must have one size"),
         ({"llama.rope.dimension_count": 8}, "RoPE must cover whole heads"),
         ({"llama.rope.scaling.type": "yarn"}, "only linear scaling"),
         ({"llama.context_length": None}, "context_length is missing"),
@@ -191,8 +191,8 @@ def test_rope_factors_of_another_head_size_are_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "no Llama: its model_type is 'gpt2'"),
-        ({"model_type": None}, "no Llama: its model_type is None"),
+        ({"model_type": "gpt2"}, "not a Llama: its model_type is 'gpt2'"),
+        ({"model_type": None}, "not a Llama: its model_type is None"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "no language model head"),
         ({"architectures": 7}, "no language model head"),
         ({"hidden_act": "gelu"}, "only SiLU"),
@@ -200,7 +200,7 @@ def test_rope_factors_of_another_head_size_are_refused(
         ({"mlp_bias": True}, "biases are not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "weights are quantised"),
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"hidden_size": "48"}, "hidden_size is '48' where the model needs a positive integer"),
+        ({"hidden_size": "48"}, "hidden_size is '48' but the model needs a positive integer"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is '-1'"),
         ({"vocab_size": 97}, "calls for"),
         ({"num_hidden_layers": 4}, "has no tensor model.layers.3"),
@@ -208,7 +208,7 @@ def test_rope_factors_of_another_head_size_are_refused(
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "RoPE scaling is 'longrope'"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": ["linear"]}}, "RoPE scaling is"),
-        ({"rope_scaling": [1]}, "RoPE settings are no object"),
+        ({"rope_scaling": [1]}, "RoPE settings are not an object"),
         (
             {
                 "rope_scaling": {

@@ -5,7 +5,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from llorch_worker.kernels import TorchOps
-from llorch_worker.model.rms_norm import RmsNorm
+from llorch_worker.model.block import RmsNorm
 
 
 @pytest.mark.parametrize("hidden", [1, 64, 4096])

@@ -5,7 +5,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from llorch_worker.kernels import TorchOps
-from llorch_worker.model.swiglu import SwiGlu
+from llorch_worker.model.block import SwiGlu
 from llorch_worker.weights import DenseLinear
 
 

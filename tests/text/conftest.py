@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,8 +57,6 @@ CORPUS = [
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
 ]
 
-SentencePieceWriter = Callable[..., bytes]
-
 
 @dataclass(frozen=True)
 class Source:
@@ -68,52 +65,6 @@ class Source:
     path: Path
     layout: str = "hugging_face"
     metadata: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _protobuf_field(number: int, value: int | float | bytes | str) -> bytes:
-    match value:
-        case bool() | int():
-            return _varint(number << 3) + _varint(value)
-        case float():
-            return _varint(number << 3 | 5) + struct.pack("<f", value)
-        case _:
-            data = value.encode() if isinstance(value, str) else value
-            return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-@pytest.fixture(scope="session")
-def write_sentencepiece() -> SentencePieceWriter:
-    """A writer of tokenizer.model files: (pieces as (text, score, kind), spec fields) -> bytes."""
-
-    def write(
-        pieces: Iterable[tuple[str, float, int]],
-        trainer: Mapping[int, int | str] | None = None,
-        normalizer: Mapping[int, int | str | bytes] | None = None,
-    ) -> bytes:
-        trainer = {3: 2, **(trainer or {})}
-        normalizer = {1: "identity", 4: 0, **(normalizer or {})}
-        data = b"".join(
-            _protobuf_field(
-                1,
-                _protobuf_field(1, text) + _protobuf_field(2, score) + _protobuf_field(3, kind),
-            )
-            for text, score, kind in pieces
-        )
-        for number, spec in ((2, trainer), (3, normalizer)):
-            data += _protobuf_field(
-                number, b"".join(_protobuf_field(key, value) for key, value in spec.items())
-            )
-        return data
-
-    return write
 
 
 @pytest.fixture(scope="session")

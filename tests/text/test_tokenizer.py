@@ -38,19 +38,6 @@ def test_a_lone_surrogate_counts_as_the_replacement_character(any_tokenizer: Tok
     assert any_tokenizer.encode("a\ud800b") == any_tokenizer.encode("a\ufffdb")
 
 
-@settings(max_examples=200, deadline=None)
-@given(text=st.text(max_size=60), parse_special=st.booleans())
-def test_fewest_tokens_is_a_lower_bound(
-    any_tokenizer: Tokenizer, text: str, parse_special: bool
-) -> None:
-    ids = any_tokenizer.encode(text, parse_special=parse_special)
-    assert any_tokenizer.fewest_tokens(text) <= len(ids)
-
-
-def test_a_hopelessly_long_prompt_is_known_without_encoding_it(llama2: Tokenizer) -> None:
-    assert llama2.fewest_tokens(" " * 1_000_000) > 4_096
-
-
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60))
 def test_the_demo_model_can_write_any_text(demo: Tokenizer, text: str) -> None:
@@ -108,7 +95,7 @@ def test_a_folder_without_a_vocabulary_is_refused(
         ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON"),
         ("config.json", "[]", "config.json is not a JSON object"),
         ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "malformed"),
-        ("tokenizer.model", "no protobuf", "damaged, or no sentencepiece model"),
+        ("tokenizer.model", "no protobuf", "damaged, or not a sentencepiece model"),
     ],
 )
 def test_a_damaged_folder_is_refused_in_one_sentence(
@@ -128,7 +115,7 @@ def test_a_damaged_folder_is_refused_in_one_sentence(
 def test_importing_the_room_is_light() -> None:
     check = (
         "import sys, llorch_worker.text\n"
-        "heavy = {'torch', 'transformers', 'gguf', 'numpy', 'jinja2', 'sentencepiece'}\n"
+        "heavy = {'torch', 'transformers', 'gguf', 'numpy', 'jinja2'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)

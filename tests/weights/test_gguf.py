@@ -153,7 +153,7 @@ def test_a_renamed_part_is_refused(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda data: b"", "is empty"),
-        (lambda data: b"not a model", "is no GGUF file"),
+        (lambda data: b"not a model", "is not a GGUF file"),
         (lambda data: data[:4], "truncated or damaged"),
         (lambda data: data[:300], "truncated or damaged"),
         (lambda data: data[:-1], "is truncated .*tensor"),

@@ -5,7 +5,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from llorch_worker.weights.groups import group_form, unpack_groups
+from llorch_worker.weights.groups import group_form
 
 TYPES = [type_ for type_ in GGMLQuantizationType if group_form(type_) is not None]
 
@@ -18,7 +18,7 @@ def test_codes_scales_and_offsets_give_the_weights_that_gguf_gives(type_):
 
     with np.errstate(invalid="ignore"):  # random scales may be NaN
         expected = dequantize(raw, type_)
-        groups = unpack_groups(raw, type_)
+        groups = form.unpack(raw)
         scales = groups.scales.repeat(form.group, axis=1)
         weights = scales * (groups.codes.astype(np.float32) - form.zero)
         if form.has_offsets:

@@ -99,9 +99,9 @@ def rewrite_header(path: Path, change: Callable[[str], str]) -> None:
     ("damage", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-        (lambda folder: (folder / "config.json").write_text("{"), "config.json is no JSON"),
-        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "is no JSON"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "is no JSON object"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "is not a JSON object"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
@@ -123,11 +123,11 @@ def rewrite_header(path: Path, change: Callable[[str], str]) -> None:
             lambda folder: (folder / "model.safetensors").write_bytes(
                 b"\x08" + b"\0" * 7 + b"{}{}{}{}"
             ),
-            "header is no JSON",
+            "header is not valid JSON",
         ),
         (
             lambda folder: rewrite_header(folder / "model.safetensors", lambda h: "[1, 2]"),
-            "header is no JSON object",
+            "header is not a JSON object",
         ),
         (
             lambda folder: rewrite_header(

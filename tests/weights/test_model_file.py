@@ -26,7 +26,7 @@ def read_all(file: ModelFile) -> None:
 
 def test_a_file_that_became_shorter_is_refused(file: ModelFile) -> None:
     os.truncate(file.path, ROWS * ROW_BYTES // 2)
-    with pytest.raises(ModelLoadFailed, match=r"model\.gguf became shorter while it was read"):
+    with pytest.raises(ModelLoadFailed, match=r"model\.gguf shrank while it was being read"):
         read_all(file)
 
 

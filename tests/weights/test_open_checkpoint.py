@@ -32,7 +32,7 @@ def test_one_file_of_a_folder_is_refused(tmp_path: Path) -> None:
 def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     path = tmp_path / "pipe.gguf"
     os.mkfifo(path)
-    with pytest.raises(ModelLoadFailed, match="no regular file"):
+    with pytest.raises(ModelLoadFailed, match="not a regular file"):
         open_checkpoint(path)
 
 

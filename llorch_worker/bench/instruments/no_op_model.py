@@ -6,14 +6,14 @@ import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine import Engine
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.kernels import select_truncate_rows
 from llorch_worker.model import LlamaConfig, RaggedBatch
 from llorch_worker.text.chat import Llama2Chat
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
+from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, write_model
 from llorch_worker.text.tokenizer import Tokenizer
-from llorch_worker.text.vocabulary import SPACE, PieceKind, Vocabulary
 
 LOGIT_SPREAD = 3.0
 """Standard deviation: as in a language model, a few tokens are likely and none is certain."""
@@ -52,11 +52,11 @@ def no_op_engine(
     cpu = torch.device("cpu")
     shape = cache_shape(config, context_tokens, dtype=torch.float32, device=cpu)
     contexts = sequences + 1  # the scheduler keeps a block free for each sequence
-    blocks = contexts * -(-context_tokens // shape["block_size"]) + sequences
+    blocks = contexts * -(-context_tokens // shape.block_size) + sequences
     return Engine(
         model=model,
         config=config,
-        cache=UnifiedCache.allocate(num_blocks=blocks, **shape),
+        cache=UnifiedCache.allocate(shape, blocks),
         tokenizer=made_up_tokenizer(vocab_size),
         model_name="no-op",
         weight_bytes=0,
@@ -68,13 +68,12 @@ def no_op_engine(
 
 def made_up_tokenizer(vocab_size: int) -> Tokenizer:
     """Of ``vocab_size`` pieces, each a word of its own."""
-    codec = SentencePieceCodec(
-        Vocabulary(
-            ["<unk>", *(f"{SPACE}w{number}" for number in range(1, vocab_size))],
-            [0.0] * vocab_size,
-            [PieceKind.UNKNOWN, *[PieceKind.NORMAL] * (vocab_size - 1)],
-        )
-    )
+    words = (f"{SPACE}w{number}" for number in range(1, vocab_size))
+    pieces = [
+        Piece("<unk>", 0.0, PieceKind.UNKNOWN),
+        *(Piece(word, 0.0, PieceKind.NORMAL) for word in words),
+    ]
+    codec = SentencePieceCodec(write_model(pieces), pieces)
     return Tokenizer(
         codec,
         prefix_ids=[],

@@ -1,1 +1,1 @@
-"""Running steps on a device: its queue, uploads, graphs and warm-up."""
+"""Running steps on a device: its queue, graphs and warm-up."""

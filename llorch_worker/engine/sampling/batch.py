@@ -1,4 +1,4 @@
-"""The sampling parameters of a batch as tensors, built once for as long as its rows stay."""
+"""The sampling parameters of a batch as tensors, built once while its rows stay the same."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from llorch_worker.engine.sequence import Sequence
 class RandomRows:
     """Parameters of the rows that are not greedy.
 
-    ``rows`` [random] int64, or None when every row is random; ``temperatures`` [random, 1]
-    float32; ``seeds`` [random] int64; ``truncation`` None when no row uses it.
+    ``rows`` [random] int64, or None if every row is random; ``temperatures`` [random, 1] float32;
+    ``seeds`` [random] int64; ``truncation`` None if no row uses it.
     """
 
     rows: torch.Tensor | None
@@ -40,7 +40,7 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Suppressions:
-    """Cells (``rows``, ``ids``) that are forbidden while a row is shorter than ``until`` tokens."""
+    """Cells (``rows``, ``ids``) that are forbidden until a row has ``until`` tokens."""
 
     rows: torch.Tensor
     ids: torch.Tensor
@@ -50,9 +50,9 @@ class Suppressions:
 
 @dataclass(frozen=True, slots=True)
 class PlainRows:
-    """Parameters of a batch in which everyone samples plainly, as ``FusedSample`` wants them.
+    """Parameters of a batch in which every row samples plainly, in the form ``FusedSample`` takes.
 
-    ``temperatures`` [rows] float32, 0 where greedy; ``log_min_p`` [rows] float32, all -inf;
+    ``temperatures`` [rows] float32, 0 for greedy rows; ``log_min_p`` [rows] float32, all -inf;
     ``seeds`` [rows] int64; ``no_shares`` [rows] float64 zeros, the draws of a greedy batch.
     """
 
@@ -63,13 +63,13 @@ class PlainRows:
 
 
 LOWEST_TEMPERATURE = 1e-6
-"""Below it the likeliest token is as good as certain, and float32 would divide to infinity."""
+"""Below it the likeliest token is all but certain, and float32 would divide to infinity."""
 
 
 class SamplingBatch:
-    """Everything about the rows of a batch that stays from step to step.
+    """The parameters of a batch that stay the same from step to step.
 
-    What nobody in the batch asks for is None, and the sampler skips it.
+    A parameter that no row uses is None, and the sampler skips it.
     """
 
     def __init__(self, sequences: Rows[Sequence], vocab_size: int, device: torch.device) -> None:
@@ -114,19 +114,19 @@ class SamplingBatch:
     def _truncation(self, requests: Rows[GenerationRequest]) -> Truncation | None:
         vocab = self._vocab_size
         top_k = [min(request.top_k or vocab, vocab) for request in requests]
-        asking = [
+        truncated = [
             row
             for row, request in enumerate(requests)
             if request.min_p > 0 or top_k[row] < vocab or request.top_p < 1
         ]
-        if not asking:
+        if not truncated:
             return None
-        top_p = [p if (p := requests[row].top_p) < 1 else torch.inf for row in asking]
+        top_p = [p if (p := requests[row].top_p) < 1 else torch.inf for row in truncated]
         return Truncation(
-            rows=None if len(asking) == len(requests) else self._row(asking),
+            rows=None if len(truncated) == len(requests) else self._row(truncated),
             # log(0) = -inf keeps everything.
-            log_min_p=self._column([requests[row].min_p for row in asking], torch.float32).log(),
-            top_k=self._column([top_k[row] for row in asking], torch.int64),
+            log_min_p=self._column([requests[row].min_p for row in truncated], torch.float32).log(),
+            top_k=self._column([top_k[row] for row in truncated], torch.int64),
             top_p=self._column(top_p, torch.float64),
         )
 
@@ -161,22 +161,20 @@ class SamplingBatch:
         )
 
     def _row(self, values: Rows[int]) -> torch.Tensor:
-        return self._sent(torch.tensor(values, dtype=torch.int64, pin_memory=self._pinned))
+        return on_device(values, torch.int64, self._device)
 
     def _column(self, values: Rows[float], dtype: torch.dtype) -> torch.Tensor:
-        return self._sent(torch.tensor(values, dtype=dtype, pin_memory=self._pinned)).unsqueeze(1)
+        return on_device(values, dtype, self._device).unsqueeze(1)
 
-    @property
-    def _pinned(self) -> bool:
-        return self._device.type == "cuda"
 
-    def _sent(self, values: torch.Tensor) -> torch.Tensor:
-        # From pinned memory the host does not wait for the steps before.
-        return values.to(self._device, non_blocking=self._pinned)
+def on_device(values: Rows[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """``values`` as a tensor; the host does not wait for earlier steps, thanks to pinned memory."""
+    pinned = device.type == "cuda"
+    return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=pinned)
 
 
 class SamplingBatchCache:
-    """Hands out the batch of the last step again while its rows go on without a gap."""
+    """Hands out the last step's batch again while its rows continue without a gap."""
 
     def __init__(self, build: Callable[[Rows[Sequence]], SamplingBatch]) -> None:
         self._build = build
@@ -191,11 +189,11 @@ class SamplingBatchCache:
         if self._batch is None or not same:
             self._batch = self._build(rows)
             self._sequences = rows
-        # Penalties count what was sampled: after a gap the counts are no longer true.
+        # After a gap the token counts of the penalties would be wrong.
         self._next_positions = [position + 1 for position in positions]
         return self._batch
 
     def forget(self) -> None:
-        """After a failed step, or when idle: keeps no finished sequence alive."""
+        """Drops the batch: after a failed step, or when idle."""
         self._batch = None
         self._sequences = ()

@@ -9,11 +9,11 @@ import torch
 from llorch_worker.engine.sequence import Sequence
 
 LOWEST_REPETITION_PENALTY = 1e-6
-"""Below it float32 would divide to infinity, and two infinities have no likelier one."""
+"""Below it float32 would divide to infinity, and infinite logits cannot be ranked."""
 
 
 class Penalties:
-    """What each token of each penalised row pays, kept up to date token by token.
+    """The penalty of each token of each penalised row, updated token by token.
 
     Repetition divides positive and multiplies negative logits of tokens seen in prompt or output
     (Keskar et al. 2019, as in Hugging Face transformers). Presence and frequency are subtracted
@@ -34,8 +34,8 @@ class Penalties:
         )
         self._presence = _numbers([r.presence_penalty for r in chosen], device)
         self._frequency = _numbers([r.frequency_penalty for r in chosen], device)
-        # [penalised, vocab] float32: how often each token was generated; what its logit is
-        # divided or multiplied by; what is subtracted. The last two only where anyone asks.
+        # [penalised, vocab] float32: how often each token was generated; the factor that its logit
+        # is divided or multiplied by; the price that is subtracted. The last two only if used.
         shape = (len(rows), vocab_size)
         self._counts = torch.zeros(shape, device=device)
         self._factors: torch.Tensor | None = None
@@ -64,7 +64,7 @@ class Penalties:
         """Changes ``logits`` [rows, vocab] float32 in place."""
         values = logits if self._rows is None else logits[self._rows]
         if self._factors is not None:
-            # One of the two is 0. torch.where takes ten times as long.
+            # The sum of a positive and a negative part, one of which is 0.
             divided = values.clamp(min=0).div_(self._factors)
             values.clamp_(max=0).mul_(self._factors).add_(divided)
         if self._prices is not None:
@@ -73,7 +73,7 @@ class Penalties:
             logits[self._rows] = values
 
     def count(self, token_ids: torch.Tensor) -> None:
-        """Notes the tokens that the step chose, ``token_ids`` [rows] int64."""
+        """Counts the tokens that the step chose, ``token_ids`` [rows] int64."""
         tokens = token_ids if self._rows is None else token_ids[self._rows]
         cells = (self._indices, tokens)
         counts = self._counts[cells] + 1  # [penalised]

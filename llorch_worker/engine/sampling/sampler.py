@@ -1,6 +1,6 @@
 """One vectorised pass from logits to tokens for a batch of any mix of parameters.
 
-The order of the rules is vLLM's: logit_bias, min_tokens, penalties; then, for rows that are not
+Parameters apply in vLLM's order: logit_bias, min_tokens, penalties; then, for rows that are not
 greedy, temperature, min_p, top_k, top_p (see :mod:`~llorch_worker.engine.sampling.truncation`).
 
 A random row takes the inverse of its cumulative distribution, in the vocabulary's order, at
@@ -14,11 +14,14 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from math import isfinite
 
-import numpy as np
 import torch
 
-from llorch_worker.engine.device.upload import upload
-from llorch_worker.engine.sampling.batch import RandomRows, SamplingBatch, SamplingBatchCache
+from llorch_worker.engine.sampling.batch import (
+    RandomRows,
+    SamplingBatch,
+    SamplingBatchCache,
+    on_device,
+)
 from llorch_worker.engine.sampling.truncation import truncate
 from llorch_worker.engine.sampling.two_stage_search import inverse_cumulative, likeliest
 from llorch_worker.engine.sampling.uniforms import uniforms
@@ -37,7 +40,7 @@ class RowLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The step's tokens, one a row; ``damaged`` rows had NaN or infinite logits and have none."""
+    """The step's tokens, one per row; ``damaged`` rows had NaN or infinite logits and have none."""
 
     token_ids: list[int]
     logprobs: dict[int, RowLogprobs]
@@ -46,8 +49,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What the host says to a step's choice of tokens before there are logits: the parameters of
-    the rows, and the positions of their next tokens within their choices."""
+    """What the host prepares before there are logits: the parameters of the rows, and the positions
+    of their next tokens within their choices."""
 
     batch: SamplingBatch
     positions: list[int]
@@ -55,7 +58,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLogprobs:
-    """Of the rows that ask: ``chosen`` [asking], ``top`` and ``top_ids`` [asking, widest]."""
+    """Of the rows that want them: ``chosen`` [wanting], ``top`` and ``top_ids`` [wanting, most]."""
 
     chosen: torch.Tensor
     top: torch.Tensor
@@ -84,7 +87,7 @@ class Chosen:
 
 
 class Sampler:
-    """Chooses tokens; of the past it knows nothing but the parameters of the current rows."""
+    """Chooses tokens. It keeps no state but the parameters of the current rows."""
 
     def __init__(
         self,
@@ -93,17 +96,16 @@ class Sampler:
         fused: FusedSample | None = None,
         truncate_rows: TruncateRows | None = None,
     ) -> None:
-        """``fused`` serves the batches in which everyone samples plainly, without a word from the
-        host between logits and tokens; the other batches, or all, go through torch's operations.
-        ``truncate_rows`` truncates these."""
+        """``fused`` serves the batches in which every row samples plainly; it needs nothing from
+        the host between logits and tokens. The other batches go through torch's operations, and
+        ``truncate_rows``, if given, truncates them."""
         self._device = device
         self._fused = fused
         self._truncate_rows = truncate_rows
         self._batches = SamplingBatchCache(
             lambda sequences: SamplingBatch(sequences, vocab_size, device)
         )
-        # [most random rows so far, vocab] float32. Kept, because the first touch of fresh memory
-        # costs twice what a softmax does.
+        # [most random rows so far, vocab] float32; reused, to spare the page faults of new memory.
         self._weights = torch.empty(0, vocab_size, device=device)
 
     def sample(self, logits: torch.Tensor, sequences: Rows[Sequence]) -> Sampled:
@@ -117,7 +119,7 @@ class Sampler:
         return self.choose(logits, self.prepare(sequences, positions)).read()
 
     def prepare(self, sequences: Rows[Sequence], positions: list[int]) -> Draw:
-        """The host's part of choosing tokens at ``positions`` of the choices of ``sequences``."""
+        """The host's part: tokens are due at ``positions`` of the choices of ``sequences``."""
         return Draw(self._batches.batch(sequences, positions), positions)
 
     def choose(self, logits: torch.Tensor, draw: Draw) -> Chosen:
@@ -125,7 +127,7 @@ class Sampler:
         batch = draw.batch
         peaks = logits.amax(dim=-1)
         if self._fused is not None and batch.is_plain:
-            return Chosen(self._choose_at_once(logits, draw, self._fused), peaks, None, batch)
+            return Chosen(self._choose_fused(logits, draw, self._fused), peaks, None, batch)
         raw = None
         if batch.logprob_rows:
             raw = logits[batch.logprob_rows].log_softmax(dim=-1)
@@ -142,12 +144,12 @@ class Sampler:
         """Drops the current rows: after a failed step, or when nothing runs."""
         self._batches.forget()
 
-    def _choose_at_once(self, logits: torch.Tensor, draw: Draw, fused: FusedSample) -> torch.Tensor:
+    def _choose_fused(self, logits: torch.Tensor, draw: Draw, fused: FusedSample) -> torch.Tensor:
         """[rows] int64."""
         rows = draw.batch.plain_rows
         shares = rows.no_shares
         if draw.batch.random is not None:
-            (positions,) = upload((np.array(draw.positions),), self._device)
+            positions = on_device(draw.positions, torch.int64, self._device)
             shares = uniforms(rows.seeds, positions)
         return fused(logits, rows.temperatures, rows.log_min_p, shares)
 
@@ -158,7 +160,7 @@ class Sampler:
         random = batch.random
         if random is None:
             return likeliest(logits)
-        row_positions = torch.tensor(positions, device=self._device)
+        row_positions = on_device(positions, torch.int64, self._device)
         if random.rows is None:
             return self._draw(logits, random, row_positions)
         chosen = likeliest(logits)
@@ -184,7 +186,7 @@ class Sampler:
 
 
 def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, batch: SamplingBatch) -> DeviceLogprobs:
-    """raw: [asking, vocab] float32 log-softmax of the model's own logits."""
+    """raw: [wanting, vocab] float32 log-softmax of the model's own logits."""
     of_chosen = raw.gather(1, chosen[batch.logprob_rows].unsqueeze(1)).squeeze(1)
     width = max(batch.logprob_tops)
     values, ids = raw.topk(min(width, raw.shape[-1]), dim=-1)
@@ -208,7 +210,7 @@ def _read_logprobs(logprobs: DeviceLogprobs, batch: SamplingBatch) -> dict[int, 
 
 
 def _shape_logits(logits: torch.Tensor, batch: SamplingBatch, positions: list[int]) -> None:
-    """What applies to greedy rows too: logit_bias, min_tokens and penalties, in place."""
+    """Applies logit_bias, min_tokens and penalties, to greedy rows too, in place."""
     if batch.biases is not None:
         logits[batch.biases.rows, batch.biases.ids] += batch.biases.values
     suppressed = batch.suppressions

@@ -1,6 +1,6 @@
-"""Searches of whole vocabularies in two steps: which segment of a row, then where in it.
+"""Searches of a whole vocabulary in two stages: first the segment of a row, then the place in it.
 
-One pass sums up each segment; what is slow, or needs float64, then sees a few hundred numbers.
+One pass reduces each segment to one number; slow or float64 operations then see few numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import pad
 
 SEGMENT = 128
-"""Tokens; near the square root of a vocabulary, so that both steps see about as many numbers."""
+"""Tokens; near the square root of a vocabulary, so that both stages see about as many numbers."""
 
 
 def likeliest(values: torch.Tensor) -> torch.Tensor:
@@ -20,7 +20,7 @@ def likeliest(values: torch.Tensor) -> torch.Tensor:
 
 
 def inverse_cumulative(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The token at which each row's cumulative weight, in the vocabulary's order, passes a share.
+    """The token at which each row's cumulative weight, in vocabulary order, exceeds a share.
 
     A token of weight 0 is never chosen, unless the row has NaN.
 
@@ -41,10 +41,10 @@ def inverse_cumulative(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.T
     share = (targets - cumulative.gather(1, chosen) + weight).div_(weight)
     inside = _cumulative(_within(segments, chosen.squeeze(1)))
     total = inside[:, -1:]
-    # Rounding must lead neither below the segment's first token nor beyond its last.
+    # Rounding must not leave the segment at either end.
     targets = torch.minimum(share.clamp_(min=0) * total, torch.nextafter(total, total - total))
     tokens = chosen * SEGMENT + torch.searchsorted(inside, targets, right=True)
-    tokens = tokens.clamp_(max=weights.shape[-1] - 1)  # NaN lies beyond the end
+    tokens = tokens.clamp_(max=weights.shape[-1] - 1)  # NaN is found beyond the end
     possible = weights.gather(1, tokens) > 0
     if not bool(possible.all()):
         # A parallel prefix sum (CUDA) may step by a rounding error at a token of weight 0.
@@ -53,13 +53,13 @@ def inverse_cumulative(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.T
 
 
 def _cumulative(weights: torch.Tensor) -> torch.Tensor:
-    # In float32 a sum over the whole vocabulary would blur the borders between unlikely tokens;
-    # one over a segment errs as little as the weights themselves.
+    # In float32 a sum over the whole vocabulary would round unlikely tokens away; a sum over one
+    # segment errs as little as the weights themselves.
     return weights.cumsum(dim=-1, dtype=torch.float64)
 
 
 def _segments(values: torch.Tensor, filler: float) -> torch.Tensor:
-    """[rows, segments, SEGMENT]; the last one is filled up where the vocabulary ends within it."""
+    """[rows, segments, SEGMENT]; ``filler`` completes the last segment."""
     missing = -values.shape[-1] % SEGMENT
     if missing:
         values = pad(values, (0, missing), value=filler)
@@ -67,5 +67,5 @@ def _segments(values: torch.Tensor, filler: float) -> torch.Tensor:
 
 
 def _within(segments: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """[rows, SEGMENT]: of each row the ``chosen`` segment, [rows] int64."""
+    """[rows, SEGMENT]: the ``chosen`` [rows] int64 segment of each row."""
     return segments[torch.arange(len(segments), device=segments.device), chosen]

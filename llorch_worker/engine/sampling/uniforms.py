@@ -1,7 +1,7 @@
 """Randomness as a function of (seed, position) alone: no generator, no state, no neighbours.
 
 A counter-based hash gives each (seed, position) one number in [0, 1), so a token depends neither
-on who else is in the batch nor on how often the sequence was preempted or resumed. The mixer is
+on the rest of the batch nor on how often the sequence was preempted or resumed. The mixer is
 the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,
 OOPSLA 2014).
 """
@@ -44,7 +44,7 @@ def choice_seed(seed: int, choice: int) -> int:
 
 
 def job_seed(job_id: str) -> int:
-    """The seed of a job that names none: 63 bits, the same in every attempt of the job."""
+    """The seed of a job without one: 63 bits, the same in every attempt of the job."""
     return (
         int.from_bytes(blake2b(job_id.encode(errors="surrogatepass"), digest_size=8).digest()) >> 1
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
-from llorch_worker.kernels.native.library import Float, Int, Long, NativeLibrary, Pointer
-from llorch_worker.kernels.native.paged_attention import AttentionKernel, NativeAttention
+from llorch_worker.kernels.native.paged_attention import NativeAttention
 from llorch_worker.settings import KvDtype
 
 MAX_HEAD_DIM = 256
@@ -19,45 +20,27 @@ class NativeOps:
     name = "native"
     recordable = False
 
-    def __init__(self, library: NativeLibrary) -> None:
-        self._rms_norm = library.function(
-            "llorch_rms_norm", Pointer, Pointer, Pointer, Long, Long, Float, Int
-        )
-        self._add_rms_norm = library.function(
-            "llorch_add_rms_norm", Pointer, Pointer, Pointer, Pointer, Long, Long, Float, Int
-        )
-        self._silu_and_mul = library.function(
-            "llorch_silu_and_mul", Pointer, Pointer, Long, Long, Int
-        )
-        self._rope_and_write = library.function(
-            "llorch_rope_and_write", *[Pointer] * 6, *[Long] * 4, Int
-        )
-        self._attention = AttentionKernel.of(library)
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
 
     @staticmethod
     def refusal(dtype: torch.dtype, head_dim: int, kv_dtype: KvDtype) -> str | None:
-        """Why a model of this kind cannot have them; None where it can."""
+        """Why a model of this kind cannot use them; None if it can."""
         if dtype is torch.float32:
             return "float32 is the exact reference"
         if dtype is not torch.bfloat16:
-            return f"the native ones are for bfloat16, not {str(dtype).removeprefix('torch.')}"
+            return f"native kernels need bfloat16, not {str(dtype).removeprefix('torch.')}"
         if kv_dtype != "auto":
-            return f"the native ones read no {kv_dtype} KV cache"
+            return f"native kernels cannot read an {kv_dtype} KV cache"
         if head_dim % 32 or head_dim > MAX_HEAD_DIM:
-            return f"the native ones need heads of 32, 64 .. {MAX_HEAD_DIM}, not of {head_dim}"
+            return f"native kernels need heads of 32, 64 .. {MAX_HEAD_DIM}, not of {head_dim}"
         return None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)
-        tokens, hidden = x.shape
-        self._rms_norm(
-            x.data_ptr(),
-            weight.data_ptr(),
-            out.data_ptr(),
-            tokens,
-            hidden,
-            eps,
-            torch.get_num_threads(),
+        threads = torch.get_num_threads()
+        self._library.llorch_rms_norm(
+            x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, eps, threads
         )
         return out
 
@@ -65,23 +48,15 @@ class NativeOps:
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out = torch.empty_like(x)
-        tokens, hidden = x.shape
-        self._add_rms_norm(
-            x.data_ptr(),
-            residual.data_ptr(),
-            weight.data_ptr(),
-            out.data_ptr(),
-            tokens,
-            hidden,
-            eps,
-            torch.get_num_threads(),
-        )
+        threads = torch.get_num_threads()
+        pointers = (x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr())
+        self._library.llorch_add_rms_norm(*pointers, *x.shape, eps, threads)
         return out, residual
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         tokens, both = gate_up.shape
         out = gate_up.new_empty(tokens, both // 2)
-        self._silu_and_mul(
+        self._library.llorch_silu_and_mul(
             gate_up.data_ptr(), out.data_ptr(), tokens, both // 2, torch.get_num_threads()
         )
         return out
@@ -96,7 +71,7 @@ class NativeOps:
     ) -> None:
         tokens, heads, head_dim = qkv.shape
         kv_heads = kv.keys.shape[2]
-        self._rope_and_write(
+        self._library.llorch_rope_and_write(
             qkv.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
@@ -111,7 +86,7 @@ class NativeOps:
         )
 
     def paged_decode(self, sequences: PagedSequences) -> PagedAttention:
-        return NativeAttention(self._attention, sequences)
+        return NativeAttention(self._library, sequences)
 
-    def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:  # noqa: ARG002 - positions tell what a query may see
-        return NativeAttention(self._attention, sequences)
+    def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:  # noqa: ARG002 - positions imply the mask
+        return NativeAttention(self._library, sequences)

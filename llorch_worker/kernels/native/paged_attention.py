@@ -1,48 +1,26 @@
-"""Attention through the compiled kernel, which reads keys and values where they are."""
+"""Attention through the compiled kernel, which reads keys and values in place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
+import ctypes
 
 import torch
 
 from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
-from llorch_worker.kernels.native.library import Int, Long, NativeLibrary, Pointer
-
-
-@dataclass(frozen=True)
-class AttentionKernel:
-    """The functions of ``paged_attention.c``."""
-
-    attend: Callable[..., int]
-    count_partials: Callable[..., int]
-
-    @classmethod
-    def of(cls, library: NativeLibrary) -> Self:
-        return cls(
-            attend=library.function(
-                "llorch_paged_attention", *[Pointer] * 7, *[Long] * 6, Int, result=Int
-            ),
-            count_partials=library.function(
-                "llorch_paged_attention_partials", Pointer, Long, result=Long
-            ),
-        )
 
 
 class NativeAttention:
     """Sequences with any number of new tokens each; see ``PagedAttention``."""
 
-    def __init__(self, kernel: AttentionKernel, sequences: PagedSequences) -> None:
-        self._attend = kernel.attend
+    def __init__(self, library: ctypes.CDLL, sequences: PagedSequences) -> None:
+        self._attend = library.llorch_paged_attention
         self._lengths = torch.tensor(
             (sequences.first_rows, sequences.query_lengths, sequences.context_lengths)
         )
         self._tables = sequences.block_tables.contiguous()
         self._block_size = sequences.block_size
-        self._partial_count = kernel.count_partials(
+        self._partial_count = library.llorch_paged_attention_partials(
             self._lengths.data_ptr(), len(sequences.first_rows)
         )
         self._partials = torch.empty(0)
@@ -54,7 +32,6 @@ class NativeAttention:
         room = self._partial_count * heads * (head_dim + 2)
         if self._partials.numel() < room:
             self._partials = torch.empty(room)
-        count, width = self._tables.shape
         failed = self._attend(
             qkv.data_ptr(),
             kv.keys.data_ptr(),
@@ -63,8 +40,7 @@ class NativeAttention:
             self._lengths.data_ptr(),
             self._tables.data_ptr(),
             self._partials.data_ptr(),
-            count,
-            width,
+            *self._tables.shape,
             self._block_size,
             heads,
             kv_heads,
@@ -72,4 +48,4 @@ class NativeAttention:
             torch.get_num_threads(),
         )
         if failed:
-            raise MemoryError("no memory to plan attention")
+            raise MemoryError("not enough memory to plan attention")

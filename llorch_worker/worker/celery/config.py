@@ -14,7 +14,7 @@ from llorch_worker.broker.producer import (
     sentinel_options,
 )
 from llorch_worker.broker.queues import WORKER_MARK, normal_queue, queues
-from llorch_worker.broker.sentinel import is_sentinel
+from llorch_worker.broker.url import is_sentinel
 from llorch_worker.settings import Settings
 
 RESULT_RETRIES = 200

@@ -13,7 +13,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs, bucket_sizes
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.model import RaggedBatch
 from tests.engine.recording import Recorder
 from tests.engine.together import all_at_once
@@ -31,7 +31,7 @@ def recorded(loaded: Any, make_queue: Callable[[], Any]) -> Iterator[tuple[Engin
         device=torch.device("cpu"),
         decode_rows=ROWS,
     )
-    cache = UnifiedCache.allocate(num_blocks=40, **shape)
+    cache = UnifiedCache.allocate(shape, 40)
     recorder = Recorder()
     with Engine(
         model=DecodeGraphs(loaded.model, cache, recorder),
@@ -101,7 +101,7 @@ def test_a_batch_larger_than_any_recorded_is_computed_as_it_comes(loaded: Any) -
     shape = cache_shape(
         loaded.config, 32, dtype=torch.float32, device=torch.device("cpu"), decode_rows=1
     )
-    cache = UnifiedCache.allocate(num_blocks=4, **shape)
+    cache = UnifiedCache.allocate(shape, 4)
     recorder = Recorder()
     graphs = DecodeGraphs(loaded.model, cache, recorder)
     batch = RaggedBatch(
@@ -115,16 +115,6 @@ def test_a_batch_larger_than_any_recorded_is_computed_as_it_comes(loaded: Any) -
     )
     assert torch.equal(graphs.forward(batch, cache), loaded.model.forward(batch, cache))
     assert recorder.replayed == 0
-
-
-def test_the_buffers_are_foretold_to_the_byte(loaded: Any) -> None:
-    shape = cache_shape(
-        loaded.config, 50, dtype=torch.float32, device=torch.device("cpu"), decode_rows=3
-    )
-    cache = UnifiedCache.allocate(num_blocks=4, **shape)
-    assert cache.bytes_by_part() == UnifiedCache.required_bytes(num_blocks=4, **shape)
-    assert cache.blocks.total == 4
-    assert cache.kv.keys.shape[1] == 5
 
 
 def test_a_cache_without_buffers_is_refused(loaded: Any) -> None:

@@ -118,7 +118,7 @@ def test_a_url_that_is_none_ends_a_celery_command_with_one_sentence() -> None:
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "error: redis://localhost:1/jobs is no Redis URL: it must end with the number of a "
+        "error: redis://localhost:1/jobs is not a Redis URL: it must end with the number of a "
         "database; set LLORCH_REDIS_URL\n"
     )
 

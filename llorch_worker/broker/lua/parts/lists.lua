@@ -1,0 +1,13 @@
+-- Names of lists, cut as queues.py builds them.
+
+local SUFFIX_MARKS = HIGH_SUFFIX:sub(1, 1) .. STEP_SEPARATOR
+
+-- The list for every worker beside that of one: llorch.toy@gpu0.host:high -> llorch.toy:high.
+local function shared_list(list)
+  return (list:gsub(WORKER_MARK .. '[^' .. SUFFIX_MARKS .. ']*', ''))
+end
+
+-- The list of the model's suspects: llorch.toy:high -> llorch.toy:suspects.
+local function suspects_list(list)
+  return list:match('^[^' .. WORKER_MARK .. SUFFIX_MARKS .. ']*') .. SUSPECTS_SUFFIX
+end

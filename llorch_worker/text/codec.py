@@ -1,0 +1,27 @@
+"""What the tokenizer and the chat formats need of a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from llorch_worker.text.decoding_table import DecodingTable
+
+
+class Codec(Protocol):
+    """Text to ids without BOS or EOS, and ids to bytes. Safe to share between threads."""
+
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """Spelling -> id of the tokens that text becomes only with ``parse_special``."""
+        ...
+
+    @property
+    def decoding_table(self) -> DecodingTable: ...
+
+    def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
+        """Ids of ``text``. ``parse_special``: spellings of control tokens become their ids.
+
+        A spelling with a ``literal_mark`` inside stays text; the marks are dropped.
+        """
+        ...

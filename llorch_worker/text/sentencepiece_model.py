@@ -1,0 +1,102 @@
+"""Writes vocabularies in sentencepiece's model format, without protobuf.
+
+The field numbers are those of sentencepiece_model.proto:
+
+    ModelProto      1 pieces*  2 trainer_spec  3 normalizer_spec
+    SentencePiece   1 piece    2 score (float)  3 type (PieceKind)
+    TrainerSpec     3 model_type (2 = BPE)      35 byte_fallback
+    NormalizerSpec  3 add_dummy_prefix          4 remove_extra_whitespaces
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+SPACE = "\u2581"
+"""sentencepiece's stand-in for a space."""
+_BPE = 2
+_NONCHARACTER = "\ufdd1"
+
+
+class PieceKind(IntEnum):
+    """What a piece is for. GGUF's ``tokenizer.ggml.token_type`` uses the same numbers."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class Piece(NamedTuple):
+    """One entry of a vocabulary; its position is the token id."""
+
+    text: str
+    score: float
+    kind: PieceKind
+
+
+def write_model(
+    pieces: Sequence[Piece], *, add_space_prefix: bool = True, remove_extra_spaces: bool = False
+) -> bytes:
+    """The BPE model of ``pieces``, as sentencepiece loads it.
+
+    sentencepiece requires an unknown piece, and all 256 byte pieces or none. A missing unknown
+    piece is added behind the others; an incomplete set of byte pieces is left out of encoding.
+
+    Raises:
+        ValueError: there are neither all 256 byte pieces nor an unknown piece.
+    """
+    kinds = [piece.kind for piece in pieces]
+    byte_fallback = kinds.count(PieceKind.BYTE) == 256
+    if not byte_fallback:
+        if PieceKind.UNKNOWN not in kinds:
+            raise ValueError("it has neither all 256 byte tokens nor an unknown token")
+        pieces = [
+            piece._replace(kind=PieceKind.CONTROL) if piece.kind == PieceKind.BYTE else piece
+            for piece in pieces
+        ]
+    elif PieceKind.UNKNOWN not in kinds:
+        pieces = [*pieces, Piece(_NONCHARACTER, 0.0, PieceKind.UNKNOWN)]
+    trainer = _field(3, _BPE) + _field(35, byte_fallback)
+    normalizer = _field(3, add_space_prefix) + _field(4, remove_extra_spaces)
+    return write_pieces(pieces) + _field(2, trainer) + _field(3, normalizer)
+
+
+def write_pieces(pieces: Iterable[Piece], taken: Iterable[str] = ()) -> bytes:
+    """``pieces`` alone; appended to a model they follow its own, whose texts are ``taken``.
+
+    sentencepiece refuses empty and repeated texts. Such pieces keep their ids, but encoding never
+    gives them.
+    """
+    data = bytearray()
+    seen = {"", *taken}
+    for text, score, kind in pieces:
+        if text in seen:
+            text, kind = f"{_NONCHARACTER}{len(seen)}", PieceKind.CONTROL
+        seen.add(text)
+        data += _field(1, _field(1, text) + _field(2, score) + _field(3, kind))
+    return bytes(data)
+
+
+def _field(number: int, value: float | str | bytes) -> bytes:
+    match value:
+        case int():
+            return _varint(number << 3) + _varint(value)
+        case float():
+            return _varint(number << 3 | 5) + struct.pack("<f", value)
+        case str():
+            value = value.encode()
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    data = bytearray()
+    while value >= 0x80:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*data, value])

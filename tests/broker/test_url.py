@@ -1,0 +1,108 @@
+"""URLs of a Redis, alone or behind Sentinel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from llorch_worker.broker.connection import connect, connect_async
+from llorch_worker.broker.url import SentinelUrl, safe_url
+from llorch_worker.contract.errors import BrokerUnavailable
+
+WITH_SENTINEL = (
+    "sentinel://me:p%40ss@a:1;sentinel://me:p%40ss@b/3?master_name=jobs&sentinel_password=other"
+)
+UNREADABLE = "cannot read host and port; percent-encode / ? # [ ] in a password"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("redis://user:secret@h:1/2", "redis://user:***@h:1/2"),
+        ("rediss://:secret@h/2?password=secret", "rediss://:***@h/2"),
+        ("redis://[::1]:6379/0", "redis://[::1]:6379/0"),
+        ("redis://h:notaport/0", "an unreadable URL"),
+        ("redis://:/secret@h:1/0", "an unreadable URL"),
+        ("redis://:12/secret@h:1/0", "an unreadable URL"),
+        ("redis://:12#secret@h:1/0", "an unreadable URL"),
+        ("localhost:6379", "localhost:6379"),
+        ("user:secret@localhost:6379/0?password=secret", "localhost:6379/0"),
+        ("nonsense", "nonsense"),
+        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert safe_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("", "it must begin with redis://, rediss://, unix:// or sentinel://"),
+        ("localhost:6379", "it must begin with redis://, rediss://, unix:// or sentinel://"),
+        ("http://h", "it must begin with redis://, rediss://, unix:// or sentinel://"),
+        ("REDIS://h", "it must begin with redis://, rediss://, unix:// or sentinel://"),
+        (" redis://h/0", "remove the surrounding whitespace"),
+        ("redis://h/0 ", "remove the surrounding whitespace"),
+        ("redis://h/jobs", "it must end with the number of a database"),
+        ("rediss://h/jobs", "it must end with the number of a database"),
+        ("redis://h/0/1", "it must end with the number of a database"),
+        ("redis://h/²", "it must end with the number of a database"),
+        ("redis://h?db=jobs", "Invalid value for 'db' in connection URL"),
+        ("redis://:sec/ret@h:1/0", UNREADABLE),
+        ("redis://:12/secret@h:1/0", UNREADABLE),
+        ("redis://:sec?ret@h:1/0", UNREADABLE),
+        ("redis://:12#secret@h:1/0", UNREADABLE),
+        ("redis://[::1/0", UNREADABLE),
+        ("sentinel://a:1;sentinel://b:x/0", UNREADABLE),
+        ("sentinel://a/jobs", "it must end with the number of a database"),
+        ("sentinel://", "each part of a Sentinel URL must be sentinel://host:port"),
+        ("sentinel://a;redis://b", "each part of a Sentinel URL must be sentinel://host:port"),
+        ("sentinel://a?name=jobs", "unknown option name; allowed: master_name, sentinel_password"),
+    ],
+)
+@pytest.mark.parametrize("connect_to", [connect, connect_async])
+def test_an_invalid_url_is_refused_with_the_reason(
+    connect_to: Callable[[str], object], url: str, reason: str
+) -> None:
+    with pytest.raises(BrokerUnavailable) as caught:
+        connect_to(url)
+    sentence = str(caught.value)
+    assert sentence.endswith(f" is not a Redis URL: {reason}; set LLORCH_REDIS_URL")
+    assert "sec" not in sentence
+    assert "ret" not in sentence
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h",
+        "redis://h/",
+        "redis://[::1]:6379/0?password=p@ss",
+        "rediss://u:p%2F@h:1/15",
+        "unix:///run/redis@1.sock?db=1",
+        "sentinel://:p%2F@a:1;sentinel://b/0?sentinel_password=a;b",
+    ],
+)
+def test_a_valid_url_is_accepted(url: str) -> None:
+    connect(url).close()
+
+
+def test_a_url_names_sentinels_master_database_and_passwords() -> None:
+    parsed = SentinelUrl.parse(WITH_SENTINEL)
+    assert parsed.sentinels == (("a", 1), ("b", 26379))
+    assert parsed.redis_options == {"db": 3, "username": "me", "password": "p@ss"}
+    assert parsed.transport_options["master_name"] == "jobs"
+    assert parsed.sentinel_options["password"] == "other"
+    assert parsed.bare == "sentinel://me:p%40ss@a:1/3;sentinel://me:p%40ss@b/3"
+
+
+def test_one_sentinel_and_no_options_are_enough() -> None:
+    parsed = SentinelUrl.parse("sentinel://a")
+    assert (parsed.sentinels, parsed.master_name, parsed.db) == ((("a", 26379),), "mymaster", 0)
+
+
+def test_no_password_of_any_part_is_shown() -> None:
+    assert safe_url(WITH_SENTINEL) == "sentinel://me:***@a:1;sentinel://me:***@b/3"
