@@ -23,8 +23,8 @@ def cancel(job: JobArgument, settings: Settings, as_json: JsonOption = False) ->
     if as_json:
         screen.document({"id": job, "cancelling": asked, "state": state})
     elif asked and state == "queued":
-        screen.out.print(f"{job} is cancelled and never runs", markup=False)
+        screen.line(f"{job} is cancelled and never runs")
     elif asked:
-        screen.out.print(f"{job} is being cancelled (it was {state})", markup=False)
+        screen.line(f"{job} is being cancelled (it was {state})")
     else:
-        screen.out.print(f"{job} had already ended: {state}", markup=False)
+        screen.line(f"{job} had already ended: {state}")

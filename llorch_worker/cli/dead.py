@@ -66,14 +66,12 @@ def list_letters(
         screen.document({"total": total, "dead_letters": [_summary(it) for it in letters]})
         return
     for letter in letters:
-        screen.out.print(
-            f"{harmless(letter.id)}  {letter.model}  {counted(letter.attempts, 'attempt')}  "
-            f"{human_bytes(letter.message_bytes)}  {_age(letter)}\n  {harmless(letter.reason)}",
-            markup=False,
-            soft_wrap=True,
+        screen.line(
+            f"{letter.id}  {letter.model}  {counted(letter.attempts, 'attempt')}  "
+            f"{human_bytes(letter.message_bytes)}  {_age(letter)}\n  {letter.reason}"
         )
     if not letters:
-        screen.out.print("No dead letters.")
+        screen.line("No dead letters.")
     elif total > len(letters):
         screen.note(f"{total - len(letters):,} more: raise --limit to see them")
 
@@ -140,9 +138,9 @@ def retry(
     if as_json:
         screen.document({"retried": retried, "left": left})
     else:
-        screen.out.print(f"{counted(len(retried), 'job')} put back into the queue.")
+        screen.line(f"{counted(len(retried), 'job')} put back into the queue.")
         for outcome, count in Counter(left.values()).items():
-            screen.out.print(f"{counted(count, 'letter')} left: {_WHY_NOT[outcome]}.")
+            screen.line(f"{counted(count, 'letter')} left: {_WHY_NOT[outcome]}.")
 
 
 @app.command("drop")
@@ -164,7 +162,7 @@ def drop(
     if as_json:
         screen.document({"dropped": dropped})
     else:
-        screen.out.print(f"{counted(len(dropped), 'letter')} dropped.")
+        screen.line(f"{counted(len(dropped), 'letter')} dropped.")
 
 
 @contextmanager
@@ -222,10 +220,10 @@ def _show(screen: Screen, letter: DeadLetter) -> None:
         "retry": f"llorch dead retry {letter.id}" if letter.retriable else _WHY_NOT["malformed"],
     }
     for name, text in lines.items():
-        screen.out.print(f"{name:<9} {harmless(text)}", markup=False, soft_wrap=True)
+        screen.line(f"{name:<9} {text}")
     for number, (worker, at_ms) in enumerate(letter.history, start=1):
         name = "history" if number == 1 else ""
-        screen.out.print(f"{name:<9} {_iso(at_ms)}  {worker}", markup=False, soft_wrap=True)
+        screen.line(f"{name:<9} {_iso(at_ms)}  {worker}")
 
 
 def _write_message(screen: Screen, letter: DeadLetter) -> None:

@@ -25,20 +25,7 @@ if TYPE_CHECKING:
 READY_TIMEOUT_S = 120.0
 JOBS = 32
 
-_OPENINGS = (
-    "Once upon a time",
-    "One day",
-    "There was",
-    "A little",
-    "The dragon",
-    "Lily",
-    "Long ago",
-    "The robot",
-    "It was a",
-    "Every night",
-    "A tiny snail",
-    "The king",
-)
+_OPENINGS = ("One day", "There was", "A little", "The dragon", "Long ago", "A tiny snail")
 _TEMPERATURES = (0.0, 0.6, 0.9, 1.2)
 _LENGTHS_TOKENS = (48, 96, 192, 320)
 

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rich.console import Group
+from rich.live import Live
 from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -14,8 +18,6 @@ from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract import Event, GenerationRequest, GenerationResult, LlorchError, Tokens
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from llorch_worker.bench.load import Figures, Measured
 
 STREAMED_JOB = 0
@@ -41,9 +43,6 @@ class DemoScreen:
         """A spinner while the block runs; the block passes its outcome to the yielded function."""
         outcome: list[str] = []
         if self._live:
-            from rich.live import Live
-            from rich.spinner import Spinner
-
             spinner = Padding(Spinner("dots", f"starting {label}"), (0, 2))
             with Live(spinner, console=self._screen.out, transient=True):
                 yield outcome.append
@@ -75,10 +74,6 @@ class DemoScreen:
 
     @contextmanager
     def _moving(self, opening: str, total: int) -> Iterator[tuple[OnEvent, OnEnd]]:
-        from rich.console import Group
-        from rich.live import Live
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
         bar = Progress("  jobs", BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
         task = bar.add_task("", total=total)
         parts = [opening]

@@ -174,7 +174,7 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
         return
     by = f" by {found.worker}" if found.worker else ""
     why = f": {found.error.code}: {found.error.message}" if found.error else ""
-    screen.out.print(f"{found.id} {found.state}{by}{why}", markup=False, soft_wrap=True)
+    screen.line(f"{found.id} {found.state}{by}{why}")
 
 
 def unknown_job(job_id: str) -> CommandError:

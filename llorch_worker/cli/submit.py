@@ -84,4 +84,4 @@ def submit(
         elif as_json:
             screen.document({"id": job.id})
         else:
-            screen.out.print(job.id, markup=False)
+            screen.line(job.id)

@@ -14,7 +14,7 @@ import typer
 
 from llorch_worker.cli.request_options import read_text
 from llorch_worker.cli.terminal.interrupts import cancelling
-from llorch_worker.cli.terminal.screen import Screen, harmless
+from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import (
     Fault,
     GenerationRequest,
@@ -171,56 +171,98 @@ async def _run(
 
     with cancelling():
         async with AsyncClient(settings) as client:
-            jobs: list[AsyncJob] = []
+            batch = _Batch(screen, client, worker)
             try:
-                await _enqueue(screen, client, requests, jobs, worker)
+                await batch.enqueue(requests)
                 if wait:
-                    return await _await_all(screen, jobs, on_end)
+                    return await batch.ends(on_end)
             except CommandError:
-                await _cancel_all(jobs)
+                await batch.cancel()
                 raise
             except asyncio.CancelledError:
                 if wait:
                     screen.note("cancelling the jobs that have not ended")
-                    await _cancel_all(jobs)
+                    await batch.cancel()
                 else:
                     # They run, and nobody else knows their ids.
-                    _show_ids(screen, jobs)
+                    batch.show_ids()
                 raise
-            _show_ids(screen, jobs)
+            batch.show_ids()
             return []
 
 
-async def _cancel_all(jobs: list[AsyncJob]) -> None:
-    await asyncio.gather(*(job.cancel() for job in jobs))
+class _Batch:
+    """The jobs of one file, as far as they are enqueued."""
 
+    def __init__(self, screen: Screen, client: AsyncClient, worker: str | None) -> None:
+        self._screen = screen
+        self._client = client
+        self._worker = worker
+        self._jobs: list[AsyncJob] = []
 
-async def _enqueue(
-    screen: Screen,
-    client: AsyncClient,
-    requests: list[GenerationRequest],
-    jobs: list[AsyncJob],
-    worker: str | None,
-) -> None:
-    """Append each job to ``jobs`` once it is enqueued, so that a caller can cancel those.
+    async def enqueue(self, requests: list[GenerationRequest]) -> None:
+        """Enqueue ``requests`` in order.
 
-    Raises:
-        CommandError: a job is refused; those before it are in the queue.
-    """
-    with screen.bar("enqueueing", "jobs") as advance:
-        for request in requests:
+        Raises:
+            CommandError: a job is refused; those before it are in the queue.
+        """
+        with self._screen.bar("enqueueing", "jobs") as advance:
+            for request in requests:
+                try:
+                    await self._submit(request)
+                except LlorchError as error:
+                    raise _refused(len(self._jobs), error) from error
+                advance(len(self._jobs), len(requests))
+
+    async def _submit(self, request: GenerationRequest) -> None:
+        """Enqueue one job once there is room for it: a file may be longer than a queue."""
+        from llorch_worker.client import BrokerUnavailable
+
+        told = False
+        while True:
+            sending = asyncio.ensure_future(self._client.submit(request, worker=self._worker))
             try:
-                await _submit(screen, client, request, jobs, worker)
+                self._jobs.append(await asyncio.shield(sending))
+                return
+            except asyncio.CancelledError:
+                # It may be enqueued already, and must then be cancelled too.
+                with suppress(LlorchError, BrokerUnavailable):
+                    self._jobs.append(await sending)
+                raise
+            except QueueFull as error:
+                if not told:
+                    self._screen.note(f"waiting for room: {error.message}", "yellow")
+                    told = True
+            await asyncio.sleep(ROOM_POLL_S)
+
+    async def ends(self, on_end: Callable[[Ended], None]) -> list[Ended]:
+        """How each job ended, in the file's order."""
+        done = 0
+
+        async def end_of(number: int, job: AsyncJob) -> Ended:
+            nonlocal done
+            try:
+                end: GenerationResult | LlorchError = await job.result()
             except LlorchError as error:
-                raise _refused(len(jobs), error) from error
-            advance(len(jobs), len(requests))
+                end = error
+            done += 1
+            advance(done, len(self._jobs))
+            ended = Ended(number, job.id, end)
+            on_end(ended)
+            return ended
 
+        with self._screen.bar("generating", "jobs") as advance:
+            advance(0, len(self._jobs))
+            return await asyncio.gather(*(end_of(n, job) for n, job in enumerate(self._jobs, 1)))
 
-def _show_ids(screen: Screen, jobs: list[AsyncJob]) -> None:
-    if screen.as_json:
-        screen.document({"ids": [job.id for job in jobs]})
-    else:
-        screen.write_raw("".join(f"{job.id}\n" for job in jobs))
+    async def cancel(self) -> None:
+        await asyncio.gather(*(job.cancel() for job in self._jobs))
+
+    def show_ids(self) -> None:
+        if self._screen.as_json:
+            self._screen.document({"ids": [job.id for job in self._jobs]})
+        else:
+            self._screen.write_raw("".join(f"{job.id}\n" for job in self._jobs))
 
 
 def _refused(enqueued: int, error: LlorchError) -> CommandError:
@@ -232,61 +274,11 @@ def _refused(enqueued: int, error: LlorchError) -> CommandError:
     return CommandError(error.code, message, exit_code, error.faults)
 
 
-async def _submit(
-    screen: Screen,
-    client: AsyncClient,
-    request: GenerationRequest,
-    jobs: list[AsyncJob],
-    worker: str | None,
-) -> None:
-    """Enqueue one job once there is room for it: a file may be longer than a queue."""
-    from llorch_worker.client import BrokerUnavailable
-
-    told = False
-    while True:
-        sending = asyncio.ensure_future(client.submit(request, worker=worker))
-        try:
-            jobs.append(await asyncio.shield(sending))
-            return
-        except asyncio.CancelledError:
-            # It may be enqueued already, and must then be cancelled too.
-            with suppress(LlorchError, BrokerUnavailable):
-                jobs.append(await sending)
-            raise
-        except QueueFull as error:
-            if not told:
-                screen.note(f"waiting for room: {error.message}", "yellow")
-                told = True
-        await asyncio.sleep(ROOM_POLL_S)
-
-
-async def _await_all(
-    screen: Screen, jobs: list[AsyncJob], on_end: Callable[[Ended], None]
-) -> list[Ended]:
-    done = 0
-
-    async def end_of(number: int, job: AsyncJob) -> Ended:
-        nonlocal done
-        try:
-            end: GenerationResult | LlorchError = await job.result()
-        except LlorchError as error:
-            end = error
-        done += 1
-        advance(done, len(jobs))
-        ended = Ended(number, job.id, end)
-        on_end(ended)
-        return ended
-
-    with screen.bar("generating", "jobs") as advance:
-        advance(0, len(jobs))
-        return await asyncio.gather(*(end_of(n, job) for n, job in enumerate(jobs, start=1)))
-
-
 def _show(screen: Screen, item: Ended) -> None:
     if isinstance(item.end, LlorchError):
         text = str(item.end)
     else:
-        text = harmless(" ".join(item.end.choices[0].text.split()))
+        text = " ".join(item.end.choices[0].text.split())
         if len(text) > EXCERPT_CHARS:
             text = text[: EXCERPT_CHARS - 1] + "…"
-    screen.out.print(f"{item.number:>4}  {item.id}  {text}", markup=False, soft_wrap=True)
+    screen.line(f"{item.number:>4}  {item.id}  {text}")

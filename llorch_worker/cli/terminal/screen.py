@@ -64,6 +64,10 @@ class Screen:
         if not self.as_json:
             self.err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
+    def line(self, text: str) -> None:
+        """Print a line to stdout, unstyled; control characters are made visible."""
+        self.write_raw(harmless(text) + "\n")
+
     def write_raw(self, text: str) -> None:
         """Write ``text`` to stdout unchanged, and flush."""
         sys.stdout.write(text)
@@ -112,23 +116,16 @@ class Screen:
 
     def progress(self, unit: str) -> Progress:
         """A rich progress display on stderr that disappears at its end."""
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-        )
+        from rich import progress as columns
 
-        return Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            DownloadColumn() if unit == "bytes" else MofNCompleteColumn(),
-            TextColumn("" if unit == "bytes" else unit),
-            TimeElapsedColumn(),
+        in_bytes = unit == "bytes"
+        return columns.Progress(
+            columns.SpinnerColumn(),
+            columns.TextColumn("{task.description}"),
+            columns.BarColumn(bar_width=30),
+            columns.DownloadColumn() if in_bytes else columns.MofNCompleteColumn(),
+            columns.TextColumn("" if in_bytes else unit),
+            columns.TimeElapsedColumn(),
             console=self.err,
             transient=True,
         )
