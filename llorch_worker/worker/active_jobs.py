@@ -1,4 +1,4 @@
-"""The jobs that this worker holds right now, by id."""
+"""The jobs that this worker is running or about to run, by id."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ class Cancellable(Protocol):
 
 
 class ActiveJob:
-    """One job between its arrival and its end.
+    """One job from its arrival to its end.
 
-    A cancel may come before the generation exists; it is kept and takes effect when it does.
+    It can be stopped before its generation exists: the generation is then cancelled on arrival.
     """
 
     def __init__(self, job_id: str) -> None:
         self.id = job_id
         self.entered = False
         self.outcome: Future[GenerationResult] = Future()
-        self.cancelled = False
+        self.stopped = False
         self.handed_back = False
+        """It was stopped to run again elsewhere."""
         self.leaving = False
+        """It was to be handed back, even if it was cancelled before: its end does not wait for
+        Redis."""
         self._generation: Cancellable | None = None
         # Reentrant: a signal handler may hand jobs back while its thread is in here.
         self._lock = threading.RLock()
@@ -34,51 +37,57 @@ class ActiveJob:
         """Gives the job its generation."""
         with self._lock:
             self._generation = generation
-            stop = self.cancelled
-        if stop:
+            stopped = self.stopped
+        if stopped:
             generation.cancel()
 
-    def cancel(self, *, hand_back: bool = False) -> None:
-        """Stops the generation; with ``hand_back`` the job has not ended by that."""
+    def cancel(self) -> None:
+        """Ends the job, unless it was handed back before."""
+        self._stop(hand_back=False)
+
+    def hand_back(self) -> None:
+        """Stops the job to run again elsewhere, unless it was cancelled before."""
+        self._stop(hand_back=True)
+
+    def _stop(self, *, hand_back: bool) -> None:
         with self._lock:
-            # Whoever asked first is obeyed: a cancelled job does not come back.
-            self.handed_back = hand_back if not self.cancelled else self.handed_back
-            # Whatever its end would be, this worker does not wait for Redis to tell it.
             self.leaving = self.leaving or hand_back
-            self.cancelled = True
+            if not self.stopped:
+                self.stopped, self.handed_back = True, hand_back
             generation = self._generation
         if generation is not None:
             generation.cancel()
 
 
 class ActiveJobs:
-    """All of them; any thread may ask.
+    """All active jobs. Thread-safe.
 
-    A job is known from the moment the pool accepts it, because from then on somebody may want it
-    cancelled; it enters when its thread gets to it.
+    The pool expects a job as soon as it accepts it, because the job may be cancelled from then on.
+    The job enters when its thread begins with it.
     """
 
     def __init__(self) -> None:
         self._jobs: dict[str, ActiveJob] = {}
+        self._leaving = False
         self._lock = threading.RLock()
 
     def expect(self, job_id: str) -> None:
-        """Makes a job known that a thread will soon enter."""
+        """Announces a job that a thread will soon enter."""
         with self._lock:
-            self._jobs.setdefault(job_id, ActiveJob(job_id))
+            self._get_or_add(job_id)
 
     def forget(self, job_id: str) -> None:
         """Drops a job that was expected and never entered."""
         with self._lock:
-            known = self._jobs.get(job_id)
-            if known is not None and not known.entered:
+            job = self._jobs.get(job_id)
+            if job is not None and not job.entered:
                 del self._jobs[job_id]
 
     def enter(self, job_id: str) -> tuple[ActiveJob, bool]:
-        """The job of this id and whether it is new. It is not where the same message was delivered
-        twice: then the second waits for the outcome of the first."""
+        """The job, and whether it is new. It is not if its message was delivered twice: then the
+        second delivery waits for the outcome of the first."""
         with self._lock:
-            job = self._jobs.setdefault(job_id, ActiveJob(job_id))
+            job = self._get_or_add(job_id)
             new = not job.entered
             job.entered = True
             return job, new
@@ -88,16 +97,24 @@ class ActiveJobs:
             del self._jobs[job.id]
 
     def cancel(self, job_id: str) -> None:
-        """Cancels the job if it is here."""
+        """Cancels the job if it is here, within one engine step."""
         job = self._find(job_id)
         if job is not None:
             job.cancel()
 
     def hand_back(self, job_id: str) -> None:
-        """Stops the job if it is here; it is to run again, elsewhere."""
+        """Stops the job if it is here; it runs again elsewhere."""
         job = self._find(job_id)
         if job is not None:
-            job.cancel(hand_back=True)
+            job.hand_back()
+
+    def hand_back_all(self) -> None:
+        """Hands back every job, including those that arrive from now on."""
+        with self._lock:
+            self._leaving = True
+            jobs = list(self._jobs.values())
+        for job in jobs:
+            job.hand_back()
 
     def ids(self) -> list[str]:
         with self._lock:
@@ -106,3 +123,11 @@ class ActiveJobs:
     def _find(self, job_id: str) -> ActiveJob | None:
         with self._lock:
             return self._jobs.get(job_id)
+
+    def _get_or_add(self, job_id: str) -> ActiveJob:
+        job = self._jobs.get(job_id)
+        if job is None:
+            job = self._jobs[job_id] = ActiveJob(job_id)
+            if self._leaving:
+                job.hand_back()
+        return job

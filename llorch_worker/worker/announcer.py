@@ -1,4 +1,4 @@
-"""Tells Redis every few seconds that this worker is here and what it serves."""
+"""Announces this worker and what it serves in Redis, every few seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = get_logger(__name__)
 
 
 class Announcer:
-    """A thread that writes the worker's card; it takes the card down when it ends."""
+    """A thread that writes the worker's entry in the registry and removes it at the end."""
 
     def __init__(
         self, client: redis.Redis, hostname: str, make_card: Callable[[], WorkerCard]
@@ -31,7 +31,7 @@ class Announcer:
         self._thread = threading.Thread(target=self._run, name="llorch-announcer", daemon=True)
 
     def start(self) -> None:
-        """Announces once before it returns, where Redis answers: the model is known from now on."""
+        """Announces the worker once before it returns, so that its model is known from then on."""
         self._announce()
         self._thread.start()
 
@@ -41,7 +41,9 @@ class Announcer:
         try:
             registry.withdraw(self._redis, self._hostname)
         except RedisError as error:
-            logger.warning("could not take the worker's card down, it expires: %s", error)
+            logger.warning(
+                "cannot withdraw the worker from the registry; its entry expires: %s", error
+            )
 
     def _run(self) -> None:
         while not self._stop.wait(registry.ANNOUNCE_INTERVAL_S):
@@ -52,10 +54,10 @@ class Announcer:
         try:
             replaced = registry.announce(self._redis, card)
         except RedisError as error:
-            self._outage.met(error)
+            self._outage.failed(error)
             return
         self._outage.over()
-        # What lay there at the start may be of one that died; since then only we should write.
+        # The first entry found may be of a worker that died; after it only this one writes.
         if self._announced and replaced is not None:
             self._warn_of_namesake(card, replaced)
         self._announced = True
@@ -65,8 +67,8 @@ class Announcer:
             return
         self._warned = True
         logger.warning(
-            "another worker, process %d, is called %s too: they share one queue of their own and "
-            "one line in `llorch status`; start each with a name (-n) of its own",
+            "another worker, process %d, is also named %s: both share one worker queue and one "
+            "line in `llorch status`; give each its own name (-n)",
             other.pid,
             self._hostname,
         )

@@ -1,4 +1,4 @@
-"""Hears of cancelled jobs from Redis while they run."""
+"""Listens to Redis for jobs that are cancelled while they run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ RECONNECT_S = 0.5
 
 
 class CancelListener:
-    """A thread on the cancel channel.
+    """A thread that subscribes to the cancel channel.
 
-    The channel forgets what nobody hears; the cancel keys do not. They are read after each
-    (re)connect for the jobs that run, and by each job when it begins.
+    A message on the channel is lost if nobody listens; the cancel keys stay. The listener reads
+    the keys of all active jobs after each (re)connect.
     """
 
-    def __init__(self, client: redis.Redis, running: ActiveJobs) -> None:
+    def __init__(self, client: redis.Redis, active_jobs: ActiveJobs) -> None:
         self._redis = client
-        self._running = running
-        self._outage = RedisOutage("cannot hear cancels", "hearing cancels again")
+        self._active_jobs = active_jobs
+        self._outage = RedisOutage("cannot listen for cancels", "listening for cancels again")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-cancel", daemon=True)
 
@@ -41,8 +41,8 @@ class CancelListener:
         self._thread.join()
 
     def is_cancelled(self, job_id: str) -> bool:
-        """Whether a cancel was asked for before the job began. ``False`` where Redis is away: the
-        listener looks again when it is back."""
+        """Whether the job was cancelled. ``False`` while Redis is away: the listener looks again
+        when it is back."""
         try:
             return bool(self._redis.exists(keys.cancel(job_id)))
         except RedisError as error:
@@ -54,7 +54,7 @@ class CancelListener:
             try:
                 self._listen()
             except RedisError as error:
-                self._outage.met(error)
+                self._outage.failed(error)
                 self._stop.wait(RECONNECT_S)
 
     def _listen(self) -> None:
@@ -62,16 +62,16 @@ class CancelListener:
             while not self._stop.is_set():
                 match pubsub.get_message(timeout=LISTEN_S):
                     case {"type": "subscribe"}:
-                        self._cancel_marked()
+                        self._cancel_by_keys()
                         self._outage.over()
                     case {"type": "message", "data": str(job_id)}:
-                        self._running.cancel(job_id)
+                        self._active_jobs.cancel(job_id)
 
-    def _cancel_marked(self) -> None:
-        ids = self._running.ids()
+    def _cancel_by_keys(self) -> None:
+        ids = self._active_jobs.ids()
         if not ids:
             return
-        marks = self._redis.mget([keys.cancel(job_id) for job_id in ids])
-        for job_id, mark in zip(ids, marks, strict=True):
-            if mark is not None:
-                self._running.cancel(job_id)
+        found = self._redis.mget([keys.cancel(job_id) for job_id in ids])
+        for job_id, value in zip(ids, found, strict=True):
+            if value is not None:
+                self._active_jobs.cancel(job_id)

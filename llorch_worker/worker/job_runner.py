@@ -1,53 +1,61 @@
-"""One job in a worker, from its claim to its end."""
+"""Runs one job in this worker, from its claim to its end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import redis
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import claims, journal
+from llorch_worker.broker import claims, journal, keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.journal import FIRST_PAGE
+from llorch_worker.broker.journal import FIRST_PAGE, JournalPage
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
     Cancelled,
     Event,
+    Fault,
+    GenerationRequest,
     GenerationResult,
     InternalError,
+    InvalidRequest,
+    Journal,
     LlorchError,
+    OutOfMemory,
 )
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
+from llorch_worker.worker.delivery import Delivery
 from llorch_worker.worker.publisher import Publisher
-from llorch_worker.worker.resident_engine import ResidentEngine
-from llorch_worker.worker.submitter import Submitter
+
+if TYPE_CHECKING:
+    from llorch_worker.engine import Engine, Generation
 
 logger = get_logger(__name__)
 
 HAND_BACK_FLUSH_S = 5.0
-"""How long a job that goes back to its queue waits for its tokens to be journalled. What is not,
-the next worker computes again."""
-ASK_AFTER_S = 0.5
-"""A job that begins so long after its claim asks whether it was cancelled meanwhile."""
+"""How long a job that is handed back waits for its tokens to be journalled. The next worker
+computes the missing ones again."""
+CHECK_CANCEL_AFTER_S = 0.5
+"""A job that begins so long after its claim asks Redis whether it was cancelled meanwhile."""
 
 
 class HandedBack(Exception):
-    """The job cannot run here, or was stopped here, and is to run elsewhere; it has not ended."""
+    """The job has not ended: it runs again, here or elsewhere."""
 
 
 class JobRunner:
-    """Runs jobs in the engine, a call to ``generate`` on a thread of its own for each."""
+    """Runs jobs in the engine. Each call of :meth:`run` has a thread of its own."""
 
     def __init__(
         self,
-        engine: ResidentEngine,
-        running: ActiveJobs,
+        engine: Engine,
+        active_jobs: ActiveJobs,
         publisher: Publisher,
         client: redis.Redis,
         *,
@@ -57,39 +65,30 @@ class JobRunner:
         end_worker: Callable[[], None],
     ) -> None:
         """``key_ttl_s``: how long idempotency keys are remembered. ``is_cancelled`` asks Redis
-        about a job by its id; ``end_worker`` is called once the engine can run nothing more."""
+        whether a job was cancelled; ``end_worker`` is called once the engine is broken."""
         self._engine = engine
-        self._running = running
+        self._active_jobs = active_jobs
         self._publisher = publisher
         self._redis = client
-        self._submitter = Submitter(engine, client, hostname=hostname, key_ttl_s=key_ttl_s)
+        self._hostname = hostname
+        self._key_ttl_s = key_ttl_s
         self._is_cancelled = is_cancelled
         self._end_worker = end_worker
-        self._leaving = False
 
-    def generate(
-        self,
-        job_id: str,
-        arguments: Sequence[Any],
-        fields: Mapping[str, Any],
-        *,
-        enqueued_at: float | None = None,
-    ) -> GenerationResult:
-        """Runs one claimed job and waits for its end. Tokens that are not in its stream by then are
-        left to whoever stores the result: they go there in the same step.
-
-        ``enqueued_at``: unix time in s at which the producer sent the job, where that is known.
+    def run(self, delivery: Delivery) -> GenerationResult:
+        """Runs one claimed job and waits for its end. Whoever stores the result also writes the
+        tokens that are not in the job's stream by then, in the same step.
 
         Raises:
-            LlorchError: refused or failed; Cancelled where it was cancelled.
-            HandedBack: it is to run again, or another worker has it already.
+            LlorchError: the job is refused or failed; Cancelled if it was cancelled.
+            HandedBack: it runs again, or another worker has it already.
         """
-        job, new = self._running.enter(job_id)
+        job, new = self._active_jobs.enter(delivery.job_id)
         if not new:
-            # The same job twice: one run, and both deliveries end with it.
+            # The message was delivered twice: the job runs once, and both deliveries end with it.
             return job.outcome.result()
         try:
-            result = self._run(job, arguments, fields, enqueued_at)
+            result = self._run(job, delivery)
         except BaseException as error:
             job.outcome.set_exception(error)
             raise
@@ -97,39 +96,22 @@ class JobRunner:
             job.outcome.set_result(result)
             return result
         finally:
-            self._running.leave(job)
+            self._active_jobs.leave(job)
 
-    def leave(self) -> None:
-        """Every job that is not in the engine yet goes back to its queue from now on."""
-        self._leaving = True
-
-    def _run(
-        self,
-        job: ActiveJob,
-        arguments: Sequence[Any],
-        fields: Mapping[str, Any],
-        enqueued_at: float | None,
-    ) -> GenerationResult:
+    def _run(self, job: ActiveJob, delivery: Delivery) -> GenerationResult:
         claim = HELD_CLAIMS.get(job.id)
         if claim is None:
             raise InternalError("the job reached this worker without a claim")
-        try:
-            page = FIRST_PAGE if claim.first else journal.read(self._redis, job.id)
-        except RedisError as error:
-            logger.warning("cannot read the journal of job %s: %s", job.id, error)
-            raise HandedBack from None
+        page = self._read_journal(claim)
         self._publisher.open(claim, page.next_entry)
         try:
             self._check_wanted(job, claim)
-            self._check_healthy()
-            generation = self._submitter.submit(
-                claim, arguments, fields, enqueued_at, page.journal, partial(self._tell, job.id)
-            )
+            generation = self._submit(delivery, claim, page.journal)
             job.attach(generation)
             try:
                 result = generation.result()
             except LlorchError as error:
-                if self._goes_on_elsewhere(job, error):
+                if self._continues_elsewhere(job, error):
                     self._flush(job)
                 else:
                     self._leave_entries(job, claim)
@@ -148,23 +130,88 @@ class JobRunner:
         finally:
             self._publisher.close_job(job.id)
             if not self._engine.healthy:
-                self._end_broken()
+                logger.critical("the engine is broken; the worker ends, its jobs resume elsewhere")
+                self._end_worker()
 
-    def _end_broken(self) -> None:
-        """Every job would fail here; the process ends and another takes over."""
-        logger.critical("the engine is broken; the worker ends, its jobs resume elsewhere")
-        self._end_worker()
-
-    def _abandon(self, claim: Claim) -> None:
-        """The engine broke under this job, or beside it: its claim ends as if the whole worker had
-        died, so the attempt counts, and a job that breaks engines is kept apart and ends."""
+    def _read_journal(self, claim: Claim) -> JournalPage:
         try:
-            claims.lapse(self._redis, claim)
+            return FIRST_PAGE if claim.first else journal.read(self._redis, claim.job_id)
         except RedisError as error:
-            logger.warning("the lease of job %s is left to lapse: %s", claim.job_id, error)
+            logger.warning("cannot read the journal of job %s: %s", claim.job_id, error)
+            raise HandedBack from None
 
-    def _goes_on_elsewhere(self, job: ActiveJob, error: LlorchError) -> bool:
-        """Whether a job whose generation ended with ``error`` has not ended by that."""
+    # Into the engine -------------------------------------------------------------------------
+
+    def _check_wanted(self, job: ActiveJob, claim: Claim) -> None:
+        if job.handed_back:
+            raise HandedBack
+        if job.stopped or self._was_cancelled(claim):
+            raise Cancelled("the job was cancelled before it ran")
+        # Only a job that is not in the engine yet: one that is may have broken it, and then its
+        # attempt counts.
+        if not self._engine.healthy:
+            raise HandedBack
+
+    def _was_cancelled(self, claim: Claim) -> bool:
+        """Whether the job was cancelled before it was known here.
+
+        The claim tells of cancels before it, and the first write to the stream finds one in the
+        moment between. Only a job that waited here since its claim must ask.
+        """
+        waited = time.monotonic() - claim.taken_s > CHECK_CANCEL_AFTER_S
+        return claim.cancelled or (waited and self._is_cancelled(claim.job_id))
+
+    def _submit(self, delivery: Delivery, claim: Claim, journal: Journal) -> Generation:
+        try:
+            request = delivery.request()
+            self._check_idempotency(request, claim.job_id)
+            return self._engine.submit(
+                request,
+                job_id=claim.job_id,
+                worker=self._hostname,
+                attempt=claim.attempt,
+                queued_at=delivery.queued_at_s(claim),
+                journal=journal,
+                on_event=partial(self._publish, claim.job_id),
+            )
+        except LlorchError:
+            raise
+        except MemoryError:
+            raise OutOfMemory("the worker had no memory for this job") from None
+        except BaseException as error:  # noqa: BLE001 - any defect must end its job, and no other
+            # The message may quote the prompt, so only the type and the place are logged.
+            place = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("job %s met a defect: %s\n%s", claim.job_id, type(error).__name__, place)
+            raise InternalError(f"a defect of the worker: {type(error).__name__}") from None
+
+    def _check_idempotency(self, request: GenerationRequest, job_id: str) -> None:
+        """Refuses a second job for a key. Our client never sends one; other producers may."""
+        if request.idempotency_key is None:
+            return
+        key = keys.idempotency(self._engine.model_name, request.idempotency_key)
+        try:
+            if self._redis.set(key, job_id, nx=True, ex=self._key_ttl_s):
+                return
+            first = str(self._redis.get(key) or job_id)
+        except RedisError:
+            return
+        if first != job_id:
+            fault = Fault(
+                field="idempotency_key", rule=f"was used by job {first}", got="the same key again"
+            )
+            raise InvalidRequest.from_faults([fault])
+
+    # Out of the engine -----------------------------------------------------------------------
+
+    def _publish(self, job_id: str, event: Event) -> None:
+        # The last event is written with the result, in one step.
+        if isinstance(event, TERMINAL_EVENTS):
+            self._publisher.expect_end(job_id)
+        else:
+            self._publisher.append(job_id, event)
+
+    def _continues_elsewhere(self, job: ActiveJob, error: LlorchError) -> bool:
+        """Whether a job whose generation ended with ``error`` goes on in another worker."""
         match error:
             case Cancelled():
                 return job.handed_back
@@ -173,19 +220,20 @@ class JobRunner:
         return False
 
     def _flush(self, job: ActiveJob) -> None:
-        """Puts all that is unwritten into the journal."""
+        """Writes everything to the journal."""
         if not self._publisher.flush(job.id, self._patience(job)):
             raise HandedBack
 
     def _leave_entries(self, job: ActiveJob, claim: Claim) -> None:
-        """What is unwritten is for whoever stores the result."""
+        """Leaves unwritten events to whoever stores the result."""
         entries = self._publisher.take(job.id, self._patience(job))
         if entries is None:
             raise HandedBack
         HELD_CLAIMS.leave_entries(claim, entries)
 
     def _patience(self, job: ActiveJob) -> Callable[[], bool]:
-        """Waits for Redis as long as it takes, so that a result never precedes its tokens."""
+        """Whether to give up on Redis: never for a job that stays, so that no result precedes its
+        tokens; after :data:`HAND_BACK_FLUSH_S` for one that leaves."""
         give_up_s: float | None = None
 
         def give_up() -> bool:
@@ -196,30 +244,10 @@ class JobRunner:
 
         return give_up
 
-    def _tell(self, job_id: str, event: Event) -> None:
-        # The last event is written with the result, in one step.
-        if isinstance(event, TERMINAL_EVENTS):
-            self._publisher.expect_end(job_id)
-        else:
-            self._publisher.append(job_id, event)
-
-    def _check_healthy(self) -> None:
-        # Not for a job that is in the engine: it may be what broke it, and its attempt counts.
-        if not self._engine.healthy:
-            self._end_broken()
-            raise HandedBack
-
-    def _check_wanted(self, job: ActiveJob, claim: Claim) -> None:
-        if job.handed_back or self._leaving:
-            raise HandedBack
-        if job.cancelled or self._was_cancelled(claim):
-            raise Cancelled("the job was cancelled before it ran")
-
-    def _was_cancelled(self, claim: Claim) -> bool:
-        """Whether a cancel came before the job was known here.
-
-        The claim tells of those before it. One in the moments between is found by the first write;
-        only a job that has waited here since must ask.
-        """
-        waited = time.monotonic() - claim.taken_s > ASK_AFTER_S
-        return claim.cancelled or (waited and self._is_cancelled(claim.job_id))
+    def _abandon(self, claim: Claim) -> None:
+        """Ends the claim as the worker's death would: the attempt counts, so a job that breaks
+        engines is isolated and ends."""
+        try:
+            claims.lapse(self._redis, claim)
+        except RedisError as error:
+            logger.warning("the lease of job %s is left to lapse: %s", claim.job_id, error)

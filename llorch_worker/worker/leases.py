@@ -1,4 +1,4 @@
-"""A thread that renews this worker's leases and brings back the jobs of dead workers."""
+"""Renews this worker's leases and returns the jobs of dead workers to their queues."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ RENEWALS_A_LEASE = 4
 SECOND_LOOK_S = 0.5
 EX_SOFTWARE = 70
 _AWAY = (NoConnection, NoReply)
-"""What is raised where Redis does not answer; every other error is an answer."""
+"""Redis did not answer. Every other error is an answer."""
 
 
 class LeaseKeeper:
-    """Renews while the engine lives, on a connection of its own: also while the worker drains or
-    its broker connection is away.
+    """A thread with a Redis connection of its own, so that it renews leases as long as the engine
+    lives: also while the worker drains and while its broker connection is down.
 
-    An engine that has not finished a step for ``watchdog_s`` hangs: its leases are left to lapse
-    and the process exits, because nothing in it could end the jobs.
+    An engine that finishes no step for ``watchdog_s`` hangs. The process then exits, because
+    nothing in it could end the jobs, and the leases lapse.
 
-    After Redis was away it sweeps only when a lease's time has passed: who was cut off with it, and
-    runs on, renews first.
+    After an outage it waits for a lease's time before it sweeps: workers that were cut off with it
+    and are alive renew first.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class LeaseKeeper:
         on_away: Callable[[], None],
         on_hang: Callable[[], None] | None = None,
     ) -> None:
-        """``on_lost`` is called with the id of a job whose claim turns out to be lost, ``on_away``
-        each time that Redis does not answer."""
+        """``on_lost`` is called with the id of a job whose claim was lost, ``on_away`` each time
+        that Redis does not answer."""
         self._redis = client
         self._held = held
         self._lease_s = lease_s
@@ -65,7 +65,7 @@ class LeaseKeeper:
         self._on_hang = on_hang or _exit
         self._renewal = RedisOutage("cannot renew leases", "renewing leases again")
         self._sweeping = RedisOutage(
-            "cannot look for jobs of dead workers", "looking for those jobs again"
+            "cannot look for jobs of dead workers", "looking for jobs of dead workers again"
         )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-leases", daemon=True)
@@ -86,24 +86,24 @@ class LeaseKeeper:
                 self._on_hang()
                 return
             began_s = time.monotonic()
-            if self._failure(self._renew, self._renewal) is not None:
+            if self._attempt(self._renew, self._renewal) is not None:
                 cut_off = True
                 continue
             now_s = time.monotonic()
-            # An answer that took a lease's time, retries included, is no better than none.
+            # An answer that took a lease's time, retries included, came too late.
             if cut_off or now_s - began_s >= self._lease_s:
                 sweep_at_s = now_s + self._lease_s
             cut_off = False
             if now_s >= sweep_at_s:
                 sweep_at_s = now_s + self._sweep_s
-                cut_off = isinstance(self._failure(self._sweep, self._sweeping), _AWAY)
+                cut_off = isinstance(self._attempt(self._sweep, self._sweeping), _AWAY)
 
-    def _failure(self, act: Callable[[], None], outage: RedisOutage) -> RedisError | None:
-        """Does it; what kept it from being done, which is told already."""
+    def _attempt(self, act: Callable[[], None], outage: RedisOutage) -> RedisError | None:
+        """Calls ``act``; returns the error that it raised, which is logged already."""
         try:
             act()
         except RedisError as error:
-            outage.met(error)
+            outage.failed(error)
             if isinstance(error, _AWAY):
                 self._on_away()
             return error
@@ -113,12 +113,12 @@ class LeaseKeeper:
     def _hangs(self) -> bool:
         if self._stalled_for_s() < self._watchdog_s:
             return False
-        # A process that was stopped and woken looks stalled until the engine's next beat.
+        # A process that was stopped and continued looks stalled until the engine's next step.
         self._stop.wait(SECOND_LOOK_S)
         return self._stalled_for_s() >= self._watchdog_s
 
     def _renew(self) -> None:
-        # With nothing in hand too: it tells whether Redis is there.
+        # Also without claims, to notice when Redis is away.
         held = self._held.all()
         for job_id in claims.renew(self._redis, held, lease_ms=round(self._lease_s * 1e3)):
             self._on_lost(job_id)
@@ -126,11 +126,12 @@ class LeaseKeeper:
     def _sweep(self) -> None:
         for job_id in claims.sweep(self._redis):
             logger.warning(
-                "the worker of job %s is gone; the job goes back, or ends after its last attempt",
+                "the worker of job %s is gone; the job is queued again, or ends if this was its "
+                "last attempt",
                 job_id,
             )
         for queue, jobs in worker_queues.reroute(self._redis, self._direct_grace_s).items():
-            logger.warning("the worker of %s is gone; its %d jobs are for all now", queue, jobs)
+            logger.warning("the worker of %s is gone; its %d jobs go to all workers", queue, jobs)
 
 
 def _exit() -> None:

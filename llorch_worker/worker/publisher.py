@@ -1,4 +1,4 @@
-"""One thread that writes the events of all jobs to their streams, in batches."""
+"""Writes the events of all jobs to their streams, in batches."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from llorch_worker.worker.token_events import merge_tokens
 logger = get_logger(__name__)
 
 UNWATCHED_INTERVAL_S = 0.2
-"""How often tokens are written while nobody reads: they are then the journal alone."""
+"""How often tokens are written while nobody reads them: then they only serve as the journal."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 1.0
 GIVE_UP_CHECK_S = 0.1
-COALESCE_FROM = 64
-"""From this many unwritten events of a job on they are joined: an absent Redis costs text only."""
-
+MERGE_FROM = 64
+"""A job's unwritten events are merged from this many on, so that an outage costs little memory."""
 WRONG_TYPE = "WRONGTYPE"
 
 
@@ -35,8 +34,8 @@ WRONG_TYPE = "WRONGTYPE"
 class _Outbox:
     """The unwritten events of one job.
 
-    ``sending`` keeps its events and entry numbers until Redis has confirmed them: where the answer
-    to a write was lost, the same numbers are sent again and the script passes over those it has.
+    ``sending`` keeps its events and entry numbers until Redis confirms them. If the answer to a
+    write is lost, the same numbers are sent again and the script skips those it has.
     """
 
     claim: Claim
@@ -44,17 +43,16 @@ class _Outbox:
     events: list[Event] = field(default_factory=list)
     sending: list[Event] = field(default_factory=list)
     written_at_s: float = field(default_factory=time.monotonic)
-    """From its opening: the first event, which says that the job began, waits for the first token
-    as long as tokens would wait."""
+    """At first when it was opened, so that the event ``started`` waits for the first token as long
+    as tokens would wait."""
     settled: threading.Event = field(default_factory=threading.Event)
-    """Set when nothing is left to write here. Each job has its own, so that one write wakes one
-    thread."""
+    """Set when nothing is left to write. One for each job, so that a write wakes one thread."""
     watched: bool = True
     urgent: bool = False
     began: bool = False
     lost: bool = False
     ending: bool = False
-    """What is left goes with the result."""
+    """What is left is written with the result."""
 
     @property
     def empty(self) -> bool:
@@ -62,18 +60,17 @@ class _Outbox:
 
     @property
     def waits(self) -> bool:
-        """For the publisher's thread."""
+        """Whether the publisher's thread has something to write."""
         return bool(self.sending or (self.events and not self.ending))
 
 
 class Publisher:
-    """Takes events without blocking and writes them to Redis soon.
+    """A thread that takes events without blocking and writes them to Redis soon.
 
-    A job's first tokens go out at once; between them and the end tokens are collected for
-    ``flush_interval_ms`` while somebody reads the stream, for 200 ms otherwise. Where Redis is away
-    everything is kept, joined, and written when it is back, once and in order. Entry ids are
-    ``1-0``, ``2-0``, ... in each stream. The last event is not written here but with the result,
-    and so is what is unwritten when it comes.
+    A job's first tokens are written at once. Later ones are collected for ``flush_interval_ms``
+    while somebody reads the stream, else for 200 ms. While Redis is away all events are kept; they
+    are written when it is back, once and in order. Entry ids are ``1-0``, ``2-0``, ... in each
+    stream. The last event is written with the result, and so is what is unwritten by then.
     """
 
     def __init__(
@@ -85,8 +82,8 @@ class Publisher:
         on_lost: Callable[[str], None],
         on_cancelled: Callable[[str], None],
     ) -> None:
-        """``on_lost`` is called with the id of a job whose claim turns out to be lost,
-        ``on_cancelled`` with that of one that somebody asked to be cancelled."""
+        """``on_lost`` is called with the id of a job whose claim was lost, ``on_cancelled`` with
+        that of a cancelled job."""
         self._redis = client
         self._interval_s = flush_interval_ms / 1e3
         self._ttl_s = stream_ttl_s
@@ -102,7 +99,7 @@ class Publisher:
         self._thread.start()
 
     def open(self, claim: Claim, next_entry: int) -> None:
-        """Begins a job; its events go under ``claim``, from entry ``next_entry`` on."""
+        """Begins a job; its events are written under ``claim``, from entry ``next_entry`` on."""
         with self._changed:
             self._outboxes[claim.job_id] = _Outbox(claim, next_entry)
 
@@ -113,14 +110,14 @@ class Publisher:
             if outbox.lost:
                 return
             outbox.events.append(event)
-            if len(outbox.events) >= COALESCE_FROM:
+            if len(outbox.events) >= MERGE_FROM:
                 outbox.events = merge_tokens(outbox.events)
             if isinstance(event, Tokens) and not outbox.began:
                 outbox.began = outbox.urgent = True
             self._changed.notify()
 
     def flush(self, job_id: str, give_up: Callable[[], bool]) -> bool:
-        """Waits until everything of this job is written; ``False`` if its claim was lost, or
+        """Waits until all events of the job are written. ``False`` if its claim was lost, or if
         ``give_up`` says so while Redis is away."""
         with self._changed:
             outbox = self._outboxes[job_id]
@@ -134,13 +131,13 @@ class Publisher:
         return outbox.empty and not outbox.lost
 
     def expect_end(self, job_id: str) -> None:
-        """The job has told its last: what is not on its way yet waits for :meth:`take`."""
+        """The job's last event came: what is not being sent waits for :meth:`take`."""
         with self._changed:
             self._outboxes[job_id].ending = True
 
     def take(self, job_id: str, give_up: Callable[[], bool]) -> LastEntries | None:
-        """What is to be written with the job's end, once what is on its way has arrived; None if
-        its claim was lost, or ``give_up`` says so while Redis is away."""
+        """What must be written with the job's end, once what is being sent has arrived. None if the
+        claim was lost, or if ``give_up`` says so while Redis is away."""
         with self._changed:
             outbox = self._outboxes[job_id]
             outbox.ending = True
@@ -154,7 +151,7 @@ class Publisher:
             return LastEntries(outbox.next_entry, events)
 
     def close_job(self, job_id: str) -> None:
-        """Ends a job; drops what is left of it."""
+        """Ends a job and drops what is left of it."""
         with self._changed:
             self._outboxes.pop(job_id, None)
 
@@ -165,7 +162,9 @@ class Publisher:
             self._changed.notify()
         self._thread.join(timeout_s)
         if any(not outbox.empty for outbox in self._outboxes.values()):
-            logger.error("events of %d jobs were not written: no Redis", len(self._outboxes))
+            logger.error(
+                "events of %d jobs were not written: Redis is unreachable", len(self._outboxes)
+            )
 
     # The thread ------------------------------------------------------------------------------
 
@@ -181,14 +180,14 @@ class Publisher:
             try:
                 self._write_with_script(due)
             except RedisError as error:
-                self._outage.met(error)
+                self._outage.failed(error)
                 retry_s = min(max(retry_s * 2, FIRST_RETRY_S), LONGEST_RETRY_S)
                 continue
             self._outage.over()
             retry_s = 0.0
 
     def _wait_for_due(self) -> list[_Outbox] | None:
-        """The outboxes whose time has come; ``None`` when closing and all is written."""
+        """The outboxes whose time has come; ``None`` when closing and everything is written."""
         while True:
             now_s = time.monotonic()
             waiting = [outbox for outbox in self._outboxes.values() if outbox.waits]
@@ -210,7 +209,7 @@ class Publisher:
         try:
             self._write(due)
         except NoScriptError:
-            # The thread looks again at what is due: some of it may be written, or end, by now.
+            # The thread looks again what is due: a job may have ended by now.
             scripts.load(self._redis, "append")
 
     def _write(self, due: list[_Outbox]) -> None:
@@ -229,7 +228,7 @@ class Publisher:
         failure: RedisError | None = None
         for outbox, written, watched in zip(due, replies[::2], replies[1::2], strict=True):
             if isinstance(written, ResponseError) and WRONG_TYPE in str(written):
-                logger.error("the stream of job %s is no stream", outbox.claim.job_id)
+                logger.error("the key of job %s's stream holds something else", outbox.claim.job_id)
                 self._confirm(outbox, watched=False)
             elif isinstance(written, RedisError):
                 failure = written
@@ -257,7 +256,7 @@ class Publisher:
             outbox.events, outbox.sending = [], []
             outbox.settled.set()
         logger.warning(
-            "lost the claim on job %s: another worker has it, or Redis has lost it",
+            "lost the claim on job %s: another worker has it, or Redis lost its data",
             outbox.claim.job_id,
         )
         self._on_lost(outbox.claim.job_id)

@@ -8,25 +8,25 @@ logger = get_logger(__name__)
 
 
 class RedisOutage:
-    """Says once that it began and once that it is over, however often is tried in between.
+    """Logs once that an outage began and once that it ended, however many attempts failed.
 
-    Each part has its own: Redis may refuse one what it does for another.
+    Each part of the worker has its own, because Redis may refuse one command and accept another.
     """
 
     def __init__(self, lost: str, regained: str) -> None:
-        """``lost`` and ``regained``: the two sentences, as far as they do not depend on Redis."""
+        """``lost`` and ``regained``: what is logged at the beginning and at the end."""
         self._lost = lost
         self._regained = regained
-        self.lasts = False
+        self._lasts = False
 
-    def met(self, error: Exception) -> None:
-        """Redis failed us, with ``error``."""
-        if not self.lasts:
+    def failed(self, error: Exception) -> None:
+        """Redis failed with ``error``."""
+        if not self._lasts:
             logger.warning("%s, will retry: %s", self._lost, error)
-        self.lasts = True
+        self._lasts = True
 
     def over(self) -> None:
-        """Redis did what it was asked."""
-        if self.lasts:
+        """Redis answered."""
+        if self._lasts:
             logger.info(self._regained)
-        self.lasts = False
+        self._lasts = False

@@ -1,32 +1,26 @@
-"""Is all that should be on the device still there, and the device itself?"""
+"""Checks that model and cache are still on their device, and that the device answers."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
-
-from celery.utils.log import get_logger
+from typing import TYPE_CHECKING
 
 from llorch_worker.devices import DeviceUnavailable, list_cards
 from llorch_worker.worker.card.assignment import Assignment
 
-logger = get_logger(__name__)
+if TYPE_CHECKING:
+    from llorch_worker.engine import Engine
 
 MOST_NAMED = 3
 CLOSE_TIMEOUT_S = 5.0
 
 
-class CheckedEngine(Protocol):
-    def misplaced_tensors(self) -> tuple[str, ...]: ...
-    def stats(self) -> Any: ...
-
-
-def violation(engine: CheckedEngine, assignment: Assignment) -> str | None:
-    """What is wrong, in one sentence; None where all is well."""
+def violation(engine: Engine, assignment: Assignment) -> str | None:
+    """What is wrong, in one sentence; None if all is well."""
     device = str(engine.stats().device)
     if assignment.card is not None and not device.startswith("cuda"):
-        return f"{assignment.name} was asked for, and the model is on {device}"
+        return f"{assignment.name} was asked for, but the model is on {device}"
     misplaced = engine.misplaced_tensors()
     if misplaced:
         named = ", ".join(misplaced[:MOST_NAMED])
@@ -36,17 +30,17 @@ def violation(engine: CheckedEngine, assignment: Assignment) -> str | None:
 
 
 def wrong_card(assignment: Assignment) -> str | None:
-    """Whether torch sees anything but the card of ``assignment``, in one sentence."""
+    """Why torch does not see exactly the assigned card, in one sentence; None if it does."""
     if assignment.card is None:
         return None
     import torch
 
     count = torch.cuda.device_count()
     if count != 1:
-        return f"{assignment.name} was to be the only card here, and torch sees {count}"
+        return f"torch must see only {assignment.name}, but it sees {count} cards"
     seen = str(torch.cuda.get_device_properties(0).uuid)
     if assignment.card.uuid is not None and not assignment.card.uuid.endswith(seen):
-        return f"{assignment.name} is {assignment.card.uuid}, and torch sees {seen}"
+        return f"{assignment.name} is {assignment.card.uuid}, but torch sees {seen}"
     return None
 
 
@@ -59,16 +53,16 @@ def _card_fault(assignment: Assignment) -> str | None:
         return error.message
     if any(card.cuda_id == assignment.card.cuda_id and card.fault is None for card in cards):
         return None
-    # One that does not answer does not tell its UUID either.
+    # A card that does not answer does not tell its UUID either.
     faults = [card.fault for card in cards if card.index == assignment.card.index and card.fault]
     return f"{assignment.name} does not answer ({faults[0] if faults else 'it is gone'})"
 
 
 class ResidencyCheck:
-    """A thread that looks every ``period_s``; the first violation ends it.
+    """A thread that calls ``look`` every ``period_s``; the first violation ends it.
 
-    A card that hangs and a call that never returns are the watchdog's: see
-    :class:`llorch_worker.worker.leases.LeaseKeeper`.
+    It does not see a card that hangs in a call which never returns: the watchdog of
+    :class:`llorch_worker.worker.leases.LeaseKeeper` does.
     """
 
     def __init__(
@@ -88,7 +82,7 @@ class ResidencyCheck:
 
     def close(self) -> None:
         self._stop.set()
-        # A driver in trouble may not answer; the thread goes with the process then.
+        # A driver in trouble may not answer. The thread then ends with the process.
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:

@@ -1,55 +1,47 @@
-"""Several token events of one choice as one: fewer entries in the stream, same tokens."""
+"""Merges token events: fewer entries in the stream, the same tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from llorch_worker.contract import Event, Tokens
 
 
-@dataclass
-class _Run:
-    parts: list[Tokens]
-
-    def continued_by(self, event: Tokens) -> bool:
-        last = self.parts[-1]
-        return event.index == last.index + len(last.ids) and (event.logprobs is None) == (
-            last.logprobs is None
-        )
-
-    def joined(self) -> Tokens:
-        first = self.parts[0]
-        if len(self.parts) == 1:
-            return first
-        return Tokens(
-            choice=first.choice,
-            index=first.index,
-            ids=tuple(token for part in self.parts for token in part.ids),
-            text="".join(part.text for part in self.parts),
-            logprobs=None
-            if first.logprobs is None
-            else tuple(entry for part in self.parts for entry in part.logprobs or ()),
-        )
-
-
 def merge_tokens(events: Iterable[Event]) -> list[Event]:
-    """``events`` with each choice's adjoining tokens joined.
+    """``events`` with each choice's consecutive tokens merged into one event.
 
-    The order within a choice, and of tokens against all other events, stays; tokens of different
-    choices may move past each other, which no reader can tell.
+    The order within a choice is kept, and so is the order of tokens and other events. Tokens of
+    different choices may move past each other, which no reader can tell.
     """
-    joined: list[_Run | Event] = []
-    open_runs: dict[int, _Run] = {}
+    merged: list[Event | list[Tokens]] = []
+    runs: dict[int, list[Tokens]] = {}
     for event in events:
         if not isinstance(event, Tokens):
-            open_runs.clear()
-            joined.append(event)
-            continue
-        run = open_runs.get(event.choice)
-        if run is not None and run.continued_by(event):
-            run.parts.append(event)
+            runs.clear()
+            merged.append(event)
+        elif event.choice in runs and _continues(runs[event.choice][-1], event):
+            runs[event.choice].append(event)
         else:
-            open_runs[event.choice] = run = _Run([event])
-            joined.append(run)
-    return [item.joined() if isinstance(item, _Run) else item for item in joined]
+            runs[event.choice] = [event]
+            merged.append(runs[event.choice])
+    return [_join(item) if isinstance(item, list) else item for item in merged]
+
+
+def _continues(last: Tokens, event: Tokens) -> bool:
+    same_kind = (event.logprobs is None) == (last.logprobs is None)
+    return same_kind and event.index == last.index + len(last.ids)
+
+
+def _join(run: Sequence[Tokens]) -> Tokens:
+    first = run[0]
+    if len(run) == 1:
+        return first
+    return Tokens(
+        choice=first.choice,
+        index=first.index,
+        ids=tuple(token for part in run for token in part.ids),
+        text="".join(part.text for part in run),
+        logprobs=None
+        if first.logprobs is None
+        else tuple(entry for part in run for entry in part.logprobs or ()),
+    )

@@ -65,7 +65,7 @@ def test_a_worker_is_called_after_its_card_and_is_the_only_one_there(
             assert job.result(GET_S).worker == f"gpu3@{HOST}"
             assert client.redis.zscore("llorch:own_queues", f"llorch.demo@gpu3.{HOST}")
         said = refused("worker", "--redis", url, "--device", "cuda:3", machine=machine)
-        assert said.startswith("device cuda:3 has its worker already (gpu3 by gpu3 (process ")
+        assert said.startswith("device cuda:3 already has a worker (gpu3 by gpu3 (process ")
         doctor = run("doctor", "--redis", url, "--model", "demo", "--json", **variables(machine))
         cards = [c["finding"] for c in doctor.json["checks"] if c["subject"] == "device"]
         assert len([line for line in cards if "no worker has it" in line]) == 3
@@ -92,7 +92,7 @@ def test_replicas_take_a_free_card_each_and_one_too_many_says_so(
             names = {f"gpu{i}@{HOST}" for i in range(2)}
             wait_until(lambda: {w.hostname for w in client.workers()} == names, timeout_s=GET_S)
             said = refused(*arguments, machine=machine)
-            assert said.startswith("each of the 2 cards has its worker already (gpu0 by gpu0 (")
+            assert said.startswith("each of the 2 cards already has a worker (gpu0 by gpu0 (")
             # One that is killed leaves its card to the next.
             (first,) = [w.pid for w in client.workers() if w.hostname.startswith("gpu0@")]
             os.kill(first, signal.SIGKILL)

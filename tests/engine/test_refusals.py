@@ -38,25 +38,6 @@ def test_another_model_is_not_served(engine: Engine) -> None:
     engine.submit(request).result(timeout=60)
 
 
-@pytest.mark.parametrize(
-    ("field", "fields"),
-    [
-        ("prompt_token_ids", {"prompt_token_ids": [1, 10**9, 10**9]}),
-        ("logit_bias", {"prompt": "x", "logit_bias": {10**9: 1.0}}),
-        ("stop_token_ids", {"prompt": "x", "stop_token_ids": [10**9]}),
-    ],
-)
-def test_an_id_beyond_the_vocabulary_is_named(
-    engine: Engine, field: str, fields: dict[str, Any]
-) -> None:
-    error = refusal(engine, **fields)
-    assert type(error) is InvalidRequest
-    (fault,) = error.faults
-    assert fault.field == field
-    assert str(engine.config.vocab_size) in fault.rule
-    assert str(10**9) in fault.got
-
-
 def test_all_faults_are_told_at_once(engine: Engine) -> None:
     error = refusal(
         engine,

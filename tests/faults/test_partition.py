@@ -227,12 +227,12 @@ def test_what_fails_again_and_again_while_redis_is_away_is_said_once(
     job = witness.begun(witness.send(200, latch.prompt()))
     proxy.isolate()
     latch.open()
-    lost = ["cannot write to streams", "cannot hear cancels", "cannot renew leases"]
+    lost = ["cannot write to streams", "cannot listen for cancels", "cannot renew leases"]
     wait_until(lambda: all(sentence in worker.text() for sentence in lost))
     # Two reconnects and four renewals.
     wait_until(Clock(LEASE_S))
     proxy.heal()
-    regained = ["writing to streams again", "hearing cancels again", "renewing leases again"]
+    regained = ["writing to streams again", "listening for cancels again", "renewing leases again"]
     wait_until(lambda: all(sentence in worker.text() for sentence in regained))
     witness.assert_whole(job)
     assert {worker.text().count(sentence) for sentence in lost + regained} == {1}
@@ -253,7 +253,7 @@ def test_a_worker_told_to_stop_while_redis_is_away_ends_and_its_jobs_go_on_elsew
     proxy.isolate()
     worker.process.terminate()
     worker.wait_exit(timeout_s=20)
-    assert worker.text().count("the worker is to end, but Redis is away: ") == 1
+    assert worker.text().count("shutting down, but Redis is unreachable: ") == 1
     latch.open()
     start_worker("w2")
     witness.assert_whole(job, timeout_s=RECOVERY_S)

@@ -11,6 +11,7 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.settings import Settings
+from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.residency import Residency
 from tests.services import RedisServer
 from tests.toy_engine import ToyEngine
@@ -22,7 +23,9 @@ JOB = "job"
 @pytest.fixture
 def residency(redis_server: RedisServer) -> Iterator[Residency]:
     settings = Settings(redis_url=redis_server.url)
-    residency = Residency(ToyEngine("toy", 2, 4096), settings, "w@test", on_broken=lambda: None)
+    residency = Residency(
+        ToyEngine("toy", 2, 4096), settings, "w@test", ActiveJobs(), on_broken=lambda: None
+    )
     residency.start()
     yield residency
     residency.close()

@@ -21,7 +21,7 @@ def test_a_stop_between_accept_and_entry_is_kept(hand_back: bool) -> None:
     (jobs.hand_back if hand_back else jobs.cancel)("a")
     job, new = jobs.enter("a")
     assert new
-    assert (job.cancelled, job.handed_back) == (True, hand_back)
+    assert (job.stopped, job.handed_back) == (True, hand_back)
     generation = Generation()
     job.attach(generation)
     assert generation.cancelled
@@ -50,4 +50,4 @@ def test_a_job_that_never_entered_is_forgotten_and_one_that_did_is_not() -> None
 def test_a_cancel_of_a_job_that_is_elsewhere_does_nothing() -> None:
     jobs = ActiveJobs()
     jobs.cancel("elsewhere")
-    assert not jobs.enter("elsewhere")[0].cancelled
+    assert not jobs.enter("elsewhere")[0].stopped

@@ -61,7 +61,7 @@ def test_a_sweep_that_redis_refuses_is_told_once_and_not_as_an_absence(
             before = scripts_run(client)
             wait_until(lambda: scripts_run(client) > before + 20)
             client.delete(keys.WORKER_QUEUES)
-            wait_until(lambda: said(caplog, "looking for those jobs again"))
+            wait_until(lambda: said(caplog, "looking for jobs of dead workers again"))
     assert said(caplog, NO_SWEEP) == 1
     assert said(caplog, NO_RENEWAL) == said(caplog, "renewing leases again") == 0
     assert not away.is_set()

@@ -1,1 +1,1 @@
-"""Which card a worker uses, and the check that everything stays on it."""
+"""Which card a worker uses: one worker a card."""

@@ -1,5 +1,4 @@
-"""Prepares this process for its device, before torch is loaded: the one card that is to be its own,
-and how long idle threads keep a processor."""
+"""Assigns a device to this process before torch is loaded."""
 
 from __future__ import annotations
 
@@ -25,19 +24,18 @@ _CARD = re.compile(r"cuda(?::(\d+))?")
 
 SPINS = "GOMP_SPINCOUNT"
 SPIN_COUNT = "20000"
-"""Turns for which an OpenMP thread waits for more work before it sleeps: some 200 microseconds.
+"""How often an OpenMP thread looks for more work before it sleeps.
 
-That bridges the gaps within a step as well as the default of 300,000 does, which keeps a processor
-for milliseconds after the step: on two of them Redis had to wait for it before it could store the
-step's last result.
+This bridges the gaps within an engine step. The default of 300,000 also keeps the processor after
+the step, when Redis and the clients need it.
 """
 WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where this process computes. ``device`` is what torch calls it in here: a card is the only
-    one that torch can see, and so always ``cuda:0``."""
+    """The device of this process. ``device`` is torch's name for it: always ``cuda:0`` for a card,
+    because torch sees no other."""
 
     device: str
     card: Card | None = None
@@ -45,7 +43,7 @@ class Assignment:
 
     @property
     def name(self) -> str:
-        """``gpu3``, or the device itself where it is no card: for names, Flower and stats."""
+        """``gpu3`` for a card, else the device: for names, Flower and stats."""
         return self.device if self.card is None else self.card.name
 
 
@@ -56,17 +54,17 @@ def assign_device(
     worker: str | None = None,
     environment: MutableMapping[str, str] = os.environ,
 ) -> Assignment:
-    """Claims the card that ``device`` means and makes it the only one that torch will see.
+    """Takes the card that ``device`` means and makes it the only one that torch will see.
 
-    ``cuda:N`` is the N-th card that ``CUDA_VISIBLE_DEVICES`` leaves; ``cuda`` and ``auto`` are the
-    first that no other worker has. ``auto`` is the CPU only where this machine has no card or this
-    torch no CUDA. Any other name is left to the engine, which knows what it may be.
+    ``cuda:N`` is the N-th card of those in ``CUDA_VISIBLE_DEVICES``. ``cuda`` and ``auto`` mean the
+    first card that no other worker has. ``auto`` is the CPU only if this machine has no card, or
+    this torch no CUDA. Any other name is passed on to the engine.
 
     Call it before torch is loaded: CUDA and OpenMP read the environment once.
 
     Args:
         locks: the folder of :class:`CardLocks`.
-        worker: this worker's name for who asks who has the card; by default the card's own.
+        worker: this worker's name, for others who ask who has the card; by default the card's.
 
     Raises:
         DeviceUnavailable: no driver, no such card, or another worker has it.
@@ -81,14 +79,14 @@ def assign_device(
         return Assignment(device)
     else:
         cards = chosen_cards(None if match[1] is None else int(match[1]), environment)
-    card, lock = _claim(device, cards, CardLocks(locks), worker)
+    card, lock = _take(device, cards, CardLocks(locks), worker)
     environment[VISIBLE] = card.cuda_id
     environment[ORDER] = "PCI_BUS_ID"
     return Assignment("cuda:0", card, lock)
 
 
 def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Lets idle threads sleep soon, unless the operator says how they are to wait."""
+    """Lets idle OpenMP threads sleep soon, unless the operator has set how they wait."""
     if WAIT_POLICY not in environment:
         environment.setdefault(SPINS, SPIN_COUNT)
 
@@ -96,10 +94,10 @@ def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
 def chosen_cards(
     number: int | None, environment: MutableMapping[str, str] = os.environ
 ) -> tuple[Card, ...]:
-    """The card ``cuda:<number>``, or every card that works.
+    """The card ``cuda:<number>``, or without a number every card that works.
 
     Raises:
-        DeviceUnavailable: no such card, or the driver cannot reach it.
+        DeviceUnavailable: no such card, or it does not answer.
     """
     cards = usable_cards(environment)
     if number is None:
@@ -121,11 +119,11 @@ def _cards_for_auto(environment: MutableMapping[str, str]) -> tuple[Card, ...]:
         usable_cards(environment)
     except DeviceUnavailable:
         return ()
-    # Where there are cards and none works, the CPU would hide it.
+    # If there are cards but none works, falling back to the CPU would hide it.
     return chosen_cards(None, environment)
 
 
-def _claim(
+def _take(
     device: str, cards: tuple[Card, ...], locks: CardLocks, worker: str | None
 ) -> tuple[Card, CardLock]:
     for card in cards:
@@ -133,15 +131,13 @@ def _claim(
         lock = locks.take(card, holder)
         if lock is not None:
             return card, lock
-    holders = {card.name: locks.holder(card) or "one that just left" for card in cards}
+    holders = {card.name: locks.holder(card) or "a process that just left" for card in cards}
     held = ", ".join(f"{name} by {holder}" for name, holder in holders.items())
     if len(cards) == 1:
-        raise DeviceUnavailable(
-            f"device {device} has its worker already ({held}); a card takes one"
-        )
+        raise DeviceUnavailable(f"device {device} already has a worker ({held}); a card takes one")
     raise DeviceUnavailable(
-        f"each of the {len(cards)} cards has its worker already ({held}); a card takes one, "
-        "so start fewer workers, add cards, or use device cpu"
+        f"each of the {len(cards)} cards already has a worker ({held}); a card takes one; "
+        "start fewer workers, add cards, or use device cpu"
     )
 
 

@@ -1,7 +1,7 @@
-"""One worker a card: a locked file for each card that is taken.
+"""One worker a card: a locked file for each taken card.
 
-The lock is the kernel's (``flock``), so it goes with its process, however that ends. Containers
-share cards and not process ids, so the folder is what they have to share: a volume.
+The kernel holds the lock (``flock``), so it ends with its process, however that ends. Containers
+that share cards must share the folder, as a volume.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from llorch_worker.devices import Card, DeviceUnavailable
 
 GUARD = "guard.lock"
-"""Held for the moment in which somebody tries or looks at the cards' locks: who looks at a lock has
-to take it, and must not be what another finds it taken by."""
+"""Held while somebody takes a card's lock or looks at it. Looking takes the lock for a moment, and
+must not make the card look taken to others."""
 _SHARED_FOLDER = 0o1777
 _SHARED_FILE = 0o666
 
 
 class Holder(BaseModel):
-    """Who has a card, as written into its lock file; ``pid`` is one of ``host``'s."""
+    """Who has a card, as its lock file says; ``pid`` is a process of ``host``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -37,29 +37,29 @@ class Holder(BaseModel):
 
 
 class CardLock:
-    """A card that is this process' own, until :meth:`release` or its end."""
+    """The lock on a card, held until :meth:`release` or the end of this process."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Give the card up; nothing of this process may use it any more."""
+        """Gives up the card; this process must not use it any more."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class CardLocks:
-    """The locks of all workers that share ``folder``, which is made where it is not there."""
+    """The locks of all workers that share ``folder``, which is created if missing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def take(self, card: Card, holder: Holder) -> CardLock | None:
-        """The lock of ``card``, now ours; None where another has it.
+        """The lock on ``card``; None if another process has it.
 
         Raises:
-            DeviceUnavailable: the folder cannot be written.
+            DeviceUnavailable: the folder is not writable.
         """
         try:
             with self._guarded():
@@ -71,15 +71,15 @@ class CardLocks:
                 return CardLock(descriptor)
         except OSError as error:
             raise DeviceUnavailable(
-                f"the folder of device locks {self._folder} cannot be used ({error.strerror}); "
+                f"cannot use the folder of device locks {self._folder} ({error.strerror}); "
                 "set LLORCH_DEVICE_LOCKS to one that every worker of this machine can write"
             ) from None
 
     def holder(self, card: Card) -> Holder | None:
-        """Who holds ``card`` now. Only looks: makes no folder and no file.
+        """Who has ``card`` now. Creates no folder and no file.
 
         Raises:
-            OSError: the folder is there and cannot be read.
+            OSError: the folder exists but is not readable.
         """
         path = self._path(card)
         if not path.exists():
@@ -123,7 +123,7 @@ class CardLocks:
 def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        # Without O_CREAT: with it the kernel refuses another user's file in a sticky folder.
+        # With O_CREAT the kernel refuses another user's file in a sticky folder.
         return os.open(path, flags)
     except FileNotFoundError:
         descriptor = os.open(path, flags | os.O_CREAT, _SHARED_FILE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -15,27 +16,29 @@ from llorch_worker.broker.claims import ClaimTerms
 from llorch_worker.contract.command_errors import explain
 from llorch_worker.contract.errors import BrokerRefused
 from llorch_worker.settings import Settings
+from llorch_worker.worker.card.assignment import Assignment
+from llorch_worker.worker.celery.bootstep import ResidencyStep
 from llorch_worker.worker.celery.config import task_queues, worker_config
 from llorch_worker.worker.celery.task import register
+from llorch_worker.worker.residency import Residency
 
 _CELERY_COMMAND = "celery.bin.celery"
-"""The module that is loaded where a ``celery`` command runs."""
+"""The module that is loaded in a ``celery`` command."""
 _APP_OPTIONS = ("-A", "--app")
 
 
 class LlorchApp(Celery):  # type: ignore[misc]
-    """A Celery app that knows its settings and, in a worker, the resident model.
-
-    ``engine_class`` names what is loaded; ``residency`` is set by the worker's
-    bootstep and stays ``None`` elsewhere. So is ``assignment``, the device of this process, unless
-    the process was assigned one before.
-    """
+    """A Celery app that knows its settings and, in a worker, the resident model."""
 
     settings: Settings
-    residency: Any = None
-    assignment: Any = None
-    engine_class: str | Any = "llorch_worker.engine:Engine"
-    on_load_progress: Any = None
+    residency: Residency | None = None
+    """Set by the worker's bootstep."""
+    assignment: Assignment | None = None
+    """The device of this process. The bootstep assigns one if nobody did before."""
+    engine_class: str | type = "llorch_worker.engine:Engine"
+    """What the worker loads; by name, so that only a worker imports it."""
+    on_load_progress: Callable[[int, int], None] | None = None
+    """Called with the bytes loaded and the bytes in total."""
 
 
 def build_app(settings: Settings) -> LlorchApp:
@@ -43,8 +46,7 @@ def build_app(settings: Settings) -> LlorchApp:
     app = LlorchApp("llorch")
     app.settings = settings
     app.conf.update(worker_config(settings))
-    # By name, so that only a worker imports the engine.
-    app.steps["worker"].add("llorch_worker.worker.celery.bootstep:ResidencyStep")
+    app.steps["worker"].add(ResidencyStep)
     register(app)
     return app
 
@@ -60,15 +62,15 @@ def _prepare_worker(sender: str, instance: Any, **_: Any) -> None:
         stream_ttl_s=settings.stream_ttl_s,
     )
     transport.install(terms, worker=sender)
-    # Only now is the worker's name known, and with it the queue of its own.
+    # Only now is the worker's name known, and with it the worker queue.
     instance.app.conf.task_queues = task_queues(settings.served_name, sender)
 
 
 def build_from_environment(package: str) -> LlorchApp:
     """The app of ``package``, configured from ``LLORCH_*``.
 
-    In ``celery -A <package>`` wrong settings end the process with one sentence, because Celery
-    would print the whole traceback of this import. A producer, or its own ``celery`` command, gets
+    With wrong settings ``celery -A <package>`` ends with one sentence, because Celery would print
+    the traceback of this import. A producer, also one with a ``celery`` command of its own, gets
     the error itself.
     """
     try:

@@ -1,4 +1,4 @@
-"""The Celery bootstep that makes the model resident before the first job is taken."""
+"""The Celery bootstep that loads the model before the worker takes its first job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps, signals
 from celery.app.trace import logger as trace_logger
@@ -23,7 +23,9 @@ from llorch_worker.worker.card.assignment import Assignment, assign_device
 from llorch_worker.worker.celery.pool import EnginePool
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.residency_check import violation, wrong_card
-from llorch_worker.worker.resident_engine import ResidentEngine
+
+if TYPE_CHECKING:
+    from llorch_worker.engine import Engine
 
 logger = get_logger(__name__)
 
@@ -32,9 +34,9 @@ MIB = 2**20
 
 
 class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Loads and warms the model; the consumer starts after it, so a worker that answers is ready.
+    """Loads and warms up the model. The consumer starts after it: a worker that answers is ready.
 
-    It stops before the pool does, yet closes the engine only when the pool is empty.
+    It stops before the pool does, but closes the engine only when the pool is empty.
     """
 
     requires = ("celery.worker.components:Pool",)
@@ -45,13 +47,13 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._residency: Residency | None = None
         self._interrupted = False
         self._worker = worker
-        # Kept as an attribute: signals hold their receivers weakly.
+        # An attribute, because signals hold their receivers weakly.
         self._note_interrupt = self._on_shutting_down
         signals.worker_shutting_down.connect(self._note_interrupt)
 
     def start(self, worker: Any) -> None:
-        """Exits with code 1 and one sentence where the model cannot be made resident."""
-        # Celery's own handler shows the local variables of every frame, prompts among them.
+        """Exits with code 1 and one sentence if the model cannot be loaded."""
+        # Celery's own handler logs the local variables of every frame, prompts among them.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         trace_logger.addFilter(_HandBackInOneLine())
         try:
@@ -63,12 +65,10 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             gc.collect()
             gc.freeze()
         except LlorchError as error:
+            # To torch every card is cuda:0, so the message does not say which.
             assignment = worker.app.assignment
-            # In here torch calls every card cuda:0.
-            on_card = (
-                "" if assignment is None or assignment.card is None else f"on {assignment.name}: "
-            )
-            _give_up(on_card + error.message)
+            card = None if assignment is None else assignment.card
+            _give_up(error.message if card is None else f"on {card.name}: {error.message}")
         except ModuleNotFoundError as error:
             _give_up(f'{error.name} is missing: pip install "llorch-worker[worker]"')
         fault = wrong_card(assignment) or violation(engine, assignment)
@@ -78,15 +78,12 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             engine,
             worker.app.settings,
             worker.hostname,
+            worker.pool.active_jobs,
             on_broken=_shut_down,
             assignment=assignment,
         )
         residency.start()
-        worker.pool.expect = residency.running.expect
-        worker.pool.forget = residency.running.forget
-        worker.pool.cancel = residency.cancel
-        worker.pool.hand_back = residency.hand_back
-        worker.pool.figures = lambda: _figures(residency)
+        worker.pool.figures = residency.figures
         self._residency = worker.app.residency = residency
         logger.info("%s is resident on %s, warm and ready", engine.model_name, assignment.name)
 
@@ -94,7 +91,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         worker.pool.drain(worker.app.settings.drain_s)
         self._close()
         if self._interrupted:
-            # Celery calls a worker that was asked to end by Ctrl-C a failure. It drained.
+            # To Celery a worker that ends by Ctrl-C has failed. This one has drained.
             worker.exitcode = EX_OK
 
     def terminate(self, worker: Any) -> None:
@@ -114,11 +111,11 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def _on_shutting_down(self, sig: str = "", how: str = "", **_: Any) -> None:
         self._interrupted = sig == "SIGINT" and how == "Warm"
         if how == "Warm":
-            # The loop would sleep out its turn, and could take a job in it.
+            # Otherwise the event loop finishes its wait, and could take a job in it.
             self._worker.pool.wake()
 
     def _assign_device(self, worker: Any) -> Assignment:
-        """Before the engine's module, and with it torch, is imported."""
+        # Before the engine's module, and with it torch, is imported.
         app = worker.app
         if app.assignment is None:
             settings = app.settings
@@ -128,12 +125,12 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         assignment: Assignment = app.assignment
         return assignment
 
-    def _load(self, worker: Any, assignment: Assignment) -> ResidentEngine:
+    def _load(self, worker: Any, assignment: Assignment) -> Engine:
         app = worker.app
         settings = app.settings
         logger.info("loading %s", settings.model)
         engine_class = symbol_by_name(app.engine_class)
-        engine: ResidentEngine = engine_class.load(
+        engine: Engine = engine_class.load(
             settings.model,
             model_name=settings.served_name,
             progress=_progress(app.on_load_progress),
@@ -144,7 +141,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 class _HandBackInOneLine(logging.Filter):
-    """Celery logs a job that goes back to its queue with a traceback, as if it were a defect."""
+    """Removes the traceback that Celery logs for a job that goes back to its queue."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], Reject):
@@ -153,16 +150,16 @@ class _HandBackInOneLine(logging.Filter):
 
 
 def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
-    """Tells the log now and then how far the load is, and lets a shutdown end it."""
-    told_at_s = time.monotonic()
+    """Logs how far the load is, every few seconds, and lets a shutdown end it."""
+    logged_at_s = time.monotonic()
 
     def progress(done_bytes: int, total_bytes: int) -> None:
-        nonlocal told_at_s
+        nonlocal logged_at_s
         state.maybe_shutdown()
         if listener is not None:
             listener(done_bytes, total_bytes)
-        if time.monotonic() - told_at_s >= PROGRESS_INTERVAL_S:
-            told_at_s = time.monotonic()
+        if time.monotonic() - logged_at_s >= PROGRESS_INTERVAL_S:
+            logged_at_s = time.monotonic()
             percent = 100 * done_bytes // max(total_bytes, 1)
             logger.info("loaded %d%% of %d MiB", percent, total_bytes // MIB)
 
@@ -173,7 +170,7 @@ def _check_options(worker: Any) -> None:
     if not isinstance(worker.pool, EnginePool):
         _give_up("the worker needs its own pool; start it without -P/--pool")
     if worker.autoscale:
-        _give_up("the worker cannot scale itself; start it without --autoscale, or start more")
+        _give_up("a worker has a fixed size; start it without --autoscale, or start more workers")
 
 
 def _give_up(sentence: str) -> None:
@@ -182,29 +179,5 @@ def _give_up(sentence: str) -> None:
 
 
 def _shut_down() -> None:
-    # Celery looks at this in every turn of its loop. A worker whose engine is broken must not
-    # stay: it would take job after job only to fail each.
+    # Celery checks this in every turn of its event loop.
     state.should_stop = EX_FAILURE
-
-
-def _figures(residency: Residency) -> dict[str, Any]:
-    """The figures that Flower shows on the worker's page, beside the pool's own."""
-    stats = residency.stats()
-    figures = {
-        name: stats[name]
-        for name in ("model", "device", "dtype", "running", "waiting", "max_context")
-    }
-    used = stats["kv_blocks_total"] - stats["kv_blocks_free"]
-    return figures | {
-        "tokens_per_s": round(stats["tokens_per_s"], 1),
-        "kv_blocks_used": f"{used} of {stats['kv_blocks_total']}",
-        "prompt_tokens": f"{stats['prompt_tokens_total']} computed, "
-        f"{stats['cached_tokens_total']} found in the KV cache",
-        "memory": _by_part(stats["bytes"]),
-        "memory_planned": _by_part(stats["planned_bytes"]),
-        "memory_measured": _by_part(stats["measured_bytes"]),
-    }
-
-
-def _by_part(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{part} {size / MIB:.1f} MiB" for part, size in sizes.items())

@@ -16,10 +16,12 @@ from llorch_worker.broker.producer import (
 from llorch_worker.broker.queues import WORKER_MARK, normal_queue, queues
 from llorch_worker.broker.url import is_sentinel
 from llorch_worker.settings import Settings
+from llorch_worker.worker.celery.consumer import JobConsumer
+from llorch_worker.worker.celery.pool import EnginePool
 
 RESULT_RETRIES = 200
 RESULT_RETRY_MAX_SLEEP_MS = 2_000
-"""Storing a result is tried for some six minutes; then the job goes back to its queue."""
+"""For several minutes the worker tries to store a result; then the job goes back to its queue."""
 
 
 def worker_config(settings: Settings) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "result_backend": _result_backend(settings.redis_url),
         "result_backend_transport_options": sentinel_options(settings.redis_url),
         "result_expires": settings.result_ttl_s,
-        "result_extended": False,  # it would store the prompt beside the result
+        "result_extended": False,  # else the prompt is stored beside the result
         "result_backend_always_retry": True,
         "result_backend_max_retries": RESULT_RETRIES,
         "result_backend_max_sleep_between_retries_ms": RESULT_RETRY_MAX_SLEEP_MS,
@@ -40,8 +42,8 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "task_default_queue": normal_queue(model),
         "task_acks_late": True,
         "task_track_started": False,  # the claim does it: see lua/claim.lua
-        "worker_pool": "llorch_worker.worker.celery.pool:EnginePool",
-        "worker_consumer": "llorch_worker.worker.celery.consumer:JobConsumer",
+        "worker_pool": EnginePool,
+        "worker_consumer": JobConsumer,
         "worker_concurrency": settings.max_sequences,
         # What this worker cannot batch stays in Redis for another.
         "worker_prefetch_multiplier": 1,
@@ -59,10 +61,10 @@ def _result_backend(redis_url: str) -> str:
 
 
 def task_queues(model: str, worker: str | None = None) -> list[Any]:
-    """What a worker of ``model`` consumes; with its node name, its own queues too."""
+    """What a worker of ``model`` consumes: with its node name, also its worker queues."""
     return [
-        # An own queue is not declared: each would stay in the exchange's table, which every stock
-        # producer reads, after its worker is gone.
+        # A declared worker queue would stay in the exchange's table, which every stock producer
+        # reads, after its worker is gone.
         Queue(name, routing_key=name, no_declare=WORKER_MARK in name)
         for name in queues(model, worker)
     ]

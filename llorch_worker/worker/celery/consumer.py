@@ -1,4 +1,4 @@
-"""Celery's consumer, which neither shows a message's contents nor dies of them."""
+"""Celery's consumer, hardened: no message is shown in a log, and none stops the worker."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError
 
 
 class JobConsumer(Consumer):  # type: ignore[misc]
-    """Answers what cannot become a task: a log line with its size, a dead letter, and, where it
-    carries an id, FAILURE with the reason as its result and the end of its stream."""
+    """Answers messages that cannot become a task: with a log line that tells the size, a dead
+    letter and, if there is an id, FAILURE with the reason as the result."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # Jobs with an ETA, whose timers are dropped with the connection.
+        # Claims of jobs with an ETA: Celery drops their timers with the connection.
         self._forgotten: list[Claim] = []
         self._events_due = False
         super().__init__(*args, **options)
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
-        """Jobs that run go on; those that only wait for their time return to the queue."""
+        """Running jobs go on; jobs that wait for their ETA return to the queue."""
         keep_claims(self.connection)
         claims_of_scheduled = (HELD_CLAIMS.get(request.id) for request in tuple(scheduled_requests))
         self._forgotten += [claim for claim in claims_of_scheduled if claim is not None]
         with warnings.catch_warnings():
-            # Of a setting that is off on purpose: nothing that runs here is redelivered.
+            # About a setting that is off on purpose: no running job is redelivered.
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
             super().on_connection_error_after_connected(error)
 
@@ -55,8 +55,8 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         return connection
 
     def on_send_event_buffered(self) -> None:
-        """While jobs run, their events go out together every few ms and not at each turn of the
-        loop: under many short jobs that was a sixth of its time. Those of the last go at once."""
+        """Sends buffered events every few ms instead of at each turn of the event loop, which would
+        cost much of its time with many short jobs. An idle worker sends them at once."""
         if not len(HELD_CLAIMS):
             super().on_send_event_buffered()
         elif self.hub is not None and not self._events_due:
@@ -68,9 +68,8 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         self._flush_events()
 
     def call_soon_ack(self, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Acknowledges at once. The pool calls back on the loop's thread already, and the loop
-        would keep a turn's acknowledgements in a set: jobs that go back would change their order.
-        """
+        """Acknowledges at once. The pool already calls back on the event loop's thread, and the
+        loop keeps acknowledgements in a set, which would reorder jobs that go back."""
         return operation(*args, **options)
 
     def create_task_handler(self, promise: Any = promise) -> Callable[[Any], Any]:
@@ -83,21 +82,21 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             try:
                 return handle(message)
             except _MALFORMED as error:
-                # KeyError counts as a connection error in kombu: let out, it would bring the
-                # message back by way of a reconnect, for ever.
+                # To kombu a KeyError is a connection error: it would reconnect and get the message
+                # again, for ever.
                 return self._refuse(message, f"it cannot be read ({type(error).__name__})")
 
         return on_task_received
 
     def on_unknown_message(self, _body: Any, message: Any) -> None:
-        self._refuse(message, "it is no task message")
+        self._refuse(message, "it is not a task message")
 
     def on_unknown_task(self, _body: Any, message: Any, _error: Exception) -> None:
         name = message.headers["task"][:MAX_SHOWN_CHARS]
-        self._refuse(message, f"there is no task {name!r} here", NotRegistered(name))
+        self._refuse(message, f"unknown task {name!r}", NotRegistered(name))
 
     def on_invalid_task(self, _body: Any, message: Any, exc: Exception) -> None:
-        self._refuse(message, f"it is no valid task message ({type(exc).__name__})")
+        self._refuse(message, f"it is not a valid task message ({type(exc).__name__})")
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         self._refuse(message, f"its body cannot be decoded ({type(exc).__name__})")
@@ -119,17 +118,17 @@ class JobConsumer(Consumer):  # type: ignore[misc]
 
 
 def fault_of(message: Any) -> str | None:
-    """Why this cannot be a task message of protocol 2; ``None`` where it can, or claims to be an
-    older one, which Celery checks itself."""
+    """Why this is not a task message of protocol 2. ``None`` if it is one, or if it may be of
+    protocol 1, which Celery checks itself."""
     headers = message.headers
     if not isinstance(headers, Mapping):
-        return "its headers are no object"
+        return "its headers are not an object"
     if "task" not in headers:
         return None
     if not isinstance(headers["task"], str):
-        return "its task header is no name"
+        return "its task header is not a string"
     if _id_of(message) is None:
-        return f"its id header is no string of 1 to {MAX_ID_CHARS} characters"
+        return f"its id header is not a string of 1 to {MAX_ID_CHARS} characters"
     try:
         body = message.payload
     except (DecodeError, ContentDisallowed, *_MALFORMED) as error:
@@ -148,5 +147,5 @@ def _id_of(message: Any) -> str | None:
 
 
 def _size_of(message: Any) -> int:
-    """Of the body; 0 where that is no text."""
+    """The size of the body; 0 if it is not text."""
     return len(message.body) if isinstance(message.body, str | bytes) else 0

@@ -23,6 +23,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from llorch_worker.contract import InternalError, LlorchError, OutOfMemory
+from llorch_worker.worker.active_jobs import ActiveJobs
 
 logger = get_logger(__name__)
 
@@ -53,14 +54,14 @@ _Outcome = tuple[_Work, Callback, Any]
 class EnginePool(BasePool):  # type: ignore[misc]
     """``limit`` threads, each of which waits for one job in the engine.
 
-    Every callback of Celery's (accept, return, failure, and with them acks and events) runs on
-    the thread of the event loop, which owns the kombu channel; a pool thread leaves its outcome in
-    ``_returned`` and makes a socket readable. A socket of ours and not ``Hub.call_soon``: the hub
-    polls once between a call that came that way and the acks that it leads to, up to a second.
-    Without an event loop the callbacks run on the pool threads, one at a time.
+    All of Celery's callbacks (accept, return, failure, and with them acks and events) run on the
+    event loop's thread, which owns the kombu channel. A pool thread puts its outcome into
+    ``_returned`` and makes a socket readable. It does not use ``Hub.call_soon``, because the hub
+    may then wait up to a second before it sends the acks. Without an event loop the callbacks run
+    on the pool threads, one at a time.
 
-    Each task has an integer id of its own, which Celery knows as its pid: ``terminate_job`` with
-    it cancels that job and no other. Nothing is ever forked.
+    Each task has an integer id of its own, which Celery calls its pid: ``terminate_job`` with it
+    cancels that job only. Nothing is ever forked.
     """
 
     signal_safe = False
@@ -70,13 +71,13 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._pids = itertools.count(1)
-        # Work that has a thread, and work that waits for one. The prefetch count is the number of
-        # threads, so work waits only where tasks with an ETA fall due together.
+        # The prefetch count is the number of threads, so work waits for a thread only when tasks
+        # with an ETA fall due together.
         self._running: dict[int, _Work] = {}
         self._waiting: deque[_Work] = deque()
         self._inbox: SimpleQueue[_Work | None] = SimpleQueue()
         self._returned: deque[_Outcome] = deque()
-        # Those told to go back to their queue, and what came of them: see _deliver.
+        # Work to be handed back, and the outcomes of it so far: see _deliver.
         self._leaving: set[int] = set()
         self._left: list[_Outcome] = []
         self._has_returned = threading.Event()
@@ -87,16 +88,14 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._warned_of_time_limits = False
-        self.expect: Callable[[str], Any] = _no_job
-        self.forget: Callable[[str], Any] = _no_job
-        self.cancel: Callable[[str], Any] = _no_job
-        self.hand_back: Callable[[str], Any] = _no_job
+        self.active_jobs = ActiveJobs()
         self.figures: Callable[[], Mapping[str, Any]] = dict
+        """More figures for ``inspect stats``; set by the bootstep."""
 
     # Celery's life cycle ---------------------------------------------------------------------
 
     def on_start(self) -> None:
-        # Daemons: a worker that fails to load its model must be able to exit.
+        # Daemons, because a worker that fails to load its model must be able to exit.
         self._threads = [
             threading.Thread(target=self._serve, name=f"llorch-slot-{slot}", daemon=True)
             for slot in range(self.limit)
@@ -105,19 +104,19 @@ class EnginePool(BasePool):  # type: ignore[misc]
             thread.start()
 
     def register_with_event_loop(self, loop: Any) -> None:
-        # Called again after each reconnect: the loop forgets its readers then.
+        # Called again after each reconnect, because the loop then forgets its readers.
         self._hub = loop
         loop.add_reader(self._wake_reader, self._on_wake)
 
     def on_close(self) -> None:
-        """Gives back what waits for a thread: the worker is about to stop."""
+        """Hands back what waits for a thread: the worker is about to stop."""
         with self._deliver_lock:
             while self._waiting:
                 self._refuse(self._waiting.popleft())
 
     def on_stop(self) -> None:
-        """Warm shutdown: what runs is finished, acknowledged and reported."""
-        # A cold one comes here without a close.
+        """Warm shutdown: running jobs finish and are acknowledged and reported."""
+        # A cold shutdown calls this without on_close.
         self.on_close()
         self.drain()
         for _ in self._threads:
@@ -132,13 +131,13 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._wake_writer.close()
 
     def on_terminate(self) -> None:
-        """Cold shutdown: what runs goes back to its queue."""
+        """Cold shutdown: running jobs go back to their queues."""
         self._hand_back_all()
         self.on_stop()
 
     def wake(self) -> None:
-        """Ends the loop's wait for news, which a signal alone does not; from anywhere."""
-        # Full means that the loop has not read for long: it will, and empties all.
+        """Ends the event loop's wait, which a signal alone does not. Thread-safe."""
+        # If the socket is full, the loop has not read for long; it will read everything.
         with suppress(BlockingIOError):
             self._wake_writer.send(b"\0")
 
@@ -147,14 +146,13 @@ class EnginePool(BasePool):  # type: ignore[misc]
             self.hand_back_job(pid)
 
     def drain(self, grace_s: float | None = None) -> None:
-        """Waits for what runs while its callbacks are delivered, though nobody runs the loop.
+        """Waits for running jobs and delivers their callbacks, although Celery no longer runs the
+        event loop. Jobs that run longer than ``grace_s`` are handed back to their queues.
 
-        After ``grace_s`` what still runs is handed back to its queue.
-
-        Turning the loop here also lets a job that was popped at the last moment be seen and given
-        back, and heartbeats go out.
+        Turning the loop here also hands back a job that was popped at the last moment, and sends
+        heartbeats.
         """
-        # In a cold shutdown this runs inside a signal handler, perhaps in the midst of a turn.
+        # A cold shutdown runs this inside a signal handler, perhaps in the midst of a turn.
         turning = self._hub is not None and not state.should_terminate
         if turning:
             # A loop that ended with an error has forgotten its readers.
@@ -174,7 +172,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         try:
             self._hub.run_once()
         except Exception as error:  # noqa: BLE001 - jobs must end whatever breaks the loop
-            # A cold shutdown began in the midst of this turn, and closed what it turns.
+            # Unless a cold shutdown began in the midst of this turn and closed its connections.
             if not state.should_terminate:
                 logger.warning("the event loop broke while draining: %s", type(error).__name__)
             return False
@@ -196,7 +194,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         correlation_id: str = "",
         **_: Any,
     ) -> None:
-        """Runs ``target`` in a thread; one of the callbacks is called whatever it does.
+        """Runs ``target`` in a thread and always calls one of the callbacks.
 
         Replaces the base method, which logs ``args`` (the prompt among them) at debug level.
         """
@@ -221,17 +219,17 @@ class EnginePool(BasePool):  # type: ignore[misc]
                 self._waiting.append(work)
 
     def terminate_job(self, pid: int, _signal: int | None = None) -> None:
-        """Cancels the job that was accepted as ``pid``; whatever the signal, it is a cancel."""
+        """Cancels the job that was accepted as ``pid``, whatever the signal."""
         work = self._running.get(pid)
         if work is not None:
-            self.cancel(work.task_id)
+            self.active_jobs.cancel(work.task_id)
 
     def hand_back_job(self, pid: int) -> None:
-        """Stops the job that was accepted as ``pid``; it is to return to its queue."""
+        """Stops the job that was accepted as ``pid``; it returns to its queue."""
         work = self._running.get(pid)
         if work is not None:
             self._leaving.add(pid)
-            self.hand_back(work.task_id)
+            self.active_jobs.hand_back(work.task_id)
 
     def grow(self, n: int = 1) -> None:
         raise NotImplementedError(FIXED_SIZE)
@@ -250,8 +248,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def _begin(self, work: _Work) -> None:
         self._running[work.pid] = work
-        self.expect(work.task_id)
-        # Accepted before it runs, on this thread: a revoke finds it active from now on.
+        self.active_jobs.expect(work.task_id)
+        # Before it runs, and on this thread, so that a revoke finds it active from now on.
         work.on_accept(work.pid, time.monotonic())
         self._inbox.put(work)
 
@@ -273,24 +271,23 @@ class EnginePool(BasePool):  # type: ignore[misc]
                 else:
                     self._report(*outcome)
             if self._left and len(self._left) == len(self._leaving):
-                # The latest first: each goes to the head of the queue, so the earliest ends up
-                # in front.
+                # Each goes to the head of its queue, so the earliest must come last.
                 self._leaving.clear()
                 self._left.sort(key=lambda outcome: outcome[0].pid)
                 while self._left:
                     self._report(*self._left.pop())
 
     def _report(self, work: _Work, callback: Callback, value: Any) -> None:
-        # First, because a signal may begin a cold shutdown in the midst of the callback, and that
-        # waits for all that runs.
+        # First, because a signal may begin a cold shutdown during the callback, and that waits for
+        # everything in here.
         del self._running[work.pid]
-        self.forget(work.task_id)
+        self.active_jobs.forget(work.task_id)
         self._call(work, callback, value)
         if self._waiting and self._state == self.RUN:
             self._begin(self._waiting.popleft())
 
     def _call(self, work: _Work, callback: Callback, value: Any) -> None:
-        """Calls back; where that fails, reports the failure instead, so that the job ends."""
+        """Calls back. If that fails, reports the failure instead, so that the job ends."""
         try:
             callback(value)
         except Exception as error:
@@ -324,11 +321,11 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def _warn_of_time_limits(self) -> None:
         if not self._warned_of_time_limits:
             self._warned_of_time_limits = True
-            logger.warning("time limits of tasks have no effect here; give jobs a deadline_s")
+            logger.warning("task time limits have no effect here; give jobs a deadline_s")
 
 
 def _reportable(error: BaseException) -> Exception:
-    """What is reported for an exception that escaped Celery's tracing of the task."""
+    """What to report for an exception that escaped Celery's tracing of the task."""
     match error:
         case LlorchError() | Reject():
             known: Exception = error
@@ -345,7 +342,7 @@ def _reportable(error: BaseException) -> Exception:
 
 def _info_of(error: Exception) -> ExceptionInfo:
     try:
-        # Without what it stands for, whose message may quote the prompt.
+        # Without its cause, whose message may quote the prompt.
         raise error from None
     except type(error):
         return ExceptionInfo(sys.exc_info())
@@ -355,6 +352,3 @@ def _ignore(_: Any) -> None: ...
 
 
 def _ignore_accept(_pid: int, _time_s: float) -> None: ...
-
-
-def _no_job(_task_id: str) -> None: ...

@@ -1,4 +1,4 @@
-"""How the worker sees one job's message: nothing shown of what the user wrote, one way to end."""
+"""One job's message in the worker: it shows no user text and ends in one place only."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from llorch_worker.contract import describe, summarise
 
 
 class JobCancelled(Ignore):  # type: ignore[misc]
-    """Raised by the task after it stored REVOKED: Celery is to store nothing more."""
+    """Raised by the task after it stored REVOKED: Celery must store nothing more."""
 
 
 class JobRequest(Request):  # type: ignore[misc]
-    """Celery's request, with sizes in place of arguments and the task as the only one that ends
-    the job.
+    """Celery's request, but it shows sizes instead of arguments, and only the task ends the job.
 
-    Logs, events, ``inspect`` and Flower all show ``argsrepr`` and ``kwargsrepr``. Stock producers
-    put the prompt there, so both are made anew from the sizes of the arguments.
+    Logs, events, ``inspect`` and Flower show ``argsrepr`` and ``kwargsrepr``. Stock producers put
+    the prompt there, so the worker replaces both by the arguments' sizes.
     """
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         if not self._decoded:
-            # Decoded already, to make sure that it can be: the tracer need not do it again.
+            # The consumer has decoded it already, so the tracer need not.
             self._body, self._content_type, self._content_encoding = message.payload, None, None
         self._argsrepr = f"({describe(self._args)})" if self._args else "()"
         self._kwargsrepr = (
             summarise(self._kwargs) if isinstance(self._kwargs, Mapping) else describe(self._kwargs)
         )
-        # A producer may want no result; but readers wait for the end of the stream, which is stored
-        # with it, and a cancel or a second delivery finds it there.
+        # Even if the producer wants no result: the stream's last event is stored with it, and a
+        # cancel or a second delivery looks for it.
         self._ignore_result = self._request_dict["ignore_result"] = False
         # The tracer logs from the headers.
         self._request_dict["argsrepr"] = self._argsrepr
@@ -47,8 +46,8 @@ class JobRequest(Request):  # type: ignore[misc]
         return shown
 
     def terminate(self, pool: Any, signal: str | int | None = None) -> None:
-        """Cancels the generation. The task then stores REVOKED, unless it had just finished:
-        one thread decides, so no second result can follow the first."""
+        """Cancels the generation. The task then stores REVOKED, unless the job has just finished.
+        One thread decides, so a second result never follows the first."""
         if self.time_start:
             pool.terminate_job(self.worker_pid, signal)
         else:
@@ -62,7 +61,7 @@ class JobRequest(Request):  # type: ignore[misc]
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
-        """As Celery's; a cancelled job is also told to monitors as revoked."""
+        """As Celery's, but also tells monitors that a cancelled job was revoked."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc

@@ -1,4 +1,4 @@
-"""``llorch.generate``: validate, hand to the resident engine, return the result."""
+"""``llorch.generate``: hands a job to the resident engine and returns its result."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from llorch_worker.contract import (
     describe,
     summarise,
 )
-from llorch_worker.worker.celery.request import JobCancelled
+from llorch_worker.worker.celery.request import JobCancelled, JobRequest
+from llorch_worker.worker.delivery import Delivery
 from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency
 
 
 class GenerateTask(Task):  # type: ignore[misc]
-    """What ``generate.delay(...)`` of a producer does, and how the worker sees its messages."""
+    """Sends jobs for ``generate.delay(...)`` in a producer, and runs them in a worker."""
 
-    Request = "llorch_worker.worker.celery.request:JobRequest"
+    Request = JobRequest
 
     def __call__(self, /, *args: Any, **fields: Any) -> Any:
-        # Celery's own would take a field named "self" for an argument of its own.
+        # Celery's own would take a field named "self" for its own argument.
         return self.run(*args, **fields)
 
     def apply_async(
@@ -41,7 +42,7 @@ class GenerateTask(Task):  # type: ignore[misc]
         kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        """Sends the job to the queue of its model and priority, with sizes for Celery's logs."""
+        """Sends the job to the queue of its model and priority; Celery's logs show sizes only."""
         fields = dict(kwargs or {})
         if options.keys().isdisjoint(("queue", "exchange", "routing_key")):
             to = _route(fields, self.app.settings.served_name)
@@ -56,32 +57,28 @@ class GenerateTask(Task):  # type: ignore[misc]
 def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResult:
     """Runs one job to its end; ``fields`` are those of the contract's GenerationRequest.
 
-    Takes whatever a producer sends, so that what is wrong with it is answered by name and rule.
+    It accepts any arguments, so that a wrong one is answered with its name and the rule it breaks.
 
     Raises:
-        LlorchError: refused or failed.
-        JobCancelled: cancelled; REVOKED is stored.
+        LlorchError: the job is refused or failed.
+        JobCancelled: it is cancelled; REVOKED is stored.
         Reject: the worker stops and the job goes back to its queue.
     """
     request = task.request
     if request.eta:
-        # Its claim only held it until now.
+        # Until now the claim only held it.
         task.backend.mark_as_started(request.id, pid=os.getpid(), hostname=request.hostname)
     residency: Residency | None = task.app.residency
     if residency is None:
         raise InternalError("no model is resident in this process; start one with `llorch worker`")
+    enqueued_at_s = enqueue_time_s(request.get(ENQUEUED_AT))
     try:
-        return residency.jobs.generate(
-            request.id,
-            args,
-            fields,
-            enqueued_at=enqueue_time_s(request.get(ENQUEUED_AT)),
-        )
+        return residency.job_runner.run(Delivery(request.id, fields, args, enqueued_at_s))
     except Cancelled:
         task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
         raise JobCancelled("cancelled") from None
     except HandedBack:
-        # To whoever comes next, or nowhere, where another worker has it already.
+        # Nothing is queued if another worker has the job already.
         raise Reject("it goes on elsewhere", requeue=True) from None
 
 
@@ -92,15 +89,15 @@ def register(app: Celery) -> Task:
         name=TASK_NAME,
         bind=True,
         base=GenerateTask,
-        # A refusal is an answer, not a defect: logged in one line, without a traceback.
+        # A refusal is an answer, not a defect: Celery logs it in one line, without a traceback.
         throws=(LlorchError,),
-        # The worker judges the arguments, and says which rule they break.
+        # The worker validates the arguments and names the rule they break.
         typing=False,
     )
 
 
 def _route(fields: Mapping[str, Any], default_model: str) -> Route:
-    # What is no model or priority travels all the same: the worker names the fault.
+    # An invalid model or priority is sent all the same: the worker refuses it by name.
     model, priority = fields.get("model"), fields.get("priority")
     return route(
         model if isinstance(model, str) and model else default_model,

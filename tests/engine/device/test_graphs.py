@@ -136,13 +136,6 @@ def test_sizes_grow_by_eights_and_end_at_the_most(most: int, sizes: list[int]) -
     assert bucket_sizes(most) == sizes
 
 
-def test_sizes_are_few_where_batches_are_large() -> None:
-    sizes = bucket_sizes(1000)
-    assert sizes[-1] == 1000
-    assert len(sizes) < 64
-    assert sizes == sorted(set(sizes))
-
-
 def test_all_graphs_are_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuBLAS keeps a workspace for every stream."""
     cuda = FakeCuda()

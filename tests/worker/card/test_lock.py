@@ -90,7 +90,7 @@ def test_eight_that_race_for_four_cards_get_one_each_or_a_sentence(
     refused = [sentence for sentence in said.elements() if not sentence.startswith("gpu")]
     assert len(refused) == 4
     for sentence in refused:
-        assert sentence.startswith("each of the 4 cards has its worker already (gpu0 by gpu0 (")
+        assert sentence.startswith("each of the 4 cards already has a worker (gpu0 by gpu0 (")
         assert "start fewer workers, add cards, or use device cpu" in sentence
 
 
@@ -99,7 +99,7 @@ def test_a_card_is_free_again_however_its_holder_ended(claimer: Callable[..., Cl
         holder = claimer("cuda:1")
         assert holder.claim() == "gpu1"
         waiting = claimer("cuda:1")
-        assert waiting.claim().startswith("device cuda:1 has its worker already (gpu1 by gpu1 (")
+        assert waiting.claim().startswith("device cuda:1 already has a worker (gpu1 by gpu1 (")
         assert waiting.process.wait(10) == 1
         holder.process.send_signal(number)
         holder.process.wait(10)

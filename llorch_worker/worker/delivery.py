@@ -1,0 +1,45 @@
+"""One delivery of a job: what its message asks for, and when it was sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llorch_worker.broker.claims import Claim
+from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What Celery hands to the task, not validated yet."""
+
+    job_id: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    args: Sequence[Any] = ()
+    enqueued_at_s: float | None = None
+    """Unix time at which the producer sent the job; None if the message does not say."""
+
+    def request(self) -> GenerationRequest:
+        """The validated request.
+
+        Raises:
+            InvalidRequest: a field breaks a rule, or there are positional arguments.
+        """
+        if self.args:
+            fault = Fault(
+                field="args", rule="must be empty: fields go by name", got=describe(self.args)
+            )
+            raise InvalidRequest.from_faults([fault])
+        return GenerationRequest(**self.fields)
+
+    def queued_at_s(self, claim: Claim) -> float:
+        """When the job was enqueued, as Unix time by this machine's clock.
+
+        The wait is measured by Redis' clock, so a worker whose own clock is off neither shortens
+        nor stretches deadlines. If the producer did not say when, the first claim counts.
+        """
+        claimed_s = claim.claimed_ms / 1e3
+        since_s = claim.first_claimed_ms / 1e3 if self.enqueued_at_s is None else self.enqueued_at_s
+        return time.time() - max(0.0, claimed_s - since_s)
