@@ -22,6 +22,7 @@ from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.loading import load_as_planned
 from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import plan_load
+from llorch_worker.engine.memory.placement import resolve_device
 from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
 from llorch_worker.engine.request_checks import check_model, checked_prompt
 from llorch_worker.engine.resume import resume
@@ -145,9 +146,11 @@ class Engine:
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
+        place = resolve_device(device)
+        use_device(place)
         plan = plan_load(
             path,
-            device,
+            str(place),
             dtype,
             max_sequences,
             max_context,
@@ -158,8 +161,6 @@ class Engine:
             kv_dtype=kv_dtype,
             cuda_graphs=cuda_graphs,
         )
-        place = plan.device
-        use_device(place)
         tokenizer = load_tokenizer(plan.checkpoint)
         loaded = load_as_planned(plan.require_fit(), progress)
         engine = cls(
