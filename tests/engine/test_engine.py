@@ -21,7 +21,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine import Engine
 from llorch_worker.engine import thread as engine_thread
-from tests.engine.conftest import LoadedModel
+from tests.engine.conftest import LoadedModel, continuation
 from tests.engine.together import all_at_once
 from tests.waiting import wait_until
 
@@ -66,7 +66,7 @@ def test_text_is_the_continuation_of_the_prompt(engine: Engine) -> None:
     result = generate(engine, max_tokens=40, ignore_eos=True)
     ids = result.choices[0].token_ids
     assert len(ids) == 40
-    assert result.text == engine.tokenizer.decode_continuation(ids)
+    assert result.text == continuation(engine.tokenizer, ids)
     assert result.choices[0].finish_reason == "length"
 
 
@@ -92,7 +92,7 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(engine: Engine) -> None:
         result = generation.result(timeout=60)
         assert result.text == texts(events) == whole[: whole.index(stop)]
         assert result.choices[0].finish_reason == "stop"
-        seen = engine.tokenizer.decode_continuation(result.choices[0].token_ids)
+        seen = continuation(engine.tokenizer, result.choices[0].token_ids)
         assert stop in seen
 
 
@@ -130,7 +130,7 @@ def test_a_stop_token_ends_and_is_in_the_ids_but_not_in_the_text(engine: Engine)
     result = generate(engine, max_tokens=20, ignore_eos=True, stop_token_ids=[stop])
     end = ids.index(stop)
     assert result.choices[0].token_ids == ids[: end + 1]
-    assert result.text == engine.tokenizer.decode_continuation(ids[:end])
+    assert result.text == continuation(engine.tokenizer, ids[:end])
     assert result.choices[0].finish_reason == "stop"
 
 
