@@ -147,7 +147,7 @@ def test_up_runs_a_worker_a_card_restarts_a_dead_one_and_drains_all(machine: Mac
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--gpus", "0,9"), "device cuda:9 was asked for, but the last card here is cuda:3"),
+        (("--gpus", "0,9"), "device cuda:9 does not exist; the last card here is cuda:3"),
         (("--gpus", "none"), "--gpus 'none' is neither all nor numbers of cards, such as 0,2"),
         (("--gpus", "1,1"), "cuda:1 is named twice: a card takes one worker"),
         (("--gpus", "all", "--workers", "5"), "4 devices for workers and --workers 5 disagree"),
@@ -166,7 +166,7 @@ def test_without_a_driver_nothing_becomes_the_cpu(
 ) -> None:
     machine.lose_driver()
     said = refused(*command, "--redis", redis_url, "--model", "demo", machine=machine)
-    assert said.startswith("no NVIDIA driver answers here (Driver Not Loaded); check `nvidia-smi`")
+    assert said.startswith("no NVIDIA driver responds (Driver Not Loaded); check `nvidia-smi`")
 
 
 def test_a_card_that_is_full_already_is_refused_with_needed_and_available(

@@ -1,4 +1,4 @@
-"""Parts of an engine for its tests: one real model, caches of any size, sequences without text."""
+"""Parts of an engine: one real model, caches of any size, sequences without text."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_a_device_that_is_there_is_taken(name: str, device: torch.device) -> Non
     [
         (0, "cuda", "use device cpu"),
         (0, "cuda:1", "use device cpu"),
-        (2, "cuda:2", "device cuda:2 was asked for, but the last card here is cuda:1"),
+        (2, "cuda:2", "device cuda:2 does not exist; the last card here is cuda:1"),
         (2, "cuda:-1", "unknown device 'cuda:-1'"),
         (0, "auto0", "unknown device 'auto0'"),
         (2, "auto:1", "unknown device 'auto:1'"),
