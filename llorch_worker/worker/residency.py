@@ -64,8 +64,7 @@ class Residency:
         self._redis = connect(settings.redis_url)
         self._publisher = Publisher(
             self._redis,
-            flush_interval_ms=settings.flush_interval_ms,
-            stream_ttl_s=settings.stream_ttl_s,
+            settings,
             on_lost=active_jobs.hand_back,
             on_cancelled=active_jobs.cancel,
         )
@@ -75,10 +74,7 @@ class Residency:
         self._leases = LeaseKeeper(
             self._leases_redis,
             HELD_CLAIMS,
-            lease_s=settings.lease_s,
-            sweep_s=settings.sweep_s,
-            direct_grace_s=settings.direct_grace_s,
-            watchdog_s=settings.watchdog_s,
+            settings,
             stalled_for_s=engine.stalled_for_s,
             on_lost=active_jobs.hand_back,
             on_away=self._warn_of_absent_redis,
