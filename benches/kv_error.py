@@ -20,7 +20,7 @@ import torch
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Llama, RaggedBatch, parameter_count, resolve_config

@@ -21,11 +21,10 @@ from statistics import median
 
 import torch
 
-from llorch_worker.cache import BlockPool
+from llorch_worker.cache import BLOCK_SIZE_TOKENS, BlockPool
 from llorch_worker.contract import Event, GenerationRequest, Tokens
 from llorch_worker.engine import Engine
 from llorch_worker.engine.choice_text import ChoiceText
-from llorch_worker.engine.memory.block_plan import BLOCK_SIZE_TOKENS
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence
 

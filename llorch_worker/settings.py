@@ -20,6 +20,9 @@ KvDtype = Literal["auto", "fp8", "int8"]
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
 
 _ENGINE_OPTIONS = {
+    "device",
+    "dtype",
+    "max_sequences",
     "max_context",
     "max_step_tokens",
     "kv_cache_bytes",
@@ -103,8 +106,7 @@ class Settings(BaseSettings):
 
     @property
     def engine_options(self) -> dict[str, Any]:
-        """Those of the settings that ``Engine.load`` takes by their own names, for a load as a
-        worker's; model, device, dtype and the number of sequences come from elsewhere too."""
+        """The settings that ``Engine.load`` and ``plan_load`` take as options of the same name."""
         return self.model_dump(include=_ENGINE_OPTIONS)
 
     @property

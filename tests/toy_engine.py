@@ -151,7 +151,7 @@ class ToyEngine:
         path = os.environ.get(MISPLACED_VARIABLE)
         return ("blocks.0.weight on cpu",) if path and Path(path).exists() else ()
 
-    def measure_memory(self) -> None: ...
+    def warm_up(self) -> None: ...
 
     def fall_ill(self) -> None:
         self.healthy = False

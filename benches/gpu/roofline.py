@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from llorch_worker.cache import PagedKV
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.model import Llama, LlamaConfig
 from llorch_worker.settings import KvDtype
 

@@ -15,8 +15,10 @@ from benches.gpu.random_model import random_llama
 from benches.gpu.random_weights import DENSE
 from benches.gpu.report import Report, one_line
 from benches.gpu.roofline import kv_token_bytes
+from llorch_worker.cache import BLOCK_SIZE_TOKENS
 from llorch_worker.engine.device.graphs import Recorder
-from llorch_worker.engine.memory.block_plan import BLOCK_SIZE_TOKENS, available_bytes
+from llorch_worker.engine.memory.free_memory import free_bytes
+from llorch_worker.engine.memory.load_plan import CACHE_SHARE
 from llorch_worker.kernels import select_ops
 from llorch_worker.model import LlamaConfig
 from llorch_worker.settings import KvDtype
@@ -129,7 +131,7 @@ class Run:
         block_bytes = BLOCK_SIZE_TOKENS * kv_token_bytes(
             self._plan.config, dtype=torch.bfloat16, kv_dtype=kv_dtype
         )
-        room = available_bytes(self._device) // block_bytes
+        room = int(free_bytes(self._device) * CACHE_SHARE[self._device.type]) // block_bytes
         fitting = []
         for batch in self._plan.batches:
             for context in self._plan.contexts:

@@ -101,11 +101,12 @@ def peers(
 
     from benches.peers.measures import Plan, measure_peers
     from llorch_worker.bench.jobs.mixed_load import JobLoad
-    from llorch_worker.engine.memory.model_report import report
+    from llorch_worker.model import resolve_config
     from llorch_worker.stack.interrupts import terminable
+    from llorch_worker.weights import open_checkpoint
 
     torch.set_num_threads(threads)
-    context_tokens = report(settings).context_tokens
+    context_tokens = resolve_config(open_checkpoint(settings.model)).max_context
     lengths = wished.fitted(context_tokens, given_options(context))
     if changes := lengths.changes(wished):
         screen.note(f"{' '.join(changes)}: what the model's context of {context_tokens} holds")

@@ -34,8 +34,9 @@ from llorch_worker.bench.instruments.turns import by_turns
 from llorch_worker.bench.jobs.mixed_load import Job, JobLoad
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.quantities import counted, human_bytes
-from llorch_worker.engine.memory.model_report import ModelReport, report
+from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.settings import Settings
+from llorch_worker.weights.contents import file_bytes, tensor_types
 
 STOCK_PASSES = 1
 """One job at a time takes so long that a pass says enough."""
@@ -100,8 +101,8 @@ def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
     return PeersFigures(
         provenance=provenance(device="cpu", seed=plan.jobs.seed),
         model=plan.settings.model,
-        file_types=tuple(kind.name for kind in model.tensor_types),
-        dtype=model.memory.dtype,
+        file_types=tuple(kind.name for kind in tensor_types(model.checkpoint)),
+        dtype=model.dtype_name,
         threads=plan.threads,
         prefill_tokens=plan.prefill_tokens,
         prompt_tokens=plan.prompt_tokens,
@@ -116,9 +117,9 @@ def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
     )
 
 
-def _checked(plan: Plan) -> ModelReport:
-    model = report(plan.settings)
-    if model.layout != "gguf":
+def _checked(plan: Plan) -> LoadPlan:
+    model = plan_load(plan.settings.model, **plan.settings.engine_options)
+    if model.checkpoint.layout != "gguf":
         raise usage_error(f"{plan.settings.model} is no .gguf file, which llama.cpp needs")
     longest = {
         "--prefill": plan.prefill_tokens,
@@ -126,19 +127,19 @@ def _checked(plan: Plan) -> ModelReport:
         "--job-prompt-tokens and --job-new-tokens": plan.jobs.longest_tokens,
     }
     for options, tokens in longest.items():
-        if tokens >= model.context_tokens:
+        if tokens >= model.config.max_context:
             raise usage_error(
                 f"{options} must leave room for one token more in the model's context of "
-                f"{model.context_tokens} (got {tokens})"
+                f"{model.config.max_context} (got {tokens})"
             )
     loads = {"max_sequences": max(*plan.batches, plan.slots), "max_context": max(longest.values())}
-    return report(plan.settings.model_copy(update=loads))
+    return plan_load(plan.settings.model, **plan.settings.engine_options | loads)
 
 
 class _Bench:
     """The pieces of one run."""
 
-    def __init__(self, plan: Plan, model: ModelReport, now: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, model: LoadPlan, now: Callable[[str], None]) -> None:
         self._plan = plan
         self._model = model
         self._now = now
@@ -204,7 +205,9 @@ class _Bench:
 
     def _work(self, kind: BatchKind, load: Load) -> Work:
         load = replace(load, seed=next(self._seeds))
-        prompts = (each.prompt_token_ids or () for each in load.requests(self._model.vocab_size))
+        prompts = (
+            each.prompt_token_ids or () for each in load.requests(self._model.config.vocab_size)
+        )
         return Work(kind, tuple(map(tuple, prompts)), load.new_tokens, load.seed)
 
     def _row(
@@ -235,12 +238,12 @@ class _Bench:
         )
         self._now(f"{peer}: the warm-up")
         for service in (ours, theirs):
-            service.run(warm_up.draw(self._model.vocab_size))
+            service.run(warm_up.draw(self._model.config.vocab_size))
 
         def loads() -> Iterator[list[Job]]:
             for number in range(passes):
                 self._now(f"{peer}: {_mixed(plan)}, pass {number + 1} of {passes}")
-                yield replace(plan.jobs, seed=next(self._seeds)).draw(self._model.vocab_size)
+                yield replace(plan.jobs, seed=next(self._seeds)).draw(self._model.config.vocab_size)
 
         pairs = by_turns(ours.run, theirs.run, loads())
         return JobsRow(
@@ -263,7 +266,7 @@ class _Bench:
         plan = self._plan
         return Terms(
             model=plan.settings.model.resolve(),
-            dtype=self._model.memory.dtype,
+            dtype=self._model.dtype_name,
             threads=plan.threads,
             most_sequences=most_sequences,
             context_tokens=max(plan.prefill_tokens + 1, plan.prompt_tokens + plan.new_tokens),
@@ -272,8 +275,10 @@ class _Bench:
 
     def _require_memory(self, copies: int) -> None:
         """Enough for what is about to be loaded; at least the weights, in file or in dtype."""
-        memory = self._model.memory
-        needed = copies * (max(memory.weights_bytes, self._model.file_bytes) + memory.kv_bytes)
+        model = self._model
+        kv_bytes = model.num_blocks * model.block_bytes
+        weights_bytes = max(model.weights_bytes, file_bytes(model.checkpoint))
+        needed = copies * (weights_bytes + kv_bytes)
         free = psutil.virtual_memory().available
         if needed > free:
             raise CannotRun(

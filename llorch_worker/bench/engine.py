@@ -21,6 +21,7 @@ from llorch_worker.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.contract.quantities import counted
 from llorch_worker.engine import Engine
 from llorch_worker.settings import Settings
+from llorch_worker.weights.contents import file_bytes, stored_numbers, tensor_types
 
 WARM_UP_TOKENS = 2
 """Enough to meet the shapes of prefill and of decode."""
@@ -139,9 +140,9 @@ def measure_engine(
     return EngineFigures(
         provenance=origin,
         model=plan.settings.model,
-        file_types=tuple(kind.name for kind in loaded.report.tensor_types),
-        file_bytes=loaded.report.file_bytes,
-        parameters=loaded.report.parameters,
+        file_types=tuple(kind.name for kind in tensor_types(loaded.checkpoint)),
+        file_bytes=file_bytes(loaded.checkpoint),
+        parameters=stored_numbers(loaded.checkpoint),
         device=stats.device,
         dtype=stats.dtype,
         prompt_tokens=plan.load.prompt_tokens,

@@ -17,9 +17,10 @@ from llorch_worker.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.bench.instruments.watched_model import WatchedModel
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.engine import Engine
-from llorch_worker.engine.engine import DEFAULT_MAX_STEP_TOKENS
-from llorch_worker.engine.memory.model_report import report
+from llorch_worker.engine.memory.load_plan import DEFAULT_MAX_STEP_TOKENS
+from llorch_worker.model import resolve_config
 from llorch_worker.settings import Settings
+from llorch_worker.weights import open_checkpoint
 
 VOCABULARIES = (512, 32000)
 PROMPT_TOKENS = 16
@@ -113,7 +114,7 @@ def measure_overhead(
 
 def _check_context(settings: Settings, needed: int) -> None:
     """At once, and not when the rows without a model have been measured."""
-    own = report(settings).context_tokens
+    own = resolve_config(open_checkpoint(settings.model)).max_context
     if needed > own:
         raise usage_error(
             f"so many steps need a context of {needed} tokens, and the model's own is {own}; lower "

@@ -26,6 +26,7 @@ from llorch_worker.bench.instruments.shares import StepTimes, step_times
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.model import Llama
 from llorch_worker.settings import Settings
+from llorch_worker.weights.contents import tensor_types
 
 WARM_UP_TOKENS: Final = 2
 SHOWN_OPERATORS: Final = 3
@@ -150,7 +151,7 @@ def measure_profile(
     return ProfileFigures(
         provenance=origin,
         model=plan.settings.model,
-        file_types=tuple(kind.name for kind in loaded.report.tensor_types),
+        file_types=tuple(kind.name for kind in tensor_types(loaded.checkpoint)),
         device=stats.device,
         dtype=stats.dtype,
         prompt_tokens=load.prompt_tokens,

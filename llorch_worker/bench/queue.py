@@ -29,8 +29,10 @@ from llorch_worker.contract import GenerationRequest, GenerationResult
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.engine import Engine
-from llorch_worker.engine.memory.model_report import report
+from llorch_worker.engine.memory.load_plan import plan_load
+from llorch_worker.model import resolve_config
 from llorch_worker.settings import Settings
+from llorch_worker.weights import open_checkpoint
 from llorch_worker.worker.main import worker_hostname
 
 SINGLE_PROMPT_TOKENS = 16
@@ -142,9 +144,6 @@ def measure_queue(
     with (
         Engine.load(
             settings.model,
-            settings.device,
-            settings.dtype,
-            max_sequences=settings.max_sequences,
             model_name=settings.served_name,
             num_threads=plan.threads,
             progress=progress,
@@ -169,7 +168,7 @@ def measure_queue(
 def checked_settings(plan: Plan) -> Settings:
     """The settings for the load, where model and memory allow it."""
     longest = plan.load.longest_tokens
-    own = report(plan.settings).context_tokens
+    own = resolve_config(open_checkpoint(plan.settings.model)).max_context
     if longest > own:
         raise usage_error(
             f"jobs of up to {longest} tokens exceed the model's context of {own} tokens; lower "
@@ -177,8 +176,8 @@ def checked_settings(plan: Plan) -> Settings:
         )
     context = max(longest, SINGLE_PROMPT_TOKENS + SINGLE_NEW_TOKENS)
     settings = plan.settings.model_copy(update={"max_context": min(own, context)})
-    memory = report(settings).memory
-    if not memory.fits or 2 * memory.total_bytes > memory.free_bytes:
+    memory = plan_load(settings.model, **settings.engine_options)
+    if memory.misfit or 2 * memory.total_bytes > memory.free_bytes:
         raise CommandError(
             "OUT_OF_MEMORY",
             f"{settings.model} is loaded twice, here and in the worker, which needs "

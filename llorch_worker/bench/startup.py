@@ -15,9 +15,9 @@ from llorch_worker.bench.instruments.fresh_load import FreshLoad, load_afresh, w
 from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.contract.command_errors import CommandError
-from llorch_worker.engine.memory.model_report import report
+from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.settings import Settings
-from llorch_worker.weights import open_checkpoint
+from llorch_worker.weights.contents import file_bytes
 
 FROM_DISK = 0.9
 """What comes from the disk, as a share of the file, for a pass to count as one from there."""
@@ -86,22 +86,23 @@ def measure_startup(
     Raises:
         CommandError: the system cannot drop its copy of a file, the model does not fit as asked
             for, or a load failed.
-        ModelLoadFailed: as ``report`` does.
+        ModelLoadFailed: as ``plan_load`` does.
     """
-    found = report(settings)
-    if not found.memory.fits:
+    plan = plan_load(settings.model, **settings.engine_options)
+    if plan.misfit:
         raise CommandError(
             "OUT_OF_MEMORY",
-            f"{settings.model} does not fit on {found.memory.device} as asked for; "
+            f"{settings.model} does not fit on {plan.device} as asked for; "
             "llorch inspect tells what it needs and what is free",
         )
-    files = open_checkpoint(settings.model).files
+    files = plan.checkpoint.files
+    size = file_bytes(plan.checkpoint)
     drop_cached(files)
     if threads is not None:
         torch.set_num_threads(threads)
     # A card waits for nobody to find it memory.
-    on_card = found.memory.device.startswith("cuda")
-    origin = provenance(device=found.memory.device, seed=0)
+    on_card = plan.device.type == "cuda"
+    origin = provenance(device=str(plan.device), seed=0)
     now("a first load, which does not count")
     first = load_afresh(settings, threads)
     done: list[_Pass] = []
@@ -118,17 +119,17 @@ def measure_startup(
         done.append(_Pass(reading_s, writing_s, load))
         if before is not None and after is not None and load.from_disk_bytes is not None:
             least = min(after - before, load.from_disk_bytes)
-            shares.append(least / found.file_bytes)
+            shares.append(least / size)
     resident = median(each.load.resident_bytes for each in done)
     return StartupFigures(
         provenance=origin,
         model=settings.model,
         device=first.device,
         dtype=first.dtype,
-        max_sequences=found.memory.max_sequences,
-        max_context=found.memory.max_context_tokens,
+        max_sequences=plan.max_sequences,
+        max_context=plan.shape.max_context,
         passes=passes,
-        file_bytes=found.file_bytes,
+        file_bytes=size,
         held_bytes=first.held_bytes,
         read=_span([each.read_s for each in done]),
         write=None if on_card else _span([each.write_s for each in done]),

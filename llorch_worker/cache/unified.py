@@ -71,6 +71,10 @@ class UnifiedCache:
         """Tokens that a sequence may hold."""
         return self.shape.max_context
 
+    def parts(self) -> dict[str, object]:
+        """What holds the tensors, by name."""
+        return {"kv": self.kv, "rope": self.rope, "masks": self.masks, "decode": self.decode}
+
     def bytes_by_part(self) -> dict[str, int]:
         """Bytes held: ``kv``, ``kv_scales`` if it is int8, ``rope``, ``masks``, and ``decode`` if
         decode steps are recorded."""

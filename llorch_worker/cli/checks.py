@@ -16,8 +16,7 @@ from llorch_worker.broker.connection import broker_errors, connect
 from llorch_worker.broker.url import safe_url
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
-from llorch_worker.contract.command_errors import CommandError
-from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
+from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable, InvalidLoadOption
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports
@@ -25,7 +24,7 @@ from llorch_worker.stack.programs import find_redis_server
 
 if TYPE_CHECKING:
     from llorch_worker.devices import Card
-    from llorch_worker.engine.memory.model_report import MemoryReport
+    from llorch_worker.engine.memory.load_plan import LoadPlan
 
 OLDEST_REDIS = (6, 2)
 
@@ -228,16 +227,19 @@ def model_file(settings: Settings) -> Iterator[Check]:
     """
     if extras.missing_modules("worker"):
         return
-    from llorch_worker.engine.memory.model_report import report
+    from llorch_worker.engine.memory.load_plan import plan_load
+    from llorch_worker.text import load_tokenizer
+    from llorch_worker.weights.contents import stored_numbers
 
     device_fault = _device_fault(settings.device)
+    options = settings.engine_options | ({"device": "cpu"} if device_fault else {})
     try:
-        found = report(settings.model_copy(update={"device": "cpu"}) if device_fault else settings)
-    except (CommandError, LlorchError) as error:
-        # A command's fault is a context beyond the model's own.
+        plan = plan_load(settings.model, **options)
+        load_tokenizer(plan.checkpoint)
+    except LlorchError as error:
         remedy = (
             "lower LLORCH_MAX_CONTEXT, or leave it unset for the model's own"
-            if isinstance(error, CommandError)
+            if isinstance(error, InvalidLoadOption)
             else "give --model or LLORCH_MODEL a .gguf file, a Hugging Face folder, or demo"
         )
         yield Check(subject="model", verdict="fail", finding=error.message, remedy=remedy)
@@ -245,38 +247,37 @@ def model_file(settings: Settings) -> Iterator[Check]:
     yield Check(
         subject="model",
         verdict="ok",
-        finding=f"{found.name}: {human_count(found.parameters)} parameters, "
-        f"context {found.context_tokens}",
+        finding=f"{settings.served_name}: {human_count(stored_numbers(plan.checkpoint))} "
+        f"parameters, context {plan.config.max_context}",
     )
     if device_fault:
         return
-    memory = found.memory
-    yield _kernels(memory, wanted=settings.kernels)
-    total, free = human_bytes(memory.total_bytes), human_bytes(memory.free_bytes)
-    if memory.fits:
-        finding = f"needs {total} on {memory.device} as {memory.kept_as}; {free} free"
-        yield Check(subject="fit", verdict="ok", finding=finding)
+    yield _kernels(plan, wanted=settings.kernels)
+    needs = f"needs {human_bytes(plan.total_bytes)} on {plan.device} as {plan.kept_as}"
+    free = f"{human_bytes(plan.free_bytes)} free"
+    if plan.misfit is None:
+        yield Check(subject="fit", verdict="ok", finding=f"{needs}; {free}")
     else:
         yield Check(
             subject="fit",
             verdict="fail",
-            finding=f"needs {total} on {memory.device} as {memory.kept_as}, {free} free",
+            finding=f"{needs}, {free}",
             remedy="lower LLORCH_MAX_CONTEXT or LLORCH_MAX_SEQUENCES, or take a smaller model",
         )
 
 
-def _kernels(memory: MemoryReport, *, wanted: str) -> Check:
+def _kernels(plan: LoadPlan, *, wanted: str) -> Check:
     """Which kernels a worker would use, and why not faster ones."""
     from llorch_worker.kernels import native_absence
 
-    finding = f"{memory.kernels} for {memory.dtype}: {memory.kernels_reason}"
-    absence = native_absence() if memory.device == "cpu" and wanted == "auto" else None
+    chosen = f"{plan.kernels.ops.name} for {plan.dtype_name}"
+    absence = native_absence() if plan.device.type == "cpu" and wanted == "auto" else None
     if absence is None:
-        return Check(subject="kernels", verdict="ok", finding=finding)
+        return Check(subject="kernels", verdict="ok", finding=f"{chosen}: {plan.kernels.reason}")
     return Check(
         subject="kernels",
         verdict="warn",
-        finding=f"{memory.kernels} for {memory.dtype}; native ones cannot be had: {absence}",
+        finding=f"{chosen}; native ones cannot be had: {absence}",
         remedy="install gcc, on a processor with AVX-512 BF16 and VNNI; or do without",
     )
 

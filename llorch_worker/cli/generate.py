@@ -49,12 +49,9 @@ def generate(
 
     with Engine.load(
         settings.model,
-        settings.device,
-        settings.dtype,
-        max_sequences=request.n,
         model_name=settings.served_name,
         progress=screen.loading_bar(f"loading {settings.served_name}"),
-        **settings.engine_options,
+        **settings.engine_options | {"max_sequences": request.n},
     ) as engine:
         generation = engine.submit(request)
         printer = StoryPrinter(screen, choices=request.n, opening=request.prompt)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +23,8 @@ from llorch_worker.contract.command_errors import FAILED
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
 
 if TYPE_CHECKING:
-    from llorch_worker.engine.memory.model_report import MemoryReport, ModelReport
+    from llorch_worker.engine.memory.load_plan import LoadPlan
+    from llorch_worker.settings import Settings
 
 
 def inspect(
@@ -50,86 +52,151 @@ def inspect(
     )
     extras.require("worker")
     screen = Screen(as_json=as_json)
-    from llorch_worker.engine.memory.model_report import report
+    from llorch_worker.engine.memory.load_plan import plan_load
+    from llorch_worker.text import load_tokenizer
 
-    found = report(settings)
+    plan = plan_load(settings.model, **settings.engine_options)
+    load_tokenizer(plan.checkpoint)  # a worker must be able to use it too
+    model = _model_document(settings, plan)
     if as_json:
-        screen.document(found.model_dump(mode="json"))
+        screen.document(model | {"memory": _memory_document(plan)})
     else:
-        _show_model(screen, found)
-        _show_memory(screen, found.memory)
-    if not found.memory.fits:
+        _show_model(screen, model)
+        _show_memory(screen, plan)
+    if plan.misfit:
         raise typer.Exit(FAILED)
 
 
-def _show_model(screen: Screen, found: ModelReport) -> None:
+def _model_document(settings: Settings, plan: LoadPlan) -> dict[str, Any]:
+    """What the model file is."""
+    from llorch_worker.weights.contents import file_bytes, stored_numbers, tensor_types
+
+    checkpoint, config = plan.checkpoint, plan.config
+    metadata, scaling = checkpoint.metadata, config.rope_scaling
+    names = metadata.get("architectures") or [metadata.get("general.architecture", "llama")]
+    return {
+        "path": str(settings.model),
+        "name": settings.served_name,
+        "layout": checkpoint.layout,
+        "file_bytes": file_bytes(checkpoint),
+        "architecture": str(names[0]),
+        "title": metadata.get("general.name"),
+        "parameters": stored_numbers(checkpoint),
+        "layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "context_tokens": config.max_context,
+        "vocab_size": config.vocab_size,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": f"{scaling.kind} x{scaling.factor:g}" if scaling else None,
+        "tied_embeddings": config.tie_word_embeddings,
+        "tensor_types": [asdict(kind) for kind in tensor_types(checkpoint)],
+    }
+
+
+def _memory_document(plan: LoadPlan) -> dict[str, Any]:
+    """What the model takes in memory, and what there is."""
+    cache = plan.cache_bytes
+    return {
+        "device": str(plan.device),
+        "dtype": plan.dtype_name,
+        "quantised_types": [asdict(kind) for kind in plan.kept_types],
+        "kernels": plan.kernels.ops.name,
+        "kernels_reason": plan.kernels.reason,
+        "max_sequences": plan.max_sequences,
+        "max_context_tokens": plan.shape.max_context,
+        "full_contexts": plan.full_contexts,
+        "weights_bytes": plan.weights_bytes,
+        "kv_bytes": cache["kv"] + cache.get("kv_scales", 0),
+        "rope_bytes": cache["rope"],
+        "masks_bytes": cache["masks"],
+        "decode_bytes": cache.get("decode", 0),
+        "workspace_bytes": plan.workspace_bytes,
+        "process_bytes": plan.process_bytes,
+        "total_bytes": plan.total_bytes,
+        "free_bytes": plan.free_bytes,
+        "cache_share": plan.cache_share,
+        "fits": plan.misfit is None,
+        "misfit": plan.misfit,
+    }
+
+
+def _show_model(screen: Screen, model: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    heads = f"{found.heads} of {found.head_dim}"
-    if found.kv_heads != found.heads:
-        heads += f", sharing {found.kv_heads} KV heads"
-    scaling = f", scaled by {found.rope_scaling}" if found.rope_scaling else ""
-    layout = {"gguf": "GGUF file", "hugging_face": "Hugging Face folder"}[found.layout]
-    types = ", ".join(f"{t.name} {human_bytes(t.stored_bytes)}" for t in found.tensor_types)
-    tied = ", shared by input and output" if found.tied_embeddings else ""
+    heads = f"{model['heads']} of {model['head_dim']}"
+    if model["kv_heads"] != model["heads"]:
+        heads += f", sharing {model['kv_heads']} KV heads"
+    scaling = f", scaled by {model['rope_scaling']}" if model["rope_scaling"] else ""
+    layout = {"gguf": "GGUF file", "hugging_face": "Hugging Face folder"}[model["layout"]]
+    types = (
+        f"{kind['name']} {human_bytes(kind['stored_bytes'])}" for kind in model["tensor_types"]
+    )
+    tied = ", shared by input and output" if model["tied_embeddings"] else ""
     rows = {
-        "architecture": found.architecture + (f" ({found.title})" if found.title else ""),
-        "parameters": human_count(found.parameters),
-        "layers": f"{found.layers}, hidden {found.hidden_size:,}, "
-        f"intermediate {found.intermediate_size:,}",
+        "architecture": model["architecture"] + (f" ({model['title']})" if model["title"] else ""),
+        "parameters": human_count(model["parameters"]),
+        "layers": f"{model['layers']}, hidden {model['hidden_size']:,}, "
+        f"intermediate {model['intermediate_size']:,}",
         "heads": heads,
-        "context": f"{found.context_tokens:,} tokens (RoPE theta {found.rope_theta:,.0f}{scaling})",
-        "vocabulary": f"{found.vocab_size:,} tokens{tied}",
-        "tensors": types,
+        "context": f"{model['context_tokens']:,} tokens "
+        f"(RoPE theta {model['rope_theta']:,.0f}{scaling})",
+        "vocabulary": f"{model['vocab_size']:,} tokens{tied}",
+        "tensors": ", ".join(types),
     }
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for label, value in rows.items():
         table.add_row(f"  {label}", Text(value))
-    screen.out.print(Text(str(found.path), "bold"), soft_wrap=True)
-    screen.out.print(Text(f"  {layout}, {human_bytes(found.file_bytes)}\n"))
+    screen.out.print(Text(str(model["path"]), "bold"), soft_wrap=True)
+    screen.out.print(Text(f"  {layout}, {human_bytes(model['file_bytes'])}\n"))
     screen.out.print(table)
 
 
-def _show_memory(screen: Screen, memory: MemoryReport) -> None:
+def _show_memory(screen: Screen, plan: LoadPlan) -> None:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    held = f"{memory.full_contexts:g} full context{'' if memory.full_contexts == 1 else 's'}"
-    wish = "" if memory.full_contexts >= memory.max_sequences else ": fewer than sequences"
+    cache = plan.cache_bytes
+    kv_bytes = cache["kv"] + cache.get("kv_scales", 0)
+    held = f"{plan.full_contexts:g} full context{'' if plan.full_contexts == 1 else 's'}"
+    wish = "" if plan.full_contexts >= plan.max_sequences else ": fewer than sequences"
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
     table.add_column(style="dim")
-    table.add_row("  weights", human_bytes(memory.weights_bytes), f"as {memory.kept_as}")
-    table.add_row("  KV cache", human_bytes(memory.kv_bytes), held + wish)
-    table.add_row("  RoPE tables", human_bytes(memory.rope_bytes), "")
-    table.add_row("  causal masks", human_bytes(memory.masks_bytes), "")
-    if memory.decode_bytes:
-        table.add_row("  decode", human_bytes(memory.decode_bytes), "buffers of recorded steps")
-    table.add_row("  workspace", human_bytes(memory.workspace_bytes), "of one step, as planned")
-    if memory.process_bytes:
-        table.add_row("  process", human_bytes(memory.process_bytes), "Python and its libraries")
+    table.add_row("  weights", human_bytes(plan.weights_bytes), f"as {plan.kept_as}")
+    table.add_row("  KV cache", human_bytes(kv_bytes), held + wish)
+    table.add_row("  RoPE tables", human_bytes(cache["rope"]), "")
+    table.add_row("  causal masks", human_bytes(cache["masks"]), "")
+    if "decode" in cache:
+        table.add_row("  decode", human_bytes(cache["decode"]), "buffers of recorded steps")
+    table.add_row("  workspace", human_bytes(plan.workspace_bytes), "of one step, as planned")
+    if plan.process_bytes:
+        table.add_row("  process", human_bytes(plan.process_bytes), "Python and its libraries")
     table.add_row(
         "  [not dim bold]total[/]",
-        f"[bold]{human_bytes(memory.total_bytes)}[/]",
-        f"of {human_bytes(memory.free_bytes)} free",
+        f"[bold]{human_bytes(plan.total_bytes)}[/]",
+        f"of {human_bytes(plan.free_bytes)} free",
     )
     title = (
-        f"Memory on {memory.device}, {counted(memory.max_sequences, 'sequence')} of up to "
-        f"{counted(memory.max_context_tokens, 'token')}"
+        f"Memory on {plan.device}, {counted(plan.max_sequences, 'sequence')} of up to "
+        f"{counted(plan.shape.max_context, 'token')}"
     )
     screen.out.print(Text(f"\n{title}", "bold"))
     screen.out.print(table)
     verdict = (
         Text("fits", "green")
-        if memory.misfit is None
-        else Text(f"does not fit: {memory.misfit}", "bold red")
+        if plan.misfit is None
+        else Text(f"does not fit: {plan.misfit}", "bold red")
     )
     screen.out.print(Padding(verdict, (0, 0, 0, 2)))
-    if not memory.fits and memory.full_contexts >= 1 and memory.total_bytes <= memory.free_bytes:
-        remark = f"a cache may take {memory.cache_share:.0%} of what the weights leave free"
+    if plan.misfit and plan.full_contexts >= 1 and plan.total_bytes <= plan.free_bytes:
+        remark = f"a cache may take {plan.cache_share:.0%} of what the weights leave free"
         screen.out.print(Text(f"  {remark}", "dim"))

@@ -90,10 +90,11 @@ def worker(
 
     # Before torch is loaded, which sees the cards that are visible at that moment.
     assignment = assign_device(settings.device, settings.device_locks)
-    from llorch_worker.engine.memory.model_report import report  # loads torch
+    from llorch_worker.engine.memory.load_plan import plan_load  # loads torch
 
-    # A model that cannot load is told in one sentence, before Celery begins to log.
-    report(settings.model_copy(update={"device": assignment.device}))
+    # Says in one sentence why a model cannot load, before Celery begins to log.
+    options = settings.engine_options | {"device": assignment.device}
+    plan_load(settings.model, **options).require_fit()
     screen = Screen(as_json=as_json)
     card = None if assignment.card is None else assignment.card.name
     hostname = worker_hostname(settings, os.getpid(), card)

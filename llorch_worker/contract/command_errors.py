@@ -17,6 +17,7 @@ from llorch_worker.contract.errors import (
     Cancelled,
     ErrorDocument,
     Fault,
+    InvalidLoadOption,
     InvalidRequest,
     LlorchError,
 )
@@ -104,6 +105,8 @@ def explain(error: BaseException) -> tuple[ErrorDocument, int] | None:
             return error.document(), error.exit_code
         case InvalidRequest():
             return error.document(), USAGE
+        case InvalidLoadOption():
+            return explain(usage_error(error.message))
         case Cancelled() | KeyboardInterrupt():
             document = ErrorDocument(code="CANCELLED", message="interrupted", retriable=False)
             if isinstance(error, Cancelled):

@@ -139,6 +139,10 @@ class ModelLoadFailed(LlorchError):
     code = "MODEL_LOAD_FAILED"
 
 
+class InvalidLoadOption(ModelLoadFailed):
+    """An option is out of range for this model, such as a context longer than its own."""
+
+
 class InternalError(LlorchError):
     """A defect of ours."""
 

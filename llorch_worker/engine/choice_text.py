@@ -1,4 +1,4 @@
-"""The text of one choice as its tokens come: whole characters, cut at a stop string."""
+"""The text of one choice as its tokens come: whole characters, ended by a stop string."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from llorch_worker.text import IncrementalDetokenizer, StopStrings, Tokenizer
 class ChoiceText:
     """Turns token ids into text that may be shown.
 
-    What may be the start of a stop string, or is an incomplete character, is held back until the
-    next tokens decide. The pieces that :meth:`take` returns, put together, are the result's text.
+    It holds back incomplete characters, and text that may begin a stop string, until the next
+    tokens decide. The pieces that :meth:`take` returns add up to the text of the result.
     """
-
-    __slots__ = ("_detokenizer", "_fresh", "_parts", "_stops", "_vocab_size")
 
     def __init__(self, tokenizer: Tokenizer, stops: Iterable[str] = ()) -> None:
         stops = tuple(stops)
@@ -25,11 +23,11 @@ class ChoiceText:
         self._fresh: list[str] = []
 
     def push(self, token_id: int, *, may_stop: bool = True) -> bool:
-        """Adds a token; True when its text completed a stop string.
+        """Adds a token; True if its text completed a stop string.
 
         ``may_stop`` is False within the first ``min_tokens`` tokens: their text is not searched.
         """
-        # A model's output may have more rows than its vocabulary has tokens: padding, no text.
+        # A model may have more logits than its vocabulary has tokens: padding without text.
         text = self._detokenizer.push((token_id,)) if token_id < self._vocab_size else ""
         matched = False
         if self._stops is not None and may_stop:
@@ -39,7 +37,7 @@ class ChoiceText:
         return matched
 
     def close(self) -> bool:
-        """Releases what was held back; True when a stop string ends the text."""
+        """Releases the text held back; True if a stop string ends the text."""
         tail = self._detokenizer.flush()
         if self._stops is not None:
             tail = self._stops.push(tail)[0] + self._stops.flush()
@@ -57,11 +55,11 @@ class ChoiceText:
 
     @property
     def ready(self) -> str:
-        """The text that became final and was not taken yet."""
+        """The text that is final and not taken yet."""
         return "".join(self._fresh)
 
     def skip(self, shown: str) -> bool:
-        """Takes ``shown``, which readers have already; False where no such text is ready."""
+        """Takes ``shown``, which readers already have; False if the ready text differs."""
         ready = self.ready
         if not ready.startswith(shown):
             return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from llorch_worker.contract import (
 from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.runner import Launch, Runner, StepOutput
-from llorch_worker.engine.sampling.sampler import RowLogprobs
+from llorch_worker.engine.sampling.sampler import RowLogprobs, Sampled
 from llorch_worker.engine.scheduler import Scheduler, StepPlan
 from llorch_worker.engine.sequence import Sequence, SequenceState
 from llorch_worker.engine.stats import Counters
@@ -65,7 +64,7 @@ class EngineCore:
         self._counters = counters
         self._token_text = token_text
         self._generations: dict[Sequence, Generation] = {}
-        self._deadlines: list[tuple[float, int, Generation]] = []
+        self._with_deadline: set[Generation] = set()
         self._ahead: LaunchedStep | None = None
         """The step that was launched ahead; it is delivered next."""
 
@@ -77,7 +76,7 @@ class EngineCore:
         """Queues a generation that was checked to fit; a complete one ends here."""
         for sequence in generation.sequences:
             self._generations[sequence] = generation
-        if all(sequence.finish_reason is not None for sequence in generation.sequences):
+        if generation.complete:
             now_s = time.monotonic()
             generation.start(None, now_s)
             self._finish_if_complete(generation, now_s)
@@ -86,12 +85,7 @@ class EngineCore:
             if sequence.finish_reason is None:
                 self.scheduler.add(sequence)
         if generation.deadline_s is not None:
-            if len(self._deadlines) > 2 * len(self._generations):
-                # Otherwise jobs that ended long before a distant deadline would pile up.
-                self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
-                heapq.heapify(self._deadlines)
-            arrival = generation.sequences[0].arrival
-            heapq.heappush(self._deadlines, (generation.deadline_s, arrival, generation))
+            self._with_deadline.add(generation)
 
     def cancel(self, generation: Generation, reason: str = "the job was cancelled") -> None:
         """Ends a generation and frees its blocks at once; no effect on one that is done."""
@@ -194,48 +188,39 @@ class EngineCore:
                 self._fail(generation, InternalError("the model's logits are not finite"))
                 continue
             try:
-                self._take_token(generation, sequence, output, row, now_s)
+                self._take_token(generation, sequence, output.sampled, row, now_s)
             except Exception:
                 # A defect in one job's text must not cost the others their token.
                 logger.exception("job %s failed while its token was delivered", generation.id)
                 self._fail(generation, InternalError("the engine could not deliver a token"))
 
     def _take_token(
-        self,
-        generation: Generation,
-        sequence: Sequence,
-        output: StepOutput,
-        row: int,
-        now_s: float,
+        self, generation: Generation, sequence: Sequence, sampled: Sampled, row: int, now_s: float
     ) -> None:
-        token_id = output.sampled.token_ids[row]
+        token_id = sampled.token_ids[row]
         logprobs = None
         if sequence.logprobs is not None:
-            logprobs = (self._token_logprobs(token_id, output.sampled.logprobs[row]),)
+            logprobs = (self._token_logprobs(token_id, sampled.logprobs[row]),)
             sequence.logprobs.extend(logprobs)
         sequence.append(token_id)
         if sequence.finish_reason is not None:
-            # Before the event: when it is out, the blocks are free or will be after this step.
+            # Before the event: when it is out, the blocks are free, or will be after this step.
             self.scheduler.finish(sequence)
         generation.take_tokens(sequence, (token_id,), logprobs, now_s)
         if sequence.finish_reason is not None:
             self._finish_if_complete(generation, now_s)
 
     def _token_logprobs(self, token_id: int, row: RowLogprobs) -> TokenLogprobs:
-        return TokenLogprobs(
-            id=token_id,
-            text=self._token_text(token_id),
-            logprob=row.chosen,
-            top=tuple(
-                TokenLogprob(id=top_id, text=self._token_text(top_id), logprob=logprob)
-                for top_id, logprob in zip(row.top_ids, row.top, strict=True)
-            ),
-        )
+        def entry(token_id: int, logprob: float) -> TokenLogprob:
+            return TokenLogprob(id=token_id, text=self._token_text(token_id), logprob=logprob)
+
+        top = tuple(map(entry, row.top_ids, row.top))
+        text = self._token_text(token_id)
+        return TokenLogprobs(id=token_id, text=text, logprob=row.chosen, top=top)
 
     def _apply_deadlines(self, now_s: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, _, generation = heapq.heappop(self._deadlines)
-            if generation.done:
+        for generation in tuple(self._with_deadline):
+            if generation.done or generation.deadline_s is None or generation.deadline_s > now_s:
                 continue
             for sequence in generation.sequences:
                 if sequence.finish_reason is None:
@@ -245,7 +230,7 @@ class EngineCore:
             self._finish_if_complete(generation, now_s)
 
     def _finish_if_complete(self, generation: Generation, now_s: float) -> None:
-        if all(sequence.finish_reason is not None for sequence in generation.sequences):
+        if generation.complete:
             self._counters.finished_total += 1
             generation.finish(now_s)
             self._forget(generation)
@@ -261,9 +246,11 @@ class EngineCore:
         self._runner.forget()
         chunks = [c for c in plan.chunks if c.sequence.state is not SequenceState.FINISHED]
         if not is_out_of_memory(error):
-            failure = InternalError(f"the engine step failed: {type(error).__name__}")
+            failure: LlorchError = InternalError(f"the engine step failed: {type(error).__name__}")
             for chunk in chunks:
-                self._fail(self._generations.get(chunk.sequence), failure)
+                # A generation fails with its first choice.
+                if (generation := self._generations.get(chunk.sequence)) is not None:
+                    self._fail(generation, failure)
             return
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -273,16 +260,13 @@ class EngineCore:
         if len(chunks) > 1:
             logger.warning("out of memory with %d sequences; one waits", len(plan.chunks))
             self.scheduler.relieve(largest)
-        else:
-            self._fail(
-                self._generations[largest],
-                OutOfMemory(
-                    f"the device has no memory for a sequence of {len(largest.token_ids)} tokens"
-                ),
-            )
+            return
+        tokens = len(largest.token_ids)
+        failure = OutOfMemory(f"the device has no memory for a sequence of {tokens} tokens")
+        self._fail(self._generations[largest], failure)
 
-    def _fail(self, generation: Generation | None, error: LlorchError) -> None:
-        if generation is not None and not generation.done:
+    def _fail(self, generation: Generation, error: LlorchError) -> None:
+        if not generation.done:
             self._free(generation)
             generation.fail(error)
             self._forget(generation)
@@ -293,6 +277,7 @@ class EngineCore:
 
     def _forget(self, generation: Generation) -> None:
         # Call this last: a crash before the terminal event must still find the generation.
+        self._with_deadline.discard(generation)
         for sequence in generation.sequences:
             self._generations.pop(sequence, None)
 

@@ -8,31 +8,25 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
 
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.contract import (
-    Event,
-    Fault,
-    GenerationRequest,
-    InvalidRequest,
-    Journal,
-    ModelLoadFailed,
-)
+from llorch_worker.contract import Event, GenerationRequest, Journal
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
-from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs, records_decode
 from llorch_worker.engine.device.queue import DeviceQueue, use_device
-from llorch_worker.engine.device.warm_up import compiles_late, warm_up
+from llorch_worker.engine.device.warm_up import compile_kernels, compiles_late, first_requests
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.memory.block_plan import allocate_cache, require_room
+from llorch_worker.engine.loading import load_as_planned
 from llorch_worker.engine.memory.load_errors import part_of_load
-from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
-from llorch_worker.engine.memory.resident_tensors import resident_tensors, storage_bytes
-from llorch_worker.engine.memory.workspace import workspace_bytes
+from llorch_worker.engine.memory.load_plan import (
+    DEFAULT_MAX_SEQUENCES,
+    DEFAULT_MAX_STEP_TOKENS,
+    plan_load,
+)
+from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
 from llorch_worker.engine.request_checks import check_model, checked_prompt
 from llorch_worker.engine.resume import resume
 from llorch_worker.engine.runner import ForwardModel, Runner
@@ -42,27 +36,23 @@ from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
-from llorch_worker.engine.uncached_logits import uncached_logits
+from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
 from llorch_worker.kernels import (
     TruncateRows,
-    end_own_threads,
-    select_ops,
     select_sample,
     select_truncate_rows,
 )
-from llorch_worker.model import Llama, LlamaConfig, model_bytes, parameter_count, resolve_config
+from llorch_worker.model import LlamaConfig
 from llorch_worker.settings import KernelChoice, KvDtype, default_model_name
 from llorch_worker.text import Tokenizer, load_tokenizer
-from llorch_worker.weights import open_checkpoint, select_linears
 
-DEFAULT_MAX_SEQUENCES = 16
-DEFAULT_MAX_STEP_TOKENS = 512
+WARM_UP_TIMEOUT_S = 600.0
 
 
 class Engine:
     """One model on one device, shared by all jobs through continuous batching.
 
-    Any thread may call any method. One thread of the engine's own touches model and cache; it
+    Any thread may call any method. The engine's own thread alone touches model and cache. It
     sleeps while there is nothing to do.
     """
 
@@ -84,14 +74,14 @@ class Engine:
         truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
     ) -> None:
-        """Of parts that are loaded already; :meth:`load` makes them from a file.
+        """Makes an engine of loaded parts; :meth:`load` loads them from a file.
 
-        The cache decides device, dtype and ``max_context``. At most ``max_sequences`` sequences
-        run at once, and a step computes at most ``max_step_tokens`` tokens. With
-        ``prefix_caching``, prompts that begin alike share the KV blocks of their beginning.
-        ``workspace_bytes`` were planned for the steps. ``weights`` holds the weights, where
-        ``model`` holds more. ``kernels`` sample; ``truncate_rows``, if given, truncates. ``queue``,
-        by default that of the device, runs the steps.
+        ``cache`` decides the device, the dtype and ``max_context``. At most ``max_sequences``
+        sequences run at once, and a step computes at most ``max_step_tokens`` tokens. With
+        ``prefix_caching``, prompts that begin alike share KV blocks. ``workspace_bytes`` are
+        planned for the steps. ``weights`` holds the weights, if ``model`` is only a wrapper.
+        ``kernels`` sample; ``truncate_rows``, if given, truncates. ``queue`` runs the steps and
+        defaults to the device's own.
         """
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -100,19 +90,18 @@ class Engine:
         self.max_context = cache.max_context
         self.max_sequences = max_sequences
         self._model = model
-        self._weights = weights or model
-        self._weight_bytes = weight_bytes
-        self._planned_bytes = {
-            "weights": weight_bytes, **cache.bytes_by_part(), "workspace": workspace_bytes
-        }  # fmt: skip
+        self._parts = {"weights": weights or model, **cache.parts()}
+        self._bytes = {"weights": weight_bytes, **cache.bytes_by_part()}
+        self._planned_bytes = self._bytes | {"workspace": workspace_bytes}
         self._measured_bytes: dict[str, int] = {}
-        # A file may name ids that the model has no logits for; those can end nothing.
+        # A file may name ids that the model has no logits for; those never end a sequence.
         self._eos_ids = frozenset(
             token_id for token_id in tokenizer.eos_token_ids if 0 <= token_id < config.vocab_size
         )
         self._arrivals = itertools.count()
         self._counters = Counters()
-        self._device = device = cache.kv.keys.device
+        self._device = device = cache.shape.device
+        self._max_step_tokens = max_step_tokens
         self._scheduler = Scheduler(
             cache.blocks,
             block_size=cache.block_size,
@@ -120,12 +109,7 @@ class Engine:
             max_step_tokens=max_step_tokens,
             prefix_caching=prefix_caching,
         )
-        sampler = Sampler(
-            config.vocab_size,
-            device,
-            select_sample(device, kernels),
-            truncate_rows,
-        )
+        sampler = Sampler(config.vocab_size, device, select_sample(device, kernels), truncate_rows)
         runner = Runner(model, cache, sampler, device, queue)
         core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
         self._thread = EngineThread(
@@ -162,105 +146,72 @@ class Engine:
             max_context: tokens that a sequence may hold; by default the model's own context.
             kv_cache_bytes: by default enough for ``max_sequences`` full contexts, if they fit.
             prefix_caching: compute once what prompts that begin alike have in common.
-            num_threads: torch's CPU threads, process-wide; untouched when None.
-            kernels: ``auto``, the fastest that this machine allows, or ``torch``, uncompiled.
-            kv_dtype: ``auto``, the compute dtype, or ``fp8`` or ``int8``: half the bytes or less,
-                and an error that docs/GPU.md states.
+            num_threads: torch's CPU threads, process-wide; untouched if None.
+            kernels: see ``KernelChoice``.
+            kv_dtype: see ``KvDtype``; docs/GPU.md states the errors of ``fp8`` and ``int8``.
             cuda_graphs: on CUDA, record decode steps and replay them.
             progress: called with bytes loaded and bytes in all.
-            around_model: gives what the engine runs in the model's place: it, watched or timed.
+            around_model: wraps the model that the engine runs, to watch or to time it.
 
         Raises:
-            ModelLoadFailed: no such file or device, no Llama, not enough memory, or no compiler
-                for the card's kernels.
+            ModelLoadFailed: there is no such file or device, the file is not a Llama, memory is
+                short, or there is no compiler for the card's kernels.
         """
-        path = Path(path)
-        for name, value in (("max_sequences", max_sequences), ("max_step_tokens", max_step_tokens)):
-            if value < 1:
-                raise ModelLoadFailed(f"{name} must be at least 1 (got {value})")
-        place = resolve_device(device)
-        use_device(place)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        checkpoint = open_checkpoint(path)
-        config = resolve_config(checkpoint)
-        compute_dtype = resolve_dtype(
-            dtype, place, parameters=parameter_count(config), kernels=kernels
-        )
-        if max_context is not None and not 1 <= max_context <= config.max_context:
-            raise ModelLoadFailed(
-                f"max_context {max_context} is outside 1 to {config.max_context}, "
-                f"the context of {path.name}; leave it out for the model's own"
-            )
-        tokenizer = load_tokenizer(checkpoint)
-        linears = select_linears(place, compute_dtype, kernels)
-        planned = model_bytes(config, checkpoint, linears, compute_dtype)
-        require_room(planned, place)
-        ops = select_ops(place, compute_dtype, kernels, head_dim=config.head_dim, kv_dtype=kv_dtype)
-        decode_rows = max_sequences if cuda_graphs and records_decode(place, ops) else 0
-        with part_of_load("the weights", place, planned):
-            model = Llama.load(
-                checkpoint,
-                config,
-                dtype=compute_dtype,
-                device=place,
-                linears=linears,
-                ops=ops,
-                progress=progress,
-            )
-        max_context = max_context or config.max_context
-        workspace = workspace_bytes(
-            config,
-            max_context=max_context,
-            max_sequences=max_sequences,
-            max_step_tokens=max_step_tokens,
-            decode_rows=decode_rows,
-            dtype=compute_dtype,
-            device=place,
-        )
-        cache = allocate_cache(
-            config,
+        plan = plan_load(
+            path,
+            device,
+            dtype,
+            max_sequences,
             max_context,
-            max_sequences=max_sequences,
+            max_step_tokens=max_step_tokens,
             kv_cache_bytes=kv_cache_bytes,
-            workspace_bytes=workspace,
-            dtype=compute_dtype,
-            device=place,
+            prefix_caching=prefix_caching,
+            kernels=kernels,
             kv_dtype=kv_dtype,
-            decode_rows=decode_rows,
+            cuda_graphs=cuda_graphs,
         )
-        if place.type == "cuda":
-            # A load may peak higher than any step.
-            torch.cuda.reset_peak_memory_stats(place)
-        steps: ForwardModel = model
-        if decode_rows:
-            with part_of_load("a step", place, workspace):
-                steps = DecodeGraphs(model, cache, CudaRecorder(place))
-        # This thread loads, the engine's own computes: two pools of threads would be too many.
-        end_own_threads()
+        place = plan.device
+        use_device(place)
+        tokenizer = load_tokenizer(plan.checkpoint)
+        loaded = load_as_planned(plan.require_fit(), progress)
         engine = cls(
-            model=steps if around_model is None else around_model(steps),
-            config=config,
-            cache=cache,
+            model=loaded.steps if around_model is None else around_model(loaded.steps),
+            config=plan.config,
+            cache=loaded.cache,
             tokenizer=tokenizer,
-            model_name=model_name or default_model_name(path),
-            weight_bytes=model.weight_bytes,
+            model_name=model_name or default_model_name(plan.checkpoint.path),
+            weight_bytes=loaded.model.weight_bytes,
             max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
             prefix_caching=prefix_caching,
-            workspace_bytes=workspace,
-            weights=model,
+            workspace_bytes=plan.workspace_bytes,
+            weights=loaded.model,
             kernels=kernels,
-            truncate_rows=select_truncate_rows(place, compute_dtype, kernels),
+            truncate_rows=select_truncate_rows(place, plan.dtype, kernels),
         )
         if compiles_late(place):
             try:
-                with part_of_load("a step", place, workspace):
-                    engine._warm_up(model, max_step_tokens)
+                with part_of_load("a step", place, plan.workspace_bytes):
+                    # On the engine's own thread: libraries keep state for each thread.
+                    sizes = (max_sequences, max_step_tokens)
+                    engine._thread.call(lambda: compile_kernels(loaded.model, loaded.cache, *sizes))
             except BaseException:
                 engine.close()
                 raise
         return engine
+
+    def warm_up(self) -> None:
+        """Runs requests that need as much memory as jobs do, then measures it for :meth:`stats`.
+
+        Call it once, before the first job.
+        """
+        sizes = (self.max_context, self.max_sequences, self._max_step_tokens)
+        for requests in first_requests(self._device, *sizes):
+            for generation in [self.submit(request) for request in requests]:
+                generation.result(WARM_UP_TIMEOUT_S)
+        self._measured_bytes = measured_bytes(self._parts, self._device)
 
     def submit(
         self,
@@ -275,28 +226,25 @@ class Engine:
     ) -> Generation:
         """Checks the request in the caller's thread and queues it.
 
-        ``token_ids`` of the result hold every generated id, the end-of-sequence or stop token that
-        ended the choice included; its ``text`` does not. A seed that is absent follows from the
-        job's id, and is returned with the result.
-
-        With a ``journal`` the generation goes on where the job's earlier attempts ended: tokens,
-        text, logprobs and usage are those of an uninterrupted run, and events tell only what the
-        journal does not. Choices that it shows complete are not run again. ``usage.cached`` and
-        ``timings`` are this attempt's, from its own first step and first token; ``queue_ms`` and
-        ``first_token_ms`` still count from ``queued_at``, the earlier attempts included.
+        ``token_ids`` of the result hold every generated id, also the end-of-sequence or stop token
+        that ended the choice; its ``text`` does not. Without a seed, one follows from the job's id
+        and is returned with the result.
 
         Args:
-            queued_at: unix time in s at which the job was enqueued; ``deadline_s`` and
-                ``queue_ms`` count from it, or from now.
-            journal: what the job's event stream holds of earlier attempts.
-            on_event: called on the engine's thread with every event; must not block. Where it
+            queued_at: unix time in s at which the job was enqueued; ``deadline_s``, ``queue_ms``
+                and ``first_token_ms`` count from it, or from now.
+            journal: what the job's event stream holds of earlier attempts. The generation
+                continues there: tokens, text, logprobs and usage are those of an uninterrupted
+                run, events tell only what is new, and complete choices do not run again.
+                ``usage.cached`` and the other timings are those of this attempt.
+            on_event: called on the engine's thread with every event; must not block. If it
                 raises, this generation is cancelled.
 
         Raises:
             ModelNotServed: the request names another model.
             ContextLengthExceeded: prompt and ``max_tokens`` do not fit.
-            InvalidRequest: an id beyond the vocabulary, or a prompt without a token.
-            InternalError: the engine is closed or broken, or the journal is not of this request.
+            InvalidRequest: an id is beyond the vocabulary, or the prompt has no token.
+            InternalError: the engine is closed or broken, or the journal is of another request.
         """
         check_model(request, self.model_name)
         prompt_ids = checked_prompt(
@@ -340,30 +288,21 @@ class Engine:
     def logits(self, token_ids: Ids[int]) -> torch.Tensor:
         """The model's logits after each of ``token_ids``: [tokens, vocab] float32.
 
-        Computed in one pass between two steps, with keys and values of its own that are gone
-        afterwards. Raises ``InvalidRequest`` for no ids, unknown ids or more than the context.
+        One pass between two steps computes them and leaves no keys and values behind. Raises
+        ``InvalidRequest`` for no ids, unknown ids, or more ids than the context.
         """
         ids = list(token_ids)
-        faults = []
-        if not 1 <= len(ids) <= self.max_context:
-            rule = f"must be 1 to {self.max_context} tokens"
-            faults.append(Fault(field="token_ids", rule=rule, got=f"{len(ids)} tokens"))
-        if any(not 0 <= token_id < self.config.vocab_size for token_id in ids):
-            rule = f"token ids must be below {self.config.vocab_size}, the vocabulary's size"
-            faults.append(Fault(field="token_ids", rule=rule, got="an id beyond it"))
-        if faults:
-            raise InvalidRequest.from_faults(faults)
+        check_token_ids(ids, self.max_context, self.config.vocab_size)
         return self._thread.call(lambda: uncached_logits(self._model, self.cache, ids))
 
     def stats(self) -> EngineStats:
         """The engine's figures, read without stopping it."""
-        kv = self.cache.kv.keys
-        counters = self._counters
+        counters, blocks = self._counters, self.cache.blocks
         return EngineStats(
             model=self.model_name,
-            device=str(kv.device),
-            dtype=str(self.cache.kv.dtype).removeprefix("torch."),
-            bytes={"weights": self._weight_bytes, **self.cache.bytes_by_part()},
+            device=str(self._device),
+            dtype=str(self.cache.shape.dtype).removeprefix("torch."),
+            bytes=self._bytes,
             planned_bytes=self._planned_bytes,
             measured_bytes=self._measured_bytes,
             max_context=self.max_context,
@@ -371,9 +310,9 @@ class Engine:
             running=self._scheduler.running_count,
             waiting=self._scheduler.waiting_count,
             tokens_per_s=counters.tokens_per_s(),
-            kv_blocks_total=self.cache.blocks.total,
-            kv_blocks_free=self.cache.blocks.free_count,
-            kv_blocks_kept=self.cache.blocks.kept_count,
+            kv_blocks_total=blocks.total,
+            kv_blocks_free=blocks.free_count,
+            kv_blocks_kept=blocks.kept_count,
             prompt_tokens_total=counters.prompt_tokens_total,
             cached_tokens_total=self._scheduler.blocks.found_tokens_total,
             prefix_hits_total=self._scheduler.blocks.hits_total,
@@ -391,53 +330,18 @@ class Engine:
     def stalled_for_s(self) -> float:
         """Seconds without a sign of life while there is work; 0.0 while idle.
 
-        Grows while a step, an event callback or a call hangs, and for good after a crash. For a
-        watchdog: cheap, takes no lock.
+        It grows while a step, an event callback or a call hangs, and for good after a crash. It is
+        cheap and takes no lock, for a watchdog.
         """
         return self._thread.heartbeat.stalled_for_s()
 
     def misplaced_tensors(self) -> tuple[str, ...]:
-        """What of model and cache is not on the engine's device: ``blocks.0.mlp.down.weight on
-        cpu``. Empty, always; a worker looks every minute all the same."""
-        return tuple(
-            f"{name} on {tensor.device}"
-            for root, part in self._parts()
-            for name, tensor in resident_tensors(part, root)
-            if tensor.device != self._device
-        )
-
-    def measure_memory(self) -> None:
-        """Notes what the engine really takes, for :meth:`stats`; call it once it has run warm."""
-        measured = {part: storage_bytes(root) for part, root in self._parts()}
-        if self._device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self._device)
-            measured["workspace"] = max(0, peak - sum(measured.values()))
-            measured["reserved"] = max(0, torch.cuda.max_memory_reserved(self._device) - peak)
-        self._measured_bytes = measured
-
-    def _warm_up(self, model: ForwardModel, max_step_tokens: int) -> None:
-        """Before the first job, on the engine's own thread, whose libraries are to be warm."""
-        self._thread.call(
-            lambda: warm_up(
-                model,
-                self.cache,
-                max_sequences=self.max_sequences,
-                max_step_tokens=max_step_tokens,
-            )
-        )
-
-    def _parts(self) -> tuple[tuple[str, object], ...]:
-        cache = self.cache
-        return (
-            ("weights", self._weights),
-            ("kv", cache.kv),
-            ("rope", cache.rope),
-            ("masks", cache.masks),
-            ("decode", cache.decode),
-        )
+        """Tensors of model and cache that are not on the engine's device, such as
+        ``blocks.0.mlp.down.weight on cpu``; empty unless something is broken."""
+        return misplaced_tensors(self._parts, self._device)
 
     def check_integrity(self) -> None:
-        """Raises unless every KV block is free or held by who lists it. Meant for tests."""
+        """Raises unless every KV block is free or held by the sequences that list it."""
         self._thread.call(self._scheduler.check_integrity)
 
     def close(self) -> None:
@@ -452,10 +356,5 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 class Generation:
     """One request's ``n`` sequences, their events and the one result.
 
-    Any thread may call what is above the line "engine's side"; the rest is the engine thread's.
+    Any thread may call the methods above the line "engine's side"; the others belong to the engine
+    thread.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Generation:
         on_event: Callable[[Event], None] | None,
         request_cancel: Callable[[Generation], None],
     ) -> None:
-        """``queued_at``: unix time in s at which the job was enqueued, where that is known."""
+        """``queued_at``: unix time in s at which the job was enqueued, if known."""
         self.id = id
         self.request = request
         self.sequences = sequences
@@ -56,7 +57,7 @@ class Generation:
         self._attempt = attempt
         self._on_event = on_event
         self._request_cancel = request_cancel
-        # Durations are measured on the monotonic clock; the wall clock enters here, once.
+        # Durations use the monotonic clock; the wall clock is read only here.
         now = time.monotonic()
         waited_s = 0.0 if queued_at is None else max(0.0, time.time() - queued_at)
         self._queued_s = now - waited_s
@@ -71,7 +72,7 @@ class Generation:
         self._events: list[Event] = []
         self._result: GenerationResult | None = None
         self._error: LlorchError | None = None
-        # Apart from the events: a token must not wake the many threads that wait for results.
+        # Separate from the events: a token must not wake the threads that wait for results.
         self._finished = threading.Event()
 
     @property
@@ -80,14 +81,19 @@ class Generation:
         return self._finished.is_set()
 
     @property
+    def complete(self) -> bool:
+        """Whether every sequence has a ``finish_reason``."""
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    @property
     def seed(self) -> int:
-        """The seed of the first choice, given or the job's own."""
+        """The seed of the first choice, from the request or the job's id."""
         return self.sequences[0].seed
 
     def events(self) -> Iterator[Event]:
-        """All events from the first on, as they come; ends after the terminal one.
+        """All events from the first on, as they come; ends after the terminal event.
 
-        Each call is a reader of its own.
+        Every call reads from the beginning.
         """
         index = 0
         while True:
@@ -102,16 +108,16 @@ class Generation:
             index += len(fresh)
 
     def cancel(self) -> None:
-        """Asks the engine to stop; it does within one step. No effect on one that is done."""
+        """Asks the engine to stop, which it does within one step. No effect once it is done."""
         if not self.done:
             self._request_cancel(self)
 
     def result(self, timeout: float | None = None) -> GenerationResult:
-        """The result, once there is one.
+        """Waits for the result and returns it.
 
         Raises:
-            TimeoutError: nothing after ``timeout`` seconds; the generation goes on.
-            LlorchError: the generation failed; ``Cancelled`` when it was cancelled.
+            TimeoutError: no result after ``timeout`` seconds; the generation goes on.
+            LlorchError: the generation failed; ``Cancelled`` if it was cancelled.
         """
         if not self._finished.wait(timeout):
             raise TimeoutError(f"generation {self.id} has no result after {timeout} s")
@@ -123,9 +129,9 @@ class Generation:
     # Engine's side ---------------------------------------------------------------------------
 
     def start(self, sequence: Sequence | None, now_s: float) -> None:
-        """Notes the first step, a prefill of ``sequence``, and tells of it; later calls do nothing.
+        """Emits ``started`` at the first step, a prefill of ``sequence``; later calls do nothing.
 
-        None where no choice is left to run.
+        ``sequence`` is None if no choice is left to run.
         """
         if self._started_s is not None:
             return
@@ -149,7 +155,7 @@ class Generation:
         logprobs: tuple[TokenLogprobs, ...] | None,
         now_s: float,
     ) -> None:
-        """Tells of the ``ids`` that ``sequence`` has just taken and the text that became final."""
+        """Emits the ``ids`` that ``sequence`` has just taken and the text that became final."""
         if ids and self._first_token_s is None:
             self._first_token_s = now_s
         text = sequence.text.take()
@@ -160,9 +166,9 @@ class Generation:
             )
 
     def finish(self, now_s: float) -> None:
-        """Ends well: every sequence has its ``finish_reason``."""
+        """Ends with a result; every sequence has a ``finish_reason``."""
         for sequence in self.sequences:
-            # What a deadline has just released, or a replay beyond its journal.
+            # Text that a deadline has just released, or that a replay gave beyond its journal.
             self.take_tokens(sequence, (), None, now_s)
         choices = tuple(_choice(sequence) for sequence in self.sequences)
         usage = Usage(
@@ -195,7 +201,7 @@ class Generation:
         self._emit(CancelledEvent())
 
     def _emit(self, event: Event) -> None:
-        # The callback goes first: who waits for the result may rely on the event being out.
+        # The callback goes first: when the result is there, the event is out.
         if self._on_event is not None:
             try:
                 self._on_event(event)
@@ -210,7 +216,7 @@ class Generation:
 
     @property
     def _cached_tokens(self) -> int:
-        # What other choices find in the cache is what the first of them has put there.
+        # The other choices find what the first of them has put into the cache.
         return 0 if self._first_prefilled is None else self._first_prefilled.cached_tokens
 
     def _timings(self, now_s: float) -> Timings:

@@ -1,4 +1,4 @@
-"""What only the engine can check in a request: token ids and sizes against the model."""
+"""Checks a request against the model: token ids and sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llorch_worker.text import Tokenizer
 
 
 def check_model(request: GenerationRequest, served: str) -> None:
-    """Raises ``ModelNotServed`` unless the request names ``served`` or nothing."""
+    """Raises ``ModelNotServed`` if the request names another model than ``served``."""
     if request.model not in (None, served):
         raise ModelNotServed(f"this engine serves {served}, not {request.model}")
 
@@ -29,11 +29,10 @@ def checked_prompt(
     max_context: int,
     pool_tokens: int,
 ) -> list[int]:
-    """The prompt's ids, of whichever prompt field the request has.
+    """The ids of the prompt, whichever field the request has it in.
 
-    Raises ``InvalidRequest`` with every fault of the request against this model;
-    ``ContextLengthExceeded`` where size is the only one. ``pool_tokens``: what all KV blocks
-    together hold.
+    ``pool_tokens`` is the capacity of all KV blocks. Raises ``InvalidRequest`` with every fault of
+    the request against this model, or ``ContextLengthExceeded`` if size is the only one.
     """
     prompt_field = next(name for name in PROMPT_FIELDS if getattr(request, name) is not None)
     limit, what = max_context, "the context"
@@ -41,7 +40,7 @@ def checked_prompt(
         limit, what = pool_tokens, "the KV cache"
     prompt_ids = _tokenise(request, tokenizer)
     faults = [
-        # Of a text too: a vocabulary may have more tokens than the model has embeddings.
+        # Text is checked too: a vocabulary may have more tokens than the model has embeddings.
         *_unknown_ids(prompt_field, prompt_ids, vocab_size),
         *_unknown_ids("logit_bias", request.logit_bias or (), vocab_size),
         *_unknown_ids("stop_token_ids", request.stop_token_ids, vocab_size),

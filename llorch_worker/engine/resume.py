@@ -1,7 +1,7 @@
-"""A job that was delivered again goes on from what its journal holds.
+"""Resumes a redelivered job where its journal ends.
 
-The journalled ids are replayed through the same detokenizer, stop rules and limits that took them
-first, so everything that depends on the past stands where the earlier attempt left it.
+The journalled ids go through the same detokenizer, stop rules and limits again, so all state that
+depends on the past is what the earlier attempt had.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from llorch_worker.engine.sequence import Sequence, SequenceState
 
 
 def resume(sequences: Iterable[Sequence], journal: Journal, *, vocab_size: int) -> None:
-    """Brings new ``sequences``, one a choice, to where ``journal`` ends.
+    """Brings new ``sequences``, one per choice, to where ``journal`` ends.
 
-    Those that it shows complete have a ``finish_reason`` and are FINISHED. Text that the replay
-    releases beyond the journal's is left to be taken; what the journal has is not.
+    Choices that the journal shows complete get a ``finish_reason`` and are FINISHED. Text that the
+    replay releases beyond the journal's is left to be taken.
 
     Raises:
-        InternalError: the journal is not one of this request on this model. Names what is wrong
-            by counts alone, never by text.
+        InternalError: the journal does not belong to this request on this model. The message gives
+            counts, never text.
     """
     by_choice = {sequence.choice: sequence for sequence in sequences}
     for number, choice in journal.choices.items():
         if number not in by_choice:
             raise InternalError(
-                f"the journal has tokens of choice {number}, and the request asks for "
-                f"{len(by_choice)} from 0 on"
+                f"the journal has tokens of choice {number}, but the request has choices 0 to "
+                f"{len(by_choice) - 1}"
             )
         _replay(by_choice[number], choice, vocab_size)
     for sequence in by_choice.values():
         if sequence.finish_reason is None and isinstance(journal.terminal, Finished):
-            # Readers saw the end, and not by this choice's own rules: only its result is missing.
+            # Readers saw the job end by its deadline; only the result is missing.
             sequence.close("deadline")
         if sequence.finish_reason is not None:
             sequence.state = SequenceState.FINISHED
@@ -43,25 +43,25 @@ def _replay(sequence: Sequence, choice: JournalledChoice, vocab_size: int) -> No
     whose = f"the journal of choice {sequence.choice}"
     if count > sequence.request.max_tokens:
         raise InternalError(
-            f"{whose} has {count} tokens, and max_tokens is {sequence.request.max_tokens}"
+            f"{whose} has {count} tokens, but max_tokens is {sequence.request.max_tokens}"
         )
     if any(not 0 <= token_id < vocab_size for token_id in choice.token_ids):
         raise InternalError(f"{whose} has a token id beyond the vocabulary of {vocab_size}")
     for token_id in choice.token_ids:
         if sequence.finish_reason is not None:
             raise InternalError(
-                f"{whose} has {count} tokens, and the choice ends after {sequence.generated_count}"
+                f"{whose} has {count} tokens, but the choice ends after {sequence.generated_count}"
             )
         sequence.append(token_id)
     _take_logprobs(sequence, choice, whose)
     if len(choice.text) > len(sequence.text.ready) and sequence.finish_reason is None:
-        # Only the end of a choice shows text that was held back. It is none of the tokens', or
-        # the replay would have ended too: it is the deadline's.
+        # Only the end of a choice releases held-back text. No token ended the replay, so the
+        # deadline did.
         sequence.close("deadline")
     if not sequence.text.skip(choice.text):
         raise InternalError(
             f"{whose} has a text of {len(choice.text)} characters that its {count} tokens do not "
-            "give; was it written with another model?"
+            "produce; was it written with another model?"
         )
 
 
@@ -69,7 +69,7 @@ def _take_logprobs(sequence: Sequence, choice: JournalledChoice, whose: str) -> 
     asked, given = sequence.logprobs is not None, choice.logprobs is not None
     if choice.token_ids and asked != given:
         has, asks = "has" if given else "lacks", "asks" if asked else "does not ask"
-        raise InternalError(f"{whose} {has} log probabilities, and the request {asks} for them")
+        raise InternalError(f"{whose} {has} log probabilities, but the request {asks} for them")
     if sequence.logprobs is None or choice.logprobs is None:
         return
     if any(

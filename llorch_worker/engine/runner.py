@@ -92,12 +92,8 @@ class Runner:
         """See ``DeviceQueue``."""
         return self._queue.overlaps
 
-    def run(self, chunks: Items[Chunk]) -> StepOutput:
-        """Computes the chunks and samples for those that reach the end of what is known."""
-        return self.launch(chunks).read()
-
     def launch(self, chunks: Items[Chunk], after: Launch | None = None) -> Launch:
-        """As ``run``, but does not wait.
+        """Starts to compute the chunks and to sample for those that reach the last known token.
 
         With ``after``, each chunk is the token that this earlier step chooses for its sequence.
         """

@@ -64,10 +64,6 @@ class StepPlan:
         """The chunks that begin or continue a prefill."""
         return self.chunks[self.decodes :]
 
-    @property
-    def tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
-
 
 class Scheduler:
     """Owns the waiting and the running list and the blocks that sequences hold."""

@@ -52,28 +52,6 @@ class Sequence:
     """Its place in the prefix tree, set by the scheduler. While the sequence runs, the end of its
     published blocks; while it waits, the end of what was last found of its ids."""
 
-    __slots__ = (
-        "arrival",
-        "blocks",
-        "cached_tokens",
-        "choice",
-        "computed",
-        "finish_reason",
-        "logprobs",
-        "most_computed",
-        "plain",
-        "prefix",
-        "prompt_length",
-        "rank",
-        "request",
-        "reserved_blocks",
-        "seed",
-        "state",
-        "stop_ids",
-        "text",
-        "token_ids",
-    )
-
     def __init__(
         self,
         prompt_ids: Ids[int],

@@ -13,18 +13,17 @@ RATE_WINDOW_S = 5
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One look at an engine; totals count from its start.
+    """A snapshot of an engine; totals count from its start.
 
-    ``planned_bytes``: what the engine was planned to take, by part, the ``workspace`` of its steps
-    too. ``measured_bytes``: what it was found to take, empty before
-    :meth:`Engine.measure_memory`; on a card with ``workspace``, the peak of the steps, and
+    ``bytes``: memory held, by part: weights, kv, rope, masks. ``planned_bytes``: the plan by part,
+    including the ``workspace`` of steps. ``measured_bytes``: what was measured, empty before
+    :meth:`Engine.warm_up`; on a card with ``workspace``, the peak of the steps, and
     ``reserved``, what torch's allocator holds beyond that.
 
-    ``bytes``: memory held, by part: weights, kv, rope, masks. ``tokens_per_s``: tokens generated
-    over the last 5 s, all sequences together. Of the free KV blocks ``kv_blocks_kept`` keep
-    contents that later prompts may find: ``prefix_hits_total`` prefills found their beginning, and
-    ``cached_tokens_total`` tokens did not have to be computed, those of preempted sequences and of
-    resumed jobs included.
+    ``tokens_per_s``: generated tokens of all sequences over the last 5 s. ``kv_blocks_kept``: free
+    blocks whose contents later prompts may find. ``prefix_hits_total``: prefills that found their
+    beginning. ``cached_tokens_total``: tokens that did not have to be computed, including those of
+    preempted sequences and resumed jobs.
     """
 
     model: str
@@ -61,8 +60,8 @@ class Counters:
     _seconds: deque[tuple[int, int]] = field(default_factory=deque)
 
     def count_step(self, plan: StepPlan, tokens: int) -> None:
-        """Of which ``tokens`` were generated for somebody. Prompt tokens count as often as they are
-        computed: preemption repeats them."""
+        """``tokens`` were generated. Prompt tokens count each time they are computed: preemption
+        repeats them."""
         self.steps_total += 1
         self.completion_tokens_total += tokens
         for chunk in plan.chunks:
@@ -78,7 +77,7 @@ class Counters:
             self._seconds.popleft()
 
     def tokens_per_s(self) -> float:
-        """Generated tokens a second over the last few seconds, the running one included."""
+        """Generated tokens per second over the last seconds, the current one included."""
         now = time.monotonic()
         recent = [(s, n) for s, n in tuple(self._seconds) if s > now - RATE_WINDOW_S]
         if not recent:

@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,21 +20,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _BROKEN = "the engine broke down; restart the worker"
-
-
-@dataclass(frozen=True, slots=True)
-class _Call(Generic[T]):
-    function: Callable[[], T]
-    future: Future[T]
-
-    def answer(self) -> None:
-        try:
-            result = self.function()
-        except Exception as error:
-            logger.debug("a call on the engine thread failed", exc_info=True)
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
 
 
 class Heartbeat:
@@ -80,7 +64,7 @@ class EngineThread:
         self._wake = threading.Condition()
         self._arrivals: list[Generation] = []
         self._cancels: list[Generation] = []
-        self._calls: list[_Call[Any]] = []
+        self._calls: list[tuple[Callable[[], None], Future[Any]]] = []
         self._adding: list[Generation] = []
         self._closing = False
         self._broken = False
@@ -109,9 +93,17 @@ class EngineThread:
         if threading.current_thread() is self._thread:
             raise RuntimeError("an event callback must not wait for the engine that calls it")
         future: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                logger.debug("a call on the engine thread failed", exc_info=True)
+                future.set_exception(error)
+
         with self._wake:
             self._require_open()
-            self._calls.append(_Call(function, future))
+            self._calls.append((answer, future))
             self._wake.notify()
         return future.result()
 
@@ -152,8 +144,8 @@ class EngineThread:
         self._core.fail_all(error)
         for generation in stranded:
             generation.fail(error)
-        for call in calls:
-            call.future.set_exception(error)
+        for _, future in calls:
+            future.set_exception(error)
 
     def _step(self) -> None:
         plan = self._core.step()
@@ -175,7 +167,8 @@ class EngineThread:
         for generation in cancels:
             self._core.cancel(generation)
         while self._calls:
-            self._calls.pop(0).answer()
+            answer, _ = self._calls.pop(0)
+            answer()
         return not closing
 
     def _wanted(self) -> bool:

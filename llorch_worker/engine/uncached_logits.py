@@ -7,8 +7,22 @@ from dataclasses import replace
 import torch
 
 from llorch_worker.cache import BlockPool, PagedKV, UnifiedCache
+from llorch_worker.contract import Fault, InvalidRequest
 from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.model import RaggedBatch
+
+
+def check_token_ids(token_ids: list[int], max_context: int, vocab_size: int) -> None:
+    """Raises ``InvalidRequest`` for no ids, more than ``max_context``, or unknown ones."""
+    faults = []
+    if not 1 <= len(token_ids) <= max_context:
+        rule = f"must be 1 to {max_context} tokens"
+        faults.append(Fault(field="token_ids", rule=rule, got=f"{len(token_ids)} tokens"))
+    if any(not 0 <= token_id < vocab_size for token_id in token_ids):
+        rule = f"token ids must be below {vocab_size}, the vocabulary's size"
+        faults.append(Fault(field="token_ids", rule=rule, got="an id beyond it"))
+    if faults:
+        raise InvalidRequest.from_faults(faults)
 
 
 def uncached_logits(model: ForwardModel, cache: UnifiedCache, token_ids: list[int]) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Everything of the model but its matrix products, as fast as the device allows.
+"""The model's operations, as fast as the device allows, each with a plain torch twin.
 
-Imports nothing of the model, the cache or the weights: kernels see tensors only.
+Kernels see tensors only: this package imports nothing from the model, the cache or the weights.
 """
 
 from llorch_worker.kernels.arena import Arena

@@ -1,5 +1,5 @@
-"""Memory for weights and the KV cache in huge pages: a step reads all of it, and small pages miss
-the TLB and take long to get."""
+"""Memory for weights and the KV cache in huge pages: a step reads all of it, and small pages would
+miss the TLB and be slow to allocate."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import mmap
 import torch
 
 ALIGNMENT_BYTES = 64
-"""A cache line, where the kernels' loads want vectors to begin."""
+"""A cache line, to which the kernels align their vectors."""
 _CHUNK_BYTES = 256 * 1024 * 1024
-"""Asked of the system at a time; what is never written takes no memory."""
+"""Mapped at a time; pages that are never written take no memory."""
 _HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 class Arena:
-    """Hands out memory side by side, as tensors, and gives it back once all of a chunk are gone.
+    """Allocates tensors side by side; a chunk is freed when all its tensors are gone.
 
-    Side by side, because each tensor in pages of its own would waste a huge page's half.
+    Separate pages for each tensor would waste half a huge page on average.
     """
 
     def __init__(self) -> None:
@@ -27,8 +27,8 @@ class Arena:
         self._free, self._end = 0, 0
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor that begins at a cache line. Its storage is its own bytes only,
-        so that who adds storages up does not count a chunk's unused end."""
+        """An uninitialised tensor, aligned to a cache line. Its storage covers its own bytes only,
+        so that sums over storages do not count a chunk's unused end."""
         count = math.prod(shape)
         size = count * dtype.itemsize
         if self._chunk is None or self._free + size > self._end:
@@ -41,12 +41,12 @@ class Arena:
 
 
 def _chunk(size: int) -> tuple[mmap.mmap, int]:
-    """Memory, and where in it ``size`` bytes begin at a huge page."""
-    # Private: what may be shared with a child gets no huge pages by this advice.
+    """Memory, and the offset in it at which ``size`` bytes start on a huge page."""
+    # Private: shared mappings get no huge pages by this advice.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A kernel built without them refuses: small pages do the same, more slowly.
+        # A kernel built without huge pages refuses; small pages work too.
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()

@@ -12,7 +12,7 @@ FP8_LARGEST = 448.0
 """The largest number of float8 e4m3 without infinities."""
 INT8_LARGEST = 127.0
 SMALLEST_AMPLITUDE = 1e-20
-"""Taken for less, so that a row of zeros has a scale to be divided by."""
+"""The lower bound, so that the scale of a row of zeros is not 0."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class LayerKV:
     keys: torch.Tensor
     values: torch.Tensor
     key_scales: torch.Tensor | None = None
-    """[blocks, block_size, kv_heads] float32, where keys are int8."""
+    """[blocks, block_size, kv_heads] float32 if keys are int8."""
     value_scales: torch.Tensor | None = None
 
     @property
@@ -37,7 +37,7 @@ class LayerKV:
         _write(self.values, self.value_scales, slots, v)
 
     def gather(self, slots: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of what lies at ``slots: [n]``, two [n, kv_heads, head_dim] of ``dtype``."""
+        """Copies of keys and values at ``slots: [n]``: [n, kv_heads, head_dim] of ``dtype``."""
         return (
             _gather(self.keys, self.key_scales, slots, dtype),
             _gather(self.values, self.value_scales, slots, dtype),
@@ -52,10 +52,10 @@ def _write(
         wide = rows.float()
         scale = wide.abs().amax(-1).clamp_(min=SMALLEST_AMPLITUDE) / INT8_LARGEST
         scales.flatten(0, 1).index_copy_(0, slots, scale)
-        codes = (wide / scale.unsqueeze(-1)).add_(0.5).floor_()  # halves go up
+        codes = (wide / scale.unsqueeze(-1)).add_(0.5).floor_()  # rounds half up
         cells.index_copy_(0, slots, codes.to(torch.int8))
     elif cells.dtype is torch.float8_e4m3fn:
-        # Written as bytes: torch copies no float8 by index on the CPU.
+        # As bytes: torch cannot copy float8 by index on the CPU.
         narrow = rows.float().clamp_(-FP8_LARGEST, FP8_LARGEST).to(cells.dtype)
         cells.view(torch.uint8).index_copy_(0, slots, narrow.view(torch.uint8))
     else:

@@ -1,4 +1,4 @@
-"""The OpenMP that torch brought along, and the pools of threads that it keeps."""
+"""The OpenMP library that torch ships, and its pools of threads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 _PAUSE_SOFT = 1
-"""``omp_pause_soft`` of the OpenMP specification: give up what can be made again."""
+"""``omp_pause_soft`` of the OpenMP specification: release what can be recreated."""
 
 
 def torch_openmp() -> Path | None:
-    """The GNU OpenMP library that this torch brought along, if it did."""
+    """The GNU OpenMP library that this torch ships; None if it ships none."""
     root = Path(torch.__file__).parent
     for folder in (root / "lib", root.parent / "torch.libs"):
         for found in sorted(folder.glob("libgomp*.so*")):
@@ -21,12 +21,11 @@ def torch_openmp() -> Path | None:
 
 
 def end_own_threads() -> None:
-    """End the OpenMP threads that work for the calling thread; its next parallel work makes more.
+    """End the calling thread's OpenMP pool; its next parallel work starts a new one.
 
-    Every thread that ever ran parallel work keeps a pool. With more threads in all pools than there
-    are processors the library lets waiting ones sleep at once, and waking them at each of the
-    hundred small products of a decode step cost a quarter of its time. So a thread that loads a
-    model and then hands it to another ends its own.
+    Every thread that has run parallel work keeps a pool. If all pools together have more threads
+    than there are processors, idle threads sleep immediately and must be woken for each product of
+    a decode step. So a thread that loads a model and hands it to another one ends its own pool.
     """
     path = torch_openmp()
     if path is None:

@@ -1,26 +1,28 @@
-"""A quantised matrix as kernels on a card read it, and its product in plain torch.
+"""A quantised matrix in the layout of the card's kernels, and its product in plain torch.
 
 Every weight is ``factor * (scale * (code - zero) + offset)`` with one scale, and in some types one
 offset, for each group of 16 or 32 columns. Codes lie in blocks of 32 columns: a byte holds the low
 four bits of columns j and j + 16, so that both halves of a register of bytes are 16 neighbours.
-What a code has above four bits is in words of their own; codes of 8 bits are bytes.
+The bits of a code above the fourth are in separate words; codes of 8 bits are bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 BLOCK_COLUMNS = 32
 _HALF = BLOCK_COLUMNS // 2
+_TABLES = ("codes", "high", "scales", "offsets")
 
 
 @dataclass(frozen=True)
 class QuantisedMatrix:
-    """``[rows, columns]``; columns are a multiple of 32, all tensors lie on one device."""
+    """``[rows, columns]``; columns are a multiple of 32, all tensors are on one device."""
 
     codes: torch.Tensor
     """uint8: [rows, columns / 2], or [rows, columns] where ``bits`` is 8"""
@@ -47,11 +49,11 @@ class QuantisedMatrix:
         zero: int,
         factor: float,
     ) -> QuantisedMatrix:
-        """Of ``codes``: [rows, columns] uint8, ``scales``, ``offsets``: [rows, columns / group]
-        float32. All results are on the device of ``codes``."""
+        """Pack ``codes``: [rows, columns] uint8, ``scales``, ``offsets``: [rows, columns / group]
+        float32. The result is on the device of ``codes``."""
         rows, columns = codes.shape
         if columns % BLOCK_COLUMNS:
-            raise ValueError(f"{columns} columns are no multiple of {BLOCK_COLUMNS}")
+            raise ValueError(f"{columns} columns are not a multiple of {BLOCK_COLUMNS}")
         high = None
         if bits < 8:
             blocks = codes.view(rows, -1, 2, _HALF)
@@ -71,33 +73,24 @@ class QuantisedMatrix:
 
     @classmethod
     def stack(cls, parts: Sequence[QuantisedMatrix]) -> QuantisedMatrix:
-        """The rows of all ``parts``, which are of one form, one below the other."""
+        """The rows of all ``parts``, which have one form, stacked."""
         if len(parts) == 1:
             return parts[0]
-        first = parts[0]
-
-        def joined(table: Callable[[QuantisedMatrix], torch.Tensor | None]) -> torch.Tensor | None:
-            tables = [table(part) for part in parts]
-            present = [each for each in tables if each is not None]
-            return torch.cat(present) if present else None
-
-        return replace(
-            first,
-            codes=torch.cat([part.codes for part in parts]),
-            high=joined(lambda part: part.high),
-            scales=torch.cat([part.scales for part in parts]),
-            offsets=joined(lambda part: part.offsets),
-        )
+        tables = {name: [getattr(part, name) for part in parts] for name in _TABLES}
+        joined: dict[str, Any] = {
+            name: torch.cat(rows) for name, rows in tables.items() if rows[0] is not None
+        }
+        return replace(parts[0], **joined)
 
     @staticmethod
     def bytes_of(rows: int, columns: int, *, bits: int, group: int, has_offsets: bool) -> int:
-        """What ``pack`` makes of such a matrix, without one."""
+        """The memory that a matrix of this size takes."""
         tables = 2 if has_offsets else 1
         return rows * (columns * bits // 8 + tables * (columns // group) * 2)
 
     @property
     def nbytes(self) -> int:
-        tables = (self.codes, self.high, self.scales, self.offsets)
+        tables = (getattr(self, name) for name in _TABLES)
         return sum(table.nbytes for table in tables if table is not None)
 
     @property
@@ -125,7 +118,7 @@ class QuantisedMatrix:
         return weights.view(rows, -1) * self.factor
 
     def _high_codes(self) -> torch.Tensor:
-        """[rows, columns] uint8, what each code has above four bits."""
+        """[rows, columns] uint8, the bits of each code above the fourth."""
         assert self.high is not None
         width = self.bits - 4
         shifts = torch.arange(0, 32, width, device=self.high.device)
@@ -134,7 +127,7 @@ class QuantisedMatrix:
 
 
 def _high_bits(blocks: torch.Tensor, width: int) -> torch.Tensor:
-    """``blocks``: [rows, blocks, 32] codes; their ``width`` bits above the fourth, as words."""
+    """The ``width`` bits above the fourth of ``blocks``: [rows, blocks, 32], as words."""
     each = 32 // width
     words = blocks.view(*blocks.shape[:2], width, each)
     packed = torch.zeros(words.shape[:3], dtype=torch.int32, device=blocks.device)

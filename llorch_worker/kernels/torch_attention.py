@@ -1,11 +1,11 @@
-"""Attention through torch's scaled_dot_product_attention on copies of what the blocks hold.
+"""Attention with torch's scaled_dot_product_attention on copies of the KV blocks.
 
-Sequences with one new token (decode) share one call, padded to the longest context among them.
-Sequences with more (prefill, or a chunk of one) have a call each.
+Sequences with one new token (decode) share one call, padded to the longest context. Sequences with
+more (prefill, or a chunk of it) get a call each.
 
-Grouped heads cost no copies: in decode the query heads of one KV head stand where queries stand
-otherwise (they see the same keys), in prefill the KV heads are expanded with stride 0. (torch's own
-``enable_gqa`` copies on the CPU.)
+Grouped heads need no copies. In decode, the query heads of one KV head take the place of queries,
+because they see the same keys. In prefill, KV heads are expanded with stride 0. torch's own
+``enable_gqa`` copies on the CPU.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class GatheredDecode:
         lengths = torch.tensor(contexts, device=tables.device) if known is None else known
         lengths = lengths[:, None]
         places = torch.arange(self._longest, device=tables.device)
-        # Padding repeats the sequence's own last token: a masked score is still multiplied, and a
-        # NaN from a block of somebody else's would come through the mask.
+        # Padding repeats the sequence's own last token: masked values are still multiplied, and a
+        # NaN from another sequence's block would pass through the mask.
         own = torch.minimum(places, lengths - 1)
         self._slots = (tables.gather(1, own // size) * size + own % size).view(-1)
         self._visible = None
@@ -58,7 +58,7 @@ class _Chunk:
     rows: slice
     context_len: int
     slots: torch.Tensor | None
-    """[context_len] in the cache; None for a first chunk, whose keys are all at hand."""
+    """[context_len] in the cache; None for a first chunk, whose keys are all in ``qkv``."""
 
 
 class GatheredPrefill:
@@ -91,7 +91,7 @@ class GatheredPrefill:
             out[chunk.rows] = self._attend(q, k, v)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """The last [query_len] tokens of a context see it causally.
+        """Causal attention of the last [query_len] tokens of a context.
 
         ``q``: [query_len, heads, head_dim]; ``k``, ``v``: [context_len, kv_heads, head_dim].
         Returns [query_len, heads * head_dim].
@@ -102,7 +102,7 @@ class GatheredPrefill:
         highest = self._mask.max_query
         if query_len <= highest:
             return _causal(q, k, v, self._mask.view(query_len, context_len))
-        # Longer than the mask is high: a prefix of the queries sees a prefix of the context.
+        # More queries than the mask has rows: a prefix of them sees a prefix of the context.
         head, end = query_len - highest, context_len - highest
         return torch.cat(
             (
@@ -115,12 +115,11 @@ class GatheredPrefill:
 def _causal(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """One sequence's [query_len, heads * head_dim]; without ``mask`` keys are as many as q."""
+    """One sequence's [query_len, heads * head_dim]; without ``mask``, k is as long as q."""
     query_len, _, head_dim = q.shape
     context_len, kv_heads, _ = k.shape
-    grouped = q.view(query_len, kv_heads, -1, head_dim).permute(
-        1, 2, 0, 3
-    )  # [kv_heads, group, q, d]
+    # [kv_heads, group, q, d]
+    grouped = q.view(query_len, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     shape = (kv_heads, grouped.shape[1], context_len, head_dim)
     out = F.scaled_dot_product_attention(
         grouped,

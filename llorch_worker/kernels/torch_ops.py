@@ -1,4 +1,4 @@
-"""The operations in plain torch: on any device, in any dtype, and what all others are tested by."""
+"""The operations in plain torch, for any device and dtype; all kernels are tested against them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TorchOps:
     """See ``Ops``."""
 
     name = "torch"
-    recordable = False  # its cost follows from the longest context that there may be
+    recordable = False  # its cost follows from the longest possible context
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()
@@ -41,7 +41,7 @@ class TorchOps:
     ) -> None:
         kv_heads = kv.keys.shape[-2]
         heads = qkv.shape[1] - 2 * kv_heads
-        # Q's and K's heads lie side by side, so one call rotates both.
+        # Q's and K's heads are adjacent, so one call rotates both.
         rotating = qkv[:, : heads + kv_heads]
         rotating.copy_(apply_rope(rotating, cos, sin))
         kv.write(slots, qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :])
@@ -74,10 +74,10 @@ def sample(
     """One token a row: the first whose cumulative probability exceeds ``uniforms``.
 
     Args:
-        logits: [rows, vocab] float32; untouched.
+        logits: [rows, vocab] float32; not changed.
         temperatures: [rows] float32; 0 takes the row's first maximum.
-        log_min_p: [rows] float32; tokens less likely than the likeliest times min_p are not drawn;
-            -inf draws from all.
+        log_min_p: [rows] float32; tokens less likely than min_p times the likeliest are excluded;
+            -inf excludes none.
         uniforms: [rows] float64 in [0, 1).
 
     Returns:

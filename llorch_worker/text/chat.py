@@ -1,4 +1,4 @@
-"""Chat messages to prompt ids: by the model's own template, or as Llama-2 wants them."""
+"""Chat messages to prompt ids, by the model's own template or in Llama-2's format."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from llorch_worker.contract import Fault, InvalidRequest, Message
 from llorch_worker.text.codec import Codec
 
 _LITERAL_MARK = "\ufdd0"
-"""A Unicode noncharacter: put inside a control token's spelling, it keeps that spelling text."""
+"""A Unicode noncharacter. Inside a control token's spelling it keeps that spelling text."""
+# What a template's own expressions may raise.
+_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class ChatFormat(Protocol):
-    """How a model wants a conversation written."""
+    """How a model expects a conversation."""
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Prompt ids that end where the assistant's answer begins. Raises InvalidRequest."""
@@ -22,11 +24,11 @@ class ChatFormat(Protocol):
 
 
 class Llama2Chat:
-    """Llama-2's ``[INST]`` format, for files that bring no template.
+    """Llama-2's ``[INST]`` format, for files without a template.
 
-    Each question with its answer is one text between BOS and EOS ids; the system prompt stands
-    inside the first question. Follows Meta's reference implementation of Llama-2's chat, where
-    no user text can become a control token.
+    As in Meta's reference implementation, each question and its answer are one text between BOS
+    and EOS ids, the system prompt is part of the first question, and no user text can become a
+    control token.
     """
 
     def __init__(self, codec: Codec, bos_token_id: int | None, eos_token_id: int | None) -> None:
@@ -53,8 +55,8 @@ class Llama2Chat:
 class TemplateChat:
     """A Jinja template that came with the model, rendered in transformers' sandbox.
 
-    ``special_tokens``: bos_token, eos_token and the like, by the names that templates use.
-    ``bos_token_id``: put in front where the template writes none itself; None: never.
+    ``special_tokens``: the spellings of bos_token and eos_token, for the template.
+    ``bos_token_id``: put in front if the template does not write it; None: never.
     """
 
     def __init__(
@@ -80,16 +82,13 @@ class TemplateChat:
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
     def _render(self, messages: Sequence[Message]) -> str:
-        # Imported here because transformers takes a second, and few jobs need it.
+        # Imported late: transformers takes a second, and few jobs need it.
         from jinja2 import TemplateError, TemplateSyntaxError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        turns = [
-            {"role": message.role, "content": self._as_text(message.content)}
-            for message in messages
-        ]
+        turns = [{"role": turn.role, "content": self._as_text(turn.content)} for turn in messages]
         try:
-            # Annotated as str upstream, but a pair: the rendered chats, and indices within them.
+            # A pair, despite its annotation: the rendered chats, and indices within them.
             rendered: Any = render_jinja_template(
                 conversations=[turns],
                 chat_template=self._template,
@@ -97,38 +96,26 @@ class TemplateChat:
                 **self._special_tokens,
             )
         except TemplateSyntaxError as error:
-            raise _refusal(
-                "messages", f"the model's chat template is broken in line {error.lineno}", "a chat"
-            ) from None
-        except (
-            TemplateError,
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
-            # Templates may put the conversation into their complaint; only their own words pass.
+            rule = f"the model's chat template is broken in line {error.lineno}"
+            raise _refusal("messages", rule, "a chat") from None
+        except (TemplateError, *_ERRORS) as error:
+            # A template's message may quote the conversation. Pass on only what the template says.
             reason = str(error)
             if not reason or reason not in self._template:
                 reason = f"it failed with {type(error).__name__}"
-            raise _refusal(
-                "messages",
-                f"the model's chat template refuses them: {reason}",
-                f"{len(messages)} messages",
-            ) from None
+            rule = f"the model's chat template refuses them: {reason}"
+            raise _refusal("messages", rule, f"{len(messages)} messages") from None
         return str(rendered[0][0])
 
     def _as_text(self, content: str) -> str:
-        """``content`` with every spelling of a control token broken, so that it stays text."""
+        """``content`` with a mark in every spelling of a control token."""
         return self._control_beginning.sub(
             rf"\1{_LITERAL_MARK}", content.replace(_LITERAL_MARK, "")
         )
 
 
 def _check_turns(messages: Sequence[Message]) -> None:
-    """The turns must be [system], user, assistant, user, ..., user. All faults at once."""
+    """Turns must be [system], user, assistant, user, ..., user. Reports all faults at once."""
     if not messages:
         raise _refusal("messages", "must not be empty", "none")
     faults = []

@@ -22,14 +22,14 @@ codecs.register_error(REPLACE_EACH_BYTE, _replace_one_byte)
 class DecodingTable:
     """Token id -> bytes, and the rules by which the bytes of many tokens become text.
 
-    ``token_bytes[id]`` is what a token adds in the middle of a text; control tokens add nothing.
-    ``control`` gives the literal text of the control tokens. ``loses_first_space`` are the tokens
-    whose leading space is dropped at the start of a text, because encoding put it there.
-
-    ``errors`` is the UTF-8 error handler: sentencepiece writes U+FFFD for each invalid byte
+    ``token_bytes[id]``: what a token adds inside a text; nothing for control tokens.
+    ``control``: the spelling of each control token.
+    ``loses_first_space``: tokens whose leading space is dropped at the start of a text, because
+    encoding put it there.
+    ``errors``: the UTF-8 error handler. sentencepiece writes U+FFFD for each invalid byte
     (:data:`REPLACE_EACH_BYTE`), byte-level BPE for each maximal invalid run ("replace").
-    ``control_ends_character`` says that bytes on both sides of a control token never make one
-    character (sentencepiece decodes each run of byte pieces by itself).
+    ``control_ends_character``: bytes before and after a control token never form one character,
+    because sentencepiece decodes each run of byte pieces by itself.
     """
 
     token_bytes: Sequence[bytes]
@@ -40,19 +40,11 @@ class DecodingTable:
 
     @cached_property
     def texts(self) -> Sequence[str | None]:
-        """Token id -> its text where it is made of whole characters, else None."""
+        """Token id -> its text, or None if it is not made of whole characters."""
         return tuple(map(_whole_text, self.token_bytes))
 
-    @cached_property
-    def with_control(self) -> DecodingTable:
-        """The same table, with control tokens written out."""
-        spelt = list(self.token_bytes)
-        for token_id, text in self.control.items():
-            spelt[token_id] = text.encode()
-        return replace(self, token_bytes=spelt, control={}, control_ends_character=False)
-
     def padded(self, size: int) -> DecodingTable:
-        """The same table with at least ``size`` ids; the added ones stand for no text."""
+        """The same table with at least ``size`` ids. The added ones have no text."""
         missing = size - len(self.token_bytes)
         if missing <= 0:
             return self

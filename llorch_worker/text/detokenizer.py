@@ -17,24 +17,18 @@ class HasDecodingTable(Protocol):
 class IncrementalDetokenizer:
     """Turns the tokens of one sequence into text, releasing only whole characters.
 
-    ``continuation=True`` reads the tokens as what follows a prompt: a leading space stays, so that
-    prompt + text reads right. The pieces then join to ``tokenizer.decode_continuation(ids)``;
-    with ``continuation=False`` to ``tokenizer.decode(ids)``.
+    With ``continuation=True`` the tokens follow a prompt and a leading space stays. Otherwise the
+    pieces join to ``tokenizer.decode(ids)``.
 
     Runs on the engine's thread for every token: a token of whole characters costs one lookup.
     """
 
     __slots__ = ("_at_start", "_decoder", "_pending", "_table", "_texts")
 
-    def __init__(
-        self,
-        tokenizer: HasDecodingTable,
-        continuation: bool = True,
-        skip_special_tokens: bool = True,
-    ) -> None:
+    def __init__(self, tokenizer: HasDecodingTable, continuation: bool = True) -> None:
         table = tokenizer.decoding_table
-        self._table = table if skip_special_tokens else table.with_control
-        self._texts = self._table.texts
+        self._table = table
+        self._texts = table.texts
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors=table.errors)
         self._at_start = not continuation and bool(table.loses_first_space)
         self._pending = False
@@ -53,7 +47,7 @@ class IncrementalDetokenizer:
         return "".join(parts)
 
     def flush(self) -> str:
-        """What an unfinished character leaves behind: U+FFFD, or nothing."""
+        """U+FFFD for an unfinished character, or nothing."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._pending = False

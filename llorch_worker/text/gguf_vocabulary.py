@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
 from llorch_worker.text.sentencepiece_model import Piece, PieceKind, write_model
@@ -35,7 +38,7 @@ def codec_from_gguf(metadata: Mapping[str, Any]) -> SentencePieceCodec | Tokeniz
         case "llama":
             return _sentencepiece_codec(metadata)
         case "gpt2":
-            return TokenizersCodec(json.dumps(_byte_level_definition(metadata)))
+            return TokenizersCodec(_byte_level_definition(metadata))
         case _:
             raise ValueError(f"its vocabulary is of the unknown kind {str(kind)[:40]!r}")
 
@@ -70,63 +73,35 @@ def _kinds(metadata: Mapping[str, Any]) -> list[PieceKind]:
     return list(map(PieceKind, kinds))
 
 
-def _byte_level_definition(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _byte_level_definition(metadata: Mapping[str, Any]) -> str:
     """The same vocabulary as a tokenizer.json."""
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
     if pre not in _WORD_PATTERNS:
-        raise ValueError(
-            f"its pre-tokenizer {pre[:40]!r} is none of {', '.join(sorted(_WORD_PATTERNS))}"
-        )
+        known = ", ".join(sorted(_WORD_PATTERNS))
+        raise ValueError(f"unknown pre-tokenizer {pre[:40]!r}; supported: {known}")
     tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
     kinds = _kinds(metadata)
-    merges = [str(merge).split(" ") for merge in metadata.get("tokenizer.ggml.merges", ())]
-    if len(kinds) != len(tokens) or not merges or any(len(merge) != 2 for merge in merges):
+    halves = [str(merge).partition(" ") for merge in metadata.get("tokenizer.ggml.merges", ())]
+    merges = [(left, right) for left, _, right in halves]
+    malformed = any(not right or " " in right for _, right in merges)
+    if len(kinds) != len(tokens) or not merges or malformed:
         raise ValueError("its byte-level vocabulary lacks well-formed merges or token types")
-    added = [
-        {
-            "id": token_id,
-            "content": token,
-            "special": kinds[token_id] == PieceKind.CONTROL,
-            "normalized": False,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-        }
-        for token_id, token in enumerate(tokens)
-        if kinds[token_id] in (PieceKind.CONTROL, PieceKind.USER_DEFINED)
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    splits = [
-        {
-            "type": "Split",
-            "pattern": {"Regex": pattern},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        for pattern in _WORD_PATTERNS[pre]
-    ]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [*splits, {**byte_level, "use_regex": False}],
-        },
-        "post_processor": None,
-        "decoder": {**byte_level, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": _WORD_PATTERNS[pre] == (_LLAMA_3,),
-            "vocab": {token: token_id for token_id, token in enumerate(tokens)},
-            "merges": merges,
-        },
-    }
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    llama_3 = _WORD_PATTERNS[pre] == (_LLAMA_3,)
+    try:
+        tokenizer = RustTokenizer(models.BPE(vocabulary, merges, ignore_merges=llama_3))
+    except Exception as error:
+        raise ValueError(f"its byte-level vocabulary is damaged ({error})") from error
+    words = [Split(Regex(pattern), "isolated") for pattern in _WORD_PATTERNS[pre]]
+    byte_level = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = Sequence([*words, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=kind == PieceKind.CONTROL, normalized=False)
+            for token, kind in zip(tokens, kinds, strict=True)
+            if kind in (PieceKind.CONTROL, PieceKind.USER_DEFINED)
+        ]
+    )
+    definition: str = tokenizer.to_str()
+    return definition

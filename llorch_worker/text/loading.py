@@ -16,16 +16,18 @@ from llorch_worker.text.sentencepiece_model import Piece, PieceKind
 from llorch_worker.text.tokenizer import Tokenizer
 from llorch_worker.text.tokenizers_codec import TokenizersCodec
 
-# Control tokens that end an answer, where a GGUF file names only one of several.
+# GGUF names several tokens that end an answer, and old files only one of those they have.
 _GGUF_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_OF_TURN_SPELLINGS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>")
+_DEFAULT_SPELLINGS = {"bos_token_id": "<s>", "eos_token_id": "</s>"}
+"""What GGUF's kind "llama" means where it names no id."""
 
 _MAX_PADDING_TOKENS = 65_536
-"""Models round their embedding up; beyond this, model and vocabulary belong to others."""
+"""Models round their embedding up. A larger difference means another model's vocabulary."""
 
 
 class VocabularySource(Protocol):
-    """What of a checkpoint the tokenizer needs (see ``weights.Checkpoint``)."""
+    """The part of ``weights.Checkpoint`` that the tokenizer needs."""
 
     @property
     def path(self) -> Path: ...
@@ -41,14 +43,14 @@ def load_tokenizer(checkpoint: VocabularySource) -> Tokenizer:
     """The tokenizer of a GGUF file, or of a folder with tokenizer.json or tokenizer.model.
 
     Raises:
-        ModelLoadFailed: there is no vocabulary, or it is damaged or of an unknown kind.
+        ModelLoadFailed: the vocabulary is missing, damaged or of an unknown kind.
     """
     try:
         if checkpoint.layout == "gguf":
             return _from_gguf(checkpoint.metadata)
         return _from_folder(checkpoint.path)
     except (ValueError, OSError, TypeError, LookupError, AttributeError) as error:
-        # The last three come from settings of the wrong type, which only their use can tell.
+        # The last three mean settings of the wrong type.
         expected = isinstance(error, ValueError | OSError)
         reason = str(error) if expected else f"its settings are malformed ({error})"
         raise ModelLoadFailed(
@@ -57,40 +59,38 @@ def load_tokenizer(checkpoint: VocabularySource) -> Tokenizer:
 
 
 def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    def setting(name: str) -> Any:
-        return metadata.get(f"tokenizer.ggml.{name}")
-
     codec = codec_from_gguf(metadata)
     control = codec.special_ids
     vocab_size = len(codec.decoding_table.token_bytes)
-    named = {name: setting(name) for name in ("bos_token_id", *_GGUF_END_KEYS)}
-    if metadata["tokenizer.ggml.model"] == "llama":
-        # Old files leave these out and mean the names that every Llama vocabulary has.
-        for name, spelling in (("bos_token_id", "<s>"), ("eos_token_id", "</s>")):
-            named[name] = control.get(spelling) if named[name] is None else named[name]
-    for name, token_id in named.items():
-        if token_id is not None and not 0 <= int(token_id) < vocab_size:
+
+    def named(name: str) -> int | None:
+        token_id = metadata.get(f"tokenizer.ggml.{name}")
+        if token_id is None and metadata["tokenizer.ggml.model"] == "llama":
+            token_id = control.get(_DEFAULT_SPELLINGS.get(name, ""))
+        if token_id is None:
+            return None
+        if not 0 <= int(token_id) < vocab_size:
             raise ValueError(
                 f"tokenizer.ggml.{name} is {token_id}, its vocabulary has {vocab_size} tokens"
             )
-    bos = None if named["bos_token_id"] is None else int(named["bos_token_id"])
-    eos = None if named["eos_token_id"] is None else int(named["eos_token_id"])
-    add_bos = setting("add_bos_token")
-    add_bos = adds_bos_by_default(metadata) if add_bos is None else bool(add_bos)
+        return int(token_id)
+
+    bos, eos = named("bos_token_id"), named("eos_token_id")
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token")
+    add_bos = adds_bos_by_default(metadata) if add_bos is None else add_bos
     prefix = [bos] if add_bos and bos is not None else []
-    ends = {int(named[name]) for name in _GGUF_END_KEYS if named[name] is not None}
+    add_eos = metadata.get("tokenizer.ggml.add_eos_token")
+    ends = {token_id for name in _GGUF_END_KEYS if (token_id := named(name)) is not None}
     ends.update(control[spelling] for spelling in _END_OF_TURN_SPELLINGS if spelling in control)
-    # llama.cpp puts BOS before a chat whose template writes none; files are made for that.
-    chat = _chat_format(
-        _template_of(metadata.get("tokenizer.chat_template")), codec, bos, eos, bool(prefix)
-    )
+    template = _template_of(metadata.get("tokenizer.chat_template"))
     return Tokenizer(
         codec,
         prefix_ids=prefix,
-        suffix_ids=[eos] if setting("add_eos_token") and eos is not None else [],
+        suffix_ids=[eos] if add_eos and eos is not None else [],
         bos_token_id=bos,
         eos_token_ids=ends,
-        chat=chat,
+        # llama.cpp puts BOS before a chat whose template writes none.
+        chat=_chat_format(template, codec, bos, eos, add_bos=bool(prefix)),
         model_vocab_size=_model_vocab_size(metadata.get("llama.vocab_size"), vocab_size),
     )
 
@@ -99,8 +99,6 @@ def _from_folder(folder: Path) -> Tokenizer:
     config = _json(folder / "config.json")
     settings = _json(folder / "tokenizer_config.json")
     codec: Codec
-    prefix: list[int]
-    suffix: list[int]
     if (folder / "tokenizer.json").is_file():
         codec = TokenizersCodec((folder / "tokenizer.json").read_text(encoding="utf-8"))
         prefix, suffix = codec.template_ids()
@@ -114,51 +112,45 @@ def _from_folder(folder: Path) -> Tokenizer:
         raise ValueError("the folder has neither tokenizer.json nor tokenizer.model")
     bos = _named_token(settings, "bos_token", codec, _first(config.get("bos_token_id"), bos))
     eos = _named_token(settings, "eos_token", codec, _first(config.get("eos_token_id"), eos))
-    # Said outright, these two stand above the vocabulary's own habit.
+    # Explicit settings override what the vocabulary's own file does.
     if isinstance(add_bos := settings.get("add_bos_token"), bool) and bos is not None:
         prefix = [bos] if add_bos else []
     if isinstance(add_eos := settings.get("add_eos_token"), bool) and eos is not None:
         suffix = [eos] if add_eos else []
     ends = set() if eos is None else {eos}
-    for said in (config, _json(folder / "generation_config.json")):
-        ends.update(_as_ids(said.get("eos_token_id")))
+    for named in (config, _json(folder / "generation_config.json")):
+        ends.update(_as_ids(named.get("eos_token_id")))
+    vocab_size = len(codec.decoding_table.token_bytes)
     return Tokenizer(
         codec,
         prefix_ids=prefix,
         suffix_ids=suffix,
         bos_token_id=bos,
         eos_token_ids=ends,
-        chat=_chat_format(_folder_template(folder, settings), codec, bos, eos, False),
-        model_vocab_size=_model_vocab_size(
-            config.get("vocab_size"), len(codec.decoding_table.token_bytes)
-        ),
+        chat=_chat_format(_folder_template(folder, settings), codec, bos, eos, add_bos=False),
+        model_vocab_size=_model_vocab_size(config.get("vocab_size"), vocab_size),
     )
 
 
-def _model_vocab_size(said: object, vocab_size: int) -> int:
-    if not isinstance(said, int):
+def _model_vocab_size(model_tokens: object, vocab_size: int) -> int:
+    if not isinstance(model_tokens, int):
         return vocab_size
-    if said > vocab_size + _MAX_PADDING_TOKENS:
-        raise ValueError(f"the model has {said} tokens, its vocabulary {vocab_size}")
-    return said
+    if model_tokens > vocab_size + _MAX_PADDING_TOKENS:
+        raise ValueError(f"the model has {model_tokens} tokens, its vocabulary {vocab_size}")
+    return model_tokens
 
 
 def _chat_format(
-    template: str | None, codec: Codec, bos: int | None, eos: int | None, add_bos: bool
+    template: str | None, codec: Codec, bos: int | None, eos: int | None, *, add_bos: bool
 ) -> ChatFormat:
     if template is None:
         return Llama2Chat(codec, bos, eos)
-    spellings = {"bos_token": bos, "eos_token": eos}
     control = codec.decoding_table.control
-    return TemplateChat(
-        template,
-        codec,
-        {
-            name: control.get(token_id, "") if token_id is not None else ""
-            for name, token_id in spellings.items()
-        },
-        bos if add_bos else None,
-    )
+    spellings = {
+        name: "" if token_id is None else control.get(token_id, "")
+        for name, token_id in (("bos_token", bos), ("eos_token", eos))
+    }
+    return TemplateChat(template, codec, spellings, bos if add_bos else None)
 
 
 def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
@@ -169,7 +161,7 @@ def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def _template_of(value: object) -> str | None:
-    """The template in a setting: a string, or of several named ones the default."""
+    """The template in a setting: a string, or the default of several named ones."""
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value}
         value = named.get("default")
@@ -188,15 +180,15 @@ def _added_pieces(settings: Mapping[str, Any]) -> dict[int, Piece]:
 
 
 def _named_token(
-    settings: Mapping[str, Any], name: str, codec: Codec, otherwise: int | None
+    settings: Mapping[str, Any], name: str, codec: Codec, default: int | None
 ) -> int | None:
     token = settings.get(name)
     spelling = token.get("content") if isinstance(token, dict) else token
-    return codec.special_ids.get(spelling, otherwise) if isinstance(spelling, str) else otherwise
+    return codec.special_ids.get(spelling, default) if isinstance(spelling, str) else default
 
 
-def _first(value: object, otherwise: int | None) -> int | None:
-    return next(iter(_as_ids(value)), otherwise)
+def _first(value: object, default: int | None) -> int | None:
+    return next(iter(_as_ids(value)), default)
 
 
 def _as_ids(value: object) -> list[int]:

@@ -33,6 +33,10 @@ class SentencePieceCodec:
     def __init__(self, model: bytes, pieces: Sequence[Piece]) -> None:
         self._processor = _load(model)
         self._pieces = pieces
+        # sentencepiece says -1 for a token that the model lacks.
+        bos, eos = self._processor.bos_id(), self._processor.eos_id()
+        self.bos_token_id = bos if bos >= 0 else None
+        self.eos_token_id = eos if eos >= 0 else None
         self.special_ids: dict[str, int] = {}
         for token_id, piece in enumerate(pieces):
             if piece.text and piece.kind in (PieceKind.UNKNOWN, PieceKind.CONTROL):
@@ -59,14 +63,6 @@ class SentencePieceCodec:
             pieces.append(piece)
         return cls(model + write_pieces(pieces[len(texts) :], taken=texts), pieces)
 
-    @property
-    def bos_token_id(self) -> int | None:
-        return _id_or_none(self._processor.bos_id())
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return _id_or_none(self._processor.eos_id())
-
     def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
         """See :class:`Codec`. Each stretch between control tokens gets its own space prefix, as
         in llama.cpp."""
@@ -86,17 +82,12 @@ class SentencePieceCodec:
 
     @cached_property
     def decoding_table(self) -> DecodingTable:
-        texts = dict(enumerate(piece.text for piece in self._pieces))
-        control = {
-            token_id: text
-            for token_id, text in texts.items()
-            if self._pieces[token_id].kind == PieceKind.CONTROL
-        }
-        starts_with_space = {i for i, text in texts.items() if text.startswith(SPACE)}
+        pieces = dict(enumerate(self._pieces))
+        spaced = [token_id for token_id, piece in pieces.items() if piece.text.startswith(SPACE)]
         return DecodingTable(
-            [self._bytes_of(token_id) for token_id in texts],
-            control,
-            frozenset(() if self._keeps_first_space else starts_with_space - control.keys()),
+            [self._bytes_of(token_id) for token_id in pieces],
+            {i: piece.text for i, piece in pieces.items() if piece.kind == PieceKind.CONTROL},
+            frozenset(() if self._keeps_first_space else spaced),
             REPLACE_EACH_BYTE,
             control_ends_character=True,
         )
@@ -134,7 +125,3 @@ def _kind_of(processor: SentencePieceProcessor, token_id: int) -> PieceKind:
     if processor.is_unknown(token_id):
         return PieceKind.UNKNOWN
     return PieceKind.BYTE if processor.is_byte(token_id) else PieceKind.NORMAL
-
-
-def _id_or_none(token_id: int) -> int | None:
-    return token_id if token_id >= 0 else None

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Cuts a text where the first of several stop strings begins.
+    """Cuts a text at the smallest position at which any stop string starts.
 
-    The cut is at the smallest position at which any stop string starts, however the text is split
-    over pushes: text that may still turn out to begin a stop string is held back.
+    How the text is split over pushes does not matter: text that may begin a stop string is held
+    back until that is known.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -20,10 +20,7 @@ class StopStrings:
         self.matched = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that may be shown now, and whether a stop string was found.
-
-        After a match nothing more comes out.
-        """
+        """The text that may be shown now, and whether a stop string was found (now or before)."""
         if self.matched:
             return "", True
         if not self._stops:
@@ -35,13 +32,13 @@ class StopStrings:
             self.matched = True
             self._held = ""
             return held[:match], True
-        # A longer stop string that begins before a complete one may still win: wait for it.
+        # A longer stop string that begins before a complete one may still win.
         cut = len(held) if beginning is None else beginning
         self._held = held[cut:]
         return held[:cut], False
 
     def flush(self) -> str:
-        """What was held back, at the end of the text. Sets ``matched`` if it holds a stop."""
+        """The text held back at the end. Sets ``matched`` if it holds a stop string."""
         if self.matched:
             return ""
         match = self._first_match(self._held)

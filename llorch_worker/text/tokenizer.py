@@ -14,7 +14,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
-    """Text to token ids and back, as the model's own files define it. Safe to share by threads."""
+    """Text to token ids and back, as the model's own files define it. Thread-safe."""
 
     def __init__(
         self,
@@ -27,15 +27,15 @@ class Tokenizer:
         chat: ChatFormat,
         model_vocab_size: int = 0,
     ) -> None:
-        """``prefix_ids``, ``suffix_ids``: what add_special_tokens puts around a text.
+        """``prefix_ids``, ``suffix_ids``: what ``add_special_tokens`` puts around a text.
 
-        ``model_vocab_size``: rows of the embedding, which may be padded beyond the vocabulary; a
-        model may sample those ids too, and they stand for no text.
+        ``model_vocab_size``: rows of the embedding, which may be padded beyond the vocabulary. A
+        model may sample the padding's ids; they have no text.
         """
         self.bos_token_id = bos_token_id
         self.eos_token_ids = frozenset(eos_token_ids)
         self.decoding_table = codec.decoding_table.padded(model_vocab_size)
-        _ = self.decoding_table.texts  # worked out now, not while the first token waits for it
+        _ = self.decoding_table.texts  # computed now, not while the first token waits for it
         self._codec = codec
         self._prefix_ids = list(prefix_ids)
         self._suffix_ids = list(suffix_ids)
@@ -43,7 +43,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids below this have a text, be it empty: the vocabulary, or the model's if larger."""
+        """The size of the vocabulary, or of the model's embedding if that is larger."""
         return len(self.decoding_table.token_bytes)
 
     def encode(
@@ -51,8 +51,8 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of ``text``, with BOS where the model's files ask for it.
 
-        Control tokens spelt out in ``text`` ("<s>") stay text unless ``parse_special``. Lone
-        surrogates, which no UTF-8 can hold, count as U+FFFD.
+        Spellings of control tokens ("<s>") stay text unless ``parse_special``. A lone surrogate,
+        which UTF-8 cannot encode, counts as U+FFFD.
         """
         if not text.isascii():
             text = _SURROGATE.sub("\ufffd", text)
@@ -63,26 +63,20 @@ class Tokenizer:
         """Prompt ids of a conversation that the assistant is to answer.
 
         Raises:
-            InvalidRequest: the model's chat format has no place for these turns.
+            InvalidRequest: the model's chat format does not allow these turns.
         """
         return self._chat.encode(messages)
 
-    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence, as sentencepiece decodes it.
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of a whole sequence, without control tokens and the space that encoding added.
 
-        The space that encoding put in front is dropped; invalid UTF-8 becomes U+FFFD. Raises
-        ValueError for an id out of range.
+        Invalid UTF-8 becomes U+FFFD. Raises ValueError for an id out of range.
         """
-        return self._decode(token_ids, False, skip_special_tokens)
-
-    def decode_continuation(
-        self, token_ids: Iterable[int], skip_special_tokens: bool = True
-    ) -> str:
-        """The text of tokens that follow others: a leading space stays."""
-        return self._decode(token_ids, True, skip_special_tokens)
+        detokenizer = IncrementalDetokenizer(self, continuation=False)
+        return detokenizer.push(token_ids) + detokenizer.flush()
 
     def token_text(self, token_id: int) -> str:
-        """One token for people to read: control tokens spelt out, broken UTF-8 as <0xE2>."""
+        """One token for people to read: control tokens spelt out, incomplete UTF-8 as <0xE2>."""
         self.decoding_table.check(token_id)
         control = self.decoding_table.control.get(token_id)
         if control is not None:
@@ -91,7 +85,3 @@ class Tokenizer:
         if text is not None:
             return text
         return "".join(f"<0x{byte:02X}>" for byte in self.decoding_table.token_bytes[token_id])
-
-    def _decode(self, token_ids: Iterable[int], continuation: bool, skip_special: bool) -> str:
-        detokenizer = IncrementalDetokenizer(self, continuation, skip_special)
-        return detokenizer.push(token_ids) + detokenizer.flush()

@@ -25,7 +25,7 @@ class TokenizersCodec:
 
     def __init__(self, definition: str) -> None:
         """``definition``: the content of tokenizer.json."""
-        # Two of them, because the switch is state of the object and encoders run in many threads.
+        # Two, because the switch is state of the object and many threads encode.
         self._parsing = _load(definition)
         self._literal = _load(definition)
         self._literal.encode_special_tokens = True
@@ -42,16 +42,13 @@ class TokenizersCodec:
         self._newline_ids = self._literal.encode("\n", add_special_tokens=False).ids
 
     def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
-        """Ids of ``text`` without BOS or EOS. ``parse_special``: control spellings become ids.
-
-        Those with a ``literal_mark`` inside do not; the marks are dropped.
-        """
+        """See :class:`Codec`."""
         if not parse_special:
             return self._ids(self._literal, text)
         first, *rest = text.split(literal_mark) if literal_mark else [text]
         ids = self._ids(self._parsing, first)
         for part in rest:
-            # Encoded after a newline, so that no space prefix lands in the middle of the text.
+            # Encoded after a newline, which keeps a space prefix out of the middle of the text.
             after_newline = self._ids(self._parsing, "\n" + part)
             if after_newline[: len(self._newline_ids)] == self._newline_ids:
                 ids += after_newline[len(self._newline_ids) :]
@@ -87,14 +84,11 @@ class TokenizersCodec:
         strips = "Metaspace" in types or any(
             part["type"] == "Strip" and part["start"] for part in self._decoders
         )
+        loses_first_space = [i for i, data in enumerate(token_bytes) if data.startswith(b" ")]
         return DecodingTable(
             token_bytes,
             {token_id: token.content for token_id, token in added.items() if token.special},
-            frozenset(
-                token_id for token_id, data in enumerate(token_bytes) if data.startswith(b" ")
-            )
-            if strips and not byte_level
-            else frozenset(),
+            frozenset(loses_first_space if strips and not byte_level else ()),
             "replace" if byte_level else REPLACE_EACH_BYTE,
             control_ends_character=False,
         )
@@ -108,7 +102,7 @@ class TokenizersCodec:
 def _load(definition: str) -> RustTokenizer:
     try:
         tokenizer = RustTokenizer.from_str(definition)
-    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+    except Exception as error:  # the library raises nothing more exact
         raise ValueError(f"its tokenizer definition is damaged ({error})") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -122,17 +116,11 @@ def _parts(component: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     return [leaf for part in component[name] for leaf in _parts(part, name)]
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of the 256 bytes as printable characters: character -> byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {
-        **{chr(byte): byte for byte in printable},
-        **{chr(0x100 + index): byte for index, byte in enumerate(others)},
-    }
-
-
-_BYTE_ALPHABET = _byte_alphabet()
+# GPT-2 spells each byte as a printable character: itself, or one from 0x100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_ALPHABET = {chr(byte): byte for byte in _PRINTABLE}
+_BYTE_ALPHABET |= {chr(0x100 + index): byte for index, byte in enumerate(_OTHERS)}
 
 
 def _byte_level_bytes(token: str) -> bytes:

@@ -18,6 +18,7 @@ from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.queue import _show as show
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.engine.memory.load_plan import LoadPlan
 from llorch_worker.settings import Settings
 from tests.bench.test_bench import numbers
 from tests.cli.command import run
@@ -212,16 +213,15 @@ def test_memory_for_two_models_is_asked_for_before_either_loads(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from llorch_worker.bench import queue as queue_figures
-    from llorch_worker.engine.memory.model_report import report
 
     settings = Settings(model=demo_model, max_sequences=2)
-    found = report(settings)
-    once = found.model_copy(
-        update={
-            "memory": found.memory.model_copy(update={"free_bytes": found.memory.total_bytes + 1})
-        }
-    )
-    monkeypatch.setattr(queue_figures, "report", lambda _settings: once)
+    plan_load = queue_figures.plan_load
+
+    def once(*args: Any, **options: Any) -> LoadPlan:
+        plan = plan_load(*args, **options)
+        return replace(plan, free_bytes=plan.total_bytes + 1)
+
+    monkeypatch.setattr(queue_figures, "plan_load", once)
     plan = queue_figures.Plan(settings, LOAD, (4,), 2, 1, None)
     with pytest.raises(CommandError, match="is loaded twice, here and in the worker"):
         queue_figures.checked_settings(plan)

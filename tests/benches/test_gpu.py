@@ -131,7 +131,7 @@ def test_a_peer_is_compared_with_the_same_work(
 def test_a_case_that_does_not_fit_is_named(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "available_bytes", lambda _: 10 * 16 * 2 * 2 * 8 * 2)
+    monkeypatch.setattr(run, "free_bytes", lambda _: 17 * 16 * 2 * 2 * 8 * 2)
     document = measured([*small, "--no-peer", "--weights", "bf16"], Report(sys.stdout))
     (row,) = document["not_measured"]
     assert row["what"] == "decode 3 x 40"

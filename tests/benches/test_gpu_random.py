@@ -12,7 +12,7 @@ from benches.gpu.random_model import LLAMA_2_7B
 from benches.gpu.random_weights import NAMES, RandomWeights
 from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.model import Llama, RaggedBatch
 from llorch_worker.settings import KvDtype

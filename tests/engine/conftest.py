@@ -15,7 +15,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.device.queue import DeviceQueue, InlineQueue
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config

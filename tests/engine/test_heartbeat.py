@@ -11,7 +11,6 @@ import pytest
 
 from llorch_worker.contract import GenerationRequest, InternalError
 from llorch_worker.engine import Engine
-from llorch_worker.engine.thread import Heartbeat
 
 REQUEST = GenerationRequest(prompt="Once upon a time", max_tokens=20, temperature=0)
 
@@ -21,16 +20,6 @@ def wait_until_idle(engine: Engine) -> None:
     while engine.stalled_for_s() > 0:
         assert time.monotonic() < end_s
         threading.Event().wait(0.001)
-
-
-def test_a_heart_at_rest_is_not_stalled() -> None:
-    heartbeat = Heartbeat()
-    assert heartbeat.stalled_for_s() == 0
-    heartbeat.beat()
-    first = heartbeat.stalled_for_s()
-    assert 0 <= first <= heartbeat.stalled_for_s()
-    heartbeat.rest()
-    assert heartbeat.stalled_for_s() == 0
 
 
 def test_an_engine_without_work_is_not_stalled(make_engine: Callable[..., Engine]) -> None:

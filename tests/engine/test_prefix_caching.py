@@ -94,12 +94,6 @@ def test_64_jobs_with_a_prefix_in_common_prefill_it_once(
     assert plain.stats().prompt_tokens_total == 64 * 403
 
 
-def test_more_jobs_than_can_run_at_once_share_it_too(together: Callable[..., Any]) -> None:
-    requests = [request([*STORY, 3 + i]) for i in range(40)]
-    engine, _, _ = together(requests, max_sequences=4, num_blocks=64)
-    assert engine.stats().prompt_tokens_total == 1 + 400 + 40
-
-
 @pytest.mark.parametrize("length", [5, 16, 17, 100, 112])
 def test_the_choices_of_a_request_share_the_blocks_of_its_prompt(
     together: Callable[..., Any], length: int
@@ -129,32 +123,6 @@ def test_a_second_run_has_the_very_logits_of_an_uncached_one(
     assert expected.usage.cached == 0
     assert found.choices == expected.choices
     assert torch.equal(torch.stack(cached.rows), torch.stack(plain.rows[-40:]))
-
-
-def test_logits_over_a_found_prefix_are_those_of_one_pass(
-    make_engine: MakeEngine, loaded: Any
-) -> None:
-    model = NotedLogits(loaded.model)
-    engine = make_engine(model=model)
-    ids = STORY[:150]
-    for last in (5, 6):
-        result = engine.submit(request([*ids, last], max_tokens=60)).result(timeout=60)
-    assert result.usage.cached == 144
-    whole = [*ids, 6, *result.choices[0].token_ids]
-    expected = engine.logits(whole)[150:-1]
-    rows = torch.stack(model.rows[60:120])
-    assert torch.allclose(rows, expected, rtol=0, atol=1e-4)
-    assert rows.argmax(dim=-1).tolist() == list(result.choices[0].token_ids)
-
-
-def test_a_conversation_finds_its_own_answers(make_engine: MakeEngine) -> None:
-    engine, ids = make_engine(), STORY[:20]
-    for _ in range(4):
-        before = (len(ids) - 1) // BLOCK * BLOCK if len(ids) > 20 else 0
-        result = engine.submit(request(ids, max_tokens=30)).result(timeout=60)
-        assert result.usage.cached == before
-        # The last token that was generated has not been computed.
-        ids = [*ids, *result.choices[0].token_ids]
 
 
 def test_a_resumed_job_finds_prompt_and_journal(make_engine: MakeEngine) -> None:
@@ -204,25 +172,6 @@ def test_a_tiny_pool_gives_the_same_tokens(
     assert engine.stats().preempted_total > 0
     for generation, each in zip(generations, requests, strict=True):
         assert generation.result(timeout=60).choices[0].token_ids == plain_tokens(each)
-
-
-def test_a_leader_that_is_cancelled_leaves_nobody_waiting(
-    make_engine: MakeEngine,
-    watched: Callable[..., Any],
-    gate: Callable[..., Any],
-    plain_tokens: Callable[..., tuple[int, ...]],
-) -> None:
-    hold = gate(at=2)
-    engine = make_engine(model=watched(hold), max_step_tokens=64)
-    leader, *others = [engine.submit(request([*STORY, i])) for i in range(3, 7)]
-    hold.wait_until_reached()
-    leader.cancel()
-    hold.open()
-    for i, generation in enumerate(others):
-        assert generation.result(timeout=60).choices[0].token_ids == plain_tokens(
-            request([*STORY, 4 + i])
-        )
-    assert engine.stats().prompt_tokens_total <= 400 + 2 * 64 + 3
 
 
 def test_damaged_values_are_not_found_by_later_jobs(

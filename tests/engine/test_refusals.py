@@ -18,7 +18,7 @@ from llorch_worker.contract import (
     ModelNotServed,
 )
 from llorch_worker.engine import Engine
-from llorch_worker.engine.memory import block_plan
+from llorch_worker.engine.memory import load_plan
 from llorch_worker.model import Llama
 
 
@@ -36,25 +36,6 @@ def test_another_model_is_not_served(engine: Engine) -> None:
     assert engine.model_name in error.message
     request = GenerationRequest(prompt="x", model=engine.model_name, max_tokens=1)
     engine.submit(request).result(timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("field", "fields"),
-    [
-        ("prompt_token_ids", {"prompt_token_ids": [1, 10**9, 10**9]}),
-        ("logit_bias", {"prompt": "x", "logit_bias": {10**9: 1.0}}),
-        ("stop_token_ids", {"prompt": "x", "stop_token_ids": [10**9]}),
-    ],
-)
-def test_an_id_beyond_the_vocabulary_is_named(
-    engine: Engine, field: str, fields: dict[str, Any]
-) -> None:
-    error = refusal(engine, **fields)
-    assert type(error) is InvalidRequest
-    (fault,) = error.faults
-    assert fault.field == field
-    assert str(engine.config.vocab_size) in fault.rule
-    assert str(10**9) in fault.got
 
 
 def test_all_faults_are_told_at_once(engine: Engine) -> None:
@@ -146,8 +127,8 @@ def test_logits_of_impossible_ids_are_refused(engine: Engine, ids: list[int]) ->
         ({"device": "cuda:99"}, "cuda:99|no NVIDIA driver"),
         ({"device": "tpu"}, "no device 'tpu'"),
         ({"dtype": "int3"}, "no dtype 'int3'"),
-        ({"max_context": 10**6}, "max_context 1000000"),
-        ({"max_context": 0}, "max_context 0"),
+        ({"max_context": 10**6}, "max_context must be at most"),
+        ({"max_context": 0}, "at least 1 .got 0."),
         ({"kv_cache_bytes": 1000}, "kv_cache_bytes"),
     ],
 )
@@ -182,11 +163,11 @@ def test_loading_reports_progress_and_takes_the_files_name(loaded: Any) -> None:
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_plan, "free_bytes", lambda device: 100_000)
+    monkeypatch.setattr(load_plan, "free_bytes", lambda device: 100_000)
     monkeypatch.setattr(Llama, "load", lambda *args, **kwargs: pytest.fail("they were read"))
     with pytest.raises(ModelLoadFailed) as caught:
         Engine.load(loaded.path, device="cpu")
-    for part in ("weights need", "0.1 MiB free", "smaller"):
+    for part in ("weights need", "only 97.7 KiB is free", "smaller"):
         assert part in caught.value.message
 
 

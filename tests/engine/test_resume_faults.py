@@ -57,17 +57,17 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], Callable[[JournalledChoice], Jou
     "more than max_tokens": (
         {"max_tokens": 4},
         lambda j: with_changes(j),
-        "5 tokens, and max_tokens is 4",
+        "5 tokens, but max_tokens is 4",
     ),
     "tokens after the end": (
         {"stop": ["a"]},
         lambda j: with_changes(j),
-        "5 tokens, and the choice ends after",
+        "5 tokens, but the choice ends after",
     ),
     "a choice too many": (
         {},
         lambda j: Journal({1: j}),
-        "tokens of choice 1, and the request asks for 1 from 0 on",
+        "tokens of choice 1, but the request has choices 0 to 0",
     ),
     "no logprobs": ({"logprobs": 1}, lambda j: with_changes(j), "lacks log probabilities"),
     "logprobs of others": (
@@ -78,7 +78,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], Callable[[JournalledChoice], Jou
     "logprobs nobody wants": (
         {},
         lambda j: with_changes(j, logprobs=(TokenLogprobs(id=0, text="", logprob=0),) * 5),
-        "has log probabilities, and the request does not ask",
+        "has log probabilities, but the request does not ask",
     ),
 }
 
@@ -98,11 +98,6 @@ def test_a_journal_that_cannot_be_of_this_job_is_refused_without_quoting_it(
     assert "secret" not in str(error.value)
     assert journal.text not in str(error.value)
     assert engine.stats().waiting == engine.stats().running == 0
-
-
-def test_an_empty_journal_is_a_first_run(engine: Engine) -> None:
-    first = engine.submit(request()).result(timeout=60)
-    assert engine.submit(request(), journal=Journal()).result(timeout=60).choices == first.choices
 
 
 def test_text_that_the_replay_releases_beyond_the_journal_comes_next(
@@ -167,22 +162,6 @@ def test_a_resumed_job_is_cancelled_like_any_other(
     hold.open()
     assert [event.type for event in generation.events()][-1] == "cancelled"
     engine.check_integrity()
-
-
-def test_a_resumed_job_is_preempted_like_any_other(
-    engine: Engine, make_engine: Callable[..., Engine]
-) -> None:
-    fields = {"max_tokens": 60, "n": 3, "temperature": 1.0, "seed": 9}
-    events = list(engine.submit(request(**fields)).events())
-    whole = engine.submit(request(**fields)).result(timeout=60)
-    tight = make_engine(num_blocks=6)
-    generations = [
-        tight.submit(request(**fields), journal=read_journal(events[: len(events) // part]))
-        for part in (2, 3, 5)
-    ]
-    for generation in generations:
-        assert generation.result(timeout=60).choices == whole.choices
-    assert tight.stats().preempted_total > 0
 
 
 def test_timings_are_the_attempts_own_and_the_queue_counts_from_enqueueing(

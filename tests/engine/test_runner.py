@@ -32,7 +32,7 @@ def batches_of(loaded: Any) -> Callable[..., list[RaggedBatch]]:
 
         runner = Runner(Noting(), loaded.cache(num_blocks=8), Sampler(32, CPU), CPU)
         for chunks in steps:
-            runner.run(chunks)
+            runner.launch(chunks).read()
         return noted
 
     return batches

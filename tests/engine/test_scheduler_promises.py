@@ -248,7 +248,8 @@ class SchedulerPromises(RuleBasedStateMachine):
     ) -> None:
         had_work = bool(waiting or before)
         assert bool(plan.chunks) == had_work  # no deadlock: where there is work, some is done
-        assert plan.tokens <= self.step_tokens
+        tokens = sum(chunk.count for chunk in plan.chunks)
+        assert tokens <= self.step_tokens
         chunked = [chunk.sequence for chunk in plan.chunks]
         assert len(set(chunked)) == len(chunked)
         for chunk in plan.chunks:
@@ -259,7 +260,7 @@ class SchedulerPromises(RuleBasedStateMachine):
         assert not running or running[0] in chunked  # no livelock
         for sequence in running:
             # Each sequence that decodes has its token; a prefill may wait for work of this step.
-            if sequence not in chunked and plan.tokens < self.step_tokens:
+            if sequence not in chunked and tokens < self.step_tokens:
                 assert sequence.pending > 1
                 assert self.completed_by_a_better(plan, sequence)
         if self.prefix_caching:

@@ -121,7 +121,7 @@ def test_a_cache_folder_that_others_may_write_to_is_no_source_of_code(
     folder.mkdir()
     folder.chmod(mode)
     monkeypatch.setattr(compiler, "_compiler", lambda: "/bin/true")
-    with pytest.raises(NativeUnavailable, match="others may write to"):
+    with pytest.raises(NativeUnavailable, match="writable by other users"):
         compiler.shared_object(link_openmp=False)
 
 
@@ -185,10 +185,10 @@ def test_without_native_kernels_a_model_gets_the_plain_ones(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> None:
-        raise NativeUnavailable("the processor has no avx512_vnni")
+        raise NativeUnavailable("the processor lacks avx512_vnni")
 
     monkeypatch.setattr("llorch_worker.kernels.select.native_library", missing)
     with caplog.at_level(logging.INFO, "llorch_worker.kernels.select"):
         assert select_ops(CPU, torch.bfloat16, head_dim=64).name == "torch"
-    assert "no avx512_vnni" in caplog.text
-    assert native_absence() == "the processor has no avx512_vnni"
+    assert "lacks avx512_vnni" in caplog.text
+    assert native_absence() == "the processor lacks avx512_vnni"

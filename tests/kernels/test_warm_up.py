@@ -12,8 +12,8 @@ import torch
 
 from benches.gpu.random_model import random_llama
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.engine.device.warm_up import sizes, warm_up
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.device.warm_up import compile_kernels, sizes
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.kernels.triton import (
     TritonOps,
@@ -95,7 +95,7 @@ def test_after_the_warm_up_no_step_wants_another_variant(variants: Variants) -> 
     model = quantised()
     shape = cache_shape(CONFIG, MAX_CONTEXT, dtype=torch.bfloat16, device=DEVICE)
     cache = UnifiedCache.allocate(shape, 1)
-    warm_up(model, cache, max_sequences=MAX_SEQUENCES, max_step_tokens=MAX_STEP_TOKENS)
+    compile_kernels(model, cache, max_sequences=MAX_SEQUENCES, max_step_tokens=MAX_STEP_TOKENS)
     warm = set(variants.seen)
     assert {variant[0] for variant in warm} == {name for _, name in KERNELS}
     dice = random.Random(5)

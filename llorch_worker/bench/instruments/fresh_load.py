@@ -14,7 +14,7 @@ from llorch_worker.bench.instruments.disk import bytes_from_disk
 from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine import Engine
-from llorch_worker.engine.memory.model_report import report
+from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.kernels.arena import Arena
 from llorch_worker.settings import Settings
 from llorch_worker.stack.children import Child, Program, python
@@ -80,17 +80,11 @@ def _write_s(size: int) -> float:
 
 
 def _load(settings: Settings) -> FreshLoad:
-    foretold_bytes = report(settings).memory.total_bytes
+    foretold_bytes = plan_load(settings.model, **settings.engine_options).total_bytes
     request = GenerationRequest(prompt_token_ids=[0], max_tokens=1, temperature=0, ignore_eos=True)
     read_before = bytes_from_disk()
     began_s = time.perf_counter()
-    with Engine.load(
-        settings.model,
-        settings.device,
-        settings.dtype,
-        max_sequences=settings.max_sequences,
-        **settings.engine_options,
-    ) as engine:
+    with Engine.load(settings.model, **settings.engine_options) as engine:
         loaded_s = time.perf_counter()
         engine.submit(request).result()
         ready_s = time.perf_counter()

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 from llorch_worker.bench.instruments.passes import Load
 from llorch_worker.bench.instruments.watched_model import WatchedModel
+from llorch_worker.cache import BLOCK_SIZE_TOKENS
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine import Engine
-from llorch_worker.engine.memory.block_plan import BLOCK_SIZE_TOKENS
-from llorch_worker.engine.memory.model_report import ModelReport, report
+from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.engine.runner import ForwardModel
+from llorch_worker.model import resolve_config
 from llorch_worker.settings import Settings
+from llorch_worker.weights import Checkpoint, open_checkpoint
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class LoadedEngine:
 
     engine: Engine
     watched: WatchedModel
-    report: ModelReport
+    checkpoint: Checkpoint
     load_s: float
 
     def no_room(self, load: Load) -> str | None:
@@ -54,23 +56,21 @@ def engine_for(
         watches.append(WatchedModel(model))
         return watches[0]
 
-    model = _checked_model(settings, largest)
+    plan = _checked_plan(settings, largest)
     began_s = time.perf_counter()
     with Engine.load(
         settings.model,
-        settings.device,
-        settings.dtype,
-        max_sequences=largest.concurrency,
         num_threads=threads,
         progress=progress,
         around_model=watch,
         **settings.engine_options
         | {
-            "max_context": model.memory.max_context_tokens,
-            "kv_cache_bytes": _kv_bytes(largest, model),
+            "max_sequences": largest.concurrency,
+            "max_context": plan.shape.max_context,
+            "kv_cache_bytes": _blocks_for_all(largest) * plan.block_bytes,
         },
     ) as engine:
-        yield LoadedEngine(engine, watches[0], model, time.perf_counter() - began_s)
+        yield LoadedEngine(engine, watches[0], plan.checkpoint, time.perf_counter() - began_s)
 
 
 def _blocks(load: Load) -> int:
@@ -83,10 +83,10 @@ def _blocks_for_all(load: Load) -> int:
     return load.concurrency * (_blocks(load) + 1)
 
 
-def _checked_model(settings: Settings, load: Load) -> ModelReport:
-    """The model's report for the context that the load needs."""
+def _checked_plan(settings: Settings, load: Load) -> LoadPlan:
+    """The plan of a load with one context as long as ``load`` needs."""
     wanted = load.prompt_tokens + load.new_tokens
-    own = report(settings).context_tokens
+    own = resolve_config(open_checkpoint(settings.model)).max_context
     if wanted > own:
         raise usage_error(
             f"prompts of {load.prompt_tokens} tokens and {load.new_tokens} new ones exceed the "
@@ -94,20 +94,12 @@ def _checked_model(settings: Settings, load: Load) -> ModelReport:
         )
     context = min(own, _blocks(load) * BLOCK_SIZE_TOKENS)
     one = {"max_context": context, "max_sequences": 1, "kv_cache_bytes": None}
-    found = report(settings.model_copy(update=one))
-    memory = found.memory
-    if not memory.fits:
+    plan = plan_load(settings.model, **settings.engine_options | one)
+    if plan.misfit:
         raise CommandError(
             "OUT_OF_MEMORY",
-            f"{settings.model} needs {human_bytes(memory.total_bytes)} as {memory.kept_as} for "
-            f"one sequence and {human_bytes(memory.free_bytes)} are free on {memory.device}; "
+            f"{settings.model} needs {human_bytes(plan.total_bytes)} as {plan.kept_as} for "
+            f"one sequence and {human_bytes(plan.free_bytes)} are free on {plan.device}; "
             "take a smaller dtype or model",
         )
-    return found
-
-
-def _kv_bytes(load: Load, model: ModelReport) -> int:
-    """For the whole load; the engine takes less where there is not so much."""
-    one_context_blocks = -(-model.memory.max_context_tokens // BLOCK_SIZE_TOKENS)
-    one_context_bytes = model.memory.kv_bytes / model.memory.full_contexts
-    return round(one_context_bytes / one_context_blocks * _blocks_for_all(load))
+    return plan

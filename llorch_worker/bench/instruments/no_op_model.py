@@ -6,7 +6,7 @@ import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine import Engine
-from llorch_worker.engine.memory.block_plan import cache_shape
+from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.kernels import select_truncate_rows
 from llorch_worker.model import LlamaConfig, RaggedBatch

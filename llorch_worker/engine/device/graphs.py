@@ -1,4 +1,4 @@
-"""Decode steps recorded once and replayed: on a card the host then launches one graph a step."""
+"""Decode steps recorded once and replayed, so that the host launches one graph per step."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from llorch_worker.model import RaggedBatch
 
 
 def bucket_sizes(max_sequences: int) -> list[int]:
-    """Batch sizes that are recorded: 1, 2, 4, 8, then every 8th, beyond 256 every 32nd, and
-    ``max_sequences`` itself."""
+    """The recorded batch sizes: 1, 2, 4, 8, then every 8th, beyond 256 every 32nd, and
+    ``max_sequences``."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(288, max_sequences, 32)]
     return [*(size for size in sizes if size < max_sequences), max_sequences]
 
 
 def records_decode(device: torch.device, ops: Ops) -> bool:
-    """Whether decode steps of ``ops`` on ``device`` are worth recording, and can be."""
+    """Whether decode steps of ``ops`` on ``device`` can be recorded."""
     return device.type == "cuda" and ops.recordable
 
 
 class Recorder(Protocol):
-    """Makes a launch sequence out of a function that only works on the device."""
+    """Records what a function launches on the device."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Runs ``run`` at least once; what is returned repeats what it did on the device, with the
-        host's numbers of that time and with what then lies at the addresses that it used."""
+        """Runs ``run`` at least once. The returned function repeats its work on the device, with
+        the same host values and the current contents of the memory that it used."""
 
 
 class CudaRecorder:
-    """Records CUDA graphs whose temporaries share one memory pool: they never run side by side.
+    """Records CUDA graphs that share one memory pool for temporaries, as they never run together.
 
-    All on one stream: cuBLAS keeps tens of MiB for every stream that it ever ran on.
+    It uses one stream, because cuBLAS keeps a workspace for every stream it ever ran on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,14 +49,13 @@ class CudaRecorder:
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """See ``Recorder``."""
         with torch.cuda.device(self._device):
-            # Once before: kernels are compiled and libraries allocate, which must not happen in a
-            # recording.
+            # A run before the recording, in which kernels may compile and libraries allocate.
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 run()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            # Other engines of the process go on meanwhile.
+            # Other engines of the process may run meanwhile.
             with torch.cuda.graph(
                 graph, self._pool, self._stream, capture_error_mode="thread_local"
             ):
@@ -65,14 +64,14 @@ class CudaRecorder:
 
 
 class DecodeGraphs:
-    """A model whose decode steps are replayed; all other steps it computes as they come.
+    """A model that replays decode steps and computes all other steps directly.
 
     A step of n sequences takes the smallest recorded size that is at least n. The rows beyond n
     are blank (see ``DecodeBuffers``) and cost a context of one token each.
     """
 
     def __init__(self, model: ForwardModel, cache: UnifiedCache, recorder: Recorder) -> None:
-        """Records every size now; ``cache`` was allocated with ``decode_rows``."""
+        """Records every size; ``cache`` must be allocated with ``decode_rows``."""
         if cache.decode is None:
             raise ValueError("the cache has no buffers for recorded steps")
         self._model = model
@@ -82,12 +81,12 @@ class DecodeGraphs:
         self._sizes = bucket_sizes(self._buffers.rows)
         self._replays: dict[int, Callable[[], None]] = {}
         with torch.inference_mode():
-            # The largest first: the others find their temporaries' memory in the pool.
+            # The largest first: the others reuse its memory from the pool.
             for size in reversed(self._sizes):
                 self._replays[size] = recorder.record(partial(self._step, self._batch(size)))
 
     def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
-        """See ``ForwardModel``; the logits are good until the next step."""
+        """See ``ForwardModel``; the logits are valid until the next step."""
         count = len(batch.query_lengths)
         decodes = len(batch.token_ids) == len(batch.logits_rows) == count
         if cache is not self._cache or not decodes or count > self._sizes[-1]:
@@ -120,7 +119,7 @@ class DecodeGraphs:
         buffers.positions[:count].copy_(batch.positions)
         buffers.slots[:count].copy_(batch.slots)
         torch.add(batch.positions, 1, out=buffers.contexts[:count])
-        # What the table had beyond this width lies behind every context, where nobody looks.
+        # Table columns beyond this width lie behind every context and are not read.
         buffers.block_tables[:count, : batch.block_tables.shape[1]].copy_(batch.block_tables)
         if count < self._filled:
             buffers.blank(count, self._filled)

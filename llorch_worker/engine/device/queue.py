@@ -1,7 +1,6 @@
-"""Where a step's work runs, and when its result may be read.
+"""Runs steps on a device in launch order.
 
-A queue computes what is launched in the order of the launches. So later work may use what earlier
-work leaves on the device, and only the host has to wait before it looks.
+Later work may use what earlier work leaves on the device; only the host waits before it reads.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from llorch_worker.engine.sampling.sampler import Chosen, Sampled
 
 Work = Callable[[], Chosen | None]
-"""A step on the device, None where no token is due. What it needs of the host's state it has."""
+"""A step on the device; returns None if no token is due. It reads no mutable host state."""
 
 
 class Pending(Protocol):
@@ -23,26 +22,26 @@ class Pending(Protocol):
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """[rows] int64 on the device: for work that is launched later, not for the host."""
+        """[rows] int64 on the device, for work that is launched later."""
 
     def read(self) -> Sampled:
-        """Waits until the work is done. Raises what the work raised."""
+        """Waits until the work is done. Raises its error."""
 
 
 class DeviceQueue(Protocol):
-    """The engine thread alone calls it."""
+    """Only the engine thread may call it."""
 
     @property
     def overlaps(self) -> bool:
-        """Whether the host gains anything by launching a step before it reads the last one."""
+        """Whether the device computes while the host goes on, so that launching ahead pays."""
 
     def launch(self, work: Work) -> Pending:
-        """Begins ``work``, now or when what was launched before is done; may raise its error."""
+        """Starts ``work``, now or after earlier work; may raise its error."""
 
 
 def use_device(device: torch.device) -> None:
-    """For the calling thread: every new thread is on the first card until it says otherwise, and
-    Triton launches on the thread's card, wherever the tensors are."""
+    """Makes ``device`` the current one of the calling thread. A new thread starts on the first
+    card, and Triton launches on the thread's card, wherever the tensors are."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -53,7 +52,7 @@ def device_queue(device: torch.device) -> DeviceQueue:
 
 
 class InlineQueue:
-    """Computes in the caller's thread: what was launched is done."""
+    """Computes at the launch, in the caller's thread."""
 
     overlaps = False
 
@@ -80,7 +79,7 @@ class Done:
 
 
 class CudaQueue:
-    """The engine thread's stream. Tokens come back through pinned memory, with an event behind."""
+    """The engine thread's stream. Tokens come back through pinned memory, followed by an event."""
 
     overlaps = True
 

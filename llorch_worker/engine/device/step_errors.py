@@ -1,4 +1,4 @@
-"""What a failed step says of the device: full, dead, or neither."""
+"""Whether a failed step means that the device is out of memory or lost."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _LOST_DEVICE = re.compile(r"CUDA error|CUDA driver error|Triton Error \[CUDA\]|C
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Memory ran out and nothing else is wrong: a smaller step may succeed."""
+    """Whether memory ran out and nothing else is wrong: a smaller step may succeed."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """The driver or the card failed. CUDA's errors stick to the process: every later call on the
-    device fails with the same one, so nothing in it can go on."""
+    """Whether the driver or the card failed. A CUDA error sticks to the process: every later call
+    on the device fails with it, so the engine cannot go on."""
     if is_out_of_memory(error):
         return False
     if isinstance(error, torch.AcceleratorError):

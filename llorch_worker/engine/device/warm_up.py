@@ -1,8 +1,8 @@
-"""Steps that go before all jobs, so that no job waits for a kernel to be compiled.
+"""Work that runs before the first job, so that no job waits for a compiler or for memory.
 
-Which variants of its kernels a step takes follows from three numbers: its tokens, the longest
-piece of a prompt in it, and how many sequences decode or want logits. Kernels round each up to a
-power of two before they choose, so steps at the powers of two and at the most see all of them.
+Three numbers decide which variants of its kernels a step takes: its tokens, the longest piece of a
+prompt in it, and how many sequences decode or want logits. Kernels round each up to a power of two,
+so steps at the powers of two and at the maximum compile all variants.
 """
 
 from __future__ import annotations
@@ -12,24 +12,67 @@ from collections.abc import Iterator
 import torch
 
 from llorch_worker.cache import UnifiedCache
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract.request import MAX_CHOICES
 from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.model import RaggedBatch
 
+FIRST_TOKENS = 2
+FULL_WIDTH_TOKENS = 8
+
 
 def compiles_late(device: torch.device) -> bool:
-    """Whether kernels on ``device`` are compiled when a step first wants them."""
+    """Whether kernels on ``device`` are compiled when a step first needs them."""
     return device.type == "cuda"
 
 
-def warm_up(
-    model: ForwardModel, cache: UnifiedCache, *, max_sequences: int, max_step_tokens: int
+def compile_kernels(
+    model: ForwardModel, cache: UnifiedCache, max_sequences: int, max_step_tokens: int
 ) -> None:
-    """Runs every size of step through ``model``; all of them write to the cache's first block, so
-    nobody may have published or hold it."""
+    """Runs every size of step through ``model``.
+
+    All of them write to the cache's first block, so no sequence may hold or have published it.
+    """
     for tokens in sizes(max_step_tokens):
         model.forward(_batch(_prompts(tokens, cache.max_context), 1, cache), cache)
     for sequences in sizes(min(max_sequences, max_step_tokens)):
         model.forward(_batch((1,) * sequences, sequences, cache), cache)
+
+
+def first_requests(
+    device: torch.device, max_context: int, max_sequences: int, max_step_tokens: int
+) -> Iterator[list[GenerationRequest]]:
+    """Requests to run before the first job, in groups that run together.
+
+    The first pass allocates what every later one uses. On a card the first prompt is as long as a
+    step allows. Then as many sequences as run at once truncate, which takes the most memory of all
+    sampling except penalties and log probabilities, which few jobs ask for.
+    """
+    on_card = device.type == "cuda"
+    tokens = min(FIRST_TOKENS, max_context - 1)
+    longest = min(max_step_tokens, max_context - tokens)
+    yield [
+        GenerationRequest(
+            prompt_token_ids=[0] * (longest if on_card else 1),
+            max_tokens=tokens,
+            temperature=0,
+            ignore_eos=True,
+        )
+    ]
+    if not on_card:
+        return
+    whole, rest = divmod(max_sequences, MAX_CHOICES)
+    yield [
+        GenerationRequest(
+            prompt_token_ids=[0],
+            # Long enough that the last sequence starts before the first ends.
+            max_tokens=min(FULL_WIDTH_TOKENS, max_context - 1),
+            top_p=0.9,
+            n=choices,
+            ignore_eos=True,
+        )
+        for choices in [MAX_CHOICES] * whole + [rest] * bool(rest)
+    ]
 
 
 def sizes(most: int) -> Iterator[int]:
@@ -42,13 +85,13 @@ def sizes(most: int) -> Iterator[int]:
 
 
 def _prompts(tokens: int, max_context: int) -> tuple[int, ...]:
-    """As few as hold so many tokens."""
+    """The fewest prompts that hold so many tokens."""
     whole, rest = divmod(tokens, max_context)
     return (max_context,) * whole + (rest,) * bool(rest)
 
 
 def _batch(lengths: tuple[int, ...], logits: int, cache: UnifiedCache) -> RaggedBatch:
-    """Prompts of such lengths from their beginning on; the last ``logits`` tokens' are wanted."""
+    """Whole prompts of these ``lengths``, with logits of the last ``logits`` tokens."""
     device = cache.kv.keys.device
     tokens = sum(lengths)
     positions = torch.cat([torch.arange(length, device=device) for length in lengths])

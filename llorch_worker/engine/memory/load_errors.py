@@ -1,4 +1,4 @@
-"""What a load says that failed for want of memory, or of a compiler."""
+"""Errors for loads that run out of memory or find no compiler."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from contextlib import contextmanager
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine.device.step_errors import is_out_of_memory
 from llorch_worker.engine.memory.free_memory import free_bytes
 
 
 @contextmanager
 def part_of_load(what: str, device: torch.device, planned_bytes: int) -> Iterator[None]:
-    """Runs a part of a load that is to take ``planned_bytes`` of what is free on ``device``.
+    """Runs a part of a load that is planned to take ``planned_bytes`` on ``device``.
 
     Raises:
-        ModelLoadFailed: memory ran out all the same, or Triton found nothing to compile with.
+        ModelLoadFailed: memory ran out, or Triton found no compiler.
     """
     free = free_bytes(device)
     try:
@@ -26,25 +27,20 @@ def part_of_load(what: str, device: torch.device, planned_bytes: int) -> Iterato
     except Exception as error:
         if is_out_of_memory(error):
             raise ModelLoadFailed(
-                f"memory ran out on {device} for {what}: {mib(planned_bytes)} by plan, "
-                f"and there was {mib(free)} free; lower max_sequences, max_step_tokens or "
+                f"memory ran out on {device} for {what}: {human_bytes(planned_bytes)} was planned "
+                f"and {human_bytes(free)} was free; lower max_sequences, max_step_tokens or "
                 "max_context, or free memory"
             ) from error
         if is_compiler_missing(error):
             raise ModelLoadFailed(
-                "Triton could not build what launches its kernels; install gcc and Python's "
+                "Triton could not compile the launcher of its kernels; install gcc and Python's "
                 "headers (python3-dev), or set kernels to torch"
             ) from error
         raise
 
 
 def is_compiler_missing(error: BaseException) -> bool:
-    """Triton found no C compiler, or the compiler failed, as it does without Python.h."""
+    """Whether Triton found no C compiler, or the compiler failed, as it does without Python.h."""
     if isinstance(error, subprocess.CalledProcessError):
         return "-shared" in error.cmd
     return isinstance(error, RuntimeError) and "Failed to find C compiler" in str(error)
-
-
-def mib(size: int) -> str:
-    """Bytes, for people."""
-    return f"{size / 2**20:,.1f} MiB"

@@ -1,4 +1,4 @@
-"""Every tensor that a model or a cache keeps, wherever it keeps it."""
+"""Every tensor that a model or a cache keeps."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _OURS = __name__.partition(".")[0]
 
 
 def resident_tensors(root: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors below ``root``, each once, by the attributes that lead to it.
+    """The tensors below ``root``, each once, with the attributes that lead to it.
 
-    Walks objects of this package and plain containers. What a layer keeps is found without the
-    layer's help, so a new kind of layer cannot be forgotten.
+    Walks objects of this package and plain containers. It needs no help from the layers, so it
+    finds the tensors of a new kind of layer too.
     """
     seen: set[int] = set()
 
@@ -26,7 +26,7 @@ def resident_tensors(root: Any, name: str = "") -> Iterator[tuple[str, torch.Ten
             seen.add(id(value))
             yield path, value
             return
-        # The root may be anything that stands for a model, a watched one say.
+        # The root may be of any class, such as a wrapper around the model.
         children = _children(value, any_class=value is root)
         if children:
             seen.add(id(value))
@@ -37,12 +37,33 @@ def resident_tensors(root: Any, name: str = "") -> Iterator[tuple[str, torch.Ten
 
 
 def storage_bytes(root: Any) -> int:
-    """Bytes that the tensors below ``root`` take, views of one memory counted once."""
+    """Bytes that the tensors below ``root`` take, with views of one memory counted once."""
     storages = {}
     for _, tensor in resident_tensors(root):
         storage = tensor.untyped_storage()
         storages[(tensor.device, storage.data_ptr())] = storage.nbytes()
     return sum(storages.values())
+
+
+def misplaced_tensors(parts: Mapping[str, object], device: torch.device) -> tuple[str, ...]:
+    """The tensors of ``parts`` that are not on ``device``: ``rope.cos on cpu``."""
+    return tuple(
+        f"{name} on {tensor.device}"
+        for root, part in parts.items()
+        for name, tensor in resident_tensors(part, root)
+        if tensor.device != device
+    )
+
+
+def measured_bytes(parts: Mapping[str, object], device: torch.device) -> dict[str, int]:
+    """Bytes that ``parts`` hold. On a card also ``workspace``, the most that steps took beside
+    them, and ``reserved``, what torch's allocator holds beyond that."""
+    measured = {name: storage_bytes(part) for name, part in parts.items()}
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        measured["workspace"] = max(0, peak - sum(measured.values()))
+        measured["reserved"] = max(0, torch.cuda.max_memory_reserved(device) - peak)
+    return measured
 
 
 def _children(value: Any, *, any_class: bool) -> list[tuple[str, Any]]:

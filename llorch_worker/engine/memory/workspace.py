@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import torch
 
+from llorch_worker.cache import CacheShape
 from llorch_worker.model import LlamaConfig
 
 CUDA_LIBRARY_BYTES = 64 * 2**20
-"""What cuBLAS and its like keep on a card for themselves, once they have run."""
+"""What cuBLAS and similar libraries keep on a card once they have run."""
 SAMPLER_LOGIT_BYTES = 64
-"""For each logit where everyone asks for truncation, penalties and log probabilities: logits, log
-softmax, penalties (three tables) and weights are float32, 24 bytes; then either a sort with its
-int64 indices and its buffers on a card, or, once sorted, 38 more, of them three float64 masses."""
+"""Bytes of each logit if every sequence asks for truncation, penalties and log probabilities.
+Logits, log softmax, three tables of penalties, and weights take 24 bytes as float32. Truncation
+adds at most 38, for its sort with int64 indices or for the sorted rows' masses."""
 
 
 def workspace_bytes(
-    config: LlamaConfig,
-    *,
-    max_context: int,
-    max_sequences: int,
-    max_step_tokens: int,
-    decode_rows: int = 0,
-    dtype: torch.dtype,
-    device: torch.device,
+    config: LlamaConfig, shape: CacheShape, *, max_sequences: int, max_step_tokens: int
 ) -> int:
-    """The largest of what is alive at once in a full step: of its MLP, of its attention with the
-    keys and values of one full context gathered, or of its logits and sampling.
+    """What a full step of at most ``max_step_tokens`` needs at once: the largest of its MLP, its
+    attention with the keys and values of one full context gathered, and its logits and sampling.
+    Recorded decode steps keep their memory beside it.
 
-    Recorded decode steps of ``decode_rows`` sequences keep their memory beside it for good.
-
-    A plan, to keep room for; what a step really takes is measured after the warm-up.
+    This is a plan; a worker measures what steps really take after the warm-up.
     """
-    item, hidden = dtype.itemsize, config.hidden_size
+    item, hidden = shape.dtype.itemsize, config.hidden_size
     heads = config.num_heads + 2 * config.num_kv_heads
     mlp_row = (2 * hidden + 4 * config.intermediate_size) * item
     qkv_row = (2 * hidden + (heads + config.num_heads) * config.head_dim) * item
-    gathered = 2 * max_context * config.num_kv_heads * config.head_dim * item
+    gathered = 2 * shape.max_context * config.num_kv_heads * config.head_dim * item
     logits = max_sequences * config.vocab_size * (item + SAMPLER_LOGIT_BYTES)
-    libraries = CUDA_LIBRARY_BYTES if device.type == "cuda" else 0
+    libraries = CUDA_LIBRARY_BYTES if shape.device.type == "cuda" else 0
     step = max(max_step_tokens * mlp_row, max_step_tokens * qkv_row + gathered, logits)
-    # A recorded step gathers nothing: who records, reads the blocks in place.
+    # A recorded step gathers nothing: it reads the blocks in place.
     logits_row = config.vocab_size * (item + torch.float32.itemsize)
-    recorded = decode_rows * max(mlp_row, qkv_row, logits_row)
+    recorded = shape.decode_rows * max(mlp_row, qkv_row, logits_row)
     return step + recorded + libraries

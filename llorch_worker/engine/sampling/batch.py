@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,7 +74,7 @@ class SamplingBatch:
     def __init__(self, sequences: Rows[Sequence], vocab_size: int, device: torch.device) -> None:
         self._device = device
         self._vocab_size = vocab_size
-        self._sequences = sequences
+        self.sequences = sequences
         self.is_plain = all(sequence.plain for sequence in sequences)
         requests = [sequence.request for sequence in sequences]
         random = [row for row, request in enumerate(requests) if request.temperature > 0]
@@ -89,13 +88,13 @@ class SamplingBatch:
     @cached_property
     def plain_rows(self) -> PlainRows:
         """For a batch that ``is_plain``."""
-        count = len(self._sequences)
-        temperatures = [sequence.request.temperature for sequence in self._sequences]
+        count = len(self.sequences)
+        temperatures = [sequence.request.temperature for sequence in self.sequences]
         lowest = [max(t, LOWEST_TEMPERATURE) if t > 0 else 0.0 for t in temperatures]
         return PlainRows(
             temperatures=self._column(lowest, torch.float32).squeeze(1),
             log_min_p=torch.full((count,), -torch.inf, device=self._device),
-            seeds=self._row([sequence.seed for sequence in self._sequences]),
+            seeds=self._row([sequence.seed for sequence in self.sequences]),
             no_shares=torch.zeros(count, dtype=torch.float64, device=self._device),
         )
 
@@ -171,29 +170,3 @@ def on_device(values: Rows[float], dtype: torch.dtype, device: torch.device) -> 
     """``values`` as a tensor; the host does not wait for earlier steps, thanks to pinned memory."""
     pinned = device.type == "cuda"
     return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=pinned)
-
-
-class SamplingBatchCache:
-    """Hands out the last step's batch again while its rows continue without a gap."""
-
-    def __init__(self, build: Callable[[Rows[Sequence]], SamplingBatch]) -> None:
-        self._build = build
-        self._sequences: tuple[Sequence, ...] = ()
-        self._next_positions: list[int] = []
-        self._batch: SamplingBatch | None = None
-
-    def batch(self, sequences: Rows[Sequence], positions: list[int]) -> SamplingBatch:
-        """The batch of ``sequences``, whose next tokens have ``positions`` within their choices."""
-        rows = tuple(sequences)
-        same = rows == self._sequences and positions == self._next_positions
-        if self._batch is None or not same:
-            self._batch = self._build(rows)
-            self._sequences = rows
-        # After a gap the token counts of the penalties would be wrong.
-        self._next_positions = [position + 1 for position in positions]
-        return self._batch
-
-    def forget(self) -> None:
-        """Drops the batch: after a failed step, or when idle."""
-        self._batch = None
-        self._sequences = ()

@@ -19,7 +19,6 @@ import torch
 from llorch_worker.engine.sampling.batch import (
     RandomRows,
     SamplingBatch,
-    SamplingBatchCache,
     on_device,
 )
 from llorch_worker.engine.sampling.truncation import truncate
@@ -102,9 +101,9 @@ class Sampler:
         self._device = device
         self._fused = fused
         self._truncate_rows = truncate_rows
-        self._batches = SamplingBatchCache(
-            lambda sequences: SamplingBatch(sequences, vocab_size, device)
-        )
+        self._vocab_size = vocab_size
+        self._batch: SamplingBatch | None = None
+        self._next_positions: list[int] = []
         # [most random rows so far, vocab] float32; reused, to spare the page faults of new memory.
         self._weights = torch.empty(0, vocab_size, device=device)
 
@@ -120,7 +119,13 @@ class Sampler:
 
     def prepare(self, sequences: Rows[Sequence], positions: list[int]) -> Draw:
         """The host's part: tokens are due at ``positions`` of the choices of ``sequences``."""
-        return Draw(self._batches.batch(sequences, positions), positions)
+        rows = tuple(sequences)
+        # After a gap in the positions the token counts of the penalties would be wrong.
+        batch = self._batch
+        if batch is None or batch.sequences != rows or self._next_positions != positions:
+            batch = self._batch = SamplingBatch(rows, self._vocab_size, self._device)
+        self._next_positions = [position + 1 for position in positions]
+        return Draw(batch, positions)
 
     def choose(self, logits: torch.Tensor, draw: Draw) -> Chosen:
         """The device's part: the next token of each row; ``logits`` as in ``sample``."""
@@ -142,7 +147,7 @@ class Sampler:
 
     def forget(self) -> None:
         """Drops the current rows: after a failed step, or when nothing runs."""
-        self._batches.forget()
+        self._batch = None
 
     def _choose_fused(self, logits: torch.Tensor, draw: Draw, fused: FusedSample) -> torch.Tensor:
         """[rows] int64."""

@@ -1,4 +1,4 @@
-"""Compiles the C sources of this folder to one shared object, kept for the next process."""
+"""Compiles the C sources of this folder to a shared object, which is cached on disk."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ COMPILERS = ("cc", "gcc", "clang")
 REQUIRED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"})
 TIMEOUT_S = 120.0
 ROOT = 0
-"""The user whose files are trusted beside one's own: an image's build may have compiled."""
-_ELSEWHERE = "XDG_CACHE_HOME names another place"
+"""Root's files are trusted like one's own: an image's build may have compiled the kernels."""
+_ELSEWHERE = "set XDG_CACHE_HOME to use another folder"
 
 
 class NativeUnavailable(Exception):
-    """The native kernels cannot be had here; the message says why."""
+    """The native kernels cannot be used here; the message says why."""
 
 
 def shared_object(*, link_openmp: bool) -> Path:
     """The compiled kernels, from the cache folder or compiled into it.
 
-    Of processes that start at once one compiles, the others wait. ``link_openmp``: name the
-    system's OpenMP library in it; without, it uses what the process has loaded.
+    If several processes start at once, one compiles and the others wait. With ``link_openmp`` the
+    object links the system's OpenMP library; otherwise it uses the one that the process has loaded.
 
     Raises:
-        NativeUnavailable: no compiler, no fitting processor, no cache folder that is this user's
-            alone to write to, or the compiler's first complaint.
+        NativeUnavailable: there is no compiler or no suitable processor, another user could write
+            to the cache folder, or compiling failed.
     """
     processor = _processor()
     compiler = _compiler()
@@ -59,7 +59,7 @@ def shared_object(*, link_openmp: bool) -> Path:
             tempfile.TemporaryDirectory(dir=folder) as scratch,
         ):
             if not target.exists():
-                # Renamed: a file under its final name is always whole.
+                # Renamed when done, so that a file under its final name is complete.
                 _build(compiler, sources, Path(scratch), link_openmp).replace(target)
     except OSError as error:
         raise NativeUnavailable(
@@ -80,24 +80,24 @@ def cache_folder() -> Path:
 
 
 def _require_own(folder: Path) -> None:
-    """Raises where another user could have put code there: what lies in it is run."""
+    """Raise if another user could have put code there: its files are executed."""
     status = folder.stat()
     if status.st_uid not in (os.geteuid(), ROOT):
         raise NativeUnavailable(f"{folder} belongs to another user ({_ELSEWHERE})")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NativeUnavailable(f"{folder} is one that others may write to ({_ELSEWHERE})")
+        raise NativeUnavailable(f"{folder} is writable by other users ({_ELSEWHERE})")
 
 
 @contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the kernel frees it when its holder dies."""
+    """A lock between processes; the kernel releases it if its holder dies."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _processor() -> str:
-    """What ``-march=native`` depends on; raises where this processor lacks an instruction set."""
+    """What ``-march=native`` depends on; raises if the processor lacks an instruction set."""
     try:
         information = Path("/proc/cpuinfo").read_text()
     except OSError as error:
@@ -108,7 +108,7 @@ def _processor() -> str:
         fields[name.strip()] = value.strip()
     missing = REQUIRED_CPU_FLAGS - set(fields.get("flags", "").split())
     if missing:
-        raise NativeUnavailable(f"the processor has no {', '.join(sorted(missing))}")
+        raise NativeUnavailable(f"the processor lacks {', '.join(sorted(missing))}")
     return f"{fields.get('model name')} {fields['flags']}"
 
 
@@ -144,7 +144,7 @@ def _run(command: list[str]) -> str:
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailable(f"{command[0]} does not run: {error}") from error
+        raise NativeUnavailable(f"{command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
         complaints = [line for line in done.stderr.splitlines() if "error" in line]
         first = next(iter(complaints or done.stderr.splitlines()), f"exit {done.returncode}")

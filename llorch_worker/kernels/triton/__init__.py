@@ -1,4 +1,4 @@
-"""The operations as Triton kernels, one file each; CUDA, or anywhere under Triton's interpreter."""
+"""The operations as Triton kernels, one file each, for CUDA or Triton's interpreter."""
 
 from llorch_worker.kernels.triton.triton_ops import TritonOps
 

@@ -1,4 +1,4 @@
-"""One tile of keys and values, seen by a few queries: what decode and prefill do in their loops."""
+"""Attention of queries to one tile of keys and values: the loop body of decode and prefill."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def attend_tile(
     BLOCK_DIM: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """An online softmax takes one more tile.
+    """Add one tile to an online softmax.
 
-    ``q``: [queries, dim]; ``table``: where a sequence's blocks are listed; ``place``: [tile] in its
-    context; ``known``: [tile], which of these there are; ``visible``: [queries or 1, tile].
-    ``highest``, ``mass`` (both [queries]) and ``total`` ([queries, dim]) are the softmax so far;
-    returns them with this tile in them.
+    ``q``: [queries, dim]; ``table``: a sequence's block table; ``place``: [tile], positions in its
+    context; ``known``: [tile], whether they exist; ``visible``: [queries or 1, tile]. ``highest``,
+    ``mass`` (both [queries]) and ``total`` ([queries, dim]) are the softmax so far; returns them
+    with this tile added.
     """
     at = tl.arange(0, BLOCK_DIM)
     block = tl.load(table + place // BLOCK_SIZE, mask=known, other=0)
     cell = (block.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE) * KV_HEADS + kv_head
-    # What lies behind the context is never read: it may be a NaN of somebody else's.
+    # Nothing beyond the context is read: it may be another sequence's NaN.
     inside = known[:, None] & (at[None, :] < DIM)
     k = tl.load(keys + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
     if SCALED:

@@ -1,12 +1,12 @@
 """Attention of sequences with one new token each, straight from the paged cache.
 
-Split-KV as in Flash-Decoding (Dao et al., 2023): the context of a sequence is cut into ``splits``
-equal pieces, each a program of its own, so that a card is full at batch 1 too; a second kernel
-joins the pieces. The query heads of one KV head share a program and read its keys once.
+Split-KV as in Flash-Decoding (Dao et al., 2023): a sequence's context is divided into ``splits``
+equal pieces with a program each, so that batch 1 also fills a card; a second kernel joins the
+pieces. The query heads of one KV head share a program and read its keys once.
 
-Nothing that changes from step to step is a Python number: contexts come from the device, and a
-launch's grid follows from the number of sequences alone. So a launch may be recorded in a CUDA
-graph and replayed with other contexts.
+No Python number changes between steps: contexts come from the device, and the grid depends only on
+the number of sequences. So a launch can be recorded in a CUDA graph and replayed with other
+contexts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
 from llorch_worker.settings import KvDtype
@@ -34,15 +35,15 @@ def splits_for(sequences: int, kv_heads: int, processors: int) -> int:
 
 @dataclass(frozen=True)
 class DecodeTiles:
-    """How many keys a program takes a turn, and how many turns it loads ahead at once."""
+    """Keys per iteration of a program, and stages of its load pipeline."""
 
     tile: int
     num_stages: int
 
     @classmethod
     def of(cls, dtype: torch.dtype, kv_dtype: KvDtype) -> DecodeTiles:
-        """Chosen so that the kernel keeps to its registers: in float32 all arithmetic and the
-        numbers that it was converted from lie there."""
+        """Chosen so that the kernel does not spill registers: in float32 they hold all arithmetic
+        and the values before conversion."""
         if dtype is torch.float32 and kv_dtype != "auto":
             return cls(tile=32, num_stages=1)
         return cls(tile=64, num_stages=3)
@@ -51,19 +52,20 @@ class DecodeTiles:
 class TritonDecode:
     """See ``PagedAttention``."""
 
-    def __init__(
-        self,
-        *,
-        rows: torch.Tensor,
-        contexts: torch.Tensor,
-        block_tables: torch.Tensor,
-        processors: int,
-    ) -> None:
-        """``rows``: [sequences] in the token row, ``contexts``: [sequences], both integers on the
-        device; ``block_tables``: [sequences, max_blocks]."""
+    def __init__(self, sequences: PagedSequences, processors: int) -> None:
+        tables = sequences.block_tables
+        contexts = sequences.device_contexts
+        if contexts is None:
+            contexts = torch.tensor(sequences.context_lengths, device=tables.device)
+        count = len(sequences.first_rows)
+        if sequences.first_rows == tuple(range(count)):
+            # Made on the device: nothing may be copied to it while a graph is recorded.
+            rows = torch.arange(count, device=tables.device)
+        else:
+            rows = torch.tensor(sequences.first_rows, device=tables.device)
         self._rows = rows
         self._contexts = contexts
-        self._tables = block_tables
+        self._tables = tables
         self._processors = processors
 
     def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
@@ -71,7 +73,7 @@ class TritonDecode:
         _, block_size, kv_heads, head_dim = kv.keys.shape
         heads = qkv.shape[1] - 2 * kv_heads
         splits = splits_for(sequences, kv_heads, self._processors)
-        pieces = stats = out  # never read where there is one split
+        pieces = stats = out  # not read with one split
         if splits > 1:
             shape = (sequences, heads, splits)
             pieces = torch.empty((*shape, head_dim), dtype=torch.float32, device=out.device)
@@ -119,7 +121,7 @@ class TritonDecode:
             )
 
 
-# What differs from step to step must not make a variant of its own: steps would stop to compile.
+# Values that differ between steps must not create variants: steps would wait for compilation.
 @triton.jit(do_not_specialize=["table_stride"])
 def _decode(
     qkv,
@@ -229,7 +231,7 @@ def _join(
     mass = tl.load(stats + cell * 2 + 1)
     weight = tl.exp2(highest - tl.max(highest, axis=0))
     at = tl.arange(0, BLOCK_DIM)
-    # A piece behind the context's end was never written.
+    # A piece beyond the context's end was not written.
     inside = (mass[:, None] > 0) & (at[None, :] < DIM)
     total = tl.load(pieces + cell[:, None] * DIM + at[None, :], mask=inside, other=0.0)
     attended = tl.sum(total * weight[:, None], axis=0) / tl.sum(mass * weight, axis=0)

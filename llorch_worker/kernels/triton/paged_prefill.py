@@ -1,7 +1,7 @@
 """Causal attention of sequences with any number of new tokens, straight from the paged cache.
 
-Flash attention (arXiv 2205.14135) over a ragged batch: a program has a tile of one sequence's new
-tokens and walks through the part of its context that they may see.
+Flash attention (arXiv 2205.14135) over a ragged batch: each program takes a tile of one sequence's
+new tokens and loops over the part of the context that they may see.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ import torch
 import triton
 import triton.language as tl
 
+from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
 
 
 @dataclass(frozen=True)
 class PrefillTiles:
-    """How a launch is cut up; chosen so that all compiled forms keep to their registers."""
+    """How a launch is divided; chosen so that no compiled variant spills registers."""
 
     queries: int
     tile: int
-    """Keys a turn."""
+    """Keys per iteration."""
     num_warps: int
     num_stages: int
 
     @classmethod
     def of(cls, dtype: torch.dtype, longest_query: int) -> PrefillTiles:
-        """For queries in ``dtype``; float32 is computed outside tensor cores, all in registers."""
+        """For queries in ``dtype``; float32 bypasses the tensor cores and needs more registers."""
         wanted = max(16, triton.next_power_of_2(longest_query))
         if dtype is torch.float32:
             return cls(queries=min(32, wanted), tile=32, num_warps=8, num_stages=1)
@@ -40,21 +41,13 @@ class PrefillTiles:
 class TritonPrefill:
     """See ``PagedAttention``."""
 
-    def __init__(
-        self,
-        *,
-        first_rows: torch.Tensor,
-        query_lengths: torch.Tensor,
-        contexts: torch.Tensor,
-        block_tables: torch.Tensor,
-        longest_query: int,
-    ) -> None:
-        """All tensors are integers on the device, the first three [sequences] long."""
-        self._first_rows = first_rows
-        self._query_lengths = query_lengths
-        self._contexts = contexts
-        self._tables = block_tables
-        self._longest_query = longest_query
+    def __init__(self, sequences: PagedSequences) -> None:
+        self._tables = sequences.block_tables
+        self._longest_query = max(sequences.query_lengths)
+        self._first_rows, self._query_lengths, self._contexts = torch.tensor(
+            (sequences.first_rows, sequences.query_lengths, sequences.context_lengths),
+            device=self._tables.device,
+        )
 
     def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
         _, block_size, kv_heads, head_dim = kv.keys.shape
@@ -89,7 +82,7 @@ class TritonPrefill:
         )
 
 
-# What differs from step to step must not make a variant of its own: steps would stop to compile.
+# Values that differ between steps must not create variants: steps would wait for compilation.
 @triton.jit(
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=["first_rows", "query_lengths", "contexts"],
@@ -119,7 +112,7 @@ def _prefill(
     SCALED: tl.constexpr,
 ):
     """A tile of one sequence's new tokens, one query head."""
-    # The last tiles see most and take longest: they start first.
+    # The last tiles see most keys and take longest, so they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     sequence = tl.program_id(2)
@@ -146,7 +139,7 @@ def _prefill(
     for first in range(0, end, TILE):
         place = first + tl.arange(0, TILE)
         known = place < end
-        # Every query sees place 0, so after the first tile no row's highest is -inf.
+        # Every query sees position 0, so no row's highest is -inf after the first tile.
         highest, mass, total = attend_tile(
             q,
             keys,

@@ -1,7 +1,7 @@
-"""Products with quantised matrices that are dequantised on their way to the arithmetic.
+"""Products with quantised matrices, dequantised on the fly.
 
-One token: a matrix-vector product in float32, whose scales are applied to sums over groups. More:
-tiles are dequantised into the activations' dtype and go through tensor cores.
+For one token: a matrix-vector product in float32, with scales applied to the sums of groups. For
+more: tiles are dequantised into the activations' dtype and multiplied by tensor cores.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from llorch_worker.kernels.quantised_matrix import BLOCK_COLUMNS, QuantisedMatri
 
 @dataclass(frozen=True)
 class MatmulTiles:
-    """What one program of a product computes, and how many blocks of columns it takes a turn."""
+    """The part of a product that one program computes, and its column blocks per iteration."""
 
     tokens: int
     rows: int
-    blocks: int = 2  # with 4 it spills registers
+    blocks: int = 2  # 4 would spill registers
     num_warps: int = 4
 
     @classmethod
     def of(cls, tokens: int, rows: int, processors: int) -> MatmulTiles:
-        """The largest tiles of which each of the card's processors gets two; else the smallest.
+        """The largest tiles that give each of the card's processors two; else the smallest.
 
-        ``tokens`` count as the next power of two, so that few variants are ever compiled.
+        ``tokens`` is rounded up to a power of two, so that few variants are compiled.
         """
         tokens = triton.next_power_of_2(tokens)
         choices = WIDE if tokens > 64 else MIDDLE if tokens > 16 else NARROW
@@ -98,7 +98,7 @@ def quantised_linear(
 
 @lru_cache
 def _processors(device: torch.device) -> int:
-    """The card's streaming multiprocessors; one where kernels are interpreted."""
+    """The card's streaming multiprocessors; 1 in the interpreter."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -146,7 +146,7 @@ def _matvec(
     tl.store(out + row, (total * factor).to(out.dtype.element_ty), mask=row < rows)
 
 
-# The number of tokens must not make a variant of its own: steps would stop to compile.
+# The number of tokens must not create variants: steps would wait for compilation.
 @triton.jit(do_not_specialize=["tokens"])
 def _matmul(
     x,

@@ -1,4 +1,4 @@
-"""RMSNorm, alone or behind the residual addition that precedes it."""
+"""RMS norm, with or without the residual addition before it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import triton.language as tl
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """``x``: [tokens, hidden], rows contiguous; gives a new tensor of its shape and dtype."""
+    """``x``: [tokens, hidden], rows contiguous; returns a new tensor of its shape and dtype."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, x, weight, out, eps, add=False)
+    _launch(x, x, weight, out, out, eps, add=False)
     return out
 
 
@@ -20,7 +20,7 @@ def add_rms_norm(
     """The norm of ``x + residual``, and the sum itself; both new, [tokens, hidden]."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty_like(out)
-    _launch(x, residual, weight, out, eps, add=True, total=total)
+    _launch(x, residual, weight, out, total, eps, add=True)
     return out, total
 
 
@@ -29,27 +29,17 @@ def _launch(
     residual: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
+    total: torch.Tensor,
     eps: float,
     *,
     add: bool,
-    total: torch.Tensor | None = None,
 ) -> None:
     tokens, hidden = x.shape
     block = triton.next_power_of_2(hidden)
-    _rms_norm[(tokens,)](
-        x,
-        residual,
-        weight,
-        out,
-        out if total is None else total,
-        x.stride(0),
-        residual.stride(0),
-        hidden,
-        eps,
-        ADD=add,
-        BLOCK=block,
-        num_warps=min(16, max(1, block // 512)),
-    )
+    tensors = (x, residual, weight, out, total)
+    strides = (x.stride(0), residual.stride(0))
+    warps = min(16, max(1, block // 512))
+    _rms_norm[(tokens,)](*tensors, *strides, hidden, eps, ADD=add, BLOCK=block, num_warps=warps)
 
 
 @triton.jit
@@ -66,7 +56,7 @@ def _rms_norm(
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row a program; roundings stand where the torch twin has them."""
+    """One row per program; it rounds where the torch twin does."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < hidden

@@ -1,4 +1,4 @@
-"""Rotary embedding of queries and keys, and the write of keys and values to the paged cache."""
+"""Rotates queries and keys, and writes keys and values to the paged cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton.language as tl
 from llorch_worker.kernels.layer_kv import LayerKV
 
 _HEADS = 8
-"""Heads a program: enough work for its 4 warps at 128 a head."""
+"""Heads per program: enough work for its 4 warps with heads of 128."""
 
 
 def rope_and_write(
@@ -74,7 +74,7 @@ def _rope_and_write(
     wide_first = first.to(tl.float32)
     wide_second = second.to(tl.float32)
     rotates = head < NUM_HEADS + NUM_KV_HEADS
-    # Rounded before it is stored anywhere, so that the cache holds what the twin would put there.
+    # Rounded before it is stored, so that the cache holds the same values as the twin's.
     first = tl.where(rotates, wide_first * c - wide_second * s, wide_first).to(dtype)
     second = tl.where(rotates, wide_second * c + wide_first * s, wide_second).to(dtype)
     tl.store(here, first, mask=inside & rotates)
@@ -119,5 +119,5 @@ def _rope_and_write(
 
 @triton.jit
 def _nearest_int8(values, scale):
-    """``values / scale``, rounded; halves go up."""
+    """``values / scale``, rounded half up."""
     return tl.floor(values / scale + 0.5).to(tl.int8)

@@ -34,7 +34,7 @@ def sample(
 
 @triton.jit
 def _sample(logits, temperatures, log_min_p, uniforms, chosen, vocab, stride, BLOCK: tl.constexpr):
-    """One row: its maximum, the mass of what min_p leaves, then the place the draw falls on."""
+    """One row: its maximum, the mass that min_p leaves, then the token that the draw selects."""
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * stride
     at = tl.arange(0, BLOCK)
@@ -61,7 +61,7 @@ def _sample(logits, temperatures, log_min_p, uniforms, chosen, vocab, stride, BL
         for first in range(0, vocab, BLOCK):
             token = first + at
             weights = _weights(here, token, vocab, best, temperature, floor)
-            # A token of weight 0 is never drawn, whatever rounding makes of the running sum.
+            # A token of weight 0 is never drawn, however the running sum is rounded.
             passed = (before + tl.cumsum(weights, axis=0) > target) & (weights > 0)
             found = tl.minimum(found, tl.min(tl.where(passed, token, vocab), axis=0))
             before += tl.sum(weights, axis=0)

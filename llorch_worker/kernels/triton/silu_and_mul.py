@@ -10,7 +10,7 @@ _BLOCK = 1024
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """``gate_up``: [tokens, 2 * inner], gate first; gives [tokens, inner] in its dtype."""
+    """``gate_up``: [tokens, 2 * inner], gate first; returns [tokens, inner] in its dtype."""
     tokens, width = gate_up.shape
     inner = width // 2
     out = torch.empty(tokens, inner, dtype=gate_up.dtype, device=gate_up.device)
@@ -22,7 +22,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _silu_and_mul(gate_up, out, stride, inner, BLOCK: tl.constexpr):
-    """One piece of a row a program; roundings stand where the torch twin has them."""
+    """One piece of a row per program; it rounds where the torch twin does."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < inner

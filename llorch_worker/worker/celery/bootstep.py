@@ -18,9 +18,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
-from llorch_worker.contract import GenerationRequest, LlorchError
-from llorch_worker.contract.request import MAX_CHOICES
-from llorch_worker.settings import Settings
+from llorch_worker.contract import LlorchError
 from llorch_worker.worker.card.assignment import Assignment, assign_device
 from llorch_worker.worker.celery.pool import EnginePool
 from llorch_worker.worker.residency import Residency
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 PROGRESS_INTERVAL_S = 5.0
-WARM_UP_TOKENS = 2
-FULL_WIDTH_TOKENS = 8
-WARM_UP_TIMEOUT_S = 600.0
 MIB = 2**20
 
 
@@ -65,7 +60,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             _check_options(worker)
             assignment = self._assign_device(worker)
             engine = self._load(worker, assignment)
-            _warm_up(engine, worker.app.settings, assignment)
+            engine.warm_up()
             # A full collection over torch's and Celery's objects would hold up every job.
             gc.collect()
             gc.freeze()
@@ -137,12 +132,10 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         engine_class = symbol_by_name(app.engine_class)
         engine: Engine = engine_class.load(
             settings.model,
-            device=assignment.device,
-            dtype=settings.dtype,
-            max_sequences=worker.pool.limit,
             model_name=settings.served_name,
             progress=_progress(app.on_load_progress),
-            **settings.engine_options,
+            **settings.engine_options
+            | {"device": assignment.device, "max_sequences": worker.pool.limit},
         )
         return engine
 
@@ -171,42 +164,6 @@ def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int
             logger.info("loaded %d%% of %d MiB", percent, total_bytes // MIB)
 
     return progress
-
-
-def _warm_up(engine: Engine, settings: Settings, assignment: Assignment) -> None:
-    # The first pass allocates and compiles what every later one uses. On a card it is as large as
-    # a step can be, so that what is measured then is what jobs will need.
-    longest = min(settings.max_step_tokens, engine.max_context - WARM_UP_TOKENS)
-    prompt_tokens = 1 if assignment.card is None else max(1, longest)
-    request = GenerationRequest(
-        prompt_token_ids=[0] * prompt_tokens,
-        max_tokens=WARM_UP_TOKENS,
-        temperature=0,
-        ignore_eos=True,
-    )
-    engine.submit(request).result(WARM_UP_TIMEOUT_S)
-    if assignment.card is not None:
-        _sample_at_full_width(engine)
-    engine.measure_memory()
-
-
-def _sample_at_full_width(engine: Engine) -> None:
-    """As many sequences as run at once, with a cut: the most memory that sampling takes but for
-    penalties and log probabilities, which few jobs ask for."""
-    choices = [MAX_CHOICES] * (engine.max_sequences // MAX_CHOICES)
-    rest = engine.max_sequences % MAX_CHOICES
-    # Long enough for the last to come before the first has left.
-    tokens = min(FULL_WIDTH_TOKENS, engine.max_context - 1)
-    generations = [
-        engine.submit(
-            GenerationRequest(
-                prompt_token_ids=[0], max_tokens=tokens, top_p=0.9, n=n, ignore_eos=True
-            )
-        )
-        for n in [*choices, *([rest] if rest else [])]
-    ]
-    for generation in generations:
-        generation.result(WARM_UP_TIMEOUT_S)
 
 
 def _check_options(worker: Any) -> None:

@@ -1,4 +1,4 @@
-"""The steps that a load runs where kernels are compiled late."""
+"""What an engine runs before its first job."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from llorch_worker.contract import GenerationRequest, ModelLoadFailed
 from llorch_worker.engine import Engine
 from llorch_worker.engine import engine as engine_module
+from llorch_worker.engine.device.warm_up import first_requests
 from tests.engine.conftest import LoadedModel
 
 REQUEST = GenerationRequest(prompt="Once upon a time", max_tokens=20, temperature=0)
@@ -28,7 +29,7 @@ def compiled_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("compiled_late")
-def test_a_warm_up_leaves_no_trace_in_what_jobs_get(
+def test_compiling_leaves_no_trace_in_what_jobs_get(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with load(loaded) as warm:
@@ -41,28 +42,58 @@ def test_a_warm_up_leaves_no_trace_in_what_jobs_get(
 
 
 @pytest.mark.usefixtures("compiled_late")
-def test_it_runs_on_the_engines_own_thread(
+def test_kernels_are_compiled_on_the_engines_own_thread(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[str] = []
 
-    def note(*_: Any, max_sequences: int, max_step_tokens: int) -> None:
-        assert (max_sequences, max_step_tokens) == (5, 40)
+    def note(_model: Any, _cache: Any, *sizes: int) -> None:
+        assert sizes == (5, 40)
         threads.append(threading.current_thread().name)
 
-    monkeypatch.setattr(engine_module, "warm_up", note)
+    monkeypatch.setattr(engine_module, "compile_kernels", note)
     with load(loaded) as engine:
         assert threads == [f"llorch-engine-{engine.model_name}"]
 
 
 @pytest.mark.usefixtures("compiled_late")
-def test_where_it_fails_no_engine_is_left_behind(
+def test_a_load_that_cannot_compile_leaves_no_engine_behind(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(engine_module, "warm_up", fail)
+    monkeypatch.setattr(engine_module, "compile_kernels", fail)
     with pytest.raises(ModelLoadFailed, match="memory ran out on cpu for a step"):
         load(loaded)
     assert not [t for t in threading.enumerate() if t.name == f"llorch-engine-{loaded.path.stem}"]
+
+
+CARD = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("max_sequences", [1, 16, 40])
+def test_on_a_card_the_first_requests_are_as_large_as_any_job(max_sequences: int) -> None:
+    (first,), full_width = first_requests(CARD, 100, max_sequences, 64)
+    assert first.prompt_token_ids is not None
+    assert len(first.prompt_token_ids) == 64
+    assert sum(request.n for request in full_width) == max_sequences
+    assert all(request.top_p < 1 and request.temperature > 0 for request in full_width)
+
+
+def test_the_first_requests_fit_into_the_shortest_context() -> None:
+    for device in (CARD, torch.device("cpu")):
+        for requests in first_requests(device, 2, 1, 64):
+            for request in requests:
+                assert request.prompt_token_ids == (0,)
+                assert request.max_tokens == 1
+
+
+def test_a_warm_up_runs_one_token_on_the_cpu_and_measures_memory(loaded: LoadedModel) -> None:
+    with loaded.engine() as engine:
+        assert engine.stats().measured_bytes == {}
+        engine.warm_up()
+        stats = engine.stats()
+    assert stats.prompt_tokens_total == 1
+    # A part that this device does not use takes nothing.
+    assert {part: size for part, size in stats.measured_bytes.items() if size} == stats.bytes

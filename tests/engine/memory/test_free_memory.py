@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from llorch_worker.engine.memory import free_memory
-from llorch_worker.engine.memory.block_plan import CPU_SHARE, available_bytes
 from llorch_worker.engine.memory.free_memory import free_bytes
 
 
@@ -23,7 +22,7 @@ def test_a_containers_limit_counts_as_the_machines(
     assert free_memory._cgroup_free_bytes(tmp_path) is None
     assert free_memory._cgroup_free_bytes(tmp_path / "none") is None
     monkeypatch.setattr(free_memory, "_cgroup_free_bytes", lambda: 3_000)
-    assert available_bytes(torch.device("cpu")) == int(3_000 * CPU_SHARE)
+    assert free_bytes(torch.device("cpu")) == 3_000
 
 
 def test_what_torch_keeps_of_a_load_is_given_back_before_free_memory_is_counted(

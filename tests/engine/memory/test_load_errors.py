@@ -11,9 +11,8 @@ import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.engine import Engine
-from llorch_worker.engine import engine as engine_module
-from llorch_worker.engine.memory import block_plan, load_errors
+from llorch_worker.engine import Engine, loading
+from llorch_worker.engine.memory import load_errors, load_plan
 from llorch_worker.model import Llama
 from tests.engine.conftest import LoadedModel
 
@@ -39,8 +38,8 @@ def fail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fai
         elif request.param == "cache":
             monkeypatch.setattr(UnifiedCache, "allocate", load)
         else:
-            monkeypatch.setattr(engine_module, "records_decode", lambda *_: True)
-            monkeypatch.setattr(engine_module, "CudaRecorder", load)
+            monkeypatch.setattr(load_plan, "records_decode", lambda *_: True)
+            monkeypatch.setattr(loading, "CudaRecorder", load)
 
     return fail
 
@@ -56,10 +55,10 @@ def test_memory_that_runs_out_is_told_with_planned_and_free(
     loaded: LoadedModel, fail: Fail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_errors, "free_bytes", lambda _: 5 * 2**30)
-    monkeypatch.setattr(block_plan, "free_bytes", lambda _: 5 * 2**30)
+    monkeypatch.setattr(load_plan, "free_bytes", lambda _: 5 * 2**30)
     fail(NO_MEMORY)
     said = sentence(loaded)
-    for part in ("memory ran out on cpu for", "MiB by plan", "5,120.0 MiB free", "lower"):
+    for part in ("memory ran out on cpu for", "was planned", "5.0 GiB was free", "lower"):
         assert part in said
 
 

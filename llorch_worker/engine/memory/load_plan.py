@@ -1,0 +1,265 @@
+"""How a model will be loaded and what it will take, decided before any weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import psutil
+import torch
+
+from llorch_worker.cache import CacheShape, PagedKV, UnifiedCache
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract.errors import InvalidLoadOption
+from llorch_worker.contract.quantities import human_bytes
+from llorch_worker.engine.device.graphs import records_decode
+from llorch_worker.engine.memory.free_memory import free_bytes
+from llorch_worker.engine.memory.kept_types import KeptType, kept_types
+from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
+from llorch_worker.engine.memory.workspace import workspace_bytes
+from llorch_worker.kernels import ChosenOps, choose_ops
+from llorch_worker.model import LlamaConfig, model_bytes, parameter_count, resolve_config
+from llorch_worker.settings import KernelChoice, KvDtype
+from llorch_worker.weights import Checkpoint, Linears, open_checkpoint, select_linears
+
+DEFAULT_MAX_SEQUENCES = 16
+DEFAULT_MAX_STEP_TOKENS = 512
+
+CACHE_SHARE: Final = {"cpu": 0.6, "cuda": 0.9}
+"""The most that cache and workspace may take of what the weights leave free. The rest is for other
+processes on the machine's own memory, and for the allocator's fragments on a card."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan:
+    """What :func:`plan_load` decides: ``llorch inspect`` prints it, ``Engine.load`` obeys it."""
+
+    checkpoint: Checkpoint
+    config: LlamaConfig
+    linears: Linears
+    """How the matrices are kept."""
+    kernels: ChosenOps
+    """What computes everything but the matrix products, and why."""
+    shape: CacheShape
+    max_sequences: int
+    max_step_tokens: int
+    prefix_caching: bool
+    kv_cache_bytes: int | None
+    weights_bytes: int
+    workspace_bytes: int
+    """The most that one step takes beside weights and cache."""
+    process_bytes: int
+    """What Python and its libraries hold before the load; 0 on a card."""
+    free_bytes: int
+    """Free on the device before the load."""
+    num_blocks: int
+    """KV blocks. If the model does not fit, as many as ``kv_cache_bytes`` asks for, or else as one
+    context needs."""
+    misfit: str | None = None
+    """Why the model does not fit, for people."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.shape.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The compute dtype."""
+        return self.shape.dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """The compute dtype as ``bfloat16``."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def cache_share(self) -> float:
+        """See ``CACHE_SHARE``."""
+        return CACHE_SHARE[self.device.type]
+
+    @property
+    def full_contexts(self) -> float:
+        """How many contexts of full length the KV blocks hold at once."""
+        return round(self.num_blocks / self.shape.context_blocks, 2)
+
+    @cached_property
+    def cache_bytes(self) -> dict[str, int]:
+        """Bytes of the cache by part; see ``UnifiedCache.bytes_by_part``."""
+        return UnifiedCache.required_bytes(self.shape, self.num_blocks)
+
+    @property
+    def kept_types(self) -> tuple[KeptType, ...]:
+        """Types of block that weights stay in; the other weights are in ``dtype``."""
+        return tuple(kept_types(self.config, self.checkpoint, self.linears))
+
+    @property
+    def kept_as(self) -> str:
+        """What weights are kept as: ``Q4_0 and Q6_K in 9 bits, the rest in bfloat16``."""
+        types = " and ".join(map(str, self.kept_types))
+        return f"{types}, the rest in {self.dtype_name}" if types else self.dtype_name
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything that the process will hold on the device."""
+        cache = sum(self.cache_bytes.values())
+        return self.weights_bytes + cache + self.workspace_bytes + self.process_bytes
+
+    def require_fit(self) -> LoadPlan:
+        """This plan; raises ``ModelLoadFailed`` with the reason if the model does not fit."""
+        if self.misfit is not None:
+            raise ModelLoadFailed(self.misfit)
+        return self
+
+    def fitted_to(self, left_bytes: int) -> LoadPlan:
+        """This plan with as many of its KV blocks as fit into what the weights leave free."""
+        misfit = self._misfit(left_bytes)
+        if misfit is None:
+            fitting = self._room_bytes(left_bytes) // self.block_bytes
+            return replace(self, num_blocks=min(self.num_blocks, fitting))
+        asked_for = self.shape.context_blocks if self.kv_cache_bytes is None else self.num_blocks
+        return replace(self, num_blocks=asked_for, misfit=misfit)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block in all layers, scales included."""
+        return self.shape.block_size * sum(PagedKV.slot_bytes(self.shape).values())
+
+    @property
+    def _fixed_bytes(self) -> dict[str, int]:
+        """What the cache and the steps take beside KV blocks."""
+        parts = UnifiedCache.required_bytes(self.shape, 0) | {"workspace": self.workspace_bytes}
+        return {part: size for part, size in parts.items() if size}
+
+    def _room_bytes(self, left_bytes: int) -> int:
+        """What KV blocks may take."""
+        return int(left_bytes * self.cache_share) - sum(self._fixed_bytes.values())
+
+    def _misfit(self, left_bytes: int) -> str | None:
+        room, asked = self._room_bytes(left_bytes), self.kv_cache_bytes
+        needed = self.shape.context_blocks * self.block_bytes
+        one_context = f"one context of {self.shape.max_context} tokens"
+        if left_bytes < 0:
+            return (
+                f"the weights need {human_bytes(self.weights_bytes)} on {self.device}, but only "
+                f"{human_bytes(self.free_bytes)} is free; use a smaller dtype or model, or free "
+                "memory"
+            )
+        if asked is not None and asked > room:
+            return (
+                f"kv_cache_bytes asks for {human_bytes(asked)}, but only "
+                f"{human_bytes(max(0, room))} is free beside weights, tables and masks; lower it "
+                "or free memory"
+            )
+        if min(self.num_blocks * self.block_bytes, room) >= needed:
+            return None
+        if asked is not None and asked < needed:
+            return (
+                f"the KV cache of {one_context} needs {human_bytes(needed)}, but kv_cache_bytes "
+                f"allows {human_bytes(asked)}; raise it or lower max_context"
+            )
+        parts = {"kv": 0, **self._fixed_bytes}
+        parts["kv"] += needed
+        listed = ", ".join(f"{part} {human_bytes(size)}" for part, size in parts.items())
+        available = int(left_bytes * self.cache_share)
+        return (
+            f"{one_context} needs {human_bytes(sum(parts.values()))} ({listed}), but only "
+            f"{human_bytes(available)} is free beside the weights; lower max_context or free memory"
+        )
+
+
+def plan_load(
+    path: str | Path,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_sequences: int = DEFAULT_MAX_SEQUENCES,
+    max_context: int | None = None,
+    *,
+    max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
+    kv_cache_bytes: int | None = None,
+    prefix_caching: bool = True,
+    kernels: KernelChoice = "auto",
+    kv_dtype: KvDtype = "auto",
+    cuda_graphs: bool = True,
+) -> LoadPlan:
+    """The plan for a load with these options, which are those of ``Engine.load``.
+
+    Reads the model file's metadata and no weights. A model that does not fit is a plan with a
+    ``misfit``, not an error.
+
+    Raises:
+        InvalidLoadOption: an option is out of its range.
+        ModelLoadFailed: the file is missing, damaged or not a Llama, or there is no such device.
+    """
+    for name, value in (("max_sequences", max_sequences), ("max_step_tokens", max_step_tokens)):
+        if value < 1:
+            raise InvalidLoadOption(f"{name} must be at least 1 (got {value})")
+    place = resolve_device(device)
+    checkpoint = open_checkpoint(Path(path))
+    config = resolve_config(checkpoint)
+    compute = resolve_dtype(dtype, place, parameters=parameter_count(config), kernels=kernels)
+    if max_context is None:
+        max_context = config.max_context
+    if not 1 <= max_context <= config.max_context:
+        raise InvalidLoadOption(
+            f"max_context must be at most {config.max_context}, the model's own context, and at "
+            f"least 1 (got {max_context})"
+        )
+    linears = select_linears(place, compute, kernels)
+    chosen = choose_ops(place, compute, kernels, head_dim=config.head_dim, kv_dtype=kv_dtype)
+    recorded = cuda_graphs and records_decode(place, chosen.ops)
+    shape = cache_shape(
+        config,
+        max_context,
+        dtype=compute,
+        device=place,
+        kv_dtype=kv_dtype,
+        decode_rows=max_sequences if recorded else 0,
+    )
+    plan = LoadPlan(
+        checkpoint=checkpoint,
+        config=config,
+        linears=linears,
+        kernels=chosen,
+        shape=shape,
+        max_sequences=max_sequences,
+        max_step_tokens=max_step_tokens,
+        prefix_caching=prefix_caching,
+        kv_cache_bytes=kv_cache_bytes,
+        weights_bytes=model_bytes(config, checkpoint, linears, compute),
+        workspace_bytes=workspace_bytes(
+            config, shape, max_sequences=max_sequences, max_step_tokens=max_step_tokens
+        ),
+        process_bytes=psutil.Process().memory_info().rss if place.type == "cpu" else 0,
+        free_bytes=free_bytes(place),
+        num_blocks=max_sequences * shape.context_blocks,
+    )
+    if kv_cache_bytes is not None:
+        plan = replace(plan, num_blocks=kv_cache_bytes // plan.block_bytes)
+    return plan.fitted_to(plan.free_bytes - plan.weights_bytes)
+
+
+def cache_shape(
+    config: LlamaConfig,
+    max_context: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: KvDtype = "auto",
+    decode_rows: int = 0,
+) -> CacheShape:
+    """The shape of a cache for ``config``."""
+    return CacheShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        max_context=max_context,
+        dtype=dtype,
+        device=device,
+        kv_dtype=kv_dtype,
+        decode_rows=decode_rows,
+        vocab_size=config.vocab_size,
+    )

@@ -1,0 +1,121 @@
+"""The plan of a load: how many KV blocks there are, and why a model is refused."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract.errors import InvalidLoadOption
+from llorch_worker.engine import Engine, loading
+from llorch_worker.engine.memory import load_plan
+from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
+from tests.engine.conftest import LoadedModel
+
+CONTEXT, SEQUENCES = 100, 4
+CONTEXT_BLOCKS = 7
+"""Blocks of 16 tokens for one context."""
+
+
+@pytest.fixture
+def plan(loaded: LoadedModel) -> LoadPlan:
+    return planned(loaded)
+
+
+def planned(loaded: LoadedModel, **options: Any) -> LoadPlan:
+    return plan_load(
+        loaded.path, "cpu", "float32", SEQUENCES, CONTEXT, **{"kernels": "torch", **options}
+    )
+
+
+def left_for(plan: LoadPlan, blocks: int) -> int:
+    """What the weights must leave free for ``blocks`` KV blocks; a CPU's cache may take 60%."""
+    config = plan.config
+    block = 2 * config.num_layers * 16 * config.num_kv_heads * config.head_dim * 4
+    rope = CONTEXT * config.head_dim * 4
+    masks = CONTEXT * CONTEXT
+    return -(-10 * (blocks * block + rope + masks + plan.workspace_bytes) // 6)
+
+
+def test_by_default_every_sequence_may_fill_its_context(plan: LoadPlan) -> None:
+    assert plan.num_blocks == SEQUENCES * CONTEXT_BLOCKS
+    assert plan.full_contexts == SEQUENCES
+    assert plan.misfit is None
+
+
+def test_memory_limits_the_blocks_after_tables_masks_and_workspace(plan: LoadPlan) -> None:
+    for blocks in (CONTEXT_BLOCKS, 10, 27):
+        assert plan.fitted_to(left_for(plan, blocks)).num_blocks == blocks
+        assert plan.fitted_to(left_for(plan, blocks) - 2).num_blocks < blocks or blocks == 7
+    assert plan.fitted_to(10**12).num_blocks == SEQUENCES * CONTEXT_BLOCKS
+
+
+def test_kv_cache_bytes_decide_if_they_are_given(loaded: LoadedModel, plan: LoadPlan) -> None:
+    for blocks in (9, 99):
+        asked = planned(loaded, kv_cache_bytes=(blocks + 1) * plan.block_bytes - 1)
+        assert asked.num_blocks == blocks
+
+
+def test_kv_cache_bytes_that_do_not_fit_are_refused_and_shown(
+    loaded: LoadedModel, plan: LoadPlan
+) -> None:
+    asked = planned(loaded, kv_cache_bytes=99 * plan.block_bytes)
+    refused = asked.fitted_to(left_for(plan, 98))
+    assert refused.num_blocks == 99
+    with pytest.raises(ModelLoadFailed, match=r"kv_cache_bytes asks for .*, but only .*; lower"):
+        refused.require_fit()
+
+
+def test_less_than_one_context_is_refused_with_what_is_needed_and_free(
+    loaded: LoadedModel, plan: LoadPlan
+) -> None:
+    refused = plan.fitted_to(left_for(plan, CONTEXT_BLOCKS) - 2)
+    assert refused.num_blocks == CONTEXT_BLOCKS
+    with pytest.raises(ModelLoadFailed) as caught:
+        refused.require_fit()
+    assert "one context of 100 tokens needs" in caught.value.message
+    for part in ("kv", "rope", "masks", "workspace", "is free", "lower max_context"):
+        assert part in caught.value.message
+    small = planned(loaded, kv_cache_bytes=CONTEXT_BLOCKS * plan.block_bytes - 1)
+    assert small.misfit is not None
+    assert "kv_cache_bytes allows" in small.misfit
+
+
+def test_weights_that_do_not_fit_are_what_is_named(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_plan, "free_bytes", lambda _: 1000)
+    plan = planned(loaded)
+    assert plan.misfit is not None
+    assert plan.misfit.startswith("the weights need ")
+    assert "on cpu, but only 1000 B is free" in plan.misfit
+    assert plan.total_bytes > plan.free_bytes == 1000
+
+
+@pytest.mark.parametrize("option", ["max_sequences", "max_context", "max_step_tokens"])
+def test_an_option_out_of_range_is_named(loaded: LoadedModel, option: str) -> None:
+    with pytest.raises(InvalidLoadOption, match=f"{option} must be .*at least 1 .got 0."):
+        plan_load(loaded.path, "cpu", **{option: 0})
+
+
+@pytest.fixture
+def shrinking(plan: LoadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for all planned blocks before the load, and for 10 once the weights are loaded."""
+    enough = plan.weights_bytes + left_for(plan, SEQUENCES * CONTEXT_BLOCKS)
+    monkeypatch.setattr(load_plan, "free_bytes", lambda _: enough)
+    monkeypatch.setattr(loading, "free_bytes", lambda _: left_for(plan, 10))
+
+
+@pytest.mark.usefixtures("shrinking")
+def test_a_load_takes_fewer_blocks_than_planned_if_less_is_free_by_then(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"kernels": "torch"}
+    with (
+        caplog.at_level(logging.INFO, "llorch_worker.engine.loading"),
+        Engine.load(loaded.path, "cpu", "float32", SEQUENCES, CONTEXT, **options) as engine,
+    ):
+        assert engine.stats().kv_blocks_total == 10
+    assert "10 of 28 planned KV blocks fit" in caplog.text
