@@ -19,7 +19,7 @@ from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.announcer import Announcer
-from llorch_worker.worker.cancellation import CancelListener
+from llorch_worker.worker.cancel_listener import CancelListener
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.job_runner import JobRunner
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper

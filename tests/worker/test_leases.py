@@ -41,7 +41,7 @@ def said(caplog: pytest.LogCaptureFixture, sentence: str) -> int:
     return sum(message.startswith(sentence) for message in caplog.messages)
 
 
-def test_a_sweep_that_redis_refuses_is_told_once_and_not_as_an_absence(
+def test_a_sweep_that_redis_refuses_is_logged_once_and_is_not_an_outage(
     own_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = threading.Event()
@@ -64,7 +64,7 @@ def scripts_run(client: redis.Redis) -> int:
     return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
-def test_a_redis_that_is_gone_is_told_as_an_absence(
+def test_an_unreachable_redis_is_an_outage(
     own_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = threading.Event()

@@ -116,7 +116,7 @@ def test_a_redis_restart_loses_and_doubles_nothing(own_server: RedisServer) -> N
         publisher.close(timeout_s=5)
 
 
-def test_a_server_that_forgot_its_scripts_is_taught_again(
+def test_scripts_are_loaded_again_if_the_server_forgot_them(
     publisher: Publisher, store: redis.Redis
 ) -> None:
     publisher.open(claimed(store, "a"), 1)
@@ -220,7 +220,7 @@ def test_a_job_that_goes_elsewhere_after_its_last_event_is_journalled(
     assert ids_of(read(store, "a")) == [0]
 
 
-def test_nothing_is_left_to_the_result_where_the_claim_was_lost(store: redis.Redis) -> None:
+def test_nothing_is_left_to_the_result_if_the_claim_was_lost(store: redis.Redis) -> None:
     lost: list[str] = []
     publisher = started(store, lost)
     publisher.open(claimed(store, "a"), 1)

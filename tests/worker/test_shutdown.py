@@ -63,7 +63,7 @@ def stop_by(how: str, worker: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "control shutdown"])
-def test_a_worker_that_is_asked_to_stop_finishes_what_runs_and_exits_0(
+def test_a_worker_that_is_asked_to_stop_finishes_running_jobs_and_exits_0(
     own_worker: WorkerProcess, own_client: Client, latch: Latch, how: str
 ) -> None:
     running, waiting = busy_worker(own_client, latch)

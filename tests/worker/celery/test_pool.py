@@ -112,7 +112,7 @@ def raiser(error: BaseException) -> Callable[..., None]:
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
 )
-def test_whatever_a_target_raises_is_called_back(
+def test_any_error_of_a_target_is_called_back(
     pool: EnginePool, hub: Hub, raised: BaseException, reported: type[Exception]
 ) -> None:
     caller = apply(pool, raiser(raised))
@@ -158,7 +158,7 @@ def test_work_beyond_the_limit_waits_unaccepted_for_a_thread(pool: EnginePool, h
     turn_until(hub, lambda: all(caller.ended for caller in callers))
 
 
-def test_a_drain_finishes_what_runs_and_delivers_it_though_nobody_runs_the_loop(
+def test_a_drain_finishes_running_work_although_nobody_runs_the_loop(
     pool: EnginePool, hub: Hub
 ) -> None:
     go = threading.Event()

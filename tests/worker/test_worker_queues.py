@@ -25,12 +25,12 @@ from tests.services import (
 )
 
 GET_S = 30
-OWN = "llorch.toy@w1.test"
+QUEUE = "llorch.toy@w1.test"
 LONG = 4000
 """Tokens that nobody waits for."""
 
 
-def test_a_workers_own_queues_come_before_the_shared_ones_of_the_same_priority() -> None:
+def test_a_worker_queue_comes_before_the_shared_queue_of_the_same_priority() -> None:
     assert queues("toy", "gpu0@host") == (
         "llorch.toy@gpu0.host:high", "llorch.toy:high", "llorch.toy@gpu0.host", "llorch.toy",
     )  # fmt: skip
@@ -68,7 +68,7 @@ def own_pair(own_server: RedisServer, tmp_path: Path) -> Iterator[Pair]:
 
 
 @pytest.mark.usefixtures("pair")
-def test_direct_jobs_run_where_they_are_sent_at_every_priority(client: Client) -> None:
+def test_jobs_for_one_worker_run_where_they_are_sent_at_every_priority(client: Client) -> None:
     jobs = [
         client.submit(prompt="x", max_tokens=3, priority=priority, worker="w1@test")
         for priority in ("high", "normal", "low")
@@ -82,13 +82,13 @@ def test_direct_jobs_run_where_they_are_sent_at_every_priority(client: Client) -
 @pytest.mark.usefixtures("pair")
 def test_a_stock_producer_addresses_a_worker_by_its_queue(stock: Celery) -> None:
     sent = [
-        stock.send_task(TASK_NAME, queue=OWN, kwargs={"prompt": "x", "max_tokens": 3}, priority=p)
+        stock.send_task(TASK_NAME, queue=QUEUE, kwargs={"prompt": "x", "max_tokens": 3}, priority=p)
         for p in (None, 3, 9)
     ]
     assert {job.get(timeout=GET_S)["worker"] for job in sent} == {"w1@test"}
 
 
-def test_a_direct_job_waits_while_its_worker_is_busy_and_others_are_idle(
+def test_a_job_for_one_worker_waits_while_its_worker_is_busy_and_others_are_idle(
     client: Client, pair: Pair
 ) -> None:
     running = [begun(client.submit(prompt="x", max_tokens=LONG, worker="w1@test")) for _ in "ab"]
@@ -103,7 +103,7 @@ def test_a_direct_job_waits_while_its_worker_is_busy_and_others_are_idle(
     running[1].cancel()
 
 
-def test_a_queued_direct_job_is_cancelled_like_any_other(client: Client, pair: Pair) -> None:
+def test_a_queued_job_for_one_worker_is_cancelled_like_others(client: Client, pair: Pair) -> None:
     running = [begun(client.submit(prompt="x", max_tokens=LONG, worker="w1@test")) for _ in "ab"]
     job = client.submit(prompt="x", worker="w1@test")
     job.cancel()
@@ -113,7 +113,7 @@ def test_a_queued_direct_job_is_cancelled_like_any_other(client: Client, pair: P
         each.cancel()
 
 
-def test_a_claimed_direct_job_of_a_dead_worker_resumes_at_once_elsewhere(
+def test_a_claimed_job_of_a_dead_worker_resumes_at_once_elsewhere(
     own_client: Client, own_pair: Pair, latch: Latch
 ) -> None:
     prompt = latch.prompt(after=299)
@@ -126,7 +126,7 @@ def test_a_claimed_direct_job_of_a_dead_worker_resumes_at_once_elsewhere(
     assert result.choices[0].token_ids == tuple(range(300))
 
 
-def test_what_waits_for_a_worker_that_is_gone_is_everyones_in_its_order(
+def test_what_waits_for_a_worker_that_is_gone_goes_to_all_in_order(
     own_client: Client, own_pair: Pair
 ) -> None:
     own_pair[0].process.kill()
@@ -138,7 +138,7 @@ def test_what_waits_for_a_worker_that_is_gone_is_everyones_in_its_order(
     # Known, and so within its grace: the jobs wait for it.
     assert own_client.submit(prompt="x", max_tokens=3).result(GET_S).worker == "w2@test"
     assert {job.status().state for job in jobs} == {"queued"}
-    own_client.redis.zadd(keys.WORKER_QUEUES, {OWN: 0})
+    own_client.redis.zadd(keys.WORKER_QUEUES, {QUEUE: 0})
     assert {job.result(GET_S).worker for job in jobs} == {"w2@test"}
     assert {job.result(0).attempts for job in jobs} == {1}
     wait_until(lambda: "the worker of llorch.toy@w1.test is gone; its 4 jobs" in own_pair[1].text())
@@ -156,23 +156,23 @@ def test_a_worker_that_comes_back_in_time_finds_its_jobs(
 
 
 @pytest.mark.usefixtures("pair")
-def test_a_worker_that_nobody_knows_is_refused(client: Client) -> None:
+def test_an_unknown_worker_is_refused(client: Client) -> None:
     with pytest.raises(ModelNotServed, match="no worker 'w9@test' serves 'toy'; there is w1@test"):
         client.submit(prompt="x", worker="w9@test")
 
 
-def test_strays_keep_their_priority_and_order(own_client: Client) -> None:
+def test_rerouted_jobs_keep_their_priority_and_order(own_client: Client) -> None:
     store = own_client.redis
     step = "\x06\x163"
     for suffix in ("", ":high", step):
         store.rpush(f"llorch.toy{suffix}", "waits longest")
-        store.lpush(f"{OWN}{suffix}", "first", "second")
-    store.zadd(keys.WORKER_QUEUES, {OWN: 0})
-    assert worker_queues.reroute(store, 60) == {OWN: 6}
+        store.lpush(f"{QUEUE}{suffix}", "first", "second")
+    store.zadd(keys.WORKER_QUEUES, {QUEUE: 0})
+    assert worker_queues.reroute(store, 60) == {QUEUE: 6}
     for suffix in ("", ":high", step):
         assert store.lrange(f"llorch.toy{suffix}", 0, -1) == ["second", "first", "waits longest"]
-    assert not store.exists(OWN)
+    assert not store.exists(QUEUE)
     assert not store.zcard(keys.WORKER_QUEUES), "a day later nobody looks there any more"
-    worker_queues.mark_seen(store, OWN)
-    store.lpush(OWN, "third")
+    worker_queues.mark_seen(store, QUEUE)
+    store.lpush(QUEUE, "third")
     assert worker_queues.reroute(store, 0) == {}
