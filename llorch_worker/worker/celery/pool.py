@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -40,9 +41,7 @@ Callback = Callable[[Any], Any]
 class _Work:
     pid: int
     task_id: str
-    target: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    run: Callable[[], Any]
     on_accept: Callable[[int, float], Any]
     on_return: Callback
     on_error: Callback
@@ -202,9 +201,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         work = _Work(
             pid=next(self._pids),
             task_id=correlation_id,
-            target=target,
-            args=args,
-            kwargs=kwargs or {},
+            run=partial(target, *args, **(kwargs or {})),
             on_accept=accept_callback,
             on_return=callback,
             on_error=error_callback,
@@ -310,7 +307,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def _run(self, work: _Work) -> tuple[Callback, Any]:
         try:
-            return work.on_return, work.target(*work.args, **work.kwargs)
+            return work.on_return, work.run()
         except BaseException as error:  # noqa: BLE001 - whatever the target raises, Celery hears
             return work.on_error, _info_of(_reportable(error))
 

@@ -91,33 +91,32 @@ def test_a_task_call_without_a_resident_model_says_so() -> None:
         generate(prompt="x")
 
 
-@pytest.mark.parametrize("command", ["worker", "report"])
-def test_a_bad_setting_ends_a_celery_command_with_one_sentence(command: str) -> None:
+def celery(command: str, redis_url: str, **settings: object) -> tuple[int, str, str]:
+    """The exit code of ``celery -A tasks <command>`` and what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "celery", "-A", "tasks", command],
-        env=environment("redis://localhost:1/0", max_sequences=0, kernels="x"),
+        env=environment(redis_url, **settings),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (2, "")
-    (said,) = done.stderr.splitlines()
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", ["worker", "report"])
+def test_a_bad_setting_ends_a_celery_command_with_one_sentence(command: str) -> None:
+    code, out, err = celery(command, "redis://localhost:1/0", max_sequences=0, kernels="x")
+    assert (code, out) == (2, "")
+    (said,) = err.splitlines()
     assert said.startswith("error: LLORCH_KERNELS: ")
     assert "; LLORCH_MAX_SEQUENCES: Input should be greater than or equal to 1 (got '0')" in said
 
 
 def test_an_invalid_url_ends_a_celery_command_with_one_sentence() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tasks", "worker"],
-        env=environment("redis://localhost:1/jobs"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
+    code, out, err = celery("worker", "redis://localhost:1/jobs")
+    assert (code, out) == (1, "")
+    assert err == (
         "error: redis://localhost:1/jobs is not a Redis URL: it must end with the number of a "
         "database; set LLORCH_REDIS_URL\n"
     )
