@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 if not Path("/dev/nvidiactl").exists():
     # Triton decides at its first import, and any room's libraries may be the first to import it.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Tests assert no timings: a busy machine must not fail a property.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_MODELS = REPOSITORY.parent / "shared" / "models"
@@ -149,6 +154,35 @@ def toy_worker(
         redis_server.url, folder, model_name="toy", max_sequences=4, TOY_STEP_MS=5
     ) as worker:
         yield worker
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A redis-server for one test alone, which may halt it: the data is there again afterwards."""
+    from tests.services import own_redis
+
+    with own_redis(append_only=True) as server:
+        yield server
+
+
+@pytest.fixture
+def own_worker(own_server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
+    """A toy worker on ``own_server``, which the test may end: two jobs at once, 5 ms steps."""
+    from tests.services import running_worker
+
+    with running_worker(
+        own_server.url, tmp_path, model_name="toy", max_sequences=2, TOY_STEP_MS=5
+    ) as worker:
+        yield worker
+
+
+@pytest.fixture
+def own_client(own_server: RedisServer) -> Iterator[Client]:
+    """A client of ``own_server``."""
+    from llorch_worker.client import Client
+
+    with Client(own_server.url) as client:
+        yield client
 
 
 @pytest.fixture
