@@ -19,6 +19,7 @@ from llorch_worker.contract import (
     Tokens,
 )
 from llorch_worker.engine import Engine
+from tests.engine.conftest import continuation
 from tests.engine.together import all_at_once
 
 PROMPT = "Once upon a time"
@@ -62,7 +63,7 @@ def test_text_is_the_continuation_of_the_prompt(engine: Engine) -> None:
     result = generate(engine, max_tokens=40, ignore_eos=True)
     ids = result.choices[0].token_ids
     assert len(ids) == 40
-    assert result.text == engine.tokenizer.decode_continuation(ids)
+    assert result.text == continuation(engine.tokenizer, ids)
     assert result.choices[0].finish_reason == "length"
 
 
@@ -88,7 +89,7 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(engine: Engine) -> None:
         result = generation.result(timeout=60)
         assert result.text == texts(events) == whole[: whole.index(stop)]
         assert result.choices[0].finish_reason == "stop"
-        seen = engine.tokenizer.decode_continuation(result.choices[0].token_ids)
+        seen = continuation(engine.tokenizer, result.choices[0].token_ids)
         assert stop in seen
 
 
@@ -126,7 +127,7 @@ def test_a_stop_token_ends_and_is_in_the_ids_but_not_in_the_text(engine: Engine)
     result = generate(engine, max_tokens=20, ignore_eos=True, stop_token_ids=[stop])
     end = ids.index(stop)
     assert result.choices[0].token_ids == ids[: end + 1]
-    assert result.text == engine.tokenizer.decode_continuation(ids[:end])
+    assert result.text == continuation(engine.tokenizer, ids[:end])
     assert result.choices[0].finish_reason == "stop"
 
 
