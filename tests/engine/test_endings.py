@@ -22,6 +22,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.engine import Engine, Generation
+from tests.engine.conftest import continuation
 from tests.engine.together import all_at_once
 from tests.waiting import wait_until
 
@@ -137,7 +138,7 @@ def test_a_deadline_keeps_the_tokens_generated_so_far(
     for choice in result.choices:
         assert choice.finish_reason == "deadline"
         assert choice.token_ids == whole.choices[0].token_ids[: len(choice.token_ids)]
-        assert choice.text == engine.tokenizer.decode_continuation(choice.token_ids)
+        assert choice.text == continuation(engine.tokenizer, choice.token_ids)
     assert 0 < len(result.choices[0].token_ids) <= 4
     assert endings(generations[0]) == [Finished]
 
