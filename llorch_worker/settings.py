@@ -44,16 +44,21 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="LLORCH_", env_ignore_empty=True, frozen=True, extra="ignore"
+        env_prefix="LLORCH_",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="ignore",
+        # The docstrings are also the help of the options that set these fields.
+        use_attribute_docstrings=True,
     )
 
     redis_url: str = "redis://localhost:6379/0"
-    """Broker, event streams and results."""
+    """Redis for jobs, event streams and results: ``redis://host:port/db``."""
 
     model: Path = DEMO_MODEL
-    """A .gguf file or a Hugging Face folder."""
+    """A .gguf file or a Hugging Face folder; in commands also ``demo``, the shipped model."""
     model_name: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
-    """The name that jobs ask for; by default the file's stem or the folder's name."""
+    """The name that jobs ask for; by default the name of the file or folder."""
 
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` (a card that no other worker has) or ``cuda:N``."""
@@ -64,7 +69,7 @@ class Settings(BaseSettings):
     kernels: KernelChoice = "auto"
     """See ``KernelChoice``."""
     kv_dtype: KvDtype = "auto"
-    """See ``KvDtype``."""
+    """Keys and values: ``auto`` (the compute dtype), ``fp8`` or ``int8``."""
     cuda_graphs: bool = True
     """Record decode steps on CUDA and replay them."""
     max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1, le=1024)

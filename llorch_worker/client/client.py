@@ -14,14 +14,13 @@ from redis.exceptions import RedisError
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.connection import (
-    Subscriptions,
     broker_errors,
     close_idle,
     connect,
     is_out_of_memory,
+    subscribe,
 )
 from llorch_worker.broker.enqueue import enqueue
-from llorch_worker.broker.message import JobMessages
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.admission import Admission
@@ -58,9 +57,7 @@ class Client:
         self.model = model
         self.redis = connect(settings.redis_url)
         self._app = producer_app(settings.redis_url)
-        self._messages = JobMessages(self._app)
         self._admission = Admission(self.redis)
-        self._subscriptions = Subscriptions(self.redis)
         self._closed = False
 
     def submit(
@@ -94,7 +91,7 @@ class Client:
             model = self._admission.admit(request, self.model, worker)
             job_id = enqueue(
                 self.redis,
-                self._messages,
+                self._app,
                 request,
                 model=model,
                 job_id=uuid(),
@@ -148,7 +145,6 @@ class Client:
             raise RuntimeError("the client was closed")
 
     def _hang_up(self) -> None:
-        self._subscriptions.close()
         close_idle(self.redis)
 
 
@@ -250,16 +246,14 @@ class Job:
     def _wait(self, timeout: float | None) -> GenerationResult | LlorchError:
         give_up_s = math.inf if timeout is None else time.monotonic() + timeout
         channel = keys.result(self.id)
-        with self._client._subscriptions.to(channel) as pubsub:
+        with subscribe(self._redis, channel) as pubsub:
             while True:
                 self._client._check_open()
                 left_s = min(RESULT_POLL_S, give_up_s - time.monotonic())
                 if left_s <= 0:
                     raise TimeoutError(f"job {self.id} has not ended within {timeout} s")
                 match pubsub.get_message(timeout=left_s):
-                    case {"type": "message", "channel": str(of), "data": str(document)} if (
-                        of == channel
-                    ):
+                    case {"type": "message", "data": str(document)}:
                         end = decode_state(document).end
                     case _:
                         # Subscribed only now, or silence: read what may have been missed.

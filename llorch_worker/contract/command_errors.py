@@ -77,16 +77,20 @@ def usage_error(message: str) -> CommandError:
     return CommandError("USAGE", message, USAGE)
 
 
+def option_of(setting: str) -> str:
+    """The command-line option that sets this field of Settings."""
+    return _OPTIONS.get(setting, f"--{setting.replace('_', '-')}")
+
+
 def invalid_settings(error: ValidationError, options: Collection[str] = ()) -> CommandError:
     """Names each invalid setting by its variable, and by its option if it is among ``options``."""
     faults = []
     for item in error.errors():
         setting, got = ".".join(map(str, item["loc"])), item["input"]
         variable = f"LLORCH_{setting.upper()}"
-        option = _OPTIONS.get(setting, f"--{setting.replace('_', '-')}")
         faults.append(
             Fault(
-                field=f"{option} / {variable}" if setting in options else variable,
+                field=f"{option_of(setting)} / {variable}" if setting in options else variable,
                 rule=item["msg"],
                 got=repr(got) if isinstance(got, int | float | str) else type(got).__name__,
             )

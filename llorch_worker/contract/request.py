@@ -194,10 +194,6 @@ class GenerationRequest(BaseModel):
         """The kwargs of ``llorch.generate``: plain JSON without the defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
-    def wire_json(self) -> str:
-        """The members of :meth:`wire` except the model, as JSON without the braces."""
-        return self.model_dump_json(exclude={"model"}, exclude_defaults=True)[1:-1]
-
     def __repr__(self) -> str:
         # Requests end up in logs by accident; prompts must not.
         return f"GenerationRequest({self.summary()})"

@@ -76,10 +76,6 @@ class GenerationResult(_Part):
         """Called by kombu's JSON serialiser for the result backend."""
         return self.model_dump(mode="json", exclude_none=True)
 
-    def to_json(self) -> str:
-        """The same as one JSON document."""
-        return self.model_dump_json(exclude_none=True)
-
     def __repr__(self) -> str:
         # Celery writes repr(result) into its log and into the task-succeeded event. Neither may
         # contain prompts or generated text.
