@@ -1,4 +1,4 @@
-"""What the keeper of leases says and does where Redis fails a part of its work."""
+"""What the lease keeper logs and does when Redis fails a part of its work."""
 
 from __future__ import annotations
 
