@@ -72,7 +72,6 @@ class Residency:
         )
         self._leases = LeaseKeeper(
             self._leases_redis,
-            HELD_CLAIMS,
             settings,
             stalled_for_s=engine.stalled_for_s,
             on_lost=active_jobs.hand_back,
