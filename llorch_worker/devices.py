@@ -1,5 +1,5 @@
-"""The NVIDIA cards of this machine, as the driver lists them: without torch and without a context
-on any of them."""
+"""The NVIDIA cards of this machine, as listed by the driver: without torch and without creating a
+CUDA context."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class DeviceUnavailable(ModelLoadFailed):
-    """The device that was asked for is not there, or not to be had; says why and what to do."""
+    """The requested device is missing or cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """One card. ``index`` is the number that ``nvidia-smi`` shows, whatever CUDA would call it."""
+    """One card; ``index`` is the number that ``nvidia-smi`` shows, which may differ from CUDA's."""
 
     index: int
     uuid: str | None
-    """``GPU-…``; None where the driver does not tell."""
+    """``GPU-…``; None if the driver does not report it."""
     model: str
     free_bytes: int
     total_bytes: int
     fault: str | None = None
-    """Why the driver cannot reach it; None for a card that works."""
+    """Why the driver cannot reach it; None if the card works."""
 
     @property
     def name(self) -> str:
@@ -40,15 +40,15 @@ class Card:
 
     @property
     def cuda_id(self) -> str:
-        """What ``CUDA_VISIBLE_DEVICES`` calls it; a number can mean another card, a UUID cannot."""
+        """Its name in ``CUDA_VISIBLE_DEVICES``; a UUID is unambiguous, a number is not."""
         return self.uuid or str(self.index)
 
 
 def list_cards() -> tuple[Card, ...]:
-    """All cards, by index; one that fell off the bus is among them, with its fault.
+    """All cards by index, including unreachable ones, which have a ``fault``.
 
     Raises:
-        DeviceUnavailable: there is no driver, or it does not answer.
+        DeviceUnavailable: there is no driver, or it does not respond.
     """
     try:
         import pynvml
@@ -64,7 +64,7 @@ def list_cards() -> tuple[Card, ...]:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         raise DeviceUnavailable(
-            f"no NVIDIA driver answers here ({error}); check `nvidia-smi`, or use device cpu"
+            f"no NVIDIA driver responds ({error}); check `nvidia-smi`, or use device cpu"
         ) from None
 
 
@@ -83,13 +83,13 @@ def _card(nvml: ModuleType, index: int) -> Card:
 
 
 def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, ...]:
-    """Those that ``CUDA_VISIBLE_DEVICES`` leaves, in its order: ``cuda:N`` is the N-th of them.
+    """The cards that ``CUDA_VISIBLE_DEVICES`` selects, in its order; ``cuda:N`` is the N-th.
 
-    As CUDA reads it: an entry that names no card, or one that was named before, hides itself and
-    all that follow. Numbers are ``nvidia-smi``'s.
+    As in CUDA, an unknown or repeated entry hides itself and all that follow. Numbers are those of
+    ``nvidia-smi``.
 
     Args:
-        visible: the variable's value; None where it is not set, and all cards are visible.
+        visible: the variable's value; None if it is not set, which makes all cards visible.
 
     Raises:
         DeviceUnavailable: it names a part of a card (MIG).
@@ -100,7 +100,7 @@ def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, .
     for entry in (part.strip() for part in visible.split(",")):
         if entry.startswith("MIG-"):
             raise DeviceUnavailable(
-                "CUDA_VISIBLE_DEVICES names a part of a card (MIG); a worker takes whole ones"
+                "CUDA_VISIBLE_DEVICES names a part of a card (MIG); a worker needs a whole card"
             )
         card = _named(cards, entry)
         if card is None or card in chosen:
@@ -110,7 +110,7 @@ def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, .
 
 
 def usable_cards(environment: Mapping[str, str] = os.environ) -> tuple[Card, ...]:
-    """The cards that workers of this environment may take, in ``cuda:N`` order.
+    """The cards that workers in this environment may take, in ``cuda:N`` order.
 
     Raises:
         DeviceUnavailable: there is no driver, or no card is visible.
@@ -119,28 +119,28 @@ def usable_cards(environment: Mapping[str, str] = os.environ) -> tuple[Card, ...
     cards = visible_cards(list_cards(), visible)
     if not cards:
         why = "this machine has none" if visible is None else f"{VISIBLE} is {visible!r}"
-        raise DeviceUnavailable(f"no NVIDIA card is to be seen: {why}; use device cpu")
+        raise DeviceUnavailable(f"no NVIDIA card is visible: {why}; use device cpu")
     return cards
 
 
 def no_such_card(number: int, count: int) -> DeviceUnavailable:
-    """``cuda:<number>``, where there are ``count`` cards."""
+    """The error for ``cuda:<number>`` on a machine with ``count`` cards."""
     return DeviceUnavailable(
-        f"device cuda:{number} was asked for, but the last card here is cuda:{count - 1}"
+        f"device cuda:{number} does not exist; the last card here is cuda:{count - 1}"
     )
 
 
 def _named(cards: tuple[Card, ...], entry: str) -> Card | None:
     if entry.isdecimal():
         return next((card for card in cards if card.index == int(entry)), None)
-    # The beginning of a UUID does, where it is only one card's.
+    # A prefix of a UUID is enough if only one card has it.
     found = [card for card in cards if entry and card.uuid and card.uuid.startswith(entry)]
     return found[0] if len(found) == 1 else None
 
 
 def torch_has_cuda() -> bool:
-    """Whether the installed torch is a CUDA build; read from its files, because what is visible
-    must be decided before it is loaded."""
+    """Whether the installed torch is a CUDA build. Reads its files, because visible devices must be
+    chosen before torch is imported."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False

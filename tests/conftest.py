@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 if not Path("/dev/nvidiactl").exists():
     # Triton decides at its first import, and any room's libraries may be the first to import it.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Tests assert no timings: a busy machine must not fail a property.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_MODELS = REPOSITORY.parent / "shared" / "models"

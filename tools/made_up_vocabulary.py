@@ -1,4 +1,4 @@
-"""A vocabulary for models that nobody trained: Llama's layout, pieces that mean nothing."""
+"""A vocabulary for models with random weights: Llama's layout with meaningless pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 SPACE = "\u2581"
 MAX_PIECE_CHARS = 12
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
-"""sentencepiece's numbers for what a piece is for, which GGUF uses too."""
+"""sentencepiece's types of pieces, which GGUF uses too."""
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 
 
@@ -23,15 +23,15 @@ class MadeUpVocabulary:
 
 
 def smallest_size() -> int:
-    """Control tokens, all bytes, and the letters that everything else is merged from."""
+    """Control tokens, all bytes, and the letters that all other pieces are merged from."""
     return 3 + 256 + len(_letters())
 
 
 def made_up_vocabulary(size: int, seed: int) -> MadeUpVocabulary:
     """``size`` pieces: <unk>, <s>, </s>, 256 bytes, merged pieces, then single letters.
 
-    Each merged piece joins two earlier ones and scores lower than both, so that an encoder gets
-    there by merges, as in a trained vocabulary. Raises ValueError below :func:`smallest_size`.
+    Each merged piece joins two earlier ones and scores lower than both, so that an encoder reaches
+    it by merges, as in a trained vocabulary. Raises ValueError below :func:`smallest_size`.
     """
     letters = _letters()
     if size < smallest_size():

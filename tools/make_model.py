@@ -1,11 +1,10 @@
-"""Writes a Llama with random weights as GGUF: any size and block type, for speed and for tests.
+"""Writes a Llama with random weights as GGUF, of any size and block type, for benchmarks and tests.
 
     python tools/make_model.py --shape tinyllama-1.1b --type q4_0 --out tinyllama-q4_0.gguf
 
-The same seed gives the same weights in every type that ``gguf`` can quantise to, so files of
-different types are one model. The K and IQ types are made of random blocks instead (see
-random_blocks.py). Norms are float32; all matrices are of one type unless --output-type says
-otherwise. Weights are drawn and written tensor by tensor: no more than one is in memory.
+A seed gives the same weights in every type that ``gguf`` can quantise to. The K and IQ types
+consist of random blocks instead (see random_blocks.py). Norms are float32; all matrices have one
+type unless --output-type is given. Weights are drawn and written one tensor at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LOGIT_SPREAD = 3.0
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama's sizes; the head's is ``hidden / heads``."""
+    """A Llama's sizes; a head has ``hidden / heads`` dimensions."""
 
     vocab: int
     hidden: int
@@ -59,7 +58,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor to write: ``shape`` row-major, ``spread`` the standard deviation (0: all ones)."""
+    """A tensor to write: ``shape`` is row-major, ``spread`` the standard deviation (0: ones)."""
 
     name: str
     shape: tuple[int, ...]
@@ -73,18 +72,18 @@ class Tensor:
 
 
 class CannotWrite(Exception):
-    """The type does not go with the shape, or cannot be written at all; says why."""
+    """The type does not fit the shape or cannot be written; the message says why."""
 
 
 def block_type(name: str) -> BlockType:
-    """``q4_0`` and the like; raises CannotWrite with the reason for one that cannot be written."""
+    """The type named ``q4_0`` etc.; raises CannotWrite if it cannot be written."""
     kind = BlockType.__members__.get(name.upper())
     if kind is None:
-        raise CannotWrite(f"there is no block type {name}; types are {', '.join(writable_types())}")
+        raise CannotWrite(f"unknown block type {name}; allowed: {', '.join(writable_types())}")
     if not _writable(kind):
         raise CannotWrite(
-            f"{name} cannot be written: gguf does not quantise to it, and random bytes are no "
-            f"valid blocks of it; types are {', '.join(writable_types())}"
+            f"{name} cannot be written: gguf does not quantise to it, and random bytes are not "
+            f"valid blocks of it; allowed: {', '.join(writable_types())}"
         )
     return kind
 
@@ -109,7 +108,7 @@ def _quantises(kind: BlockType) -> bool:
 def tensors(shape: Shape, kind: BlockType, output_kind: BlockType | None = None) -> list[Tensor]:
     """All tensors of the model in the file's order.
 
-    Raises CannotWrite where a row of some matrix is no whole number of blocks.
+    Raises CannotWrite if a row of a matrix is not a whole number of blocks.
     """
 
     def matrix(name: str, rows: int, columns: int, gain: float, of: BlockType = kind) -> Tensor:
@@ -125,7 +124,7 @@ def tensors(shape: Shape, kind: BlockType, output_kind: BlockType | None = None)
         return Tensor(name, (shape.hidden,), 0.0, BlockType.F32)
 
     kv_rows = shape.kv_heads * shape.head_dim
-    # What is added to the stream shrinks with depth, or its sum would grow with the layers.
+    # Additions to the residual stream shrink with depth, or it would grow with the layers.
     into_stream = 1 / math.sqrt(2 * shape.layers)
     table = [matrix("token_embd.weight", shape.vocab, shape.hidden, math.sqrt(shape.hidden))]
     for layer in range(shape.layers):
@@ -156,20 +155,22 @@ def write_model(
     seed: int,
     vocabulary: Path | None = None,
 ) -> Iterator[Tensor]:
-    """Writes the model; yields each tensor once it is in the file.
+    """Write the model; yield each tensor once it is in the file.
 
     Args:
-        vocabulary: a GGUF file whose tokenizer is copied; without it one is made up.
+        vocabulary: a GGUF file whose tokenizer is copied; None generates one.
 
     Raises:
-        CannotWrite: the vocabulary cannot be read, or has not ``shape.vocab`` tokens.
+        CannotWrite: the vocabulary cannot be read or does not have ``shape.vocab`` tokens.
     """
-    # Under another name until it is whole: half a model must not be taken for one.
+    # Under another name until it is complete.
     partial = path.with_name(path.name + ".partial")
     writer = gguf.GGUFWriter(partial, "llama")
-    _add_shape(writer, shape)
+    add_shape(writer, "random weights", shape)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     if vocabulary is None:
-        _add_made_up_vocabulary(writer, shape.vocab, seed)
+        made_up = made_up_vocabulary.made_up_vocabulary(shape.vocab, seed)
+        add_vocabulary(writer, made_up.pieces, made_up.scores, made_up.types)
     else:
         _copy_vocabulary(writer, vocabulary, shape.vocab)
     for tensor in table:
@@ -201,8 +202,9 @@ def _data(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[Any]:
     return gguf.quantize(values, tensor.kind)
 
 
-def _add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    writer.add_name("random weights")
+def add_shape(writer: gguf.GGUFWriter, name: str, shape: Shape) -> None:
+    """Write the metadata of a model of ``shape``."""
+    writer.add_name(name)
     writer.add_context_length(shape.context_tokens)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
@@ -213,19 +215,20 @@ def _add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_rope_freq_base(shape.rope_theta)
     writer.add_layer_norm_rms_eps(shape.rms_eps)
     writer.add_vocab_size(shape.vocab)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
-def _add_made_up_vocabulary(writer: gguf.GGUFWriter, size: int, seed: int) -> None:
-    made_up = made_up_vocabulary.made_up_vocabulary(size, seed)
+def add_vocabulary(
+    writer: gguf.GGUFWriter, pieces: list[str], scores: list[float], types: list[int]
+) -> None:
+    """Write a vocabulary in Llama's layout: <unk>, <s>, </s> and 256 bytes come first."""
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list([piece.encode() for piece in made_up.pieces])
-    writer.add_token_scores(made_up.scores)
-    writer.add_token_types(made_up.types)
-    writer.add_unk_token_id(made_up_vocabulary.UNK_ID)
+    writer.add_token_list([piece.encode() for piece in pieces])
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
     writer.add_bos_token_id(made_up_vocabulary.BOS_ID)
     writer.add_eos_token_id(made_up_vocabulary.EOS_ID)
+    writer.add_unk_token_id(made_up_vocabulary.UNK_ID)
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_add_space_prefix(True)
@@ -239,7 +242,7 @@ def _copy_vocabulary(writer: gguf.GGUFWriter, source: Path, size: int) -> None:
     tokens = fields.get("tokenizer.ggml.tokens")
     if tokens is None or len(tokens.data) != size:
         found = "no" if tokens is None else f"{len(tokens.data):,}"
-        raise CannotWrite(f"{source} has {found} tokens where the shape has {size:,}")
+        raise CannotWrite(f"{source} has {found} tokens but the shape has {size:,}")
     for key, field in fields.items():
         if key.startswith("tokenizer."):
             item = field.types[1] if len(field.types) > 1 else None
@@ -284,10 +287,14 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="tinyllama-1.1b")
     add("--type", default="q4_0", help="block type of the matrices (q4_0)")
-    add("--output-type", help="block type of the output matrix, q6_k in many a published q4 file")
+    add("--output-type", help="block type of the output matrix (q6_k in many published q4 files)")
     add("--out", type=Path, required=True)
     add("--seed", type=int, default=0)
-    add("--vocabulary", type=Path, help="a GGUF file whose tokenizer to copy (else made up)")
+    add(
+        "--vocabulary",
+        type=Path,
+        help="GGUF file whose tokenizer to copy (default: made up)",
+    )
     return parser.parse_args()
 
 

@@ -1,9 +1,8 @@
 """Random blocks of types that ``gguf`` can dequantise but not quantise (the K and IQ types).
 
-Their bits are drawn, not computed from weights: every byte is random but for the block's own
-scales, which are set so that the values have mean 0 and the spread that is asked for. To an engine
-such a tensor costs what a real one costs; the weights are not those of the same seed in other
-types.
+Their bits are drawn, not computed from weights: every byte is random except the block's scales,
+which are set so that the values have mean 0 and the requested spread. Such a tensor costs an engine
+as much as a real one, but its weights differ from those of the same seed in other types.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as BlockType
 
 SAMPLE_BLOCKS = 4096
-"""Blocks that the scales are worked out from."""
+"""Blocks from which the scales are calibrated."""
 
 
 @dataclass(frozen=True)
 class _Scales:
-    """Byte offsets of a block's half-precision factors: of the values, and of what is taken off."""
+    """Byte offsets of a block's float16 factors: of the values and of the subtracted minimum."""
 
     scale: int
     minimum: int | None = None
@@ -58,7 +57,7 @@ class RandomBlocks:
     def rows(
         self, random: np.random.Generator, shape: tuple[int, int], spread: float
     ) -> npt.NDArray[np.uint8]:
-        """``shape`` in elements gives [rows, row bytes]; ``spread``: the standard deviation."""
+        """[rows, row bytes] for ``shape`` in elements; ``spread``: the standard deviation."""
         blocks = shape[0] * shape[1] // self._block_elements
         drawn = self._drawn(random, blocks)
         scale = spread * self._unit
@@ -93,7 +92,7 @@ class RandomBlocks:
 
 @cache
 def random_blocks(kind: BlockType) -> RandomBlocks:
-    """The one drawer of ``kind``: working out its scales takes a moment."""
+    """The generator for ``kind``, cached because calibrating its scales takes time."""
     return RandomBlocks(kind)
 
 

@@ -1,4 +1,4 @@
-"""How the demo model's stories are told: openings, plots and endings as sentence templates.
+"""Tables of sentence templates for the demo model's stories: openings, plots and endings.
 
 A plot is a list of paragraphs, a paragraph a list of beats, a beat a tuple of alternatives of which one is told; the empty
 alternative skips the beat. Slots are filled by ``story_grammar``: ``{hero} {he} {him} {his}`` for the main character,

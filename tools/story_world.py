@@ -1,6 +1,6 @@
-"""Who lives in the demo model's stories, where, and what can happen to them.
+"""Tables of the demo model's stories: characters, places and what can happen to them.
 
-Tables only, one row a line, columns split by ``|`` and alternatives by ``;``. The rows tie things together on purpose
+One row per line, columns split by ``|`` and alternatives by ``;``. The rows tie things together on purpose
 (a dragon likes fire, a pond has frogs): a model can then learn that one opening leads to one kind of story and another
 opening to another, and even greedy decoding stays varied.
 """

@@ -2,20 +2,18 @@
 
     python tools/train_demo_model.py --out llorch_worker/assets/demo.gguf --seed 0
 
-Everything is made here: stories from ``story_grammar``, a sentencepiece-style BPE vocabulary from
-those stories, a Llama-2 of about 1.2 million parameters in plain torch, and a Q8_0 GGUF file with
-the keys and tensor names that llama.cpp's converter writes. The same seed, steps and thread count
-give the same file on the same machine with the same libraries.
+It generates stories with ``story_grammar``, trains a sentencepiece-style BPE vocabulary on them and
+a Llama-2 of about 1.4 million parameters in plain torch, and writes a Q8_0 GGUF file with the keys
+and tensor names of llama.cpp's converter. The same seed, steps and thread count give the same file
+on the same machine with the same libraries.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import random
 import re
 import time
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,13 +21,14 @@ import gguf
 import numpy as np
 import torch
 import torch.nn.functional as F
+from make_model import Shape, add_shape, add_vocabulary
 from story_grammar import stories
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
 SPACE = "\u2581"
 UNK, BOS, EOS, FIRST_BYTE, FIRST_PIECE = 0, 1, 2, 3, 259
-# A piece lies within a word and the space before it, or within a run of other characters.
+# A piece is part of a word with the space before it, or of a run of other characters.
 WORDS = re.compile(rf"{SPACE}?[A-Za-z']+|{SPACE}?[^A-Za-z'{SPACE}\n]+|{SPACE}|\n")
 VOCAB_STORIES = 4000
 PROMPTS = (
@@ -39,24 +38,8 @@ PROMPTS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DemoConfig:
-    """Shape of the model; every row length is a multiple of 32, the block of Q8_0."""
-
-    vocab: int = 1536
-    hidden: int = 128
-    layers: int = 5
-    heads: int = 4
-    kv_heads: int = 2
-    intermediate: int = 384
-    context_tokens: int = 512
-    rope_theta: float = 10000.0
-    rms_eps: float = 1e-5
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of one attention head."""
-        return self.hidden // self.heads
+SHAPE = Shape(1536, 128, 384, 5, 4, 2, context_tokens=512)
+"""Every row length is a multiple of 32, the block of Q8_0."""
 
 
 class Vocabulary:
@@ -95,7 +78,7 @@ class Vocabulary:
         return [i for word in WORDS.findall(spaced(text)) for i in self._encode_word(word)]
 
     def _encode_word(self, word: str) -> list[int]:
-        """Merges the best-scored adjacent pair until none is left; unknown characters: bytes."""
+        """Merge the best-scored adjacent pair until none is left; bytes for unknown characters."""
         if word not in self._seen:
             parts = list(word)
             while pairs := [
@@ -113,7 +96,7 @@ class Vocabulary:
         return self._seen[word]
 
     def decode(self, ids: list[int]) -> str:
-        """Text of ``ids``; special ids are left out."""
+        """Text of ``ids`` without special ones."""
         data = b"".join(
             bytes([i - FIRST_BYTE]) if i < FIRST_PIECE else self.pieces[i].encode()
             for i in ids
@@ -127,7 +110,7 @@ def spaced(text: str) -> str:
     return SPACE + text.replace(" ", SPACE) if text else ""
 
 
-def rope_table(config: DemoConfig, length: int) -> tuple[Tensor, Tensor]:
+def rope_table(config: Shape, length: int) -> tuple[Tensor, Tensor]:
     """cos and sin, each ``[length, head_dim / 2]``."""
     inverse = config.rope_theta ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
     angles = torch.outer(torch.arange(length).float(), inverse)
@@ -143,7 +126,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Block(nn.Module):
     """One Llama layer: attention, then SwiGLU, each behind its RMS norm and added to the stream."""
 
-    def __init__(self, c: DemoConfig) -> None:
+    def __init__(self, c: Shape) -> None:
         super().__init__()
         self.c = c
         self.attn_norm = nn.RMSNorm(c.hidden, c.rms_eps)
@@ -178,7 +161,7 @@ class Block(nn.Module):
 class DemoLlama(nn.Module):
     """The whole model; parameters carry their GGUF names."""
 
-    def __init__(self, c: DemoConfig) -> None:
+    def __init__(self, c: Shape) -> None:
         super().__init__()
         self.c = c
         self.token_embd = nn.Embedding(c.vocab, c.hidden)
@@ -205,29 +188,23 @@ class DemoLlama(nn.Module):
 
 
 @torch.no_grad()
-def generate(
-    model: DemoLlama, ids: list[int], max_tokens: int = 256, temperature: float = 0.0
-) -> list[int]:
-    """New ids after ``ids`` up to </s>; greedy at temperature 0. No cache: for checks only."""
+def generate(model: DemoLlama, ids: list[int], max_tokens: int = 256) -> list[int]:
+    """Greedy ids after ``ids`` up to </s>, without a cache: for checks only."""
     row = list(ids)
     while len(row) < len(ids) + max_tokens:
         logits = model(torch.tensor([row[-model.c.context_tokens :]]))[0, -1]
-        if temperature > 0:
-            token = int(torch.multinomial((logits / temperature).softmax(-1), 1))
-        else:
-            token = int(logits.argmax())
-        row.append(token)
-        if token == EOS:
+        row.append(int(logits.argmax()))
+        if row[-1] == EOS:
             break
     return row[len(ids) :]
 
 
 def train(model: DemoLlama, data: Tensor, args: argparse.Namespace) -> float:
-    """Fits ``model`` to windows of ``data``; gives the mean loss of the last 50 steps.
+    """Fit ``model`` to windows of ``data``; return the mean loss of the last 50 steps.
 
-    Every window starts with a story, as every prompt will: its opening is always in sight, and
-    later names and pronouns can be learnt from it. The next story follows in the same window.
-    Muon for the matrices between the ends, AdamW for the rest: about half the steps of AdamW alone.
+    Every window starts with a story, as every prompt does, so that the opening is always in sight
+    and later names and pronouns can be learnt from it. The next story follows in the same window.
+    Muon trains the blocks' matrices, AdamW the rest.
     """
     inner = [p for p in model.blk.parameters() if p.dim() == 2]
     ends = [p for p in model.parameters() if not any(p is q for q in inner)]
@@ -269,7 +246,7 @@ def train(model: DemoLlama, data: Tensor, args: argparse.Namespace) -> float:
 
 
 def corpus(vocabulary: Vocabulary, seed: int, tokens: int) -> Tensor:
-    """At least ``tokens`` ids of stories, each as <s> ... </s>, one after the other."""
+    """At least ``tokens`` ids of stories, each as <s> ... </s>, concatenated."""
     ids: list[int] = []
     part = 0
     while len(ids) < tokens:
@@ -280,33 +257,12 @@ def corpus(vocabulary: Vocabulary, seed: int, tokens: int) -> Tensor:
 
 
 def save(path: Path, model: DemoLlama, vocabulary: Vocabulary) -> None:
-    """Writes ``model`` as GGUF: Q8_0 for matrices, float32 for norms."""
-    c = model.c
+    """Write ``model`` as GGUF: Q8_0 for matrices, float32 for norms."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("llorch-demo")
-    writer.add_context_length(c.context_tokens)
-    writer.add_embedding_length(c.hidden)
-    writer.add_block_count(c.layers)
-    writer.add_feed_forward_length(c.intermediate)
-    writer.add_head_count(c.heads)
-    writer.add_head_count_kv(c.kv_heads)
-    writer.add_rope_dimension_count(c.head_dim)
-    writer.add_rope_freq_base(c.rope_theta)
-    writer.add_layer_norm_rms_eps(c.rms_eps)
-    writer.add_vocab_size(c.vocab)
+    add_shape(writer, "llorch-demo", model.c)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list([p.encode() for p in vocabulary.pieces])
-    writer.add_token_scores(vocabulary.scores)
-    writer.add_token_types(vocabulary.types)
-    writer.add_bos_token_id(BOS)
-    writer.add_eos_token_id(EOS)
-    writer.add_unk_token_id(UNK)
-    writer.add_add_bos_token(True)
-    writer.add_add_eos_token(False)
-    writer.add_add_space_prefix(True)
+    add_vocabulary(writer, vocabulary.pieces, vocabulary.scores, vocabulary.types)
     for name, weight in model.named_parameters():
         values = weight.detach().numpy().astype(np.float32)
         if values.ndim == 2:
@@ -321,7 +277,7 @@ def save(path: Path, model: DemoLlama, vocabulary: Vocabulary) -> None:
 
 
 def load_weights(path: Path, model: DemoLlama) -> None:
-    """Fills ``model`` with the dequantised tensors of the file at ``path``."""
+    """Fill ``model`` with the dequantised tensors of the file at ``path``."""
     state = {
         t.name: torch.from_numpy(np.array(gguf.dequantize(t.data, t.tensor_type)))
         for t in gguf.GGUFReader(path).tensors
@@ -330,7 +286,7 @@ def load_weights(path: Path, model: DemoLlama) -> None:
 
 
 def main() -> None:
-    """Trains, writes, reads back and shows what the written file says."""
+    """Train, write, read back and print what the written model generates."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("llorch_worker/assets/demo.gguf"))
     parser.add_argument("--seed", type=int, default=0)
@@ -344,11 +300,9 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    random.seed(args.seed)
-    config = DemoConfig()
-    vocabulary = Vocabulary.train([s.text for s in stories(args.seed, VOCAB_STORIES)], config.vocab)
+    vocabulary = Vocabulary.train([s.text for s in stories(args.seed, VOCAB_STORIES)], SHAPE.vocab)
     data = corpus(vocabulary, args.seed + 1, args.steps * args.batch * args.sequence_tokens)
-    model = DemoLlama(config)
+    model = DemoLlama(SHAPE)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters:,} parameters, {len(data):,} tokens of stories", flush=True)
     start = time.perf_counter()

@@ -85,7 +85,6 @@ class Runner:
         self._sampler = sampler
         self._device = device
         self._queue = device_queue(device) if queue is None else queue
-        self._tables = BlockTables()
 
     @property
     def overlaps(self) -> bool:
@@ -110,7 +109,6 @@ class Runner:
     def forget(self) -> None:
         """Drops all references to sequences: after a failed step, or when idle."""
         self._sampler.forget()
-        self._tables = BlockTables()
 
     def _compute(self, layout: _Layout, before: Pending | None, draw: Draw | None) -> Chosen | None:
         """Runs on the device; reads nothing that the host may have changed since the launch."""
@@ -136,7 +134,7 @@ class Runner:
         starts = np.array([chunk.start for chunk in chunks])
         query = np.array(lengths)
         ends = query.cumsum()
-        tables = self._tables.of([chunk.sequence.blocks for chunk in chunks])
+        tables = _block_tables([chunk.sequence.blocks for chunk in chunks])
         if int(ends[-1]) == count:
             # Decodes only: one token a sequence.
             if after is None:
@@ -164,42 +162,12 @@ class Runner:
         )
 
 
-class BlockTables:
-    """The block ids of the step's sequences as one matrix; each step writes only what is new.
-
-    A list of blocks only grows, and a preempted sequence comes back with another list. So a row is
-    right if its list is the same object and as long as before.
-    """
-
-    def __init__(self) -> None:
-        self._matrix = np.zeros((0, 0), np.int64)
-        self._lists: list[list[int]] = []
-        self._lengths: list[int] = []
-
-    def of(self, lists: list[list[int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        """[sequences, widest] int64, rows padded with 0; the caller owns it."""
-        width = max(map(len, lists))
-        self._reserve(len(lists), width)
-        for row, blocks in enumerate(lists):
-            if self._lists[row] is not blocks:
-                self._lists[row] = blocks
-                self._lengths[row] = 0
-                self._matrix[row] = 0
-            known = self._lengths[row]
-            if known != len(blocks):
-                self._matrix[row, known : len(blocks)] = blocks[known:]
-                self._lengths[row] = len(blocks)
-        return self._matrix[: len(lists), :width].copy()
-
-    def _reserve(self, rows: int, width: int) -> None:
-        old_rows, old_width = self._matrix.shape
-        if rows <= old_rows and width <= old_width:
-            return
-        matrix = np.zeros((max(rows, old_rows), max(2 * width, old_width)), np.int64)
-        matrix[:old_rows, :old_width] = self._matrix
-        self._matrix = matrix
-        self._lists += [[] for _ in range(rows - len(self._lists))]
-        self._lengths += [0] * (rows - len(self._lengths))
+def _block_tables(lists: Items[list[int]]) -> Integers:
+    """[sequences, widest] int64: the block ids of each sequence, padded with 0."""
+    tables = np.zeros((len(lists), max(map(len, lists))), np.int64)
+    for row, blocks in enumerate(lists):
+        tables[row, : len(blocks)] = blocks
+    return tables
 
 
 def upload(arrays: Items[Integers], device: torch.device) -> list[torch.Tensor]:

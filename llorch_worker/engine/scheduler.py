@@ -100,14 +100,6 @@ class Scheduler:
         return tuple(self._running)
 
     @property
-    def waiting_count(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def running_count(self) -> int:
-        return len(self._running)
-
-    @property
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 

@@ -118,8 +118,6 @@ class Sequence:
         """Keeps only the ids: all of them are pending again."""
         self.most_computed = max(self.most_computed, self.computed)
         self.computed = 0
-        # A new list, never a cleared one: the runner recognises the block tables it has copied by
-        # the list's identity and length.
         self.blocks = []
         self.reserved_blocks = 0
 

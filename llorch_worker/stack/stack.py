@@ -193,7 +193,7 @@ class Stack:
         if self._plan.redis_url is not None:
             return 0
         with Cluster(self.redis_url) as cluster:
-            return cluster.queued_jobs(self._plan.settings.served_name)
+            return cluster.waiting(self._plan.settings.served_name).jobs
 
     def _settings(self) -> Settings:
         return self._plan.settings.model_copy(update={"redis_url": self.redis_url})

@@ -22,18 +22,8 @@ _MAX_DIMENSIONS = 4
 _MIN_ENTRY_BYTES = 13
 """The smallest key/value pair or tensor entry: bounds the counts of a damaged header."""
 
-_SCALARS = {
-    0: "u1",
-    1: "i1",
-    2: "u2",
-    3: "i2",
-    4: "u4",
-    5: "i4",
-    6: "f4",
-    10: "u8",
-    11: "i8",
-    12: "f8",
-}
+_SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4"}
+_SCALARS |= {10: "u8", 11: "i8", 12: "f8"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 

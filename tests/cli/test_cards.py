@@ -147,7 +147,7 @@ def test_up_runs_a_worker_per_card_restarts_a_dead_one_and_drains_all(machine: M
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--gpus", "0,9"), "device cuda:9 was asked for, but the last card here is cuda:3"),
+        (("--gpus", "0,9"), "device cuda:9 does not exist; the last card here is cuda:3"),
         (("--gpus", "none"), "--gpus must be all or card numbers such as 0,2 (got 'none')"),
         (("--gpus", "1,1"), "cuda:1 is listed twice: a card takes one worker"),
         (("--gpus", "all", "--workers", "5"), "--workers 5 disagrees with 4 devices"),
@@ -164,7 +164,7 @@ def test_without_a_driver_no_command_falls_back_to_the_cpu(
 ) -> None:
     machine.lose_driver()
     said = refused(*command, "--redis", redis_url, "--model", "demo", machine=machine)
-    assert said.startswith("no NVIDIA driver answers here (Driver Not Loaded); check `nvidia-smi`")
+    assert said.startswith("no NVIDIA driver responds (Driver Not Loaded); check `nvidia-smi`")
 
 
 def test_inspect_refuses_a_full_card_with_needed_and_free_memory(

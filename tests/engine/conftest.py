@@ -1,9 +1,10 @@
-"""Parts of an engine for its tests: one real model, caches of any size, sequences without text."""
+"""Parts of an engine: one real model, caches of any size, sequences without text."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,11 @@ class LoadedModel:
             weight_bytes=self.model.weight_bytes,
             **settings,
         )
+
+
+def continuation(tokenizer: Tokenizer, token_ids: Ids[int]) -> str:
+    """The text that ``token_ids`` add to a text before them."""
+    return tokenizer.decode([*tokenizer.encode("a"), *token_ids]).removeprefix("a")
 
 
 class WatchedModel:

@@ -1,4 +1,4 @@
-"""A device that computes as late as it may: nothing is there before somebody waits for it."""
+"""A device that computes as late as possible: only when a result is awaited."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from llorch_worker.engine.sampling.sampler import Sampled
 class LazyQueue:
     """A ``DeviceQueue`` whose work begins when its result, or one launched later, is awaited.
 
-    So the host cannot use a token early: there is none. And what it changes between a launch and
-    the wait for it has happened by the time the step is computed.
+    So the host cannot use a token early, and whatever it changes between launch and wait has
+    happened when the step is computed.
     """
 
     overlaps = True

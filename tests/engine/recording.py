@@ -1,4 +1,4 @@
-"""What a CUDA graph does, on any device: operations with the arguments that they had, in order."""
+"""A CUDA graph for any device: replays operations with their arguments, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 class Recorder:
     """A ``Recorder`` that replays torch's operations: each again, into the memory it wrote then.
 
-    As in a graph, numbers of the host are those of the recording and Python does not run again.
+    As in a graph, host values are those of the recording, and Python does not run again.
     """
 
     def __init__(self) -> None:

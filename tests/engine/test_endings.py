@@ -1,4 +1,4 @@
-"""Cancel, deadline, close, and a callback that fails: each ends its own job and no other."""
+"""Cancel, deadline, close, and a failing callback: each ends its own job and no other."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.engine import Engine, Generation
+from tests.engine.conftest import continuation
 from tests.engine.together import all_at_once
 from tests.waiting import wait_until
 
@@ -93,7 +94,7 @@ def test_a_cancel_takes_effect_before_the_next_step_is_launched(
     assert all(step == (1,) for step in model.steps[launched:])
 
 
-def test_cancelling_one_of_many_choices_is_cancelling_all(
+def test_a_cancel_ends_all_choices(
     make_engine: Callable[..., Engine], watched: Callable[..., Any], gate: Callable[..., Any]
 ) -> None:
     hold = gate(at=5)
@@ -105,7 +106,7 @@ def test_cancelling_one_of_many_choices_is_cancelling_all(
     assert endings(generation) == [CancelledEvent]
 
 
-def test_cancelling_what_is_done_changes_nothing(engine: Engine) -> None:
+def test_cancelling_a_finished_job_changes_nothing(engine: Engine) -> None:
     generation = engine.submit(request(max_tokens=3))
     result = generation.result(timeout=60)
     generation.cancel()
@@ -114,7 +115,7 @@ def test_cancelling_what_is_done_changes_nothing(engine: Engine) -> None:
     assert endings(generation) == [Finished]
 
 
-def test_a_deadline_ends_with_what_was_generated_so_far(
+def test_a_deadline_keeps_the_tokens_generated_so_far(
     make_engine: Callable[..., Engine], watched: Callable[..., Any]
 ) -> None:
     generations: list[Generation] = []
@@ -137,7 +138,7 @@ def test_a_deadline_ends_with_what_was_generated_so_far(
     for choice in result.choices:
         assert choice.finish_reason == "deadline"
         assert choice.token_ids == whole.choices[0].token_ids[: len(choice.token_ids)]
-        assert choice.text == engine.tokenizer.decode_continuation(choice.token_ids)
+        assert choice.text == continuation(engine.tokenizer, choice.token_ids)
     assert 0 < len(result.choices[0].token_ids) <= 4
     assert endings(generations[0]) == [Finished]
 
@@ -175,7 +176,7 @@ def test_a_deadline_that_passes_after_the_end_changes_nothing(
     assert len([e for e in early[0]._events if isinstance(e, TERMINAL_EVENTS)]) == 1
 
 
-def test_a_callback_that_fails_cancels_its_own_job_alone(
+def test_a_failing_callback_cancels_only_its_own_job(
     make_engine: Callable[..., Engine],
 ) -> None:
     engine = make_engine()
@@ -191,7 +192,7 @@ def test_a_callback_that_fails_cancels_its_own_job_alone(
     assert neighbour.result(timeout=60).usage.completion == 30
 
 
-def test_the_callback_has_the_terminal_event_before_the_result_is_there(
+def test_the_callback_gets_the_terminal_event_before_the_result_is_ready(
     make_engine: Callable[..., Engine],
 ) -> None:
     engine = make_engine()
@@ -209,7 +210,7 @@ def test_the_callback_has_the_terminal_event_before_the_result_is_there(
     assert seen == [False]
 
 
-def test_waiting_for_a_result_may_time_out_and_the_job_goes_on(
+def test_a_job_goes_on_when_waiting_for_its_result_times_out(
     make_engine: Callable[..., Engine], watched: Callable[..., Any], gate: Callable[..., Any]
 ) -> None:
     hold = gate(at=1)
@@ -230,7 +231,7 @@ def test_each_reader_gets_all_events(engine: Engine) -> None:
     assert list(generation.events()) == everything
 
 
-def test_closing_cancels_what_runs_and_refuses_what_comes(
+def test_closing_cancels_running_jobs_and_refuses_new_ones(
     make_engine: Callable[..., Engine], watched: Callable[..., Any], gate: Callable[..., Any]
 ) -> None:
     hold = gate(at=3)

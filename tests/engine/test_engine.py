@@ -15,11 +15,15 @@ from llorch_worker.contract import (
     Finished,
     GenerationRequest,
     GenerationResult,
+    InternalError,
     Started,
     Tokens,
 )
 from llorch_worker.engine import Engine
+from llorch_worker.engine import thread as engine_thread
+from tests.engine.conftest import LoadedModel, continuation
 from tests.engine.together import all_at_once
+from tests.waiting import wait_until
 
 PROMPT = "Once upon a time"
 
@@ -62,7 +66,7 @@ def test_text_is_the_continuation_of_the_prompt(engine: Engine) -> None:
     result = generate(engine, max_tokens=40, ignore_eos=True)
     ids = result.choices[0].token_ids
     assert len(ids) == 40
-    assert result.text == engine.tokenizer.decode_continuation(ids)
+    assert result.text == continuation(engine.tokenizer, ids)
     assert result.choices[0].finish_reason == "length"
 
 
@@ -88,7 +92,7 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(engine: Engine) -> None:
         result = generation.result(timeout=60)
         assert result.text == texts(events) == whole[: whole.index(stop)]
         assert result.choices[0].finish_reason == "stop"
-        seen = engine.tokenizer.decode_continuation(result.choices[0].token_ids)
+        seen = continuation(engine.tokenizer, result.choices[0].token_ids)
         assert stop in seen
 
 
@@ -126,7 +130,7 @@ def test_a_stop_token_ends_and_is_in_the_ids_but_not_in_the_text(engine: Engine)
     result = generate(engine, max_tokens=20, ignore_eos=True, stop_token_ids=[stop])
     end = ids.index(stop)
     assert result.choices[0].token_ids == ids[: end + 1]
-    assert result.text == engine.tokenizer.decode_continuation(ids[:end])
+    assert result.text == continuation(engine.tokenizer, ids[:end])
     assert result.choices[0].finish_reason == "stop"
 
 
@@ -278,3 +282,16 @@ def test_an_idle_engine_sleeps_until_somebody_calls(
     for _ in range(50):
         engine.check_integrity()
     assert len(turns) == before + 50
+
+
+def test_an_idle_engine_that_finds_a_lost_block_counts_as_broken(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "IDLE_CHECK_AFTER_S", 0.01)
+    with loaded.engine() as engine:
+        engine.cache.blocks.allocate(1)  # for no sequence
+        generate(engine, max_tokens=2)
+        wait_until(lambda: not engine.healthy)
+        with pytest.raises(InternalError, match="broke down"):
+            generate(engine)
+        assert engine.stalled_for_s() > 0

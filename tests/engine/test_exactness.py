@@ -1,4 +1,4 @@
-"""Batching, chunking and preemption are invisible: the same tokens, whatever the company."""
+"""Batching, chunking and preemption do not change any job's tokens."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run_together(engine: Engine, requests: list[GenerationRequest]) -> list[tupl
 
 @pytest.fixture(scope="module")
 def alone(engine: Engine) -> list[tuple[int, ...]]:
-    """What each of ``mixed_requests`` gives with the engine to itself."""
+    """The tokens of each of ``mixed_requests``, run alone."""
     return [run_together(engine, [request])[0] for request in mixed_requests()]
 
 
@@ -84,7 +84,7 @@ def transformers_model(stories260k: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def transformers_tokens(transformers_model: Any) -> Callable[..., tuple[int, ...]]:
-    """What it makes of these ids, greedily and without a cache; once for both kinds of file."""
+    """Its greedy tokens after these ids, without a cache; cached for both kinds of file."""
 
     @cache
     def tokens(*ids: int, count: int) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ def test_cached_decoding_gives_the_tokens_and_logprobs_of_uncached_forwards(
     assert [entry.logprob for entry in choice.logprobs] == pytest.approx(logprobs, abs=1e-4)
 
 
-def test_sixteen_jobs_at_once_give_each_the_tokens_it_gives_alone(
+def test_sixteen_concurrent_jobs_get_the_tokens_they_get_alone(
     engine: Engine, alone: list[tuple[int, ...]]
 ) -> None:
     assert run_together(engine, mixed_requests()) == alone
@@ -163,7 +163,7 @@ def test_a_tiny_pool_with_preemption_gives_the_same_tokens(
     assert engine.stats().preempted_total > 0
 
 
-def test_the_first_of_many_choices_is_the_only_one_of_one(engine: Engine) -> None:
+def test_the_first_of_many_choices_equals_a_single_choice(engine: Engine) -> None:
     request = {"prompt": PROMPTS[0], "max_tokens": 24, "seed": 77}
     four = engine.submit(GenerationRequest(n=4, **request)).result(timeout=60)
     one = engine.submit(GenerationRequest(**request)).result(timeout=60)
@@ -181,7 +181,7 @@ def test_a_drawn_seed_is_returned_and_repeats_the_answer(engine: Engine) -> None
     assert again.choices == first.choices
 
 
-def test_logits_leave_nothing_behind_and_disturb_no_running_job(
+def test_logits_hold_no_blocks_and_disturb_no_running_job(
     engine: Engine, alone: list[tuple[int, ...]]
 ) -> None:
     with all_at_once(engine):

@@ -1,4 +1,4 @@
-"""A damaged model, memory that runs out, defects of our own: the engine goes on."""
+"""The engine survives a damaged model, lack of memory and defects."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_defect_in_one_step_fails_the_jobs_of_that_step_only(
     assert engine.healthy
 
 
-def test_a_defect_in_the_text_of_one_job_spares_its_neighbours(
+def test_a_defect_in_the_text_of_one_job_affects_no_other(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, expected: str
 ) -> None:
     engine = make_engine()
@@ -136,7 +136,7 @@ def test_a_defect_in_the_text_of_one_job_spares_its_neighbours(
     assert neighbour.result(timeout=60).text == expected
 
 
-def test_when_the_thread_dies_every_job_fails_and_none_hangs(
+def test_if_the_thread_dies_every_job_fails_and_none_hangs(
     make_engine: Callable[..., Engine],
     watched: Callable[..., Any],
     gate: Callable[..., Any],

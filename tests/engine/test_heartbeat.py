@@ -1,4 +1,4 @@
-"""A watchdog can tell an engine that hangs from one that works and one that has nothing to do."""
+"""A watchdog can tell an engine that hangs from one that works or is idle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_engine_without_work_is_not_stalled(make_engine: Callable[..., Engine
     assert engine.stalled_for_s() == 0
 
 
-def test_within_a_step_that_hangs_the_stall_grows_from_the_last_step_that_ended(
+def test_the_stall_of_a_hanging_step_counts_from_the_last_finished_step(
     make_engine: Callable[..., Engine], watched: Callable[..., Any], gate: Callable[..., Any]
 ) -> None:
     hold = gate(at=5)

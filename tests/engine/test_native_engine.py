@@ -35,7 +35,7 @@ def test_a_prompt_longer_than_a_step_gives_the_tokens_of_one_step(demo_model: Pa
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_the_kernel_makes_the_cuts_whatever_the_cache_keeps(
+def test_the_native_kernel_truncates_with_every_kv_dtype(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: KvDtype
 ) -> None:
     def refuse(*_: object) -> None:

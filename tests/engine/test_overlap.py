@@ -1,4 +1,4 @@
-"""A step launched before the last one's tokens are known: what may be, and what it must not change.
+"""Steps launched before the tokens of the previous step are known.
 
 The device of these tests computes nothing before its result is awaited (see ``LazyQueue``).
 """
@@ -65,7 +65,7 @@ def test_each_decode_step_is_launched_before_the_one_before_it_is_read(
     assert queue.unread_at_launch == [0, 0] + [1] * 18
 
 
-def test_two_steps_at_most_are_launched_and_unread(
+def test_at_most_two_steps_are_launched_and_unread(
     engine_of: Callable[..., Engine], queue: LazyQueue
 ) -> None:
     engine = engine_of(max_sequences=3)
@@ -90,7 +90,7 @@ def test_two_steps_at_most_are_launched_and_unread(
     ],
     ids=lambda fields: list(fields)[-1],
 )
-def test_what_needs_the_host_between_steps_is_computed_step_by_step(
+def test_parameters_that_need_the_host_prevent_overlap(
     engine_of: Callable[..., Engine], queue: LazyQueue, loaded: Any, fields: dict[str, Any]
 ) -> None:
     engine = engine_of()
@@ -101,7 +101,7 @@ def test_what_needs_the_host_between_steps_is_computed_step_by_step(
     assert queue.most_unread == 1
 
 
-def test_nobody_gets_the_token_that_was_computed_behind_its_end(
+def test_a_token_computed_after_the_end_is_discarded(
     engine_of: Callable[..., Engine], queue: LazyQueue, expected: tuple[int, ...]
 ) -> None:
     """And no token comes twice."""
@@ -124,7 +124,7 @@ def test_nobody_gets_the_token_that_was_computed_behind_its_end(
 def test_a_step_writes_only_to_blocks_that_are_still_held(
     engine_of: Callable[..., Engine], watched: Callable[..., Any]
 ) -> None:
-    """Also where its sequence ended after the launch, and others wait for blocks."""
+    """Also if its sequence ended after the launch, and others wait for blocks."""
     engines: list[Engine] = []
 
     def check(step: int, batch: RaggedBatch) -> None:
@@ -144,7 +144,7 @@ def test_a_step_writes_only_to_blocks_that_are_still_held(
         generation.result(60)
 
 
-def test_a_new_job_starts_though_others_run_ahead(
+def test_a_new_job_starts_while_others_run_ahead(
     engine_of: Callable[..., Engine], queue: LazyQueue
 ) -> None:
     engine = engine_of()
@@ -185,7 +185,7 @@ class DamagedAt:
         return logits
 
 
-def test_damage_fails_the_job_of_its_row_in_its_step(
+def test_non_finite_logits_fail_the_job_of_their_row_in_their_step(
     engine_of: Callable[..., Engine], loaded: Any, queue: LazyQueue, expected: tuple[int, ...]
 ) -> None:
     engine = engine_of(model=DamagedAt(loaded.model, at=6))
@@ -202,7 +202,7 @@ def test_damage_fails_the_job_of_its_row_in_its_step(
     assert queue.most_unread == 2
 
 
-def test_memory_that_runs_out_in_a_step_launched_ahead_loses_no_token(
+def test_running_out_of_memory_in_a_step_launched_ahead_loses_no_token(
     engine_of: Callable[..., Engine],
     watched: Callable[..., Any],
     queue: LazyQueue,
@@ -220,7 +220,7 @@ def test_memory_that_runs_out_in_a_step_launched_ahead_loses_no_token(
 
 
 class RefusingQueue(LazyQueue):
-    """Has no memory to launch one step ahead, as a card whose allocations fail at the launch."""
+    """Runs out of memory at one launch ahead, as a card may."""
 
     def launch(self, work: Work) -> Any:
         if self.unread and len(self.unread_at_launch) == 5:
@@ -229,7 +229,7 @@ class RefusingQueue(LazyQueue):
         return super().launch(work)
 
 
-def test_a_step_that_cannot_be_launched_ahead_is_not_the_one_before_it(
+def test_an_error_of_the_step_launched_ahead_does_not_fail_the_previous_one(
     loaded: Any, expected: tuple[int, ...]
 ) -> None:
     with loaded.engine(queue=RefusingQueue()) as engine:

@@ -1,4 +1,4 @@
-"""Prefix caching is invisible but for the time it saves: the same tokens, computed once."""
+"""Prefix caching gives the same tokens and computes shared ones once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def together(
     return run
 
 
-def test_64_jobs_with_a_prefix_in_common_prefill_it_once(
+def test_64_jobs_with_a_common_prefix_prefill_it_once(
     together: Callable[..., Any], make_engine: MakeEngine
 ) -> None:
     requests = [request([*STORY, 3 + i, 7, 11 + i]) for i in range(64)]
@@ -107,7 +107,7 @@ def test_the_choices_of_a_request_share_the_blocks_of_its_prompt(
     assert started(generation).cached_tokens == 0
 
 
-def test_a_second_run_has_the_very_logits_of_an_uncached_one(
+def test_a_run_on_cached_blocks_has_exactly_the_logits_of_an_uncached_one(
     make_engine: MakeEngine, loaded: Any
 ) -> None:
     """Bit by bit, where the uncached run has its chunk begin where the found blocks end."""
@@ -125,7 +125,7 @@ def test_a_second_run_has_the_very_logits_of_an_uncached_one(
     assert torch.equal(torch.stack(cached.rows), torch.stack(plain.rows[-40:]))
 
 
-def test_a_resumed_job_finds_prompt_and_journal(make_engine: MakeEngine) -> None:
+def test_a_resumed_job_finds_its_prompt_and_journal(make_engine: MakeEngine) -> None:
     engine, whole = make_engine(), request(STORY[:40], max_tokens=40)
     first = engine.submit(whole, job_id="job")
     result = first.result(timeout=60)
@@ -159,7 +159,7 @@ def test_a_tiny_pool_gives_the_same_tokens(
     num_blocks: int,
     step_tokens: int,
 ) -> None:
-    """Prefixes come, are shared, preempted, evicted and computed anew."""
+    """Prefixes are shared, preempted, evicted and computed again."""
     requests = [
         request(STORY[: 20 + 31 * (i % 4)] + [3 + i % 5] * (i % 7), max_tokens=40 + i)
         for i in range(20)

@@ -1,4 +1,4 @@
-"""Every request that the model cannot serve is refused at submit, with all its faults."""
+"""Submit refuses requests that the model cannot serve, and names all their faults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_another_model_is_not_served(engine: Engine) -> None:
     engine.submit(request).result(timeout=60)
 
 
-def test_all_faults_are_told_at_once(engine: Engine) -> None:
+def test_all_faults_are_reported_at_once(engine: Engine) -> None:
     error = refusal(
         engine,
         prompt_token_ids=[10**9] * 600,
@@ -68,7 +68,9 @@ def test_a_prompt_and_an_answer_beyond_the_context_are_refused_with_their_sizes(
     assert engine.submit(request).result(timeout=60).usage.completion <= context - 100
 
 
-def test_more_than_the_whole_pool_holds_is_refused(make_engine: Callable[..., Engine]) -> None:
+def test_a_request_larger_than_the_pool_is_refused(
+    make_engine: Callable[..., Engine],
+) -> None:
     engine = make_engine(num_blocks=4)
     error = refusal(engine, prompt_token_ids=[1] * 50, max_tokens=15)
     assert isinstance(error, ContextLengthExceeded)
@@ -89,7 +91,7 @@ def test_a_text_with_a_token_that_the_model_lacks_is_refused(
     assert (fault.field, fault.got) == ("prompt", str(beyond))
 
 
-def test_an_end_token_that_the_model_lacks_troubles_nobody(
+def test_an_end_token_that_the_model_lacks_is_ignored(
     make_engine: Callable[..., Engine], loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = GenerationRequest(prompt="Once", min_tokens=3, max_tokens=6, temperature=0)
@@ -125,8 +127,8 @@ def test_logits_of_impossible_ids_are_refused(engine: Engine, ids: list[int]) ->
     ("settings", "sentence"),
     [
         ({"device": "cuda:99"}, "cuda:99|no NVIDIA driver"),
-        ({"device": "tpu"}, "no device 'tpu'"),
-        ({"dtype": "int3"}, "no dtype 'int3'"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"dtype": "int3"}, "unknown dtype 'int3'"),
         ({"max_context": 10**6}, "max_context must be at most"),
         ({"max_context": 0}, "at least 1 .got 0."),
         ({"kv_cache_bytes": 1000}, "kv_cache_bytes"),
@@ -172,6 +174,6 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
 
 
 @pytest.mark.parametrize("setting", ["max_sequences", "max_step_tokens"])
-def test_an_engine_that_could_run_nothing_is_not_loaded(loaded: Any, setting: str) -> None:
+def test_sizes_below_one_are_refused(loaded: Any, setting: str) -> None:
     with pytest.raises(ModelLoadFailed, match=f"{setting} must be at least 1"):
         Engine.load(loaded.path, device="cpu", **{setting: 0})

@@ -1,4 +1,4 @@
-"""A job that is cut anywhere and resumed elsewhere is the job that was never cut."""
+"""A job interrupted anywhere and resumed elsewhere equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from llorch_worker.contract import (
 from llorch_worker.engine import Engine
 from llorch_worker.model import RaggedBatch
 from llorch_worker.worker.token_events import merge_tokens
+from tests.engine.conftest import continuation
 
 PROMPT = "Once upon a time"
 PROMPT_IDS = [1, 7, 8, 9]
@@ -71,7 +72,7 @@ def over_the_wire(events: list[Event]) -> list[Event]:
 
 
 def same(result: GenerationResult, whole: GenerationResult) -> None:
-    """Everything but time, place, attempt and what lay in the cache; logprobs up to rounding."""
+    """Compares all but timings, worker, attempt and cached tokens; logprobs up to rounding."""
     for name in ("prompt", "completion"):
         assert getattr(result.usage, name) == getattr(whole.usage, name)
     assert (result.text, result.seed) == (whole.text, whole.seed)
@@ -86,7 +87,7 @@ def same(result: GenerationResult, whole: GenerationResult) -> None:
 
 
 def shown(events: list[Event]) -> dict[int, tuple[tuple[int, ...], str]]:
-    """Ids and text that readers saw; fails where a token is missing or told twice."""
+    """Ids and text that readers saw; fails if a token is missing or repeated."""
     choices = read_journal(events).choices
     return {number: (choice.token_ids, choice.text) for number, choice in choices.items()}
 
@@ -94,7 +95,7 @@ def shown(events: list[Event]) -> dict[int, tuple[tuple[int, ...], str]]:
 def cut_everywhere(
     first: Engine, second: Engine, request: GenerationRequest, job_id: str = "job"
 ) -> GenerationResult:
-    """Runs ``request``, cuts its events after each one, resumes all cuts, compares each."""
+    """Runs ``request``, resumes it from its events up to each one, compares the results."""
     generation = first.submit(request, job_id=job_id)
     events = list(generation.events())
     whole = generation.result(timeout=60)
@@ -138,7 +139,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", CASES.values(), ids=CASES.keys())
-def test_a_job_cut_after_any_event_goes_on_as_if_nothing_had_happened(
+def test_a_job_interrupted_after_any_event_equals_an_uninterrupted_one(
     engine: Engine, other_engine: Engine, fields: dict[str, Any]
 ) -> None:
     request = GenerationRequest(
@@ -147,7 +148,7 @@ def test_a_job_cut_after_any_event_goes_on_as_if_nothing_had_happened(
     cut_everywhere(engine, other_engine, request)
 
 
-def test_a_stop_string_cut_in_the_middle_still_stops(engine: Engine, other_engine: Engine) -> None:
+def test_an_interrupted_stop_string_still_stops(engine: Engine, other_engine: Engine) -> None:
     plain = GenerationRequest(prompt=PROMPT, temperature=0, max_tokens=25, ignore_eos=True)
     text = engine.submit(plain).result(timeout=60).text
     for stops in [(text[20:34],), (text[30:31],), (text[18:26] + "#", text[22:40])]:
@@ -159,9 +160,7 @@ def test_a_stop_string_cut_in_the_middle_still_stops(engine: Engine, other_engin
     assert cut_everywhere(engine, other_engine, request).text == text
 
 
-def test_choices_that_end_at_different_times_are_each_resumed_or_left_alone(
-    engine: Engine, other_engine: Engine
-) -> None:
+def test_only_unfinished_choices_are_resumed(engine: Engine, other_engine: Engine) -> None:
     request = GenerationRequest(
         prompt=PROMPT, seed=11, temperature=1.4, n=4, max_tokens=25, stop=["a", "the"]
     )
@@ -180,7 +179,7 @@ SCRIPTS: dict[str, tuple[bytes, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("data", "fields"), SCRIPTS.values(), ids=SCRIPTS.keys())
-def test_a_character_cut_between_its_bytes_comes_whole(
+def test_a_character_interrupted_between_its_bytes_comes_whole(
     scripted: ScriptedModel,
     scripted_engines: tuple[Engine, Engine],
     data: bytes,
@@ -194,11 +193,11 @@ def test_a_character_cut_between_its_bytes_comes_whole(
     )
     whole = cut_everywhere(first, second, request)
     if not fields:
-        assert whole.text == first.tokenizer.decode_continuation(scripted.script)
+        assert whole.text == continuation(first.tokenizer, scripted.script)
         assert "é\N{SNOWMAN}\U0001f600" in whole.text
 
 
-def test_an_end_of_sequence_is_an_end_for_the_next_worker_too(
+def test_an_end_of_sequence_also_ends_the_job_on_the_next_worker(
     scripted: ScriptedModel, scripted_engines: tuple[Engine, Engine]
 ) -> None:
     first, second = scripted_engines
@@ -231,7 +230,7 @@ def test_a_job_whose_choices_are_all_complete_ends_without_a_step(
     assert fresh.stats().finished_total == 2
 
 
-def test_choices_that_are_complete_cost_nothing(
+def test_complete_choices_are_not_computed_again(
     engine: Engine, make_engine: Callable[..., Engine], watched: Callable[..., Any]
 ) -> None:
     request = GenerationRequest(prompt=PROMPT, temperature=0, max_tokens=6, n=2, ignore_eos=True)
@@ -244,7 +243,7 @@ def test_choices_that_are_complete_cost_nothing(
     assert model.steps == [(known,), (1,), (1,), (1,)]
 
 
-def test_two_cuts_are_as_good_as_one(engine: Engine, other_engine: Engine) -> None:
+def test_a_job_may_be_interrupted_twice(engine: Engine, other_engine: Engine) -> None:
     request = GenerationRequest(
         prompt=PROMPT, temperature=1.0, seed=8, n=2, max_tokens=20, stop=["zz", "e "], logprobs=1
     )
@@ -253,9 +252,7 @@ def test_two_cuts_are_as_good_as_one(engine: Engine, other_engine: Engine) -> No
     whole = first.result(timeout=60)
 
     # The fixtures keep nothing between examples but engines, which jobs leave as they were.
-    @settings(
-        max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.data())
     def check(data: st.DataObject) -> None:
         events: list[Event] = first_events
@@ -272,7 +269,7 @@ def test_two_cuts_are_as_good_as_one(engine: Engine, other_engine: Engine) -> No
     check()
 
 
-def test_a_deadline_that_passed_meanwhile_ends_with_what_the_journal_has(
+def test_a_deadline_that_passed_meanwhile_ends_the_job_with_its_journal(
     engine: Engine, other_engine: Engine
 ) -> None:
     fields = {"prompt": PROMPT, "temperature": 0, "max_tokens": 25, "ignore_eos": True}
@@ -290,7 +287,7 @@ def test_a_deadline_that_passed_meanwhile_ends_with_what_the_journal_has(
             journalled = read_journal(cut).choices.get(choice.index)
             ids = () if journalled is None else journalled.token_ids
             assert choice.token_ids == ids
-            assert choice.text == engine.tokenizer.decode_continuation(ids)
+            assert choice.text == continuation(engine.tokenizer, ids)
             assert choice.finish_reason == ("length" if len(ids) == 25 else "deadline")
             if choice.index in seen.choices:
                 assert seen.choices[choice.index].text == choice.text

@@ -1,4 +1,4 @@
-"""What a journal may claim, what it may not, and what a resumed job shares with a first run."""
+"""Which journals are refused, and what a resumed job shares with a first run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], Callable[[JournalledChoice], Jou
 @pytest.mark.parametrize(
     ("fields", "make", "message"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys()
 )
-def test_a_journal_that_cannot_be_of_this_job_is_refused_without_quoting_it(
+def test_a_journal_of_another_job_is_refused_without_quoting_it(
     engine: Engine,
     journal: JournalledChoice,
     fields: dict[str, Any],
@@ -100,7 +100,7 @@ def test_a_journal_that_cannot_be_of_this_job_is_refused_without_quoting_it(
     assert engine.stats().waiting == engine.stats().running == 0
 
 
-def test_text_that_the_replay_releases_beyond_the_journal_comes_next(
+def test_text_released_beyond_the_journal_comes_next(
     engine: Engine, journal: JournalledChoice
 ) -> None:
     short = with_changes(journal, text=journal.text[:-2])
@@ -121,7 +121,7 @@ def test_text_that_the_replay_releases_beyond_the_journal_comes_next(
     assert generation.result(timeout=60).text == journal.text
 
 
-def test_text_that_a_deadline_released_shows_a_complete_choice(
+def test_text_released_by_a_deadline_shows_a_complete_choice(
     engine: Engine, journal: JournalledChoice
 ) -> None:
     """The clock of the next worker may say that there is time left; readers saw the end."""
@@ -137,7 +137,7 @@ def test_text_that_a_deadline_released_shows_a_complete_choice(
     assert not any(isinstance(event, Tokens) for event in generation.events())
 
 
-def test_after_a_finished_event_only_the_result_is_made_up_for(
+def test_after_a_finished_event_only_the_result_is_rebuilt(
     engine: Engine, journal: JournalledChoice
 ) -> None:
     some = Journal({0: journal}, FINISHED)
@@ -164,7 +164,7 @@ def test_a_resumed_job_is_cancelled_like_any_other(
     engine.check_integrity()
 
 
-def test_timings_are_the_attempts_own_and_the_queue_counts_from_enqueueing(
+def test_timings_are_of_this_attempt_and_queue_ms_counts_from_enqueueing(
     engine: Engine, journal: JournalledChoice
 ) -> None:
     timings = (

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from llorch_worker.engine.runner import BlockTables, Runner, pack, unpack, upload
+from llorch_worker.engine.runner import Runner, pack, unpack, upload
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
@@ -73,30 +71,6 @@ def test_a_step_of_decodes_is_one_token_each(
         tensor.dtype == torch.int64
         for tensor in (batch.token_ids, batch.positions, batch.slots, batch.logits_rows)
     )
-
-
-@given(
-    st.lists(
-        st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), min_size=1),
-        max_size=12,
-    )
-)
-def test_block_tables_follow_lists_that_grow_move_and_start_anew(
-    steps: list[list[tuple[int, int, bool]]],
-) -> None:
-    """Each step: which lists, in which order; each grows a little or was preempted before."""
-    tables = BlockTables()
-    lists: dict[int, list[int]] = {index: [index] for index in range(6)}
-    for step in steps:
-        rows = []
-        for index, growth, preempted in {entry[0]: entry for entry in step}.values():
-            if preempted:
-                lists[index] = [100 + growth]
-            lists[index] += range(growth % 4)
-            rows.append(lists[index])
-        width = max(map(len, rows))
-        expected = [row + [0] * (width - len(row)) for row in rows]
-        assert tables.of(rows).tolist() == expected
 
 
 ARRAYS = [

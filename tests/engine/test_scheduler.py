@@ -1,6 +1,6 @@
-"""Who runs in a step, what prompts that begin alike compute once, and when a step is certain.
+"""Who runs in a step, what is computed once, and when a step can be planned ahead.
 
-What no step may ever do is in test_scheduler_promises.
+The invariants of all steps are in test_scheduler_promises.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_after_relief_one_sequence_fewer_runs_until_another_has_finished(
     s.add(make_sequence(4, arrival=3))
     plan_step(s)
     assert large.state is SequenceState.RUNNING
-    assert s.running_count == 3
+    assert len(s.running) == 3
 
 
 def test_the_integrity_check_finds_lost_and_doubly_held_blocks(make_sequence: MakeSequence) -> None:

@@ -1,8 +1,8 @@
-"""Random arrivals, lengths, priorities, cancels and tiny pools: what the scheduler must keep.
+"""What the scheduler must keep under random arrivals, priorities, cancels and tiny pools.
 
-Prompts begin alike more often than not. A model of the KV memory notes for every slot the text up
-to the token that was written there; whoever reads a slot must find its own text. Where steps are
-launched ahead, each writes when it lands, after all that happened meanwhile.
+Most prompts begin alike. A model of the KV memory notes for every slot the text up to the token
+written there; every reader must find its own text. A step launched ahead writes when it ends, after
+all that happened meanwhile.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SchedulerPromises(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         self.end(data.draw(st.sampled_from(self.sequences)))
 
-    @precondition(lambda self: self.scheduler.running_count)
+    @precondition(lambda self: self.scheduler.running)
     @rule(data=st.data())
     def find_damage(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.scheduler.running))
@@ -110,11 +110,11 @@ class SchedulerPromises(RuleBasedStateMachine):
         if sequence.prefix.depth:
             assert first not in self.pool.root.children
 
-    @precondition(lambda self: self.scheduler.running_count > 1)
+    @precondition(lambda self: len(self.scheduler.running) > 1)
     @rule()
     def run_out_of_device_memory(self) -> None:
         self.settle()
-        if self.scheduler.running_count > 1:
+        if len(self.scheduler.running) > 1:
             self.scheduler.relieve(self.scheduler.running[-1])
 
     @precondition(lambda self: self.scheduler.has_work)
@@ -303,7 +303,7 @@ class SchedulerPromises(RuleBasedStateMachine):
     def limits_hold_and_every_block_is_accounted_for(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        assert self.scheduler.running_count <= min(self.max_sequences, self.step_tokens)
+        assert len(self.scheduler.running) <= min(self.max_sequences, self.step_tokens)
         self.scheduler.check_integrity()
         live = {*self.scheduler.running, *self.scheduler.waiting}
         ended = {s for s in self.sequences if s.state is SequenceState.FINISHED}
@@ -336,7 +336,5 @@ class SchedulerPromises(RuleBasedStateMachine):
                 assert sequence.generated_count == sequence.request.max_tokens
 
 
-SchedulerPromises.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None
-)
+SchedulerPromises.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
 TestSchedulerPromises = SchedulerPromises.TestCase

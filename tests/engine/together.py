@@ -1,4 +1,4 @@
-"""Jobs that an engine finds together, however slowly they are submitted."""
+"""Submits jobs so that an engine finds them in one step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ HOLD_S = 60
 
 @contextmanager
 def all_at_once(engine: Engine) -> Iterator[None]:
-    """Holds ``engine`` between two steps: what is submitted meanwhile arrives in one.
+    """Holds ``engine`` between two steps: jobs submitted meanwhile arrive together.
 
-    Raises what the engine says where it cannot be held, or not for so long.
+    Raises the engine's error if it cannot be held.
     """
     reached, go_on = threading.Event(), threading.Event()
 

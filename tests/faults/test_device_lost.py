@@ -51,7 +51,7 @@ def test_a_driver_that_dies_ends_the_worker_and_its_jobs_resume_elsewhere(
         sentence = "gpu0 does not answer (GPU is lost); the worker ends, its jobs resume elsewhere"
     else:
         machine.lose_driver()
-        sentence = "no NVIDIA driver answers here (Driver Not Loaded)"
+        sentence = "no NVIDIA driver responds (Driver Not Loaded)"
     assert worker.wait_exit() == 1
     assert sentence in worker.text()
     assert not held_ids(client.redis), "its leases are released, not left to lapse"

@@ -1,7 +1,7 @@
 """Compiles every Triton kernel for compute capability 9.0; needs no card, Triton brings ptxas.
 
-``python -m tests.kernels.compile_for_hopper`` prints one JSON object: kernel to its PTX's use of
-tensor cores and to the bytes that ptxas put on the stack. Run apart from the other tests, because
+``python -m tests.kernels.compile_for_hopper`` prints one JSON object: for each kernel, whether its
+PTX uses tensor cores, and the bytes that ptxas put on the stack. It needs its own process, because
 a process has either Triton's compiler or its interpreter.
 """
 
@@ -46,7 +46,7 @@ TYPES: dict[str, str] = {
     **{"codes": "*u8", "high": "*i32", "scales": "*fp16", "offsets": "*fp16"},
     **{"uniforms": "*fp64", "log2_scale": "fp32", "factor": "fp32", "eps": "fp32"},
 }
-"""By the parameter's name; what is not here is a 32-bit integer."""
+"""By parameter name; others are 32-bit integers."""
 
 ALIGNED_NUMBERS = (
     "qkv_stride",
@@ -56,7 +56,7 @@ ALIGNED_NUMBERS = (
     "out_stride",
     "stride",
 )
-"""A model's own widths: launches find that they are multiples of 16, and compile for that."""
+"""A model's widths: launches specialise on them being multiples of 16."""
 
 ATTENTION = {"KV_HEADS": 8, "GROUP": 4, "BLOCK_SIZE": 16, "DIM": 128, "BLOCK_DIM": 128}
 ROPE = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HEADS": 8, "BLOCK": 64}
@@ -104,7 +104,7 @@ def compile_kernel(
 
 
 def compile_prefill(longest: int, kv: KvDtype = "auto", *, wide: bool = False) -> dict[str, Any]:
-    """As it is launched for pieces of so many tokens; ``wide``: in float32."""
+    """As launched for chunks of ``longest`` tokens; ``wide``: in float32."""
     tiles = PrefillTiles.of(torch.float32 if wide else torch.bfloat16, longest)
     constants = {"QUERIES": tiles.queries, "TILE": tiles.tile, "SCALED": kv == "int8"}
     return compile_kernel(
@@ -117,7 +117,7 @@ def compile_prefill(longest: int, kv: KvDtype = "auto", *, wide: bool = False) -
 
 
 def compile_decode(splits: int, kv: KvDtype = "auto", *, wide: bool = False) -> dict[str, Any]:
-    """As it is launched for so many pieces of a context; ``wide``: in float32."""
+    """As launched for ``splits`` pieces of a context; ``wide``: in float32."""
     tiles = DecodeTiles.of(torch.float32 if wide else torch.bfloat16, kv)
     constants = {
         "BLOCK_GROUP": 16,

@@ -1,11 +1,11 @@
-"""Kernels are imported after the interpreter was chosen, where there is no CUDA."""
+"""Chooses Triton's interpreter before kernels are imported, if there is no CUDA."""
 
 from importlib.util import find_spec
 
 from tests.kernels import interpreter
 
 collect_ignore: list[str] = []
-if find_spec("triton") is None:  # no Linux on x86-64, say
+if find_spec("triton") is None:  # not Linux on x86-64
     collect_ignore += [
         "test_attention.py",
         "test_compile_for_hopper.py",

@@ -1,9 +1,9 @@
-"""Triton's interpreter, where there is no CUDA: kernels run as they are, on the CPU, in numpy.
+"""Triton's interpreter for machines without CUDA: kernels run on the CPU, in NumPy.
 
-numpy has no bfloat16 and no float8, so the interpreter keeps their bits as integers. As of Triton
+NumPy has no bfloat16 and no float8, so the interpreter keeps their bits as integers. As of Triton
 3.9 it narrows to them without carrying into the exponent (1.9999 becomes 1.0) and multiplies
-bfloat16 matrices as if their bits were numbers. Both are put right here by torch's conversions,
-which round as the hardware does.
+bfloat16 matrices as if their bits were numbers. This module fixes both with torch's conversions,
+which round like the hardware.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 
 
 def prepare() -> None:
-    """Call before any kernel is imported: Triton decides at decoration."""
+    """Call before importing kernels: Triton decides when they are decorated."""
     if not INTERPRETED:
         return
     os.environ["TRITON_INTERPRET"] = "1"

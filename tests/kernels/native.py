@@ -1,4 +1,4 @@
-"""What tests of native kernels need: the kernels, or a skip that says why not."""
+"""The native kernels for tests, or a skip with the reason."""
 
 from __future__ import annotations
 

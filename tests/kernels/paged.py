@@ -1,4 +1,4 @@
-"""Paged caches of made-up sequences, and attention over them written as its definition."""
+"""Paged caches of random sequences, and attention over them by its definition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK_SIZE = 16
 def layer_kv(
     blocks: int, kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: KvDtype = "auto"
 ) -> LayerKV:
-    """A layer whose every cell holds a NaN, or where int8 has none, whose scales are NaN."""
+    """A layer whose cells are all NaN; int8 has no NaN, so its scales are."""
     shape = (blocks, BLOCK_SIZE, kv_heads, head_dim)
     stored = {"auto": dtype, "fp8": torch.float8_e4m3fn, "int8": torch.int8}[kv_dtype]
 
@@ -37,21 +37,21 @@ def layer_kv(
 
 @dataclass(frozen=True)
 class Scene:
-    """Ragged sequences whose blocks lie in any order between blocks full of NaN."""
+    """Ragged sequences whose blocks are in random order among blocks of NaN."""
 
     contexts: tuple[int, ...]
     query_lengths: tuple[int, ...]
     qkv: torch.Tensor
-    """[tokens, heads + 2 * kv_heads, head_dim], as rope_and_write left it."""
+    """[tokens, heads + 2 * kv_heads, head_dim], as rope_and_write leaves it."""
     kv: LayerKV
     k: list[torch.Tensor]
-    """What each sequence's context holds: [context, kv_heads, head_dim], as it was written."""
+    """Keys of each sequence's context, as stored: [context, kv_heads, head_dim]."""
     v: list[torch.Tensor]
     sequences: PagedSequences
-    """Its rows do not begin at row 0, and leave gaps."""
+    """Their rows do not begin at row 0, and have gaps."""
 
     def expected(self) -> torch.Tensor:
-        """[tokens, heads * head_dim] by the definition, in float64; 0 in rows of nobody."""
+        """[tokens, heads * head_dim] by the definition, in float64; 0 in rows without a token."""
         kv_heads, head_dim = self.k[0].shape[1:]
         heads = self.qkv.shape[1] - 2 * kv_heads
         out = torch.zeros(len(self.qkv), heads, head_dim, dtype=torch.float64, device=DEVICE)

@@ -1,4 +1,4 @@
-"""Memory for weights."""
+"""The arena's memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llorch_worker.kernels.arena import ALIGNMENT_BYTES, Arena
 MIB = 1024 * 1024
 
 
-def test_tensors_lie_side_by_side_each_from_a_cache_line_on() -> None:
+def test_tensors_are_adjacent_and_aligned_to_cache_lines() -> None:
     arena = Arena()
     first = arena.empty(3, 5, dtype=torch.bfloat16)
     second = arena.empty(7, dtype=torch.uint8)
@@ -26,7 +26,7 @@ def test_tensors_lie_side_by_side_each_from_a_cache_line_on() -> None:
     assert [tensor.untyped_storage().nbytes() for tensor in (first, second)] == [30, 7]
 
 
-def test_tensors_share_no_memory_across_chunks() -> None:
+def test_tensors_never_overlap() -> None:
     arena = Arena()
     tensors = [arena.empty(100 * MIB, dtype=torch.uint8) for _ in range(5)]
     tensors.append(arena.empty(300 * MIB, dtype=torch.uint8))  # more than a chunk
@@ -39,18 +39,18 @@ def huge_bytes() -> int:
     return sum(int(kib) * 1024 for kib in re.findall(r"^AnonHugePages: +(\d+) kB", rollup, re.M))
 
 
-def test_memory_is_in_huge_pages() -> None:
+def test_memory_uses_huge_pages() -> None:
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not setting.exists() or "[never]" in setting.read_text():
         pytest.skip("this kernel gives no huge pages")
     before = huge_bytes()
     tensor = Arena().empty(64 * MIB, dtype=torch.uint8)
     tensor.fill_(1)
-    # Not all of it: a machine's memory may be in pieces.
+    # Not necessarily all of it: a machine's memory may be fragmented.
     assert huge_bytes() - before > 0
 
 
-def test_memory_is_taken_as_it_is_written_and_goes_with_the_tensors() -> None:
+def test_memory_is_used_when_written_and_freed_with_the_tensors() -> None:
     process = psutil.Process()
     arena = Arena()
     before = process.memory_info().rss

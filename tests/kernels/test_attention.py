@@ -1,4 +1,4 @@
-"""Paged attention of the Triton kernels and of their torch twins, against its definition."""
+"""Paged attention of the Triton kernels and their torch twins, against its definition."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.kernels.interpreter import DEVICE
 from tests.kernels.paged import Scene, scene
 
 OPS = [TorchOps(), TritonOps(processors=1), TritonOps(processors=16)]
-"""Few processors: a program a sequence and KV head; many: its context in pieces."""
+"""With few processors, one program per sequence and KV head; with many, the context is split."""
 IDS = ["torch", "triton", "triton-split"]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 class NoMask:
-    """For attention that needs none."""
+    """A causal mask built on demand."""
 
     max_query = 1024
 
@@ -68,7 +68,7 @@ def test_decode_reads_quantised_caches(ops, dtype, kv_dtype: KvDtype):
 
 @pytest.mark.parametrize("ops", OPS, ids=IDS)
 def test_decode_takes_its_contexts_from_the_device(ops):
-    """A recorded launch is replayed with other contexts: what the host said then is a bound."""
+    """A recorded launch is replayed with other contexts; the host's lengths are upper bounds."""
     made = scene((3, 70), heads=4, kv_heads=2, head_dim=16, dtype=torch.float32)
     bounds = replace(
         made,
@@ -107,7 +107,7 @@ def test_prefill_reads_quantised_caches(ops, kv_dtype: KvDtype):
     assert_close(prefilled(ops, made), made)
 
 
-def test_splits_fill_a_card_at_batch_1_and_vanish_in_large_batches():
+def test_decode_is_split_at_batch_1_but_not_in_large_batches():
     assert splits_for(1, 32, 132) == 16
     assert splits_for(1, 8, 132) == 64
     assert splits_for(256, 32, 132) == 1

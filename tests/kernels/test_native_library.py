@@ -1,4 +1,4 @@
-"""How native kernels come to be: compiled once, on torch's OpenMP, or not at all, with a reason."""
+"""Building native kernels: compiled once, with torch's OpenMP, or not at all, with a reason."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def fresh_process(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_process_has_one_openmp_and_torch_needs_no_threads_beside_the_kernels() -> None:
+def test_torch_and_the_kernels_share_one_openmp_and_its_threads() -> None:
     library_or_skip()
     assert fresh_process(OPENMP) == "native 1 0"
 
 
-def test_processes_that_start_at_once_compile_into_one_file(tmp_path: Path) -> None:
+def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     library_or_skip()
     command = "from llorch_worker.kernels.native.library import native_library; native_library()"
-    # The compiler itself, but it need not optimise.
+    # The real compiler without optimisation, for speed.
     programs = tmp_path / "programs"
     programs.mkdir()
     quick = programs / "cc"
@@ -75,90 +75,73 @@ def test_processes_that_start_at_once_compile_into_one_file(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder."""
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder, not yet created; the processor suits and the compiler does nothing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(compiler, "_processor", lambda: "some processor")
-    return tmp_path
+    install_compiler(monkeypatch, tmp_path / "programs", "exit 0")
+    return tmp_path / "llorch-worker"
 
 
-def test_without_a_compiler_it_says_so(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(elsewhere))
-    with pytest.raises(NativeUnavailable, match="no C compiler"):
+def install_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    """Put a ``cc`` that runs ``script``, except for ``--version``, on the PATH."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "cc"
+    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo cc 1 && exit\n{script}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
+
+
+def refuse(match: str) -> None:
+    with pytest.raises(NativeUnavailable, match=match):
         compiler.shared_object(link_openmp=False)
 
 
-def test_a_compile_error_is_a_reason_and_leaves_nothing(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+def test_a_missing_compiler_is_reported(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(cache))
+    refuse("no C compiler")
+
+
+def test_a_compile_error_is_reported_and_leaves_no_files(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    programs = tmp_path_factory.mktemp("programs")
-    broken = programs / "cc"
-    broken.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo cc 1 && exit\n'
-        'echo "x.c:1: error: no" >&2\nexit 1\n'
-    )
-    broken.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:/bin:/usr/bin")
-    with pytest.raises(NativeUnavailable, match=r"failed: x\.c:1: error: no"):
-        compiler.shared_object(link_openmp=False)
-    assert [path.suffix for path in (elsewhere / "llorch-worker").iterdir()] == [".lock"]
+    install_compiler(monkeypatch, tmp_path / "programs", 'echo "x.c:1: error: no" >&2; exit 1')
+    refuse(r"failed: x\.c:1: error: no")
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+    assert cache.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_cache_folder_that_cannot_be_made_is_a_reason(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (elsewhere / "llorch-worker").write_text("a file")
-    monkeypatch.setattr(compiler, "_compiler", lambda: "/bin/true")
-    with pytest.raises(NativeUnavailable, match="XDG_CACHE_HOME"):
-        compiler.shared_object(link_openmp=False)
+def test_a_cache_folder_that_cannot_be_made_is_reported(cache: Path) -> None:
+    cache.write_text("a file")
+    refuse("XDG_CACHE_HOME")
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
-def test_a_cache_folder_that_others_may_write_to_is_no_source_of_code(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, mode: int
-) -> None:
-    folder = elsewhere / "llorch-worker"
-    folder.mkdir()
-    folder.chmod(mode)
-    monkeypatch.setattr(compiler, "_compiler", lambda: "/bin/true")
-    with pytest.raises(NativeUnavailable, match="writable by other users"):
-        compiler.shared_object(link_openmp=False)
+def test_a_cache_folder_that_others_can_write_to_is_refused(cache: Path, mode: int) -> None:
+    cache.mkdir()
+    cache.chmod(mode)
+    refuse("writable by other users")
 
 
-def test_a_cache_folder_of_another_user_is_no_source_of_code(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cache_folder_of_another_user_is_refused(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (elsewhere / "llorch-worker").mkdir(mode=0o700)
-    monkeypatch.setattr(compiler, "_compiler", lambda: "/bin/true")
+    cache.mkdir(mode=0o700)
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    # Root may do anything anyway: what it left, an image's build say, is taken.
+    # Root's files are trusted, and the tests may run as root.
     monkeypatch.setattr(compiler, "ROOT", owner + 2)
-    with pytest.raises(NativeUnavailable, match="belongs to another user"):
-        compiler.shared_object(link_openmp=False)
+    refuse("belongs to another user")
 
 
-def test_a_cache_folder_is_made_for_this_user_alone(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiler, "_compiler", lambda: "/bin/false")
-    monkeypatch.setattr(compiler, "_version_of", str)
-    with pytest.raises(NativeUnavailable, match="failed"):
-        compiler.shared_object(link_openmp=False)
-    assert (elsewhere / "llorch-worker").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_user_without_a_home_has_a_reason(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("cache")
+def test_a_user_without_a_home_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", homeless)
-    monkeypatch.setattr(compiler, "_compiler", lambda: "/bin/true")
-    with pytest.raises(NativeUnavailable, match="no home folder"):
-        compiler.shared_object(link_openmp=False)
+    refuse("no home folder")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +153,7 @@ def test_a_user_without_a_home_has_a_reason(
         (torch.bfloat16, 64, "torch", "requested"),
     ],
 )
-def test_what_is_used_and_why_is_logged_once(
+def test_the_chosen_kernels_are_logged_once_with_the_reason(
     caplog: pytest.LogCaptureFixture, dtype: torch.dtype, head_dim: int, kernels: str, reason: str
 ) -> None:
     with caplog.at_level(logging.INFO, "llorch_worker.kernels.select"):
@@ -181,7 +164,7 @@ def test_what_is_used_and_why_is_logged_once(
     assert reason in line
 
 
-def test_without_native_kernels_a_model_gets_the_plain_ones(
+def test_without_native_kernels_a_model_uses_torch(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> None:

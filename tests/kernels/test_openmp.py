@@ -1,4 +1,4 @@
-"""Pools of threads, in a process of their own: others' threads would be counted."""
+"""Thread pools, counted in a separate process."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ print(alone, together, after, threads())
 """
 
 
-@pytest.mark.skipif(torch_openmp() is None, reason="this torch has no GNU OpenMP of its own")
-def test_a_thread_gives_up_its_pool_and_can_have_it_again() -> None:
+@pytest.mark.skipif(torch_openmp() is None, reason="this torch ships no GNU OpenMP")
+def test_a_thread_can_end_and_recreate_its_pool() -> None:
     run = subprocess.run(
         [sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Rotation in place and the write to the cache, against the torch twin."""
+"""RoPE and the write to the cache, against the torch twin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_triton_rotates_and_stores_as_the_twin(heads, kv_heads, head_dim, dtype,
     generator = torch.Generator().manual_seed(1)
     qkv = torch.randn(len(SLOTS), heads + 2 * kv_heads, head_dim, generator=generator)
     qkv = qkv.to(DEVICE, dtype)
-    qkv[1, heads] = 0  # a key of zeros has a scale too
+    qkv[1, heads] = 0  # a key of zeros needs a scale too
     angles = torch.rand(len(SLOTS), head_dim // 2, generator=generator).to(DEVICE) * 6
     slots = torch.tensor(SLOTS, device=DEVICE)
 
@@ -35,7 +35,7 @@ def test_triton_rotates_and_stores_as_the_twin(heads, kv_heads, head_dim, dtype,
     (q, k, v, kv), (other_q, other_k, other_v, other_kv) = results
     rtol = TOLERANCE[dtype]
     torch.testing.assert_close(other_q, q, rtol=rtol, atol=rtol)
-    # A rounding of the rotated number may tip a narrow format to the neighbouring code.
+    # Rounding the rotated number may move a narrow format to the adjacent code.
     rtol = {"auto": rtol, "fp8": 2**-3, "int8": rtol}[kv_dtype]
     atol = {"auto": rtol, "fp8": 2**-9, "int8": 4 / 127}[kv_dtype]
     torch.testing.assert_close(other_k, k, rtol=rtol, atol=atol)
@@ -47,7 +47,7 @@ def test_triton_rotates_and_stores_as_the_twin(heads, kv_heads, head_dim, dtype,
         assert torch.equal(one[untouched], other[untouched])
 
 
-def test_a_cell_of_int8_is_within_half_a_step_of_its_scale():
+def test_int8_rounds_to_the_nearest_step_of_its_scale():
     kv = layer_kv(1, 2, 32, torch.float32, "int8")
     rows = torch.randn(3, 2, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     slots = torch.tensor([0, 5, 9], device=DEVICE)
@@ -58,7 +58,7 @@ def test_a_cell_of_int8_is_within_half_a_step_of_its_scale():
     assert bool(((v - 2 * rows).abs() <= 1.002 * step).all())
 
 
-def test_fp8_clamps_what_it_cannot_hold():
+def test_fp8_clamps_values_out_of_range():
     kv = layer_kv(1, 1, 8, torch.float32, "fp8")
     rows = torch.tensor([[[1e4, -1e4, 448, 0.5, 0, 1, -2, 3]]], device=DEVICE)
     kv.write(torch.tensor([3], device=DEVICE), rows, rows)

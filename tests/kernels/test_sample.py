@@ -1,4 +1,4 @@
-"""Greedy tokens and untruncated draws of the Triton kernel, against its twin and the sampler."""
+"""Greedy tokens and draws of the Triton kernel and its torch twin."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution(sample):
 
 
 @pytest.mark.parametrize("sample", SAMPLE, ids=IDS)
-def test_min_p_cuts_below_its_share_of_the_likeliest(sample):
+def test_min_p_excludes_tokens_below_its_share_of_the_likeliest(sample):
     logits = column(0.0, math.log(0.5), math.log(0.3), math.log(0.1)).expand(2, -1).contiguous()
     chosen = sample(
         logits, column(1, 1), column(math.log(0.4), -math.inf), column(0.999, 0.999).double()
@@ -50,7 +50,7 @@ def test_min_p_cuts_below_its_share_of_the_likeliest(sample):
     assert chosen.tolist() == [1, 3]
 
 
-def test_triton_draws_what_the_twin_draws():
+def test_triton_draws_the_same_tokens_as_the_twin():
     generator = torch.Generator().manual_seed(0)
     rows, vocab = 24, 9001
     logits = (3 * torch.randn(rows, vocab, generator=generator)).to(DEVICE)
@@ -61,7 +61,7 @@ def test_triton_draws_what_the_twin_draws():
     assert torch.equal(triton_sample.sample(logits, temperatures, floors, uniforms), expected)
 
 
-def test_cards_sample_with_the_kernel_or_its_twin_and_the_cpu_with_neither():
+def test_cards_sample_with_the_kernel_or_its_twin_but_the_cpu_with_neither():
     card = torch.device("cuda")
     assert select_sample(card) is triton_sample.sample
     assert select_sample(card, "torch") is torch_ops.sample

@@ -1,4 +1,4 @@
-"""A whole model through the Triton kernels: its tokens are those of the plain torch operations."""
+"""A whole model with Triton kernels gives the same tokens as with torch operations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BLOCKS = ([4, 0, 9, 1], [8, 2, 6, 3], [5, 7, 10, 11])
 
 
 class Replayed:
-    """Calls the function again: what it holds of the host is of the recording."""
+    """Replays a recording by calling the function again with the host values of that time."""
 
     def record(self, run):
         run()
@@ -73,7 +73,7 @@ def greedy(ops: Ops, kv_dtype: KvDtype, tokens: int, *, graphs: bool = False) ->
         return runs.forward(batch, cache).argmax(-1).tolist()
 
     step([PROMPTS[0], PROMPTS[1][:20], PROMPTS[2]], [0, 0, 0])
-    # The first and the last decode one of their own tokens again beside the second's chunk.
+    # The first and the last prompt decode their last token again beside the second one's chunk.
     next_ids = step(
         [PROMPTS[0][-1:], PROMPTS[1][20:], PROMPTS[2][-1:]],
         [len(PROMPTS[0]) - 1, 20, len(PROMPTS[2]) - 1],
@@ -89,7 +89,7 @@ def greedy(ops: Ops, kv_dtype: KvDtype, tokens: int, *, graphs: bool = False) ->
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
-def test_greedy_tokens_are_those_of_the_torch_operations(graphs: bool) -> None:
+def test_greedy_tokens_equal_those_of_the_torch_operations(graphs: bool) -> None:
     expected = greedy(TorchOps(), "auto", 4)
     assert greedy(TritonOps(processors=8), "auto", 4, graphs=graphs) == expected
 

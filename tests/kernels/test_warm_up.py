@@ -1,4 +1,4 @@
-"""Steps before all jobs launch every variant of the kernels that a job's step can choose."""
+"""The warm-up launches every kernel variant that a later step can need."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ PROCESSORS = 32
 
 
 class Variants:
-    """Stands in for kernels: notes what each launch would be compiled for, and launches nothing.
+    """Replaces kernels: records what each launch would be compiled for, and launches nothing.
 
-    Numbers that a kernel takes at run time make no variant as long as they are the model's own;
-    the others are kept from it where the kernel is decorated.
+    Run-time numbers create no variants if they are constants of the model; the kernels' decorators
+    exclude the others.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ def quantised_linear_of(rows: int, columns: int) -> QuantisedLinear:
     return QuantisedLinear((matrix,), quantised_linear.quantised_linear)
 
 
-def test_after_the_warm_up_no_step_wants_another_variant(variants: Variants) -> None:
+def test_no_step_needs_another_variant_after_the_warm_up(variants: Variants) -> None:
     model = quantised()
     shape = cache_shape(CONFIG, MAX_CONTEXT, dtype=torch.bfloat16, device=DEVICE)
     cache = UnifiedCache.allocate(shape, 1)
@@ -105,7 +105,7 @@ def test_after_the_warm_up_no_step_wants_another_variant(variants: Variants) -> 
 
 
 def any_step(dice: random.Random) -> RaggedBatch:
-    """Decodes and pieces of prompts, as many as a scheduler may put together."""
+    """A mix of decodes and prompt chunks that a scheduler could form."""
     decodes = dice.randint(0, MAX_SEQUENCES)
     lengths = [1] * decodes
     while len(lengths) < MAX_SEQUENCES and (not lengths or dice.random() < 0.5):
@@ -129,5 +129,5 @@ def any_step(dice: random.Random) -> RaggedBatch:
 @pytest.mark.parametrize(
     ("most", "expected"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])]
 )
-def test_sizes_are_powers_of_two_and_the_most(most: int, expected: list[int]) -> None:
+def test_sizes_are_powers_of_two_and_the_maximum(most: int, expected: list[int]) -> None:
     assert list(sizes(most)) == expected

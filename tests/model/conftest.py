@@ -1,4 +1,4 @@
-"""A model with a cache of its own, driven one step at a time, and small Llamas to compare with."""
+"""A model with its own cache, driven one step at a time, and small reference Llamas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK_SIZE = 16
 
 @dataclass
 class Driver:
-    """The least that an engine does: hands out blocks and builds batches."""
+    """A minimal engine: allocates blocks and builds batches."""
 
     model: Llama
     cache: UnifiedCache
@@ -51,7 +51,7 @@ class Driver:
         return cls(model, new_cache(config, dtype, num_blocks, max_query_tokens))
 
     def batch(self, chunks: dict[str, Sequence[int]], *, all_logits: bool = False) -> RaggedBatch:
-        """The next step of each named sequence with its new tokens, blocks taken as needed."""
+        """The next step of each named sequence with its new tokens; allocates blocks as needed."""
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -92,13 +92,13 @@ class Driver:
         del self.lengths[name]
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """[len(ids), vocab] in one uncached pass."""
+        """[len(ids), vocab] in one pass with an empty cache."""
         out = self.step({"logits": ids}, all_logits=True)
         self.free("logits")
         return out
 
     def greedy(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        """All prompts together, one token a step each."""
+        """New tokens of all prompts, decoded in one batch."""
         names = [str(i) for i in range(len(prompts))]
         chunks: dict[str, Sequence[int]] = dict(zip(names, prompts, strict=True))
         out: list[list[int]] = [[] for _ in prompts]

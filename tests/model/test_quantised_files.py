@@ -1,4 +1,4 @@
-"""Quantised files against the same values, dequantised by gguf and run by transformers."""
+"""Quantised files against the same weights, dequantised by gguf and run by transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = {
 
 
 def dequantised_reference(path: Path) -> LlamaForCausalLM:
-    """transformers' float32 model with the file's values, read without any code of ours."""
+    """transformers' float32 model with the file's weights, read without our code."""
     reader = gguf.GGUFReader(path)
 
     def field(key: str) -> Any:
@@ -98,7 +98,7 @@ def test_random_weights_in_every_block_type_give_the_reference_logits(
     assert_same_logits(open_driver, random256 / f"{file}.gguf")
 
 
-def test_no_file_of_the_collection_is_left_out(random256: Path) -> None:
+def test_every_file_of_the_collection_is_tested(random256: Path) -> None:
     assert {path.stem for path in random256.glob("*.gguf")} == set(FILES)
 
 

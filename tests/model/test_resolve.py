@@ -15,6 +15,7 @@ from llorch_worker.cache import RopeScaling
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model import LlamaConfig, resolve_config
 from llorch_worker.weights import open_checkpoint
+from tests.model.test_quantised_files import NAMES
 
 WriteGguf = Callable[..., Path]
 
@@ -27,7 +28,7 @@ def edited(folder: Path, target: Path, **changes: Any) -> Path:
     """A copy of a Hugging Face folder with keys of config.json changed, or left out with None."""
     shutil.copytree(folder, target)
     config = json.loads((folder / "config.json").read_text())
-    # One way of writing RoPE at a time: the folders that we write carry the new one.
+    # The saved folders have the new RoPE keys, which would override the old ones.
     if "rope_scaling" in changes or "rope_theta" in changes:
         config.pop("rope_parameters", None)
     config |= changes
@@ -36,7 +37,7 @@ def edited(folder: Path, target: Path, **changes: Any) -> Path:
     return target
 
 
-def test_both_formats_of_one_model_resolve_alike(stories260k: Path) -> None:
+def test_both_formats_of_one_model_resolve_to_the_same_config(stories260k: Path) -> None:
     config = resolve(stories260k / "hf")
     assert config == LlamaConfig(
         vocab_size=512,
@@ -88,7 +89,7 @@ def refuse(path: Path, message: str) -> None:
         ({"llama.feed_forward_length": 95}, r"calls for \[95, 64\]"),
     ],
 )
-def test_a_gguf_file_that_is_no_plain_llama_is_refused(
+def test_a_gguf_file_that_is_not_a_plain_llama_is_refused(
     tmp_path: Path, write_gguf: WriteGguf, metadata: dict[str, Any], message: str
 ) -> None:
     refuse(write_gguf(tmp_path / "m.gguf", metadata=metadata), message)
@@ -107,14 +108,14 @@ def test_a_vocabulary_without_weights_is_refused(llama2_vocab: Path) -> None:
     refuse(llama2_vocab / "vocab-only.gguf", "holds no weights")
 
 
-def test_gguf_metadata_say_what_they_need_to(tmp_path: Path, write_gguf: WriteGguf) -> None:
+def test_gguf_metadata_are_read_leniently(tmp_path: Path, write_gguf: WriteGguf) -> None:
     metadata = {
         "llama.attention.head_count": [4, 4],  # once for each layer
         "llama.attention.head_count_kv": [2, 2],
         "llama.rope.freq_base": 5e5,
         "llama.rope.scaling.type": "linear",
         "llama.rope.scaling.factor": 4.0,
-        "llama.vocab_size": 79,  # the embedding knows better
+        "llama.vocab_size": 79,  # the embedding has 80 rows
     }
     tensors = {"output.weight": None}
     config = resolve(write_gguf(tmp_path / "m.gguf", metadata=metadata, tensors=tensors))
@@ -131,7 +132,7 @@ def test_rope_factors_in_a_gguf_file_are_llama3_scaling(
     save_llama: Callable[..., Path],
     open_driver: Callable[..., Any],
 ) -> None:
-    """Converters write Llama 3.1's scaling as divisors: the logits must not notice."""
+    """Converters write Llama 3.1's scaling as divisors, which must give the same logits."""
     from llorch_worker.cache.rope_tables import inverse_frequencies
 
     shape = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 80}
@@ -148,20 +149,7 @@ def test_rope_factors_in_a_gguf_file_are_llama3_scaling(
     config = resolve_config(checkpoint)
     scaled = inverse_frequencies(16, 1e4, config.rope_scaling)
     factors = (inverse_frequencies(16, 1e4, None) / scaled).numpy()
-    names = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "input_layernorm": "attn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
+    names = {hugging_face: gguf for gguf, hugging_face in NAMES.items()}
     tensors = {"rope_freqs.weight": factors}
     for name in checkpoint.tensors:
         values = checkpoint.load(name, torch.float32).numpy()
@@ -223,7 +211,7 @@ def test_rope_factors_of_another_head_size_are_refused(
         ),
     ],
 )
-def test_a_folder_that_is_no_plain_llama_is_refused(
+def test_a_folder_that_is_not_a_plain_llama_is_refused(
     tmp_path: Path, random_llama: Path, changes: dict[str, Any], message: str
 ) -> None:
     refuse(edited(random_llama, tmp_path / "m", **changes), message)
@@ -234,11 +222,11 @@ def test_a_folder_that_is_no_plain_llama_is_refused(
     [
         ({"rope_theta": 5e5}, 5e5, None),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, 1e4, RopeScaling("linear", factor=2)),
-        # No effect within the model's own context, and further none may go.
+        # No effect within the model's own context, which no sequence may exceed.
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 1e4, None),
     ],
 )
-def test_the_old_way_to_write_rope_is_read(
+def test_the_old_rope_keys_are_read(
     tmp_path: Path,
     random_llama: Path,
     changes: dict[str, Any],
@@ -250,7 +238,7 @@ def test_the_old_way_to_write_rope_is_read(
     assert config.rope_scaling == scaling
 
 
-def test_a_sliding_window_limits_the_context_and_says_so(
+def test_a_sliding_window_limits_the_context_with_a_warning(
     tmp_path: Path, random_llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = edited(random_llama, tmp_path / "m", model_type="mistral", sliding_window=100)

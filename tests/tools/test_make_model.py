@@ -1,4 +1,4 @@
-"""Random models of ``tools/make_model.py`` are whole, sane and the same for a seed."""
+"""Random models of ``tools/make_model.py`` load, generate and depend on the seed only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_a_made_model_loads_and_says_varied_things(models: Path, kind: str) -> None:
+def test_a_made_model_loads_and_generates_varied_tokens(models: Path, kind: str) -> None:
     with Engine.load(models / f"{kind}.gguf", max_sequences=2) as engine:
         logits = engine.logits(list(range(1, 65)))
         request = GenerationRequest(prompt="hello", max_tokens=64, ignore_eos=True, seed=1)
@@ -47,7 +47,7 @@ def test_a_made_model_loads_and_says_varied_things(models: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_llama_cpps_reader_finds_every_tensor_in_its_type(models: Path, kind: str) -> None:
+def test_ggufs_reader_finds_every_tensor_in_its_type(models: Path, kind: str) -> None:
     tensors = gguf.GGUFReader(models / f"{kind}.gguf").tensors
     assert len(tensors) == 3 + 2 * 9
     for tensor in tensors:
@@ -59,7 +59,7 @@ def test_llama_cpps_reader_finds_every_tensor_in_its_type(models: Path, kind: st
             assert abs(values.mean()) < 0.1 * values.std()
 
 
-def test_a_seed_is_the_same_model_in_every_type(models: Path, tmp_path: Path) -> None:
+def test_a_seed_gives_the_same_model_in_every_type(models: Path, tmp_path: Path) -> None:
     again, other = tmp_path / "again.gguf", tmp_path / "other.gguf"
     make("--shape", "tiny", "--type", "q8_0", "--out", again)
     make("--shape", "tiny", "--type", "q8_0", "--out", other, "--seed", "1")
@@ -79,7 +79,7 @@ def test_the_output_matrix_may_have_a_type_of_its_own(tmp_path: Path) -> None:
     assert (kinds["output.weight"], kinds["token_embd.weight"]) == ("Q6_K", "Q4_0")
 
 
-def test_a_made_up_vocabulary_encodes_by_merges_and_gives_text_back(models: Path) -> None:
+def test_a_made_up_vocabulary_encodes_by_merges_and_decodes_to_the_text(models: Path) -> None:
     with Engine.load(models / "q4_0.gguf", max_sequences=1) as engine:
         tokenizer = engine.tokenizer
         for text in ("hello there, world 42", "日本 \N{GRINNING FACE}", ""):
@@ -96,7 +96,7 @@ def test_a_vocabulary_is_copied_from_a_file_of_the_same_size(
     vocabulary = llama2_vocab / "vocab-only.gguf"
     refused = make("--shape", "tiny", "--out", path, "--vocabulary", vocabulary)
     assert refused.returncode == 1
-    assert "32,000 tokens where the shape has 512" in refused.stderr
+    assert "32,000 tokens but the shape has 512" in refused.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,7 +104,7 @@ def test_a_vocabulary_is_copied_from_a_file_of_the_same_size(
     ("arguments", "reason"),
     [
         (["--type", "iq1_m"], "iq1_m cannot be written: gguf does not quantise to it"),
-        (["--type", "q9"], "there is no block type q9; types are f32"),
+        (["--type", "q9"], "unknown block type q9; allowed: f32"),
     ],
 )
 def test_a_type_that_cannot_be_written_is_refused_with_the_reason(

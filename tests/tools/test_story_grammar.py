@@ -1,4 +1,4 @@
-"""The demo model's story grammar and the file that was trained on it."""
+"""The demo model's story grammar, and the shipped model's size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_thousand_stories_are_all_distinct(thousand: list[Story]) -> None:
     assert len({told.text for told in thousand}) == 1000
 
 
-def test_every_plot_is_told(thousand: list[Story]) -> None:
+def test_every_plot_occurs(thousand: list[Story]) -> None:
     assert {told.plot for told in thousand} == set(PLOTS)
 
 
@@ -47,11 +47,11 @@ def test_the_stories_know_many_hundred_words(thousand: list[Story]) -> None:
     assert len(words) > 800
 
 
-def test_no_slot_stays_unfilled(thousand: list[Story]) -> None:
+def test_every_slot_is_filled(thousand: list[Story]) -> None:
     assert not [told.text for told in thousand if re.search(r"[{}\[\]|;]", told.text)]
 
 
-def test_a_stands_before_consonants_and_an_before_vowels(thousand: list[Story]) -> None:
+def test_articles_fit_the_next_word(thousand: list[Story]) -> None:
     text = "\n".join(told.text for told in thousand)
     assert not re.findall(r"\b[Aa] [aeiouAEIOU]\w*", text)
     assert set(re.findall(r"\b[Aa]n ([^aeiouAEIOU\W]\w*)", text)) <= {"hour"}

@@ -1,4 +1,4 @@
-"""Blocks taken apart into codes, scales and offsets, against gguf's own dequantisation."""
+"""Blocks unpacked into codes, scales and offsets, against gguf's own dequantisation."""
 
 import numpy as np
 import pytest
@@ -6,12 +6,11 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from llorch_worker.weights.groups import group_form
+from tests.weights.quantised import QUANTISED
 
-TYPES = [type_ for type_ in GGMLQuantizationType if group_form(type_) is not None]
 
-
-@pytest.mark.parametrize("type_", TYPES, ids=lambda type_: type_.name)
-def test_codes_scales_and_offsets_give_the_weights_that_gguf_gives(type_):
+@pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
+def test_unpacked_groups_give_the_weights_that_gguf_gives(type_):
     form = group_form(type_)
     columns, block_bytes = GGML_QUANT_SIZES[type_]
     raw = np.random.default_rng(0).integers(0, 256, (6, 3 * block_bytes), np.uint8)
@@ -29,6 +28,6 @@ def test_codes_scales_and_offsets_give_the_weights_that_gguf_gives(type_):
     np.testing.assert_array_equal(weights, expected)
 
 
-def test_a_type_of_no_scaled_integers_has_no_form():
+def test_a_type_without_scaled_integers_has_no_form():
     assert group_form(GGMLQuantizationType.BF16) is None
     assert group_form(GGMLQuantizationType.IQ2_XXS) is None

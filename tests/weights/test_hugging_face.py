@@ -63,7 +63,7 @@ def test_a_sharded_folder_loads_whole(folder: Path) -> None:
         assert torch.equal(checkpoint.load(name, torch.float32), tensor)
 
 
-def test_the_side_files_come_with_the_metadata(folder: Path) -> None:
+def test_metadata_include_the_side_files(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
     metadata = open_checkpoint(folder).metadata
     assert metadata["model_type"] == "llama"
@@ -71,7 +71,7 @@ def test_the_side_files_come_with_the_metadata(folder: Path) -> None:
     assert "tokenizer_config" not in metadata
 
 
-def test_a_tensor_that_is_no_float_is_refused(folder: Path) -> None:
+def test_a_tensor_that_is_not_float_is_refused(folder: Path) -> None:
     with pytest.raises(ModelLoadFailed, match="tensor mask is stored as BOOL"):
         open_checkpoint(folder).load("mask", torch.float32)
 

@@ -1,4 +1,4 @@
-"""A model file that changes or fails under the reader ends the load with one sentence."""
+"""A model file that changes or fails while it is read ends the load with one sentence."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def read_all(file: ModelFile) -> None:
     file.each_chunk(0, ROWS, ROW_BYTES, 2, lambda first, rows: None)
 
 
-def test_a_file_that_became_shorter_is_refused(file: ModelFile) -> None:
+def test_a_file_that_shrinks_is_refused(file: ModelFile) -> None:
     os.truncate(file.path, ROWS * ROW_BYTES // 2)
     with pytest.raises(ModelLoadFailed, match=r"model\.gguf shrank while it was being read"):
         read_all(file)
 
 
 def test_a_read_that_fails_names_the_file_and_the_reason(file: ModelFile, tmp_path: Path) -> None:
-    # No disk fails on demand; a folder in the file's place is refused by the same call.
+    # No disk fails on demand; reading a folder fails in the same call.
     folder = os.open(tmp_path, os.O_RDONLY)
     os.dup2(folder, file._descriptor)
     os.close(folder)

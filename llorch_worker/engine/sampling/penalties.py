@@ -29,11 +29,15 @@ class Penalties:
         self._rows = None if everyone else torch.tensor(rows, device=device)
         self._indices = torch.arange(len(rows), device=device)
         # [penalised] float32
-        self._repetition = _numbers(
-            [max(r.repetition_penalty, LOWEST_REPETITION_PENALTY) for r in chosen], device
+        self._repetition, self._presence, self._frequency = torch.tensor(
+            [
+                [max(r.repetition_penalty, LOWEST_REPETITION_PENALTY) for r in chosen],
+                [r.presence_penalty for r in chosen],
+                [r.frequency_penalty for r in chosen],
+            ],
+            dtype=torch.float32,
+            device=device,
         )
-        self._presence = _numbers([r.presence_penalty for r in chosen], device)
-        self._frequency = _numbers([r.frequency_penalty for r in chosen], device)
         # [penalised, vocab] float32: how often each token was generated; the factor that its logit
         # is divided or multiplied by; the price that is subtracted. The last two only if used.
         shape = (len(rows), vocab_size)
@@ -91,7 +95,3 @@ def _penalised(sequence: Sequence) -> bool:
         or request.presence_penalty != 0
         or request.frequency_penalty != 0
     )
-
-
-def _numbers(values: list[float], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device)

@@ -11,7 +11,7 @@ would dominate sampling, so NumPy, or the native kernel, finds the thresholds wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from llorch_worker.kernels import TruncateRows
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Sums = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-Ids = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 _SEGMENT = 128
 _SLACK = 0.99
@@ -65,18 +64,19 @@ def truncate(
         truncate_rows(weights, scaled, rows, *(column.squeeze(1) for column in columns))
     elif weights.is_cpu:
         _truncate_one_by_one(weights, scaled, truncation)
-    elif rows is None:
-        truncate_by_sorting(weights, scaled, truncation)
     else:
-        kept = weights[rows]
-        truncate_by_sorting(kept, scaled[rows], truncation)
-        weights[rows] = kept
+        truncate_by_sorting(weights, scaled, truncation)
 
 
 def truncate_by_sorting(
     weights: torch.Tensor, scaled: torch.Tensor, truncation: Truncation
 ) -> None:
-    """All rows at once; both tensors are [truncated, vocab] float32."""
+    """All truncated rows at once; both tensors are [random, vocab] float32."""
+    if (rows := truncation.rows) is not None:
+        truncated = weights[rows]
+        truncate_by_sorting(truncated, scaled[rows], replace(truncation, rows=None))
+        weights[rows] = truncated
+        return
     falling, order = scaled.sort(dim=-1, descending=True)
     inside = torch.arange(falling.shape[-1], device=falling.device) < truncation.top_k
     # Equivalent to p >= min_p * p_max.
@@ -114,35 +114,22 @@ def _truncate_row(
     """
     if np.isnan(weights[0]):
         return
-    kept, values = weights, scaled
-    tokens: Ids | None = None
     floor = float(scaled.max() + log_min_p)
     if top_k < len(scaled):
         floor = max(floor, _kth_largest(scaled, top_k))
-    if floor > -np.inf:
-        kept, values, tokens = _only(np.flatnonzero(scaled >= floor), weights, scaled, None)
     if top_p < 1:
+        kept, values = weights, scaled
+        if floor > -np.inf:
+            inside = np.flatnonzero(scaled >= floor)
+            kept, values = weights.take(inside), scaled.take(inside)
         mass = float(kept.sum())
         if len(kept) > top_k:
             # top_p is a share of exactly top_k tokens: ties beyond them do not count.
             mass -= (len(kept) - top_k) * float(kept[values.argmin()])
         # The tokens below this bound together weigh less than what top_p leaves out.
         heavy = np.flatnonzero(kept >= _SLACK * (1 - top_p) * mass / len(kept))
-        kept, values, tokens = _only(heavy, kept, values, tokens)
-        inside = np.flatnonzero(values >= _floor_reaching(values, kept, top_p * mass))
-        kept, values, tokens = _only(inside, kept, values, tokens)
-    if tokens is None:
-        return  # the k-th largest value is -inf: no token is excluded
-    weights.fill(0)
-    weights[tokens] = kept
-
-
-def _only(
-    chosen: Ids, weights: Floats, values: Floats, tokens: Ids | None
-) -> tuple[Floats, Floats, Ids]:
-    """The ``chosen`` entries; ``tokens`` None stands for all tokens in order."""
-    kept = chosen if tokens is None else tokens.take(chosen)
-    return weights.take(chosen), values.take(chosen), kept
+        floor = max(floor, _floor_reaching(values.take(heavy), kept.take(heavy), top_p * mass))
+    weights *= scaled >= floor
 
 
 def _kth_largest(values: Floats, k: int) -> float:

@@ -1,12 +1,12 @@
 // Products of bfloat16 activations with bfloat16 weights, on AVX-512 BF16.
 //
-// A tile holds 16 output rows as [columns / 2][16][2]: one vector is a pair of columns of each row,
-// so that a pair of activations, broadcast, meets all 16 at once and every lane is one output.
+// A tile holds 16 output rows as [columns / 2][16][2]: a vector is a pair of columns of each row. A
+// pair of activations, broadcast, is multiplied by all 16 rows at once; each lane is one output.
 #include "tiles.h"
 
-enum { ROWS_AT_ONCE = 8 };  // times two tiles: 16 sums, which hide the latency of a product
+enum { ROWS_AT_ONCE = 8 };  // times two tiles: 16 sums, to hide the latency of a product
 
-// Weights to fetch in the course of a call: `stride` bytes of them for each pair of columns, or 0.
+// Weights to prefetch during a call: `stride` bytes for each pair of columns, or 0.
 typedef struct {
     const char *from;
     long stride;
@@ -61,7 +61,7 @@ ALWAYS_INLINE void multiply_tiles(
 TILES(multiply_one_tile, 1)
 TILES(multiply_two_tiles, 2)
 
-// y[:, :outputs] = x[rows][columns] times the transpose of the weights, as llorch_pack_bf16 left them.
+// y[:, :outputs] = x[rows][columns] times the transpose of weights packed by llorch_pack_bf16.
 void llorch_bf16_linear(
     const bf16 *x, const bf16 *weights, void *y, long y_stride, int wide,
     long rows, long outputs, long columns, int threads
@@ -75,8 +75,8 @@ void llorch_bf16_linear(
     for (long two = 0; two < twos; two++) {
         const long first = 2 * two * TILE_ROWS, left = outputs - first;
         const bf16 *at = weights + first * columns;
-        // Only the first piece waits for memory; so each of several brings a part of the next tiles,
-        // unless another thread will take those.
+        // Only the first piece waits for memory. So if there are several, each prefetches a part of
+        // the next tiles, unless another thread takes those.
         const int brings = pieces > 1 && (two + 1) % share && two + 1 < twos;
         Ahead ahead = {(const char *)at, 0};
         if (brings) ahead = (Ahead){(const char *)at + pairs * pair_bytes, pair_bytes / pieces};
@@ -93,12 +93,12 @@ void llorch_bf16_linear(
     }
 }
 
-// weights[tiles * 16][columns] to tiles, in place; work has 16 * columns elements a thread.
+// weights[tiles * 16][columns] to tiles, in place; work has 16 * columns elements per thread.
 void llorch_pack_bf16(bf16 *weights, bf16 *work, long tiles, long columns, int threads) {
     const long tile_size = TILE_ROWS * columns;
 #pragma omp parallel for num_threads(threads) schedule(static, (tiles + threads - 1) / threads)
     for (long t = 0; t < tiles; t++) {
-        // One piece of tiles a thread, so that the piece's number tells where in work to copy.
+        // Each thread has one run of tiles, whose number is also that of its part of `work`.
         bf16 *copy = work + t / ((tiles + threads - 1) / threads) * tile_size;
         uint32_t *out = (uint32_t *)(weights + t * tile_size);
         memcpy(copy, out, (size_t)tile_size * sizeof(bf16));

@@ -1,4 +1,4 @@
-// What all kernels share: sixteen floats at a time, to and from bfloat16, and their exponential.
+// Shared by all kernels: sixteen floats at a time, to and from bfloat16, and their exponential.
 #pragma once
 
 #include <immintrin.h>
@@ -8,7 +8,7 @@ typedef uint16_t bf16;
 
 #define LANES 16
 
-// The first `count` lanes; all where there are more.
+// The first `count` lanes; at most all.
 static inline __mmask16 first_lanes(int64_t count) {
     return count >= LANES ? 0xffff : count <= 0 ? 0 : (__mmask16)((1u << count) - 1);
 }
@@ -37,10 +37,10 @@ static inline void store_some(bf16 *to, __m512 wide, __mmask16 lanes) {
     _mm256_mask_storeu_epi16(to, lanes, narrowed(wide));
 }
 
-// 2^x to within 3e-7 of itself; -inf gives 0 and NaN stays NaN.
+// 2^x with a relative error below 3e-7; -inf gives 0 and NaN stays NaN.
 // 2^x = 2^n 2^r with n = round(x): a Taylor polynomial for 2^r on [-1/2, 1/2].
 static inline __m512 exp2_lanes(__m512 x) {
-    // Beyond this the result is 0 (denormals included), and -inf must not meet itself in r.
+    // Below this the result is 0, denormals included; -inf - -inf in r would be NaN.
     x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);
     __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 r = _mm512_sub_ps(x, n);

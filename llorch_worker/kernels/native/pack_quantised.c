@@ -1,12 +1,12 @@
-// Quantised matrices on their way from a file's rows to tiles; see quantised_linear.c for these.
+// Packs rows of quantised matrices into tiles; quantised_linear.c describes the layout.
 //
-// Each function fills whole tiles from `count` rows; lanes beyond the last row get a scale
-// of 0. Calls are for one thread: the reader of the file has several, each with rows of its own.
+// Each function fills whole tiles from `count` rows; lanes beyond the last row get a scale of 0. It
+// runs on one thread: the file's reader has several, which call with different rows.
 #include "tiles.h"
 
 static inline long tiles_of(long count) { return (count + TILE_ROWS - 1) / TILE_ROWS; }
 
-// codes[count][columns], a byte each.
+// codes[count][columns], one byte each.
 void llorch_pack_codes(
     const uint8_t *codes, uint8_t *tiles, long count, long columns, int bits, int group
 ) {
@@ -45,10 +45,10 @@ void llorch_pack_scales(
     }
 }
 
-// Raw rows of blocks that are a float16 scale and then codes in the order that tiles have too:
-// Q4_0 (16 bytes, columns 0 to 15 in the low halves) and Q8_0 (32 signed bytes; `flip` 0x80 makes
-// them count from 0). Row r comes from rows[order[r]], or from rows[r] where there is no order.
-// Returns 0 if a scale is infinite or no number.
+// Raw rows of blocks that consist of a float16 scale and codes in the order of tiles: Q4_0 (16
+// bytes, columns 0 to 15 in the low halves) and Q8_0 (32 signed bytes; `flip` 0x80 makes them
+// unsigned). Row r comes from rows[order[r]], or from rows[r] without an order. Returns 0 if a
+// scale is infinite or NaN.
 int llorch_pack_blocks(
     const uint8_t *rows, const int64_t *order, uint8_t *tiles, uint16_t *scales,
     long count, long blocks, long code_bytes, int flip

@@ -1,15 +1,14 @@
-// Attention of new tokens to their own sequences, keys and values read where they lie in the paged
-// cache: decode and prefill are the same kernel with few or many queries.
+// Attention of new tokens to their own sequences; keys and values are read in place from the paged
+// cache. Decode and prefill are the same kernel with few or many queries.
 //
-// The queries of all heads that share a KV head stand in one matrix, so that a pass over its keys
-// serves them all. A tile of TILE_KEYS keys is turned once into the layout that dpbf16ps wants
-// (pairs of head dimensions, keys side by side), the values likewise (pairs of keys, dimensions
-// side by side); then each group of ROWS query rows keeps its scores in registers from the products
-// through the softmax, which runs online (arXiv 2205.14135) in float32.
+// The queries of all heads that share a KV head form one matrix, so that one pass over its keys
+// serves them all. A tile of TILE_KEYS keys is converted once into the layout of dpbf16ps (pairs of
+// head dimensions, keys side by side), and the values likewise (pairs of keys, dimensions side by
+// side). Each group of ROWS query rows then keeps its scores in registers from the products through
+// the online softmax (arXiv 2205.14135) in float32.
 //
-// What a sequence gets does not depend on its company or on the number of threads: a decoding
-// sequence's context is cut into pieces of SPLIT_KEYS keys, whatever else there is to do, and their
-// results are put together in order.
+// A sequence's result does not depend on other sequences or the number of threads: the context of a
+// decoding sequence is always split into pieces of SPLIT_KEYS keys, combined in order.
 #include "bfloat16.h"
 
 #include <math.h>
@@ -24,12 +23,12 @@
 #define TASKS_PER_THREAD 2
 #define VECTORS (TILE_KEYS / LANES)
 
-// Some query rows of one sequence against some of its keys, for each KV head. Rows are numbered
-// token by token and, within one, by the heads of a group.
+// Some query rows of one sequence against some of its keys, for each KV head. Rows are numbered by
+// token, then by the heads of a group.
 struct unit {
     int64_t sequence, first_row, rows, first_key, end_key;
     int64_t split, splits;
-    int64_t partial; // index of the sequence's first partial result, where there are splits
+    int64_t partial; // index of the sequence's first partial result, if it has several splits
 };
 
 struct problem {
@@ -40,8 +39,8 @@ struct problem {
     float *partials; // [partial, kv_head, row of the group, head_dim + 2]: sums, maximum, total
 };
 
-// The online softmax of a tile of rows so far: unnormalised sums of values, the largest score (in
-// powers of two) and the total of the weights.
+// The online softmax of a tile of rows so far: unnormalised sums of values, the largest score (as a
+// power of two) and the total weight.
 struct rows {
     _Alignas(64) float sums[TILE_ROWS * MAX_HEAD_DIM];
     float largest[TILE_ROWS], total[TILE_ROWS];
@@ -74,8 +73,8 @@ static inline void transpose(__m512i row[16]) {
     }
 }
 
-// Where the tile's tokens lie, in elements from the layer's start; -1 for what is beyond the end: it
-// belongs to nobody, and may hold anything.
+// Offsets of the tile's tokens in elements from the layer's start; -1 beyond the end, where memory
+// may hold anything.
 static void locate(const struct problem *p, const int64_t *table, int64_t first_key, int64_t count,
                    int64_t offsets[TILE_KEYS]) {
     const int64_t token_stride = p->kv_heads * p->head_dim;
@@ -90,8 +89,8 @@ static void locate(const struct problem *p, const int64_t *table, int64_t first_
     }
 }
 
-// Starts to bring in what comes next, while this is computed: rows of one KV head lie too far apart
-// for the processor to foresee them. To the second cache level: the first is full.
+// Prefetches the next tile while this one is computed: rows of one KV head are too far apart for
+// the hardware prefetcher. Into the second cache level, because the first is full.
 static void prefetch(const bf16 *cells, const int64_t offsets[TILE_KEYS], int64_t head_dim) {
     for (int64_t i = 0; i < TILE_KEYS; i++) {
         if (offsets[i] < 0) return;
@@ -100,7 +99,7 @@ static void prefetch(const bf16 *cells, const int64_t offsets[TILE_KEYS], int64_
     }
 }
 
-// packed: [head_dim / 2][TILE_KEYS] dwords, each two neighbouring dimensions of one key.
+// packed: [head_dim / 2][TILE_KEYS] dwords, each two adjacent dimensions of one key.
 static void pack_keys(const bf16 *keys, const int64_t offsets[TILE_KEYS], int64_t head_dim,
                       __m512i *packed) {
     for (int64_t dim = 0; dim < head_dim; dim += 32)
@@ -116,7 +115,7 @@ static void pack_keys(const bf16 *keys, const int64_t offsets[TILE_KEYS], int64_
         }
 }
 
-// packed: [TILE_KEYS / 2][head_dim] dwords, each one dimension of two neighbouring values.
+// packed: [TILE_KEYS / 2][head_dim] dwords, each one dimension of two adjacent values.
 static void pack_values(const bf16 *values, const int64_t offsets[TILE_KEYS], int64_t head_dim,
                         __m512i *packed) {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
@@ -138,8 +137,8 @@ static inline __m512bh broadcast_pair(const bf16 *pair) {
     return (__m512bh)_mm512_set1_epi32(*(const int32_t *)pair);
 }
 
-// COUNT rows against a tile: their scores, their softmax so far, their share of the values.
-// queries: [COUNT][head_dim]; visible: how many of the tile's keys each row may see.
+// `count` rows against a tile: scores, softmax so far, weighted values.
+// queries: [count][head_dim]; visible: how many of the tile's keys each row may see.
 static inline __attribute__((always_inline)) void attend_rows(
     const int count, const bf16 *queries, const __m512i *keys, const __m512i *values,
     const int64_t *visible, int64_t head_dim, float scale, float *sums, float *largest,
@@ -180,7 +179,7 @@ static inline __attribute__((always_inline)) void attend_rows(
         largest[r] = highest;
     }
 
-    // Later rows see at least as much as earlier ones.
+    // Later rows see at least as many keys as earlier ones.
     const int64_t pairs = (smaller(visible[count - 1], TILE_KEYS) + 1) / 2;
     for (int64_t dim = 0; dim < head_dim; dim += 32) {
         __m512 sum[ROWS][2];
@@ -204,7 +203,7 @@ static inline __attribute__((always_inline)) void attend_rows(
 }
 
 // The unit's rows of some KV heads against its keys. queries: [heads][rows][head_dim], copied.
-// Heads go within tiles, as they lie in memory.
+// The inner loop goes over heads, which are adjacent in memory.
 static void attend(const struct problem *p, const struct unit *u, int64_t first_head, int64_t heads,
                    const bf16 *queries, struct rows *rows) {
     _Alignas(64) __m512i keys[MAX_HEAD_DIM / 2 * VECTORS];
@@ -302,7 +301,7 @@ static void run_unit(const struct problem *p, const struct unit *u, int64_t firs
         }
 }
 
-// The pieces of a decoding sequence, put together in the order of its context.
+// Combines the pieces of a decoding sequence in the order of its context.
 static void combine(const struct problem *p, const struct unit *u, int64_t kv_head) {
     for (int64_t row = u->first_row; row < u->first_row + u->rows; row++) {
         float sums[MAX_HEAD_DIM] = {0}, largest = -INFINITY, total = 0.0f;
@@ -324,8 +323,8 @@ static int64_t splits_of(int64_t query_length, int64_t context_length) {
     return query_length == 1 ? divided_up(context_length, SPLIT_KEYS) : 1;
 }
 
-// Fills `units` (unless NULL) and returns their number. Later queries see more: they go first, so
-// that what is left at the end is small.
+// Fills `units` (unless NULL) and returns their number. Later queries see more keys; they go first,
+// so that the last tasks are short.
 static int64_t plan(const struct problem *p, int64_t count, struct unit *units) {
     int64_t made = 0, partials = 0;
     for (int64_t s = 0; s < count; s++) {
@@ -352,8 +351,8 @@ static int64_t plan(const struct problem *p, int64_t count, struct unit *units) 
     return made;
 }
 
-// KV heads that a task takes: as many as its rows leave room for, but not so many that threads are
-// left with nothing. Changes no result: heads know nothing of each other.
+// KV heads per task: as many as fit beside its rows, but few enough to keep all threads busy. Does
+// not change results, because heads are independent.
 static int64_t heads_at_once(const struct problem *p, const struct unit *units, int64_t total,
                              int threads) {
     int64_t most_rows = 1;
@@ -365,7 +364,7 @@ static int64_t heads_at_once(const struct problem *p, const struct unit *units, 
     return heads;
 }
 
-// How many partial results `llorch_paged_attention` needs room for.
+// The number of partial results that `llorch_paged_attention` stores.
 int64_t llorch_paged_attention_partials(const int64_t *sequences, int64_t count) {
     int64_t partials = 0;
     for (int64_t s = 0; s < count; s++) {
@@ -376,10 +375,10 @@ int64_t llorch_paged_attention_partials(const int64_t *sequences, int64_t count)
 }
 
 // qkv: [tokens, heads + 2 * kv_heads, head_dim], contiguous and rotated; keys, values: [blocks,
-// block_size, kv_heads, head_dim], the new tokens' included; out: [tokens, heads * head_dim].
+// block_size, kv_heads, head_dim], including the new tokens; out: [tokens, heads * head_dim].
 // sequences: [3, count]: first rows, query lengths, context lengths; tables: [count, table_stride].
 // partials: room for llorch_paged_attention_partials(..) * heads * (head_dim + 2) floats.
-// head_dim is a multiple of 32, at most 256. Returns -1 where there was no memory for the plan.
+// head_dim is a multiple of 32, at most 256. Returns -1 if there is no memory for the plan.
 int llorch_paged_attention(const bf16 *qkv, const bf16 *keys, const bf16 *values, bf16 *out,
                            const int64_t *sequences, const int64_t *tables, float *partials,
                            int64_t count, int64_t table_stride, int64_t block_size, int64_t heads,

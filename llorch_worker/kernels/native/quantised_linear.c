@@ -3,15 +3,15 @@
 //     weight = scale * (code - zero) + offset
 //
 // with a float16 scale, and in some types a float16 offset, for each output row and each group of G
-// input columns. A tile holds 16 output rows. For one group it has G / 4 vectors of 64 bytes: lane r
-// of vector s is row r's columns 4 s .. 4 s + 3, a byte each. Codes of 4 bits: vectors s and s + G / 8
-// share 64 bytes, the first in the low halves. Scales and offsets lie as [tiles][groups][16].
+// input columns. A tile holds 16 output rows. For one group it has G / 4 vectors of 64 bytes: lane
+// r of vector s holds row r's columns 4 s .. 4 s + 3, one byte each. With codes of 4 bits, vectors
+// s and s + G / 8 share 64 bytes, the first in the low halves. Scales, offsets: [tiles][groups][16].
 //
-// Activations are rounded to int8, one scale for each row and group, as llama.cpp does too: products
-// of bytes are the fastest that these processors have, and the sums stay exact within a group.
+// Activations are rounded to int8 with one scale for each row and group, as in llama.cpp: products
+// of bytes are the fastest on these processors, and the sums are exact within a group.
 #include "tiles.h"
 
-// One group of activations to int8; gives its scale and the sum of the rounded values.
+// Rounds one group of activations to int8; returns its scale and the sum of the rounded values.
 ALWAYS_INLINE float quantise_group(const bf16 *x, int8_t *codes, int32_t *sum, int group) {
     __m512 values[2];
     const int halves = group / 16;
@@ -19,8 +19,8 @@ ALWAYS_INLINE float quantise_group(const bf16 *x, int8_t *codes, int32_t *sum, i
     for (int h = 0; h < halves; h++) {
         __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(x + 16 * h)));
         values[h] = _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-        // As integers, the bits of a NaN are larger than all numbers': it is kept, and the scale,
-        // hence every output, is NaN too. The maximum of floats would lose it.
+        // As an integer, a NaN is larger than all numbers, so the scale and every output become NaN
+        // too. A maximum of floats would lose it.
         top = _mm512_max_epi32(top, _mm512_castps_si512(_mm512_abs_ps(values[h])));
     }
     const int32_t bits = _mm512_reduce_max_epi32(top);
@@ -30,7 +30,7 @@ ALWAYS_INLINE float quantise_group(const bf16 *x, int8_t *codes, int32_t *sum, i
     __m512i total = _mm512_setzero_si512();
     for (int h = 0; h < halves; h++) {
         __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(values[h], to_codes));
-        // What is no number became the smallest integer, of which a sum would overflow.
+        // A NaN became the smallest integer, which would overflow the sum.
         rounded = _mm512_max_epi32(rounded, _mm512_set1_epi32(-127));
         _mm_storeu_si128((__m128i *)(codes + 16 * h), _mm512_cvtsepi32_epi8(rounded));
         total = _mm512_add_epi32(total, rounded);
@@ -42,8 +42,8 @@ ALWAYS_INLINE float quantise_group(const bf16 *x, int8_t *codes, int32_t *sum, i
 typedef struct {
     const int8_t *codes;     // [rows][columns]
     const float *scales;     // [rows][groups]
-    const int32_t *zeros;    // [rows][groups], -zero * (sum of codes): where the dot product starts
-    const float *sums;       // [rows][groups], scale * (sum of codes): what an offset is times
+    const int32_t *zeros;    // [rows][groups], -zero * (sum of codes): the start of the dot product
+    const float *sums;       // [rows][groups], scale * (sum of codes): the factor of an offset
     long columns, groups;
 } Activations;
 
@@ -52,7 +52,7 @@ typedef struct {
     const uint16_t *scales, *offsets;
 } Tile;
 
-// `rows` activations from row m on times one tile; everything but x, tile, m and out is constant.
+// `rows` activations from row m on times one tile; rows, bits, group and has_offsets are constants.
 ALWAYS_INLINE void multiply_tile(
     int rows, int bits, int group, int has_offsets,
     const Activations *x, long m, Tile tile, Output out, long column, int lanes
@@ -67,7 +67,7 @@ ALWAYS_INLINE void multiply_tile(
             const uint8_t *packed = tile.codes + g * group * (TILE_ROWS / 2);
             UNROLL for (int p = 0; p < vectors / 2; p++) {
                 __m512i both = _mm512_load_si512(packed + p * CACHE_LINE);
-                // Decoding is over sooner than the next lines are there: ask for them in time.
+                // Unpacking is faster than memory: prefetch the next lines in time.
                 _mm_prefetch((const char *)packed + p * CACHE_LINE + 2048, _MM_HINT_T0);
                 weights[p] = _mm512_and_si512(both, low_half);
                 weights[p + vectors / 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
@@ -105,7 +105,7 @@ ALWAYS_INLINE void multiply_tile(
     UNROLL for (int r = 0; r < rows; r++) store_lanes(out, m + r, column, sums[r], lanes);
 }
 
-// A function for each form, in which all loops over rows and vectors are unrolled.
+// A function for each form, with all loops over rows and vectors unrolled.
 #define ROWS(N, BITS, GROUP, OFFSETS) \
     case N: multiply_tile(N, BITS, GROUP, OFFSETS, x, m, tile, out, column, lanes); break;
 #define FORM(NAME, BITS, GROUP, OFFSETS) \
@@ -144,13 +144,13 @@ static Form form_of(int bits, int group, int has_offsets) {
     return forms[bits == 8][group == 32][has_offsets];
 }
 
-// Bytes that one call needs to work in.
+// The size of `work` for one call.
 long llorch_quantised_work_bytes(long rows, long columns, long group) {
     return rows * columns + CACHE_LINE + 3 * 4 * rows * (columns / group);
 }
 
-// y[:, :outputs] = x[rows][columns] times the weights' transpose. The factor is for scales and
-// offsets that were stored divided by it; work is llorch_quantised_work_bytes long.
+// y[:, :outputs] = x[rows][columns] times the transpose of the weights. Scales and offsets are
+// stored divided by `factor`; work has llorch_quantised_work_bytes bytes.
 void llorch_quantised_linear(
     const bf16 *x, const uint8_t *codes, const uint16_t *scales, const uint16_t *offsets,
     void *y, long y_stride, int wide, uint8_t *work,

@@ -1,12 +1,12 @@
-// Root mean square normalisation, alone and with the residual's addition before it.
+// Root mean square normalisation, with or without the residual addition before it.
 #include "bfloat16.h"
 
 #include <math.h>
 
-// Below so many elements a second thread costs more than it brings.
+// With fewer elements a second thread does not pay off.
 #define PARALLEL_ELEMENTS 16384
 
-// Roundings to bfloat16 stand where the torch twin has them.
+// Rounds to bfloat16 where the torch twin does.
 static void normalise(const bf16 *x, const bf16 *weight, bf16 *out, int64_t hidden, __m512 squares,
                       float eps) {
     float mean = _mm512_reduce_add_ps(squares) / (float)hidden;

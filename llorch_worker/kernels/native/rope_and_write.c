@@ -1,13 +1,12 @@
-// Rotary position embedding of new queries and keys, and the new keys' and values' way into the
-// paged cache.
+// Rotates new queries and keys, and writes new keys and values to the paged cache.
 #include "bfloat16.h"
 
 #include <string.h>
 
-// Below so many elements a second thread costs more than it brings.
+// With fewer elements a second thread does not pay off.
 #define PARALLEL_ELEMENTS 16384
 
-// Half-split layout: pairs (i, i + half) turn by the token's i-th angle.
+// Half-split layout: pairs (i, i + half) rotate by the token's i-th angle.
 static inline void rotate(bf16 *head, const float *cos, const float *sin, int64_t half) {
     for (int64_t i = 0; i < half; i += LANES) {
         __m512 c = _mm512_loadu_ps(cos + i), s = _mm512_loadu_ps(sin + i);

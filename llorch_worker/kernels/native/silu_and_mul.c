@@ -1,7 +1,7 @@
 // The gate of SwiGLU: silu(gate) * up.
 #include "bfloat16.h"
 
-// Below so many elements a second thread costs more than it brings.
+// With fewer elements a second thread does not pay off.
 #define PARALLEL_ELEMENTS 8192
 
 // gate_up: [tokens, 2 * inter], gate first; out: [tokens, inter]. silu(gate) is rounded to

@@ -1,4 +1,4 @@
-// What the linear kernels share: tiles of 16 output rows, and how their results are stored.
+// Shared by the linear kernels: tiles of 16 output rows, and how results are stored.
 #pragma once
 
 #include <string.h>
@@ -10,7 +10,7 @@
 
 enum { TILE_ROWS = 16, CACHE_LINE = 64 };
 
-// What one call writes: y[m * stride + column], bf16 or float32.
+// The output of one call: y[m * stride + column], bf16 or float32.
 typedef struct {
     void *y;
     long stride;
@@ -27,14 +27,14 @@ ALWAYS_INLINE void store_lanes(Output out, long m, long column, __m512 values, i
     }
 }
 
-// Rows of activations to take at once: even pieces of at most `most`, and never none.
+// Rows of activations per pass: even pieces of at most `most`, at least 1.
 static inline long even_pieces(long rows, long most) {
     if (rows == 0) return 1;
     long pieces = (rows + most - 1) / most;
     return (rows + pieces - 1) / pieces;
 }
 
-// Tiles a thread takes at once. Small enough that a thread which is held up delays nobody long.
+// Tiles that a thread takes at once; few, so that a delayed thread does not hold up the others.
 static inline long tiles_at_once(long tiles, int threads) {
     long share = tiles / (8 * threads);
     return share > 1 ? share : 1;

@@ -1,4 +1,4 @@
-"""Replayed decode steps: the tokens of steps that are computed as they come."""
+"""Replayed decode steps give the tokens of computed ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def recorded(loaded: Any, make_queue: Callable[[], Any]) -> Iterator[tuple[Engin
 
 
 def requests(**fields: Any) -> list[GenerationRequest]:
-    """Of unequal lengths, so that they leave the batch at different steps."""
+    """Requests of unequal lengths, so that they leave the batch at different steps."""
     return [
         GenerationRequest(prompt=prompt, max_tokens=8 + 5 * i, **fields)
         for i, prompt in enumerate(PROMPTS)
@@ -57,7 +57,7 @@ def requests(**fields: Any) -> list[GenerationRequest]:
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}])
-def test_tokens_are_those_of_steps_that_are_not_recorded(
+def test_replayed_steps_give_the_tokens_of_computed_steps(
     recorded: tuple[Engine, Recorder], make_engine: Callable[..., Engine], fields: dict[str, Any]
 ) -> None:
     engine, recorder = recorded
@@ -73,7 +73,7 @@ def test_tokens_are_those_of_steps_that_are_not_recorded(
 def test_a_smaller_batch_leaves_nothing_of_a_larger_one(
     recorded: tuple[Engine, Recorder], make_engine: Callable[..., Engine]
 ) -> None:
-    """Blocks of who left belong to others soon: a blank row must not write to them."""
+    """Blocks of sequences that left belong to others: blank rows must not write to them."""
     engine, _ = recorded
     with all_at_once(engine):
         first = [engine.submit(request) for request in requests(temperature=0)]
@@ -86,7 +86,7 @@ def test_a_smaller_batch_leaves_nothing_of_a_larger_one(
     assert [g.result(60).choices[0].token_ids for g in again] == [expected] * 3
 
 
-def test_prefills_and_other_caches_are_computed_as_they_come(
+def test_prefills_and_other_caches_are_not_replayed(
     recorded: tuple[Engine, Recorder], loaded: Any
 ) -> None:
     engine, recorder = recorded
@@ -97,7 +97,7 @@ def test_prefills_and_other_caches_are_computed_as_they_come(
     assert recorder.replayed == 0
 
 
-def test_a_batch_larger_than_any_recorded_is_computed_as_it_comes(loaded: Any) -> None:
+def test_a_batch_larger_than_any_recorded_is_not_replayed(loaded: Any) -> None:
     shape = cache_shape(
         loaded.config, 32, dtype=torch.float32, device=torch.device("cpu"), decode_rows=1
     )
@@ -132,7 +132,7 @@ def test_a_cache_without_buffers_is_refused(loaded: Any) -> None:
         (20, [1, 2, 4, 8, 16, 20]),
     ],
 )
-def test_sizes_grow_by_eights_and_end_at_the_most(most: int, sizes: list[int]) -> None:
+def test_recorded_sizes_end_at_max_sequences(most: int, sizes: list[int]) -> None:
     assert bucket_sizes(most) == sizes
 
 

@@ -12,11 +12,12 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine import engine as engine_module
 from llorch_worker.engine.device.queue import use_device
+from llorch_worker.engine.memory import load_plan
 from llorch_worker.model import RaggedBatch
 from tests.engine.conftest import LoadedModel, WatchedModel
 
 
-def test_a_card_becomes_the_threads_own_and_the_cpu_changes_nothing(
+def test_use_device_sets_the_current_card_and_ignores_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chosen: list[torch.device] = []
@@ -47,7 +48,7 @@ def test_the_engines_thread_is_on_its_device_before_its_first_step(
     assert threads[0] != threading.get_ident()
 
 
-def test_a_load_is_on_its_device_before_it_reads_anything(
+def test_a_load_is_on_its_device_before_it_loads_weights(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Chosen(Exception):
@@ -58,6 +59,6 @@ def test_a_load_is_on_its_device_before_it_reads_anything(
         raise Chosen
 
     monkeypatch.setattr(engine_module, "use_device", choose)
-    monkeypatch.setattr(engine_module, "open_checkpoint", pytest.fail)
+    monkeypatch.setattr(load_plan, "open_checkpoint", pytest.fail)
     with pytest.raises(Chosen):
         Engine.load(Path(loaded.path), device="cpu")

@@ -1,4 +1,4 @@
-"""Which failures a step survives, and which mean that the device is gone."""
+"""Which errors the engine survives, and which mean that the device is lost."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ NEITHER = [
 
 
 @pytest.mark.parametrize("error", [*NO_MEMORY, *LOST, *NEITHER], ids=lambda e: str(e)[:40])
-def test_a_full_device_a_lost_one_and_a_defect_are_told_apart(error: Exception) -> None:
+def test_out_of_memory_a_lost_device_and_a_defect_are_distinguished(error: Exception) -> None:
     assert is_out_of_memory(error) == (error in NO_MEMORY)
     assert is_device_lost(error) == (error in LOST)
 
 
 @pytest.mark.parametrize("error", LOST, ids=lambda e: type(e).__name__)
-def test_a_lost_device_breaks_the_engine_and_every_job_is_told(
+def test_a_lost_device_stops_the_engine_and_fails_every_job(
     loaded: Any, watched: Callable[..., Any], error: Exception
 ) -> None:
     def lose(step: int, batch: RaggedBatch) -> None:

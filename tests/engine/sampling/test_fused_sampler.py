@@ -1,4 +1,4 @@
-"""The sampler in one kernel: it never makes the host wait, and gives the plain one's tokens."""
+"""The fused sampler never makes the host wait, and gives the tokens of the plain one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def request(**fields: Any) -> GenerationRequest:
 
 
 class NoHostReads(TorchDispatchMode):
-    """Refuses what makes the host wait for the device: item, bool, nonzero."""
+    """Refuses operations that make the host wait for the device: item, bool, nonzero."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -53,7 +53,7 @@ class CheckedQueue:
 @pytest.mark.parametrize(
     "fields", [{}, {"temperature": 0.8}, {"temperature": 1, "seed": 7}, {"temperature": 1e-9}]
 )
-def test_the_fused_sampler_needs_no_word_from_the_host_and_gives_the_same_tokens(
+def test_the_fused_sampler_needs_no_host_and_gives_the_same_tokens(
     loaded: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     requests = [request(**{"seed": 5, **fields}), request(prompt="The dog", seed=6)]
@@ -66,7 +66,7 @@ def test_the_fused_sampler_needs_no_word_from_the_host_and_gives_the_same_tokens
         assert [g.result(60).choices[0].token_ids for g in generations] == expected
 
 
-def test_the_fused_sampler_serves_a_batch_only_where_everyone_samples_plainly(
+def test_the_fused_sampler_serves_only_batches_that_sample_plainly(
     make_sequence: Callable[..., Sequence],
 ) -> None:
     calls: list[int] = []

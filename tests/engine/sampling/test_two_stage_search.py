@@ -1,4 +1,4 @@
-"""Two-step searches of a vocabulary against one step over all of it."""
+"""Two-stage searches of a vocabulary against one stage over all of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def random(rows: int, vocab: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
-def test_the_likeliest_is_the_first_of_the_largest(vocab: int) -> None:
+def test_likeliest_is_the_first_of_the_largest(vocab: int) -> None:
     values = random(5, vocab).round()  # many ties
     values[4] = -torch.inf
     assert torch.equal(likeliest(values), values.argmax(dim=-1))
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
-def test_a_share_of_the_weight_falls_on_the_token_of_one_long_cumulative_sum(vocab: int) -> None:
+def test_inverse_cumulative_agrees_with_one_long_cumulative_sum(vocab: int) -> None:
     weights = random(64, vocab).softmax(dim=-1)
     weights[:, ::3] = 0 if vocab > 1 else weights[:, ::3]
     uniforms = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -33,7 +33,7 @@ def test_a_share_of_the_weight_falls_on_the_token_of_one_long_cumulative_sum(voc
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
-def test_a_row_is_searched_alone_as_in_company(vocab: int) -> None:
+def test_a_row_is_searched_alike_alone_and_in_a_batch(vocab: int) -> None:
     weights = random(16, vocab).softmax(dim=-1)
     uniforms = torch.linspace(0, 1 - 2**-52, 16, dtype=torch.float64)
     together = inverse_cumulative(weights, uniforms)

@@ -65,14 +65,14 @@ def test_neighbouring_positions_are_not_correlated() -> None:
 
 
 @given(st.text(st.characters(), max_size=50))
-def test_a_job_without_a_seed_has_the_same_one_in_every_attempt(job_id: str) -> None:
+def test_a_job_without_a_seed_gets_the_same_one_in_every_attempt(job_id: str) -> None:
     assert job_seed(job_id) == job_seed(job_id)
     assert 0 <= job_seed(job_id) < 2**63
     assert job_seed(job_id) != job_seed(job_id + "x")
 
 
 def test_a_jobs_seed_is_the_same_in_every_release() -> None:
-    """A job may begin on a worker of one release and go on on one of another."""
+    """A job may begin on a worker of one release and resume on another's."""
     assert job_seed("c0ffee") == 7646453235103708197
 
 

@@ -82,7 +82,7 @@ def test_what_is_not_there_is_said_in_one_sentence(
     take: Callable[..., str], machine: Machine
 ) -> None:
     said = take("cuda", None)
-    assert said.startswith("no NVIDIA driver answers here (Driver Not Loaded); check `nvidia-smi`")
+    assert said.startswith("no NVIDIA driver responds (Driver Not Loaded); check `nvidia-smi`")
     assert "the last card here is cuda:3" in take("cuda:4", machine)
     assert "the last card here is cuda:1" in take("cuda:2", machine, visible="0,3")
     assert "CUDA_VISIBLE_DEVICES is ''" in take("cuda", machine, visible="")
