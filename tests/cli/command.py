@@ -15,9 +15,8 @@ import psutil
 
 from llorch_worker.stack.children import Child, Program, python
 from tests.cli.forked import run_forked
-from tests.services import wait_until
+from tests.services import REPOSITORY, wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND_TIMEOUT_S = 90
 
 

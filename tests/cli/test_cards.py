@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from llorch_worker.client import Client
-from tests.cli.command import REPOSITORY, Ran, Started, run
+from tests.cli.command import Ran, Started, run
 from tests.fake_gpu.machine import SITE, Machine, card
-from tests.services import own_redis, wait_until
+from tests.services import REPOSITORY, own_redis, wait_until
 
 HOST = socket.gethostname()
 GET_S = 60
