@@ -261,11 +261,21 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
 def test_report_checks_its_files_before_it_asks_for_its_extra(tmp_path: Path) -> None:
     saved, site = tmp_path / "run.json", tmp_path / "site"
     site.mkdir()
-    packages_without(site, *WORKER_MODULES, "matplotlib")
+    packages_without(site, *WORKER_MODULES, "plotly")
     document = {
-        "provenance": {"command": "llorch bench engine"},
+        "provenance": {
+            "command": "llorch bench engine",
+            "environment": {},
+            "machine": {
+                "processor": "", "usable_cpus": 1, "vector_unit": "", "memory_bytes": 1,
+                "system": "", "device": "cpu", "load_1min": None,
+            },
+            "versions": {},
+            "threads": 1,
+            "seed": 0,
+        },
         "rows": [{"concurrency": 1, "decode_tokens_per_s": 100}],
-    }
+    }  # fmt: skip
     for text, why in (
         (None, "No such file or directory"),
         ("{", "it is not JSON"),
