@@ -18,7 +18,6 @@ from tests.services import (
     RedisServer,
     WorkerProcess,
     running_worker,
-    secret_free,
     wait_until,
 )
 
@@ -86,7 +85,8 @@ def test_a_dead_job_is_shown_and_its_retry_completes_it(
     document = run("dead", "show", dead_job.id, "--json")
     assert [claim["worker"] for claim in document.json["history"]] == ["w1@test"]
     for ran in (listed, shown, document):
-        assert secret_free(ran.out, SECRET, '"body"')
+        assert SECRET not in ran.out.lower()
+        assert '"body"' not in ran.out.lower()
     raw, body = run("dead", "show", dead_job.id, "--message").out.splitlines()
     assert json.loads(raw)["headers"]["id"] == dead_job.id
     assert json.loads(body)[1]["prompt"] == SECRET

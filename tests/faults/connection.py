@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from tests.faults.resp import Framer, NotRedis, command_name
+from tests.faults.resp import ASIDES, Framer, NotRedis, command_name
 
 CHUNK_BYTES = 1 << 16
 HELD_CHUNKS = 256
@@ -205,7 +205,7 @@ class Connection:
 
     def _look_at_reply(self, message: bytes) -> Trap | None:
         """The trap that takes this reply."""
-        if not self._countable:
+        if message[0] in ASIDES or not self._countable:
             return None
         trap = self._doomed.pop(self._replies_total, None)
         self._replies_total += 1

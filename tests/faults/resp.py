@@ -1,18 +1,21 @@
-"""Splits a byte stream into Redis messages (RESP2), in either direction of a connection."""
+"""Splits a byte stream into Redis messages, in either direction of a connection."""
 
 from __future__ import annotations
 
-_LINES = b"+-:"
-_STRING = ord("$")
-_ARRAY = ord("*")
+_LINES = b"+-:_#,("
+_STRINGS = b"$!="
+_ARRAYS = b"*~>"
+_MAPS = b"%|"
+ASIDES = b">|"
+"""First bytes of what a server sends unasked: pushes and attributes."""
 
 
 class NotRedis(ValueError):
-    """The bytes are not RESP2."""
+    """The bytes are not the Redis protocol."""
 
 
 class Framer:
-    """Splits a byte stream into whole messages, requests as well as replies."""
+    """Splits a byte stream into whole RESP2 or RESP3 messages, requests as well as replies."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -55,7 +58,7 @@ class Framer:
             if self._position >= len(self._buffer):
                 return False
             kind = self._buffer[self._position]
-            if kind not in _LINES and kind not in (_STRING, _ARRAY):
+            if kind not in _LINES + _STRINGS + _ARRAYS + _MAPS:
                 raise NotRedis(f"a message cannot begin with byte {kind}")
             line_end = self._buffer.find(b"\r\n", self._position)
             if line_end < 0:
@@ -63,10 +66,13 @@ class Framer:
             size = 0 if kind in _LINES else self._number(line_end)
             self._pending -= 1
             self._position = line_end + 2
-            if kind == _STRING and size >= 0:
+            if kind in _STRINGS and size >= 0:
                 self._position += size + 2
-            elif kind == _ARRAY:
+            elif kind in _ARRAYS:
                 self._pending += max(size, 0)
+            elif kind in _MAPS:
+                # An attribute precedes the value that it describes.
+                self._pending += 2 * size + (kind == ord("|"))
         return self._position <= len(self._buffer)
 
     def _number(self, line_end: int) -> int:

@@ -35,7 +35,7 @@ def test_a_message_that_is_queued_twice_runs_once(
     assert job.result(0).attempts == 1
 
 
-def test_a_message_delivered_again_while_its_job_runs_or_after_it_yields(
+def test_a_message_delivered_again_during_or_after_its_job_is_ignored(
     start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
 ) -> None:
     start_worker("w1")
@@ -58,7 +58,7 @@ def test_a_message_delivered_again_while_its_job_runs_or_after_it_yields(
     assert job.result(0).attempts == 1
 
 
-def test_a_message_delivered_again_after_a_crash_yields_too(
+def test_a_message_delivered_again_after_a_crash_is_ignored_too(
     start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
 ) -> None:
     first = start_worker("w1")

@@ -1,4 +1,4 @@
-"""A job that kills its worker ends as a dead letter, and takes no neighbour along."""
+"""A job that kills its worker becomes a dead letter; its neighbours succeed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Supervise = Callable[..., None]
 
 @pytest.fixture
 def supervise(start_worker: StartWorker) -> Iterator[Supervise]:
-    """Keeps workers of these names alive, as systemd or Kubernetes would."""
+    """Restarts workers of these names when they die, as systemd or Kubernetes would."""
     stop = threading.Event()
     threads: list[threading.Thread] = []
 
@@ -47,7 +47,7 @@ def supervise(start_worker: StartWorker) -> Iterator[Supervise]:
 
 
 def assert_dead(client: Client, stock: Celery, job: Job) -> None:
-    """The job failed as ATTEMPTS_EXHAUSTED wherever one looks, and is one dead letter."""
+    """The job failed with ATTEMPTS_EXHAUSTED in every view, and left one dead letter."""
     with pytest.raises(AttemptsExhausted):
         job.result(END_S)
     seen = AsyncResult(job.id, app=stock)
@@ -78,7 +78,7 @@ def stock(own_server: RedisServer) -> Iterator[Celery]:
 
 @pytest.mark.parametrize("names", [("w1",), ("w1", "w2")], ids=["one worker", "two workers"])
 @pytest.mark.parametrize("prompt", ["die", "die at 40"])
-def test_poison_dies_alone(
+def test_only_the_poisonous_job_fails(
     client: Client,
     witness: Witness,
     stock: Celery,

@@ -38,14 +38,14 @@ def proxy(redis_server: RedisServer, direct: redis.Redis) -> Iterator[FaultProxy
         yield proxy
 
 
-def through(proxy: FaultProxy, timeout_s: float = LONG_S) -> redis.Redis:
+def through(proxy: FaultProxy, timeout_s: float = LONG_S, protocol: int = 2) -> redis.Redis:
     """A client that tries once and gives up after ``timeout_s``."""
     return redis.Redis.from_url(
         proxy.url,
         socket_timeout=timeout_s,
         decode_responses=True,
         retry=Retry(NoBackoff(), 0),
-        protocol=2,
+        protocol=protocol,
     )
 
 
@@ -72,8 +72,9 @@ class Failing:
         assert len(self._failures) == 1
 
 
-def test_a_healthy_proxy_changes_nothing(proxy: FaultProxy) -> None:
-    with through(proxy) as client:
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_healthy_proxy_changes_nothing(proxy: FaultProxy, protocol: int) -> None:
+    with through(proxy, protocol=protocol) as client:
         big = "x" * 3_000_000
         pipe = client.pipeline()
         for number in range(500):
@@ -169,10 +170,13 @@ def test_an_isolated_redis_accepts_no_connection_until_the_proxy_heals(proxy: Fa
         assert client.ping()
 
 
-def test_a_reply_is_lost_after_the_script_ran(proxy: FaultProxy, direct: redis.Redis) -> None:
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_reply_is_lost_after_the_script_ran(
+    proxy: FaultProxy, direct: redis.Redis, protocol: int
+) -> None:
     direct.script_flush()
     sha = hashlib.sha1(SCRIPT.encode()).hexdigest()
-    with through(proxy) as client:
+    with through(proxy, protocol=protocol) as client:
         script = client.register_script(SCRIPT)
         trap = proxy.lose_reply(contains("EVALSHA", sha))
         with pytest.raises(ConnectionError):
@@ -224,11 +228,16 @@ def test_a_disarmed_trap_does_not_spring(proxy: FaultProxy) -> None:
 
 MESSAGES = st.recursive(
     st.one_of(
-        st.sampled_from([b"+OK\r\n", b"-ERR no\r\n", b":-7\r\n", b"$-1\r\n", b"*-1\r\n"]),
+        st.sampled_from([b"+OK\r\n", b"-ERR no\r\n", b":-7\r\n", b"_\r\n", b"#t\r\n", b",1.5\r\n"]),
+        st.sampled_from([b"$-1\r\n", b"*-1\r\n", b"$0\r\n\r\n", b"*0\r\n", b"%0\r\n"]),
         st.binary(max_size=40).map(lambda data: b"$%d\r\n%s\r\n" % (len(data), data)),
     ),
-    lambda inner: st.lists(inner, max_size=4).map(
-        lambda parts: b"*%d\r\n%s" % (len(parts), b"".join(parts))
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4).map(lambda parts: b"*%d\r\n%s" % (len(parts), b"".join(parts))),
+        st.lists(inner, max_size=3).map(
+            lambda parts: b"%%%d\r\n%s" % (len(parts), b"".join(part * 2 for part in parts))
+        ),
+        inner.map(lambda part: b"|1\r\n" + part * 3),
     ),
     max_leaves=12,
 )

@@ -1,4 +1,4 @@
-"""Slow readers, readers that vanish and readers that never read cost the worker nothing."""
+"""Readers that are slow, vanish or never read do not burden the worker; streams expire."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_readers_that_do_not_read_cost_the_worker_no_memory(
     with ExitStack() as stack:
         for number in range(READERS):
             job = jobs[number % len(jobs)]
-            # One that asks for everything, again and again, and takes no answer.
+            # Asks for the whole stream again and again, and reads no reply.
             deaf = stack.enter_context(socket.create_connection((LOCALHOST, own_server.port)))
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.sendall(request("SET", keys.watchers(job.id), 1, "EX", 5))
             deaf.sendall(request("XREAD", "STREAMS", keys.events(job.id), 0) * 20)
-            # One that vanishes in the midst, and one that pauses there.
+            # One reader vanishes midway, and one pauses there.
             assert list(islice(job.stream(timeout=GET_S), 2))
             slow.append(job.stream(timeout=GET_S))
             next(slow[-1])
@@ -78,21 +78,21 @@ def test_a_stream_expires_and_its_result_stays(client: Client, start_worker: Sta
         wait_until(lambda job=job: not client.redis.exists(keys.events(job.id)), what="its expiry")
         assert 0 < client.redis.ttl(keys.result(job.id)) <= 60
         assert 0 < client.redis.ttl(keys.job(job.id)) <= 60
-        # Who comes late is told the end all the same.
+        # A late reader still receives the end.
         (entry,) = job.stream(timeout=GET_S)
         assert isinstance(entry.event, Finished)
 
 
-def test_a_stream_does_not_expire_under_a_job_that_runs(
+def test_a_stream_does_not_expire_while_its_job_runs(
     client: Client, start_worker: StartWorker
 ) -> None:
-    # Twice as long as a stream is kept after its last entry.
+    # At 5 ms a token, the job lasts twice as long as an unused stream.
     start_worker(stream_ttl_s=1)
     job = client.submit(prompt="x", max_tokens=400)
     assert tokens_of(job.stream(timeout=GET_S)) == list(range(400))
 
 
-def test_nothing_that_a_job_left_stays_for_ever(client: Client, start_worker: StartWorker) -> None:
+def test_every_key_of_an_ended_job_expires(client: Client, start_worker: StartWorker) -> None:
     start_worker()
     before = set(client.redis.keys())
     jobs = [client.submit(prompt="x", max_tokens=5, idempotency_key=str(i)) for i in range(5)]
