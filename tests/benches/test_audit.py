@@ -9,7 +9,7 @@ import pytest
 
 from benches.battle.audit import Findings, audit
 from benches.battle.ledger import Entry, Job, Kill, Ledger, Result
-from tests.toy_engine import token_id
+from tests.toy_generation import token_id
 
 SEED = 7
 LENGTH = 10
