@@ -1,10 +1,9 @@
-# The README's two commands are `make demo` and `make test`. Each creates .venv when it is missing,
-# installs what it needs and can be run again at any time.
+# `make demo` and `make test` create .venv if it is missing and install what they need.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Two test processes fit two cores; torch must then not spread each of them over both.
+# For a machine with two cores; `make test` gives each process one torch thread.
 TEST_PROCESSES ?= 2
 
 .PHONY: demo test bench lint format clean
@@ -15,7 +14,7 @@ demo: $(VENV)/.installed-all
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:benchmark -n $(TEST_PROCESSES) --dist loadfile
 
-# Saves the run into .benchmarks; `pytest-benchmark compare` sets two of them side by side.
+# Saves the run in .benchmarks; `pytest-benchmark compare` compares saved runs.
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benches/components --benchmark-autosave --benchmark-sort=name \
 		--benchmark-max-time=0.5 --benchmark-columns=min,median,iqr,rounds
@@ -30,9 +29,9 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# A stamp for each set of extras: a venv that pyproject.toml has outgrown is brought up to date.
+# One stamp per set of extras; a newer pyproject.toml installs them again.
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/python
-	@echo "installing llorch-worker[$*] into $(VENV): torch is large, this takes minutes"
+	@echo "installing llorch-worker[$*] into $(VENV): torch is large; this takes minutes"
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"
 	touch $@
 

@@ -1,4 +1,4 @@
-"""Every setting of a process, read once from ``LLORCH_*`` at the edge and passed down frozen."""
+"""Every setting of a process, read once from ``LLORCH_*`` variables and passed down frozen."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ KvDtype = Literal["auto", "fp8", "int8"]
 """How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
 
+DEFAULT_MAX_SEQUENCES = 16
+DEFAULT_MAX_STEP_TOKENS = 512
+
 _ENGINE_OPTIONS = {
     "device",
     "dtype",
@@ -36,61 +39,66 @@ _ENGINE_OPTIONS = {
 class Settings(BaseSettings):
     """One frozen object; each field is the environment variable ``LLORCH_<FIELD>``.
 
-    A variable that is empty counts as one that is not set, as it is where a compose file or a unit
-    passes on what its own environment does not have.
+    An empty variable counts as unset: compose files and systemd units pass on empty variables for
+    what their own environment lacks.
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="LLORCH_", env_ignore_empty=True, frozen=True, extra="ignore"
+        env_prefix="LLORCH_",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="ignore",
+        # The docstrings are also the help of the options that set these fields.
+        use_attribute_docstrings=True,
     )
 
     redis_url: str = "redis://localhost:6379/0"
-    """Broker, event streams and results."""
+    """Redis for jobs, event streams and results: ``redis://host:port/db``."""
 
     model: Path = DEMO_MODEL
-    """A .gguf file or a Hugging Face folder."""
+    """A .gguf file or a Hugging Face folder; in commands also ``demo``, the shipped model."""
     model_name: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
-    """The name that jobs ask for; by default the file's stem or the folder's name."""
+    """The name that jobs ask for; by default the name of the file or folder."""
 
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` (a card that no other worker has) or ``cuda:N``."""
     device_locks: Path = Path(tempfile.gettempdir()) / "llorch-devices"
-    """Folder of the locks that keep workers off each other's cards; containers share it."""
+    """Folder of the card locks, which keep workers off each other's cards; containers share it."""
     dtype: Dtype = "auto"
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
     kernels: KernelChoice = "auto"
     """See ``KernelChoice``."""
     kv_dtype: KvDtype = "auto"
-    """See ``KvDtype``."""
+    """Keys and values: ``auto`` (the compute dtype), ``fp8`` or ``int8``."""
     cuda_graphs: bool = True
-    """Whether decode steps are recorded and replayed on CUDA."""
-    max_sequences: int = Field(16, ge=1, le=1024)
+    """Record decode steps on CUDA and replay them."""
+    max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1, le=1024)
     """The most sequences in flight; also Celery's concurrency and prefetch."""
     max_context: int | None = Field(None, ge=1)
     """Tokens a sequence may hold; by default the model's own context."""
-    max_step_tokens: int = Field(512, ge=1)
+    max_step_tokens: int = Field(DEFAULT_MAX_STEP_TOKENS, ge=1)
     """Token budget of one engine step: the most that a long prompt delays running decodes."""
     kv_cache_bytes: int | None = Field(None, ge=1)
     """Bytes for KV blocks; by default enough for ``max_sequences`` full contexts, if they fit."""
     prefix_caching: bool = True
-    """Whether prompts that begin alike share the KV blocks of their beginning."""
+    """Let prompts that begin alike share the KV blocks of their beginning."""
 
     lease_s: float = Field(10.0, ge=1)
-    """How long a job stays with a worker that gives no sign of life."""
+    """How long a job stays with a worker that shows no sign of life."""
     sweep_s: float = Field(5.0, gt=0)
-    """How often workers look for the jobs of dead ones: a job is resumed within lease + sweep."""
+    """How often workers look for jobs of dead workers: a job resumes within lease + sweep."""
     watchdog_s: float = Field(60.0, ge=1)
-    """An engine that has not finished a step for so long hangs; its process exits."""
+    """If the engine finishes no step for this long, it hangs, and its process exits."""
     max_attempts: int = Field(3, ge=1)
-    """A job that lost so many workers ends as ATTEMPTS_EXHAUSTED and becomes a dead letter."""
+    """A job that loses this many workers ends as ATTEMPTS_EXHAUSTED and becomes a dead letter."""
     queue_limit: int = Field(10_000, ge=0)
-    """The most jobs that may wait for this model before clients are told QUEUE_FULL; 0: any."""
+    """The most jobs that may wait for this model before clients get QUEUE_FULL; 0: no limit."""
     drain_s: float = Field(300.0, ge=0)
-    """How long a worker that was told to stop finishes jobs; the rest goes back to the queue."""
+    """How long a stopping worker may finish jobs; the rest goes back to the queue."""
     direct_grace_s: float = Field(60.0, ge=0)
-    """How long jobs in the queue of a worker that is gone wait for it, before others get them."""
+    """How long jobs in the worker queue of a dead worker wait for it before others get them."""
     residency_check_s: float = Field(60.0, gt=0)
-    """How often a worker looks whether all of model and cache is on its device, and that there."""
+    """How often a worker checks that its card is there and holds all of model and cache."""
 
     flush_interval_ms: int = Field(20, ge=1, le=50)
     """How often the publisher writes new tokens to the jobs' streams."""

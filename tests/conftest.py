@@ -157,6 +157,35 @@ def toy_worker(
 
 
 @pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A redis-server for one test alone, which may halt it: the data is there again afterwards."""
+    from tests.services import own_redis
+
+    with own_redis(append_only=True) as server:
+        yield server
+
+
+@pytest.fixture
+def own_worker(own_server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
+    """A toy worker on ``own_server``, which the test may end: two jobs at once, 5 ms steps."""
+    from tests.services import running_worker
+
+    with running_worker(
+        own_server.url, tmp_path, model_name="toy", max_sequences=2, TOY_STEP_MS=5
+    ) as worker:
+        yield worker
+
+
+@pytest.fixture
+def own_client(own_server: RedisServer) -> Iterator[Client]:
+    """A client of ``own_server``."""
+    from llorch_worker.client import Client
+
+    with Client(own_server.url) as client:
+        yield client
+
+
+@pytest.fixture
 def make_latch(tmp_path: Path) -> Iterator[Callable[[str], Latch]]:
     """What jobs of the toy engine wait for, by name; all are open when the test has ended."""
     from tests.latch import Latch

@@ -9,13 +9,12 @@ import typer
 
 from benches.peers.contestants.roster import PEERS
 from benches.peers.lengths import Lengths
-from llorch_worker.cli.app import run
 from llorch_worker.cli.bench.headings import show_provenance
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption
 from llorch_worker.cli.options import JsonOption, ModelFileOption, given_options, settings_from
 from llorch_worker.cli.terminal import extras
-from llorch_worker.cli.terminal.paragraphs import flowing
+from llorch_worker.cli.terminal.command_line import command_line, run
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.contract.quantities import counted
@@ -101,8 +100,8 @@ def peers(
 
     from benches.peers.measures import Plan, measure_peers
     from llorch_worker.bench.jobs.mixed_load import JobLoad
+    from llorch_worker.cli.terminal.interrupts import terminable
     from llorch_worker.model import resolve_config
-    from llorch_worker.stack.interrupts import terminable
     from llorch_worker.weights import open_checkpoint
 
     torch.set_num_threads(threads)
@@ -207,6 +206,6 @@ def _is_wide(row: BatchRow | JobsRow) -> bool:
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(help=flowing(peers))(peers)
+    app = command_line()
+    app.command()(peers)
     raise SystemExit(run(app, "python -m benches.peers"))

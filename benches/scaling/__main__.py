@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli.app import run
 from llorch_worker.cli.bench.headings import median_of, show_provenance, spread_cell, spread_title
 from llorch_worker.cli.bench.number_list import parse_numbers
 from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
@@ -19,7 +18,7 @@ from llorch_worker.cli.options import (
     settings_from,
 )
 from llorch_worker.cli.terminal import extras
-from llorch_worker.cli.terminal.paragraphs import flowing
+from llorch_worker.cli.terminal.command_line import command_line, run
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.contract.quantities import counted
@@ -136,6 +135,6 @@ def _show(screen: Screen, figures: ScalingFigures) -> None:
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(help=flowing(scaling))(scaling)
+    app = command_line()
+    app.command()(scaling)
     raise SystemExit(run(app, "python -m benches.scaling"))

@@ -17,9 +17,8 @@ from llorch_worker.bench.instruments.provenance import Provenance, provenance
 from llorch_worker.bench.instruments.watched_model import WatchedModel
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.engine import Engine
-from llorch_worker.engine.memory.load_plan import DEFAULT_MAX_STEP_TOKENS
 from llorch_worker.model import resolve_config
-from llorch_worker.settings import Settings
+from llorch_worker.settings import DEFAULT_MAX_STEP_TOKENS, Settings
 from llorch_worker.weights import open_checkpoint
 
 VOCABULARIES = (512, 32000)

@@ -1,42 +1,24 @@
 """Celery's Redis result backend, with one end for each job.
 
-Keys and documents are Celery's own, so ``AsyncResult`` of any app reads them. What differs is the
-write: one script (``lua/finish.lua``) stores the state only while the claim it is made under holds
-and the job has not ended, and puts the stream's last events beside the result in the same step.
+Keys and documents are Celery's own, so ``AsyncResult`` of any app reads them. The write differs:
+one script (``lua/finish.lua``) stores the state only while the claim holds and the job has not
+ended, and writes the stream's last events in the same step.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from celery import states
 from celery.backends.redis import RedisBackend, SentinelBackend
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.results import decode_state, now, result_meta, terminal_event
+from llorch_worker.broker.results import decode_state, result_meta, terminal_event
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationResult, encode_event
 
 
 class _OneEnd:
     """Mixed into Celery's backends; see the module."""
-
-    def _get_result_meta(
-        self: Any, result: Any, state: str, traceback: str | None, request: Any, **_: Any
-    ) -> dict[str, Any]:
-        """As Celery's, but never with the arguments: ``result_extended`` would store the prompt."""
-        meta = result_meta(
-            state,
-            result,
-            traceback=traceback,
-            children=self.current_task_children(request),
-            date_done=now() if state in states.READY_STATES else None,
-        )
-        for name, of_request in (("group_id", "group"), ("parent_id", "parent_id")):
-            if related := getattr(request, of_request, None):
-                meta[name] = related
-        return meta
 
     def _store_result(
         self: Any,
@@ -47,19 +29,15 @@ class _OneEnd:
         request: Any = None,
         **_: Any,
     ) -> Any:
-        meta = self._get_result_meta(
-            result=result, state=state, traceback=traceback, request=request
-        )
-        meta["task_id"] = task_id
-        if state == states.SUCCESS and isinstance(result, GenerationResult):
-            # What Celery would store, without its way of finding out what this is.
-            del meta["result"]
-            document = f'{json.dumps(meta)[:-1]}, "result": {result.to_json()}}}'
-            event = encode_event(terminal_event(result))
-        else:
-            document = self.encode(meta)
-            end = decode_state(document).end
-            event = encode_event(terminal_event(end)) if end is not None else ""
+        # As Celery's, but never with the arguments: ``result_extended`` would store the prompt.
+        children = self.current_task_children(request)
+        meta = result_meta(task_id, state, result, traceback=traceback, children=children)
+        for name, of_request in (("group_id", "group"), ("parent_id", "parent_id")):
+            if related := getattr(request, of_request, None):
+                meta[name] = related
+        document = self.encode(meta)
+        end = result if isinstance(result, GenerationResult) else decode_state(document).end
+        event = "" if end is None else encode_event(terminal_event(end))
         claim = HELD_CLAIMS.get(task_id)
         entries: tuple[Any, ...] = ()
         if claim is not None and event:

@@ -11,18 +11,17 @@ from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import CancelledEvent, encode_event
 
 TOMBSTONE_TTL_S = 30 * 24 * 3600
-"""How long a cancelled job is remembered whose message still lies in its queue."""
+"""How long a cancelled job is remembered; its message stays in the queue until its turn."""
 
 CancelOutcome = Literal["queued", "running", "ended"]
-"""Where the job was. ``queued``, also by a worker that died: it has ended now and runs no more;
-``running``: its worker was asked, and stops within a step; ``ended``: nothing was to be cancelled.
-"""
+"""``queued``: the job waited, or its worker had died; it has ended now. ``running``: its worker was
+asked and stops within a step. ``ended``: there was nothing to cancel."""
 
 
 def cancel(client: Redis, job_id: str, *, result_ttl_s: int, stream_ttl_s: int) -> CancelOutcome:
-    """Cancels the job, in one step with any worker's claim on it.
+    """Cancels a job. The script decides in one step whether a worker's claim came first.
 
-    A job that nobody ever claimed cannot be told from one that nobody sent: both end.
+    A job that nobody claimed looks like one that nobody sent: both end.
     """
     outcome: CancelOutcome = run_script(
         client,

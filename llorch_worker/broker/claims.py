@@ -1,33 +1,31 @@
 """Claims: which worker holds which job, for how long, and how a claim ends.
 
 A claim is a job's record with state ``claimed``, a lease and a fence. The fence grows whenever the
-claim changes hands, and every write for a job names the fence it is made under, so a worker that
-lost its claim cannot write another token or result. All times are Redis' own clock.
+claim changes hands, and every write for a job names its fence, so a worker that lost its claim
+cannot write another token or result. All times are by Redis' own clock.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import islice
-from typing import Any
 
 from kombu.log import get_logger
 from redis import Redis
 
-from llorch_worker.broker.results import failure_document, now, started_document
-from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.results import failure_document, started_document
+from llorch_worker.broker.scripts import Reply, run_script, text
 from llorch_worker.contract import AttemptsExhausted, Failed, LlorchError, encode_event
 
 logger = get_logger(__name__)
 
-_ID, _NOW = "@ID@", "@NOW@"
+_ID = "@ID@"
+"""What ``lua/claim.lua`` replaces by the id of each job."""
 SWEEP_LIMIT_JOBS = 100
 MOST_DEAD_LETTERS = 10_000
-"""The oldest beyond these are forgotten."""
+"""Older ones are forgotten."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class ClaimTerms:
 
 @dataclass(frozen=True)
 class Claim:
-    """One job in a worker's hands."""
+    """One job in a worker's hands. Its times are Unix times by Redis' clock."""
 
     job_id: str
     message: bytes
@@ -55,41 +53,17 @@ class Claim:
     suspect: bool
     """Its last worker died before the job made any progress."""
     first_claimed_ms: int
-    """Unix time of the first claim, by Redis' clock."""
     claimed_ms: int
-    """Unix time of this claim, by Redis' clock."""
     first: bool = False
     """Nobody claimed it before: it has no journal."""
     cancelled: bool = False
     """A cancel was asked for before it was claimed."""
     taken_s: float = field(default_factory=time.monotonic, compare=False)
-    """When the claim came here, by this process' monotonic clock."""
+    """When the claim arrived, by this process' monotonic clock."""
 
     @property
     def redelivered(self) -> bool:
         return self.attempt > 1
-
-
-@dataclass(frozen=True)
-class _Templates:
-    """Documents that ``lua/claim.lua`` completes. The same for every claim of a worker, and made
-    while a job waits: so once."""
-
-    started: str
-    error: AttemptsExhausted
-    failure: str
-    last_event: str
-
-
-@cache
-def _templates(worker: str, pid: int, max_attempts: int) -> _Templates:
-    error = AttemptsExhausted(f"each of {max_attempts} attempts ended with the death of its worker")
-    return _Templates(
-        started=started_document(_ID, worker, pid),
-        error=error,
-        failure=failure_document(_ID, error, date_done=_NOW),
-        last_event=encode_event(Failed(error=error.document())),
-    )
 
 
 def claim(
@@ -102,87 +76,84 @@ def claim(
     worker: str,
     terms: ClaimTerms,
 ) -> list[Claim]:
-    """Take up to ``limit`` jobs: a suspect if that endangers nobody, then from ``lists`` in order.
+    """Takes up to ``limit`` jobs: a suspect if that endangers nobody, then from ``lists`` in order.
 
-    ``held`` are the claims that the caller has already. What became a dead letter on the way is
-    logged, the first few one by one: no claim tells of it.
+    ``held`` are the claims that the caller has already. Messages that became dead letters are
+    logged, the first few one by one.
     """
     held = tuple(held)
-    suspect_held = next((claim.job_id for claim in held if claim.suspect), "")
-    templates = _templates(worker, os.getpid(), terms.max_attempts)
-    answer = iter(
-        run_script(
-            client,
-            "claim",
-            [
-                worker,
-                limit,
-                suspect_held,
-                terms.lease_ms,
-                terms.max_attempts,
-                terms.result_ttl_s,
-                terms.stream_ttl_s,
-                MOST_DEAD_LETTERS,
-                templates.started,
-                templates.failure.replace(_NOW, now()),
-                templates.last_event,
-                *(claim.job_id for claim in held if claim.redelivered),
-            ],
-            [suspects, *lists],
-        )
+    held_suspect = next((claim.job_id for claim in held if claim.suspect), "")
+    exhausted = AttemptsExhausted(
+        f"each of {terms.max_attempts} attempts ended with the death of its worker"
     )
-    taken = [_claim_of(answer) for _ in range(next(answer))]
-    told, untold, untold_bytes = islice(answer, 3)
-    for _ in range(told):
-        job_id, size = islice(answer, 2)
+    taken, letters, unlisted, unlisted_bytes = run_script(
+        client,
+        "claim",
+        [
+            worker,
+            terms.lease_ms,
+            terms.max_attempts,
+            terms.result_ttl_s,
+            terms.stream_ttl_s,
+            MOST_DEAD_LETTERS,
+            started_document(_ID, worker, os.getpid()),
+            failure_document(_ID, exhausted),
+            encode_event(Failed(error=exhausted.document())),
+            limit,
+            held_suspect,
+            *(claim.job_id for claim in held if claim.redelivered),
+        ],
+        [suspects, *lists],
+    )
+    for job_id, size in letters:
         if job_id:
-            logger.error("job %s is a dead letter: %s", _text(job_id), templates.error.message)
+            logger.error("job %s is a dead letter: %s", text(job_id), exhausted.message)
         else:
             logger.error(
                 "refused an entry of %d bytes: it names no job; llorch dead list shows it", size
             )
-    if untold:
+    if unlisted:
         logger.error(
             "%d more entries, of %d bytes together, are dead letters: see llorch dead list",
-            untold,
-            untold_bytes,
+            unlisted,
+            unlisted_bytes,
         )
-    return taken
+    return [_claim(*values) for values in taken]
 
 
-def _claim_of(answer: Iterator[Any]) -> Claim:
-    """The next claim in the answer of ``lua/claim.lua``."""
-    job_id, message, attempt, fence, list_key, first_ms, now_ms, first, cancelled, suspect = islice(
-        answer, 10
-    )
+def _claim(
+    job_id: Reply, message: Reply, attempt: int, fence: Reply, list_key: Reply,
+    first_claimed_ms: Reply, claimed_ms: int, first: int, cancelled: int, suspect: int,
+) -> Claim:  # fmt: skip
+    """A claim as ``lua/claim.lua`` returns it."""
     return Claim(
-        job_id=_text(job_id),
+        job_id=text(job_id),
         message=message.encode() if isinstance(message, str) else message,
-        attempt=int(attempt),
+        attempt=attempt,
         fence=int(fence),
-        list_key=_text(list_key),
-        suspect=bool(int(suspect)),
-        first_claimed_ms=int(first_ms),
-        claimed_ms=int(now_ms),
-        first=bool(int(first)),
-        cancelled=bool(int(cancelled)),
+        list_key=text(list_key),
+        suspect=bool(suspect),
+        first_claimed_ms=int(first_claimed_ms),
+        claimed_ms=claimed_ms,
+        first=bool(first),
+        cancelled=bool(cancelled),
     )
 
 
 def renew(client: Redis, claims: Iterable[Claim], *, lease_ms: int) -> list[str]:
-    """Renew the leases of ``claims``; returns the ids of those that are lost."""
+    """Renews the leases of ``claims``; returns the ids of those that are lost."""
     pairs = [part for claim in claims for part in (claim.job_id, claim.fence)]
     lost = run_script(client, "renew", [lease_ms, *pairs])
-    return [_text(job_id) for job_id in lost]
+    return [text(job_id) for job_id in lost]
 
 
 def end(client: Redis, claim: Claim, terms: ClaimTerms) -> bool:
-    """End a claim whose job is over without a result of ours; False if it was no longer ours."""
+    """Ends a claim whose job is over without a result of ours; False if it was lost."""
     return _release(client, claim, "ended", terms.result_ttl_s)
 
 
 def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> bool:
-    """Store ``error`` as the job's result, end its stream and the claim; False if it was lost."""
+    """Stores ``error`` as the job's result and ends the claim; False if it was lost."""
     return bool(
         run_script(
             client,
@@ -200,25 +171,21 @@ def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> 
 
 
 def lapse(client: Redis, claim: Claim) -> None:
-    """End the claim's lease now, as the worker's death would: the next sweep puts the job back,
-    with a counted attempt. Nothing happens where the claim was lost already."""
-    run_script(client, "lapse", [claim.job_id, claim.fence])
+    """Ends the lease now, as the worker's death would: the next sweep puts the job back, and the
+    attempt counts. A claim that was lost changes nothing."""
+    _release(client, claim, "lapsed")
 
 
 def hand_back(client: Redis, claim: Claim) -> bool:
-    """Put a job back to the head of its queue, without a counted attempt."""
-    return _release(client, claim, "queued", 0)
+    """Puts a job back to the head of its queue; the attempt does not count."""
+    return _release(client, claim, "queued")
 
 
-def _release(client: Redis, claim: Claim, state: str, ttl_s: int) -> bool:
+def _release(client: Redis, claim: Claim, state: str, ttl_s: int = 0) -> bool:
     return bool(run_script(client, "release", [claim.job_id, claim.fence, state, ttl_s]))
 
 
 def sweep(client: Redis) -> list[str]:
-    """Put the jobs whose leases lapsed back to the head of their queues; returns their ids."""
+    """Puts jobs whose leases lapsed back to the head of their queues; returns their ids."""
     back = run_script(client, "sweep", [SWEEP_LIMIT_JOBS])
-    return [_text(job_id) for job_id in back]
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return [text(job_id) for job_id in back]

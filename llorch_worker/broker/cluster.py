@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from contextlib import closing
 from typing import Self
 
 from llorch_worker.broker import dead_letters, registry
@@ -18,7 +18,7 @@ PING_TIMEOUT_S = 1.0
 class Cluster:
     """The figures that ``status``, ``doctor`` and ``up`` read.
 
-    Every method raises :class:`BrokerUnavailable` where Redis does not answer.
+    Every method raises :class:`BrokerUnavailable` if Redis does not answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -28,16 +28,11 @@ class Cluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._redis.close()
 
     def ping(self) -> None:
-        """Return if Redis answers."""
+        """Returns if Redis answers."""
         with broker_errors(self._url):
             self._redis.ping()
 
@@ -50,36 +45,27 @@ class Cluster:
         return True
 
     def workers(self) -> list[WorkerCard]:
-        """The workers that are alive."""
+        """The workers that are alive. Their figures are seconds old: see :meth:`figures`."""
         with broker_errors(self._url):
             return registry.workers(self._redis)
 
     def answering(self, hostnames: set[str]) -> set[str]:
         """Those of ``hostnames`` that answer a ping: they take jobs from now on."""
-        app = producer_app(self._url)
-        try:
-            with broker_errors(self._url):
-                replies = app.control.ping(
-                    destination=sorted(hostnames), timeout=PING_TIMEOUT_S, limit=len(hostnames)
-                )
-        finally:
-            app.close()
+        with broker_errors(self._url), closing(producer_app(self._url)) as app:
+            replies = app.control.ping(
+                destination=sorted(hostnames), timeout=PING_TIMEOUT_S, limit=len(hostnames)
+            )
         return {hostname for reply in replies for hostname in reply}
 
     def figures(self, workers: list[WorkerCard]) -> list[WorkerCard]:
-        """``workers`` with figures of this moment where they answer; cards are seconds old."""
+        """``workers`` with the figures of this moment, for those that answer."""
         if not workers:
             return []
-        app = producer_app(self._url)
-        try:
-            with broker_errors(self._url):
-                replies = app.control.inspect(
-                    destination=[worker.hostname for worker in workers],
-                    timeout=PING_TIMEOUT_S,
-                    limit=len(workers),
-                ).stats()
-        finally:
-            app.close()
+        hostnames = [worker.hostname for worker in workers]
+        with broker_errors(self._url), closing(producer_app(self._url)) as app:
+            replies = app.control.inspect(
+                destination=hostnames, timeout=PING_TIMEOUT_S, limit=len(hostnames)
+            ).stats()
         engines = {host: reply.get("engine") for host, reply in (replies or {}).items()}
         return [
             worker.model_copy(update={"engine": engines.get(worker.hostname) or worker.engine})
@@ -100,10 +86,6 @@ class Cluster:
         """Queues of no known model or worker, with how many jobs wait there."""
         with broker_errors(self._url):
             return unserved(self._redis)
-
-    def queued_jobs(self, model: str) -> int:
-        """As :meth:`waiting`, their number alone."""
-        return self.waiting(model).jobs
 
     def dead_letters(self) -> int:
         """How many jobs wait for an operator's decision."""

@@ -1,4 +1,4 @@
-"""Dead letters: messages that nobody will run by themselves, kept with the reason and history."""
+"""Dead letters: messages that no worker runs any more, kept with the reason and the history."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ from llorch_worker.broker.scripts import run_script
 
 PAGE_LETTERS = 100
 MALFORMED = "malformed"
-_NO_JSON = LookupError, TypeError, ValueError, AttributeError, RecursionError
+_NOT_JSON = LookupError, TypeError, ValueError, AttributeError, RecursionError
 
 Retried = Literal["retried", "gone", "under way", "ended"]
-"""What a retry came to; ``gone``: somebody else retried or dropped the letter; ``under way``: the
-same job waits or runs again; ``ended``: it has another end than a failure."""
+"""``gone``: somebody else retried or dropped the letter; ``under way``: the same job waits or runs
+again; ``ended``: the job has another end than a failure."""
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One of them. Its ``repr`` shows nothing of the message: prompts are in it."""
+    """A message with its end. Its ``repr`` hides the message, which holds a prompt."""
 
     id: str
-    """The job's id, or ``malformed-...`` where the message names none."""
+    """The job's id, or ``malformed-...`` if the message names none."""
     reason: str
     list_key: str
     attempts: int
     history: tuple[tuple[str, int], ...]
-    """Who claimed the job and when, unix time in ms by Redis' clock, the first claim first."""
+    """Who claimed the job and when, in order; unix time in ms by Redis' clock."""
     died_ms: int
-    """Unix time by Redis' clock."""
     message: str = field(repr=False)
-    """As the producer pushed it; bytes that are no UTF-8 are replaced."""
+    """As the producer pushed it; bytes that are not UTF-8 are replaced."""
     raw: str = field(repr=False)
-    """The letter itself, which is also how scripts find it."""
+    """The letter as Redis stores it. Scripts find it by this."""
 
     @property
     def model(self) -> str:
@@ -53,42 +52,38 @@ class DeadLetter:
 
     @property
     def body(self) -> Any:
-        """What the message carries, prompt included: ``[args, kwargs, options]`` where it is a
-        task's; None where it is no JSON."""
+        """What the message carries, prompt included; None if it is not JSON. A task's body is
+        ``[args, kwargs, options]``."""
         try:
             envelope = json.loads(self.message)
             body = envelope["body"]
             if envelope["properties"].get("body_encoding") == "base64":
                 body = base64.b64decode(body)
             return json.loads(body)
-        except _NO_JSON:
+        except _NOT_JSON:
             return None
 
     @property
     def retriable(self) -> bool:
-        """Whether a retry can help; what is malformed stays so."""
+        """Whether a retry can help. A malformed message stays malformed."""
         return self.reason != MALFORMED
 
 
 def bury(client: Redis, claim: Claim, reason: str) -> bool:
-    """Keeps the message of a claim; ending the claim is the caller's. False if it was lost."""
+    """Keeps the message of a claim, which the caller ends; False if the claim was lost."""
     message = claim.message.decode("utf-8", "replace")
-    return bool(
-        run_script(
-            client,
-            "bury",
-            [claim.job_id, claim.fence, reason, message, MOST_DEAD_LETTERS],
-        )
+    buried = run_script(
+        client, "bury", [claim.job_id, claim.fence, reason, message, MOST_DEAD_LETTERS]
     )
+    return bool(buried)
 
 
 def count(client: Redis) -> int:
-    """How many there are."""
     return int(client.llen(keys.DEAD))
 
 
 def letters(client: Redis) -> Iterator[DeadLetter]:
-    """All of them, the newest first. Readers' replies are str."""
+    """All letters, the newest first; ``client`` decodes replies."""
     start = 0
     while page := client.lrange(keys.DEAD, start, start + PAGE_LETTERS - 1):
         for raw in page:
@@ -97,39 +92,35 @@ def letters(client: Redis) -> Iterator[DeadLetter]:
 
 
 def find(client: Redis, letter_id: str) -> DeadLetter | None:
-    """The newest with this id."""
+    """The newest letter with this id."""
     return next((letter for letter in letters(client) if letter.id == letter_id), None)
 
 
 def retry(client: Redis, letter: DeadLetter, *, stream_ttl_s: int) -> Retried:
-    """Puts the job at the tail of its queue, with all its attempts; its failure is taken back.
+    """Puts the job at the tail of its queue with all its attempts, and removes its failure.
 
-    It goes on from its journal, where that has not expired. A cancel that was asked for, and a
-    deadline, still hold.
+    The job goes on from its journal if that has not expired. A requested cancel and a deadline
+    still hold.
     """
     outcome: Retried = run_script(client, "retry", [letter.raw, stream_ttl_s])
     return outcome
 
 
 def drop(client: Redis, letter: DeadLetter) -> bool:
-    """Forgets a letter; its job stays failed. False if it was gone already."""
+    """Deletes a letter; its job stays failed. False if it was gone already."""
     return bool(client.lrem(keys.DEAD, 1, letter.raw))
 
 
 def _read(raw: str) -> DeadLetter:
     stored: dict[str, Any] = json.loads(raw)
+    claims = [line.rpartition(" ") for line in stored["history"].splitlines()]
     return DeadLetter(
         id=stored["id"] or f"{MALFORMED}-{hashlib.sha1(raw.encode()).hexdigest()[:12]}",
         reason=stored["reason"],
         list_key=stored["list"],
         attempts=stored["attempts"],
-        history=tuple(_claim_of(line) for line in stored["history"].splitlines()),
+        history=tuple((worker, int(at_ms)) for worker, _, at_ms in claims),
         died_ms=int(stored["at_ms"]),
         message=stored["message"],
         raw=raw,
     )
-
-
-def _claim_of(line: str) -> tuple[str, int]:
-    worker, _, at_ms = line.rpartition(" ")
-    return worker, int(at_ms)

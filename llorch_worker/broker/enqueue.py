@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from celery import Celery
 from redis import Redis
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import is_out_of_memory
-from llorch_worker.broker.message import JobMessages
-from llorch_worker.broker.queues import list_of, route, worker_queue
+from llorch_worker.broker.message import write_message
+from llorch_worker.broker.queues import route, shared_lists, worker_lists, worker_queue
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.broker.waiting import lists_of
-from llorch_worker.broker.worker_queues import lists_of_worker
 from llorch_worker.contract import GenerationRequest, QueueFull
 
 
 def enqueue(
     client: Redis,
-    messages: JobMessages,
+    app: Celery,
     request: GenerationRequest,
     *,
     model: ModelCard,
@@ -26,19 +25,19 @@ def enqueue(
     ttl_s: int,
     worker: str | None = None,
 ) -> str:
-    """The id of the job in the queue: ``job_id``, or that of the first job with the request's
-    idempotency key.
+    """Returns the id of the job in the queue: ``job_id``, or that of the first job with the
+    request's idempotency key, which is remembered for ``ttl_s``.
 
-    ``ttl_s``: how long that key is remembered. ``worker``: the node name of the one that is to take
-    it; its own queue counts against the limit then.
+    ``worker`` is the node name of the worker that is to take the job. Its worker queue then counts
+    against the limit too.
 
     Raises:
-        QueueFull: as many jobs of this model wait as may, or Redis has no memory for another.
+        QueueFull: the limit of waiting jobs is reached, or Redis has no memory for another.
             Nothing is left behind.
     """
     to = route(model.name, request.priority, worker)
-    own = [] if worker is None else lists_of_worker(worker_queue(model.name, worker))
-    before, after = messages.write(request, model=model.name, job_id=job_id, to=to)
+    own = [] if worker is None else worker_lists(worker_queue(model.name, worker))
+    before, after = write_message(app, request, model=model.name, job_id=job_id, to=to)
     key = request.idempotency_key
     try:
         outcome, value = run_script(
@@ -52,18 +51,18 @@ def enqueue(
                 ttl_s,
                 "" if key is None else keys.idempotency(model.name, key),
             ],
-            [list_of(to), *lists_of(model.name), *own],
+            [to.list_key, *shared_lists(model.name), *own],
         )
     except RedisError as error:
         if not is_out_of_memory(error):
             raise
         raise QueueFull(
-            "Redis is at its maxmemory and takes no more jobs; "
+            "Redis is at its maxmemory and accepts no more jobs; "
             "submit again when jobs have ended, or raise maxmemory"
         ) from error
     if outcome == "full":
         raise QueueFull(
-            f"{value} jobs for {model.name!r} wait, and no more than {model.queue_limit} may; "
+            f"{value} jobs for {model.name!r} wait; the limit is {model.queue_limit}; "
             "submit again later, start more workers, or raise their LLORCH_QUEUE_LIMIT"
         )
     return str(value)

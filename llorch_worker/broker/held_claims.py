@@ -12,16 +12,15 @@ from llorch_worker.contract import Event
 
 @dataclass(frozen=True)
 class LastEntries:
-    """Events of a job that go to its stream with its end, from entry ``first_entry`` on."""
+    """Events that go to a job's stream with its end, from entry ``first_entry`` on."""
 
     first_entry: int
     events: Sequence[Event] = ()
 
 
 class HeldClaims:
-    """Written by the channel that claims and settles; read by whoever writes for a job, and by the
-    thread that renews the leases. A claim stays here until its job is settled, even when it was
-    lost meanwhile: the old fence is what makes a late write fail.
+    """Thread-safe. A claim stays here until its job is settled, even if it was lost meanwhile: its
+    old fence is what makes a late write fail.
     """
 
     def __init__(self) -> None:
@@ -43,16 +42,16 @@ class HeldClaims:
             self._last_entries.pop(claim, None)
 
     def leave_entries(self, claim: Claim, entries: LastEntries) -> None:
-        """To whoever stores the job's end."""
+        """Leaves events for whoever stores the job's end."""
         with self._lock:
             self._last_entries[claim] = entries
 
     def last_entries(self, claim: Claim) -> LastEntries:
         with self._lock:
-            return self._last_entries.get(claim, _NO_ENTRIES)
+            return self._last_entries.get(claim, LastEntries(1))
 
     def note_end(self, claim: Claim) -> None:
-        """Its result is stored and the claim ended with it: nothing is left to tell Redis."""
+        """Notes that the result is stored and the claim ended with it: Redis knows everything."""
         with self._lock:
             self._ended.add(claim)
 
@@ -72,8 +71,6 @@ class HeldClaims:
         return len(self._claims)
 
 
-_NO_ENTRIES = LastEntries(1)
-
 HELD_CLAIMS = HeldClaims()
-"""kombu makes channels, and Celery result backends, by themselves and without a context; claims
-outlive both. So the process has one such list."""
+"""One for the process: kombu makes channels, and Celery result backends, without a context of ours,
+and claims outlive both."""

@@ -1,4 +1,4 @@
-"""The event stream of a job as its journal: written under a claim, read by the next attempt."""
+"""A job's event stream as its journal: written under a claim, read by the next attempt."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ WRITTEN, WRITTEN_CANCEL = 1, 2
 
 @dataclass(frozen=True)
 class JournalPage:
-    """What is there, and the number of the entry to write next."""
+    """What is written, and the number of the next entry."""
 
     journal: Journal
     next_entry: int
 
 
 FIRST_PAGE = JournalPage(Journal(), 1)
-"""The journal of a job that nobody claimed before."""
+"""For a job that nobody claimed before."""
 
 
 def read(client: Redis, job_id: str) -> JournalPage:
-    """The journal of all attempts so far. Readers' replies are str."""
+    """The journal of all attempts so far; ``client`` decodes replies."""
     entries: list[Any] = client.xrange(keys.events(job_id)) or []
     events = [decode_event(fields["event"]) for _, fields in entries]
     last = int(entries[-1][0].partition("-")[0]) if entries else 0
@@ -39,10 +39,10 @@ def read(client: Redis, job_id: str) -> JournalPage:
 def queue_append(
     pipe: Any, claim: Claim, first_entry: int, events: Sequence[Event], *, ttl_s: int
 ) -> None:
-    """Puts the write of ``events`` as entries ``first_entry``, ... into a pipeline.
+    """Adds the write of ``events``, as entries from ``first_entry`` on, to a pipeline.
 
-    The reply is ``WRITTEN``, ``WRITTEN_CANCEL`` where a cancel was asked for besides, or 0 where
-    the claim was lost. Sent twice, it writes once.
+    The reply is ``WRITTEN``, ``WRITTEN_CANCEL`` if a cancel was asked for too, or 0 if the claim
+    was lost. Sent twice, it writes once.
     """
     pipe.evalsha(
         digest("append"),

@@ -1,4 +1,4 @@
-"""Every Redis key and channel of ours, in one place. Results keep Celery's own key."""
+"""Every Redis key and channel. The Lua scripts get these names from here: see ``scripts.py``."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ MODELS = f"{PREFIX}models"
 """Hash: model name -> JSON of :class:`llorch_worker.broker.registry.ModelCard`. Never expires."""
 
 WORKER_QUEUES = f"{PREFIX}own_queues"
-"""Sorted set: a worker's own queue -> when the worker was last seen, in ms of Redis' own clock."""
+"""Sorted set: worker queue -> when its worker was last seen, in ms by Redis' own clock."""
 
 WORKERS = f"{PREFIX}workers"
-"""Set of hostnames that may have a :func:`worker` key: an index, so that nobody scans keys."""
+"""Set of hostnames that may have a :func:`worker` key; an index."""
 
 CANCEL_CHANNEL = f"{PREFIX}cancel"
 """Pub/sub channel; each message is the id of a job to cancel now."""
 
-
 LEASES = f"{PREFIX}leases"
-"""Sorted set: job id -> when its lease ends, in ms of Redis' own clock."""
+"""Sorted set: job id -> when its lease ends, in ms by Redis' own clock."""
 
 DEAD = f"{PREFIX}dead"
 """List of dead letters, newest first; see :mod:`llorch_worker.broker.dead_letters`."""
 
 
 def job(job_id: str) -> str:
-    """Hash, the record of a job that was ever claimed: ``state`` (claimed, queued, ended),
-    ``fence``, ``attempts``, ``progress`` (1 once this attempt's tokens are journalled), ``worker``,
-    ``history``, ``first_claim_ms``, ``company`` (1 once this attempt ran beside others that had
-    lost a worker), ``spared`` (1 once an attempt was not counted for that), and, while it has not
-    ended, ``message`` and ``list``."""
+    """Hash, the record of a job that was claimed at least once: ``state`` (claimed, queued, ended),
+    ``fence``, ``attempts``, ``progress`` (1 if this attempt's tokens are journalled), ``worker``,
+    ``history``, ``first_claim_ms``, ``company`` (1 if this attempt ran beside others that had lost
+    a worker), ``spared`` (1 if an attempt was not counted for that), and, until it ends,
+    ``message`` and ``list``."""
     return f"{PREFIX}job:{job_id}"
 
 
@@ -44,18 +43,18 @@ def events(job_id: str) -> str:
 
 
 def cancel(job_id: str) -> str:
-    """Present from the moment a cancel was asked for; expires with the results."""
+    """Exists once a cancel was asked for; expires with the results."""
     return f"{PREFIX}job:{job_id}:cancel"
 
 
 def watchers(job_id: str) -> str:
-    """Present while somebody reads the stream; readers renew it."""
+    """Exists while somebody reads the stream; readers renew it."""
     return f"{PREFIX}job:{job_id}:watchers"
 
 
 def sent(job_id: str) -> str:
-    """Unix time, by Redis' clock, at which our client enqueued the job; tells a queued job from an
-    unknown one."""
+    """Unix time, by Redis' clock, at which our client enqueued the job. It tells a queued job from
+    an unknown one."""
     return f"{PREFIX}job:{job_id}:sent"
 
 

@@ -13,7 +13,7 @@ class QueueNews:
     """Key tracking (``CLIENT TRACKING ... BCAST``) on a connection that waits for nothing else.
 
     News comes within a millisecond, for every priority at once, and costs nothing while the queue
-    is idle. It says that something changed and not what: whoever hears it claims.
+    is idle. It says only that something changed, so every news leads to a claim.
     """
 
     def __init__(self) -> None:

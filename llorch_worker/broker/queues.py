@@ -1,8 +1,8 @@
 """Which Redis list a job waits in.
 
-kombu keeps one list a priority step, pops step 0 first and cannot tell a message of priority 0
-from one without a priority: both lie in the list that carries the queue's plain name. "Without"
-must mean normal, so normal *is* step 0, and what goes before it needs a list of its own:
+kombu keeps one list for each priority step, pops step 0 first, and cannot tell priority 0 from no
+priority: both use the list with the queue's plain name. A message without a priority must be
+normal, so normal is step 0, and a higher priority needs a queue of its own:
 
     =================================  ====================================================
     ``llorch.<model>:high``            "high"; a queue of its own, popped before all others
@@ -12,13 +12,13 @@ must mean normal, so normal *is* step 0, and what goes before it needs a list of
     =================================  ====================================================
 
 A worker claims from all these lists in the order above. A stock producer reaches the high list by
-naming its queue. The colon cannot be part of a model name, so no model's queue is another's high
-queue.
+naming its queue.
 
-Each worker also has queues of its own, for jobs that are meant for it and no other:
-``llorch.<model>@gpu0.host`` and, before all others, ``llorch.<model>@gpu0.host:high``, with the
-same priority lists. They come before the shared ones of the same priority. Neither can the ``@`` be
-part of a model name.
+Each worker also has two worker queues, for jobs meant for it alone: ``llorch.<model>@gpu0.host``
+and ``llorch.<model>@gpu0.host:high``, with the same priority lists. They come before the shared
+ones of the same priority.
+
+Model names contain neither ``:`` nor ``@``, so no two of these names are the same.
 """
 
 from __future__ import annotations
@@ -46,34 +46,10 @@ class Route:
     queue: str
     priority: int | None
 
-
-def normal_queue(model: str) -> str:
-    return f"{QUEUE_PREFIX}{model}"
-
-
-def high_queue(model: str) -> str:
-    return f"{QUEUE_PREFIX}{model}{HIGH_SUFFIX}"
-
-
-def worker_queue(model: str, worker: str) -> str:
-    """The queue of one worker alone: ``gpu0@host`` serving ``toy`` has ``llorch.toy@gpu0.host``."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", worker.replace("@", ".", 1))
-    return f"{normal_queue(model)}{WORKER_MARK}{name}"
-
-
-def queues(model: str, worker: str | None = None) -> tuple[str, ...]:
-    """The queues that a worker of ``model`` consumes, in pop order; its own among them where its
-    node name is given."""
-    shared = (high_queue(model), normal_queue(model))
-    if worker is None:
-        return shared
-    own = own_queues(worker_queue(model, worker))
-    return own[0], shared[0], own[1], shared[1]
-
-
-def own_queues(own: str) -> tuple[str, str]:
-    """Both queues of a worker, in pop order, by the name of the normal one."""
-    return f"{own}{HIGH_SUFFIX}", own
+    @property
+    def list_key(self) -> str:
+        """The Redis list that a message with this route is pushed to."""
+        return f"{self.queue}{STEP_SEPARATOR}{self.priority}" if self.priority else self.queue
 
 
 def route(model: str, priority: Priority, worker: str | None = None) -> Route:
@@ -88,23 +64,54 @@ def route(model: str, priority: Priority, worker: str | None = None) -> Route:
             return Route(normal, LOW_STEP)
 
 
-def is_job_queue(queue: str) -> bool:
-    return queue.startswith(QUEUE_PREFIX)
+def normal_queue(model: str) -> str:
+    return f"{QUEUE_PREFIX}{model}"
+
+
+def worker_queue(model: str, worker: str) -> str:
+    """The normal queue of one worker alone: ``llorch.toy@gpu0.host`` for ``gpu0@host``."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", worker.replace("@", ".", 1))
+    return f"{normal_queue(model)}{WORKER_MARK}{name}"
+
+
+def suspects(model: str) -> str:
+    """The list of jobs that may have killed their last worker; see ``lua/claim.lua``."""
+    return f"{normal_queue(model)}{SUSPECTS_SUFFIX}"
+
+
+def queues(model: str, worker: str | None = None) -> tuple[str, ...]:
+    """The queues that a worker of ``model`` consumes, in pop order.
+
+    ``worker`` is its node name; with it, its worker queues are among them.
+    """
+    shared = normal_queue(model)
+    normal = [shared] if worker is None else [worker_queue(model, worker), shared]
+    return *(f"{queue}{HIGH_SUFFIX}" for queue in normal), *normal
 
 
 def lists(consumed: Iterable[str]) -> list[str]:
     """The Redis lists of the ``consumed`` queues, the most urgent first."""
     consumed = tuple(consumed)
-    return [
-        f"{queue}{STEP_SEPARATOR}{step}" if step else queue
-        for step in PRIORITY_STEPS
-        for queue in consumed
-    ]
+    return [Route(queue, step).list_key for step in PRIORITY_STEPS for queue in consumed]
 
 
-def suspects(model: str) -> str:
-    """Jobs that may have killed their last worker; see ``lua/claim.lua``. Claimed before all."""
-    return f"{QUEUE_PREFIX}{model}{SUSPECTS_SUFFIX}"
+def shared_lists(model: str) -> list[str]:
+    """Every list that jobs for any worker of ``model`` wait in, the suspects' last."""
+    return [*lists(queues(model)), suspects(model)]
+
+
+def worker_lists(queue: str) -> list[str]:
+    """Every list of the worker whose normal queue this is, the most urgent first."""
+    return lists((f"{queue}{HIGH_SUFFIX}", queue))
+
+
+def is_job_queue(queue: str) -> bool:
+    return queue.startswith(QUEUE_PREFIX)
+
+
+def queue_of(list_key: str) -> str:
+    """The queue that a list belongs to."""
+    return list_key.partition(STEP_SEPARATOR)[0]
 
 
 def normal_queue_of(queue_or_list: str) -> str:
@@ -115,13 +122,3 @@ def normal_queue_of(queue_or_list: str) -> str:
 def model_of(queue_or_list: str) -> str:
     """The model that jobs in this queue, or list of a queue, are for."""
     return normal_queue_of(queue_or_list).partition(WORKER_MARK)[0].removeprefix(QUEUE_PREFIX)
-
-
-def list_of(to: Route) -> str:
-    """The Redis list that a message with this route is pushed to."""
-    return f"{to.queue}{STEP_SEPARATOR}{to.priority}" if to.priority else to.queue
-
-
-def queue_of(list_key: str) -> str:
-    """The queue that a list belongs to."""
-    return list_key.partition(STEP_SEPARATOR)[0]

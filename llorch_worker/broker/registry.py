@@ -1,4 +1,4 @@
-"""Who serves what: workers announce themselves and their model, clients and operators read it."""
+"""Who serves what: workers announce themselves and their model; clients and operators read it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ WORKER_TTL_S = worker_queues.GONE_AFTER_S
 
 
 class _Card(BaseModel):
-    # ``ignore``: workers and clients of neighbouring versions read each other's cards.
+    # Workers and clients of neighbouring versions read each other's cards.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class ModelCard(_Card):
-    """What is known of a model that some worker served once."""
+    """A model that some worker served once."""
 
     name: str
     max_context: int
     queue_limit: int = 0
-    """The most jobs that may wait for it; 0 is no limit. The latest worker's word holds."""
+    """The most jobs that may wait; 0 for no limit. The latest worker decides."""
     last_seen: float
     """Unix time of the worker that wrote it."""
 
 
 class WorkerCard(_Card):
-    """A worker that is alive. ``engine`` holds the figures of ``inspect stats``."""
+    """A worker that is alive; ``engine`` holds the figures of ``inspect stats``."""
 
     hostname: str
     pid: int
@@ -47,9 +47,9 @@ class WorkerCard(_Card):
 
 
 def announce(client: redis.Redis, card: WorkerCard) -> WorkerCard | None:
-    """Writes the worker's and its model's card, and that its own queue is served.
+    """Writes the cards of the worker and its model, and that its worker queue is served.
 
-    Returns what was there under the worker's name.
+    Returns the previous card under the worker's name.
     """
     model = ModelCard(
         name=card.model,
@@ -68,7 +68,7 @@ def announce(client: redis.Redis, card: WorkerCard) -> WorkerCard | None:
 
 
 def withdraw(client: redis.Redis, hostname: str) -> None:
-    """Forgets a worker that ended; its model stays known, so its jobs may wait for another."""
+    """Deletes a worker's card. Its model stays known, so that jobs may wait for another worker."""
     with client.pipeline(transaction=False) as pipe:
         pipe.delete(keys.worker(hostname))
         pipe.srem(keys.WORKERS, hostname)

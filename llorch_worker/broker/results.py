@@ -1,14 +1,15 @@
-"""A job's stored state, read from the key and format of Celery's own Redis backend."""
+"""A job's stored state, in the format of Celery's own Redis backend."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from celery.exceptions import TaskRevokedError
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from celery.states import READY_STATES
+from pydantic import BaseModel
 
 from llorch_worker.contract import (
     ERROR_CLASSES,
@@ -34,36 +35,19 @@ class StoredState:
     worker: str | None = None
 
 
-class _Succeeded(BaseModel):
-    status: Literal["SUCCESS"]
-    result: GenerationResult
-
-
 class _Stored(BaseModel):
     status: str
     result: Any = None
-
-
-_STORED: TypeAdapter[_Succeeded | _Stored] = TypeAdapter(
-    Annotated[_Succeeded | _Stored, Field(union_mode="left_to_right")]
-)
 
 
 def decode_state(document: str | bytes | None) -> StoredState:
     """The state in a ``celery-task-meta-<id>`` value; ``None`` (no such key) is PENDING."""
     if document is None:
         return StoredState("PENDING")
-    try:
-        stored = _STORED.validate_json(document)
-    except ValidationError:
-        # Python's JSON holds what Unicode does not, half a character say: a stranger's task name.
-        stored = _Stored.model_validate(json.loads(document))
-    if isinstance(stored, _Succeeded):
-        return StoredState(stored.status, end=stored.result, worker=stored.result.worker)
+    stored = _Stored.model_validate(json.loads(document))
     status, result = stored.status, stored.result
     match status:
         case "SUCCESS":
-            # Tells what is wrong with it.
             value = GenerationResult.model_validate(result)
             return StoredState(status, end=value, worker=value.worker)
         case "FAILURE":
@@ -75,7 +59,7 @@ def decode_state(document: str | bytes | None) -> StoredState:
 
 
 def terminal_event(end: GenerationResult | LlorchError) -> Event:
-    """The event that a stream of a job with this end closes with."""
+    """The event that closes the stream of a job with this end."""
     match end:
         case GenerationResult():
             return Finished(
@@ -88,7 +72,7 @@ def terminal_event(end: GenerationResult | LlorchError) -> Event:
 
 
 def _error(stored: Any) -> LlorchError:
-    # {"exc_type", "exc_message", "exc_module"}; exc_message is the exception's ``args``.
+    # ``exc_message`` is the exception's ``args``.
     name, arguments = stored.get("exc_type", "an error"), stored.get("exc_message")
     if isinstance(arguments, list) and len(arguments) == 4 and arguments[1] in ERROR_CLASSES:
         message, code, retriable, faults = arguments
@@ -96,10 +80,9 @@ def _error(stored: Any) -> LlorchError:
     return InternalError(f"the worker could not run the job: {name}")
 
 
-def failure_document(job_id: str, error: LlorchError, *, date_done: str | None = None) -> str:
-    """What Celery's Redis backend stores for a task that raised ``error``; ``date_done``: when it
-    ended, if not now."""
-    return _error_document(job_id, FAILURE, error, date_done)
+def failure_document(job_id: str, error: LlorchError) -> str:
+    """What Celery's Redis backend stores for a task that raised ``error``."""
+    return _error_document(job_id, FAILURE, error)
 
 
 def revoked_document(job_id: str) -> str:
@@ -109,17 +92,11 @@ def revoked_document(job_id: str) -> str:
 
 def started_document(job_id: str, worker: str, pid: int) -> str:
     """What Celery's Redis backend stores for a task that begins in process ``pid``."""
-    result = {"pid": pid, "hostname": worker}
-    return json.dumps(result_meta(STARTED, result) | {"task_id": job_id})
+    return json.dumps(result_meta(job_id, STARTED, {"pid": pid, "hostname": worker}))
 
 
 def result_meta(
-    status: str,
-    result: Any,
-    *,
-    traceback: str | None = None,
-    children: Any = (),
-    date_done: str | None = None,
+    job_id: str, status: str, result: Any, *, traceback: str | None = None, children: Any = ()
 ) -> dict[str, Any]:
     """The fields that Celery stores of any task."""
     return {
@@ -127,23 +104,15 @@ def result_meta(
         "result": result,
         "traceback": traceback,
         "children": children,
-        "date_done": date_done,
+        "date_done": datetime.now(UTC).isoformat() if status in READY_STATES else None,
+        "task_id": job_id,
     }
 
 
-def now() -> str:
-    """As Celery writes when a task ended."""
-    return datetime.now(UTC).isoformat()
-
-
-def _error_document(
-    job_id: str, status: str, error: Exception, date_done: str | None = None
-) -> str:
+def _error_document(job_id: str, status: str, error: Exception) -> str:
     result = {
         "exc_type": type(error).__name__,
         "exc_message": error.args,
         "exc_module": type(error).__module__,
     }
-    return json.dumps(
-        result_meta(status, result, date_done=date_done or now()) | {"task_id": job_id}
-    )
+    return json.dumps(result_meta(job_id, status, result))

@@ -19,6 +19,8 @@ from redis.exceptions import NoScriptError
 from llorch_worker.broker import keys, queues
 
 Argument = str | int | float | bytes
+Reply = str | bytes
+"""A string: str from our own clients, bytes from kombu's and Celery's."""
 
 _PARTS = {
     "claim": ("lists", "message", "take"),
@@ -82,3 +84,7 @@ def run_script(
         return client.evalsha(digest(name), len(lists), *lists, *arguments)
     except NoScriptError:
         return client.eval(_source(name), len(lists), *lists, *arguments)
+
+
+def text(reply: Reply) -> str:
+    return reply.decode() if isinstance(reply, bytes) else reply

@@ -29,6 +29,7 @@ from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import read_envelope
 from llorch_worker.broker.queue_news import QueueNews
+from llorch_worker.broker.waiting import lengths
 from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
@@ -140,11 +141,8 @@ class ClaimChannel(kombu_redis.Channel):
     # What kombu asks of a Redis channel -------------------------------------------------------
 
     def _size(self, queue: str) -> int:
-        # No transaction: a server at maxmemory refuses any, also one that only reads.
-        with self.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
-            for name in queues.lists([queue]):
-                pipe.llen(name)
-            return sum(pipe.execute())
+        with self.conn_or_acquire() as client:
+            return sum(lengths(client, queues.lists([queue])))
 
     def _queue_bind(self, exchange: str, *args: Any) -> None:
         try:
@@ -178,7 +176,7 @@ class ClaimChannel(kombu_redis.Channel):
     def _brpop_read(self, **options: Any) -> Any:
         if not self.consumes_jobs:
             return super()._brpop_read(**options)
-        # Not waiting meanwhile: if the news cannot be read, the next turn begins anew.
+        # No longer waiting, so that the next turn begins anew if the news cannot be read.
         self._in_poll = None
         self._look()
         return True
@@ -224,7 +222,7 @@ class ClaimChannel(kombu_redis.Channel):
 
     def _deliver_claims(self, taken: Iterable[Claim], consumed: list[str]) -> None:
         waiting = deque(taken)
-        # All held before any is delivered, so that their leases are renewed meanwhile.
+        # All are held before any is delivered, so that their leases are renewed.
         for claim in waiting:
             HELD_CLAIMS.add(claim)
         try:

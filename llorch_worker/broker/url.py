@@ -59,10 +59,10 @@ class SentinelUrl:
 
     sentinels: tuple[tuple[str, int], ...]
     master_name: str
-    db: int
-    username: str | None
-    password: str | None
-    sentinel_password: str | None
+    redis_options: dict[str, Any]
+    """For the connections to the master."""
+    sentinel_options: dict[str, Any]
+    """For the connections to the sentinels: if one does not answer, the next is asked."""
     bare: str
     """The URL without its options, as Celery and kombu read it."""
 
@@ -81,27 +81,19 @@ class SentinelUrl:
         return cls(
             sentinels=tuple((str(part.hostname), part.port or SENTINEL_PORT) for part in parts),
             master_name=options.get("master_name", DEFAULT_MASTER),
-            db=int(db),
-            username=_first(part.username for part in parts),
-            password=_first(part.password for part in parts),
-            sentinel_password=options.get("sentinel_password"),
+            redis_options={
+                "db": int(db),
+                "username": _first(part.username for part in parts),
+                "password": _first(part.password for part in parts),
+            },
+            sentinel_options={
+                "password": options.get("sentinel_password"),
+                "socket_connect_timeout": SENTINEL_TIMEOUT_S,
+                "socket_timeout": SENTINEL_TIMEOUT_S,
+                "retry": Retry(NoBackoff(), 0),
+            },
             bare=SEPARATOR.join(f"{SENTINEL}://{part.netloc}/{db}" for part in parts),
         )
-
-    @property
-    def sentinel_options(self) -> dict[str, Any]:
-        """For the connections to the sentinels: if one does not answer, the next is asked."""
-        options: dict[str, Any] = {
-            "socket_connect_timeout": SENTINEL_TIMEOUT_S,
-            "socket_timeout": SENTINEL_TIMEOUT_S,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        return options | ({"password": self.sentinel_password} if self.sentinel_password else {})
-
-    @property
-    def redis_options(self) -> dict[str, Any]:
-        """For the connections to the master."""
-        return {"db": self.db, "username": self.username, "password": self.password}
 
     @property
     def transport_options(self) -> dict[str, Any]:

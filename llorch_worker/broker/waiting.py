@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from redis import Redis
 from redis.client import NEVER_DECODE
@@ -12,11 +12,9 @@ from redis.client import NEVER_DECODE
 from llorch_worker.broker import keys
 from llorch_worker.broker.queues import (
     QUEUE_PREFIX,
-    lists,
     normal_queue,
     normal_queue_of,
-    queues,
-    suspects,
+    shared_lists,
 )
 from llorch_worker.broker.worker_queues import lists_of_workers
 
@@ -26,66 +24,50 @@ MOST_SCANS = 200
 
 @dataclass(frozen=True)
 class Waiting:
-    """How many jobs of one model wait, at every priority; ``suspects`` of them may have killed
-    their last worker, ``direct`` of them wait for one worker alone."""
+    """How many jobs of one model wait, at every priority."""
 
     jobs: int
     suspects: int
+    """Those of them that may have killed their last worker."""
     direct: int
+    """Those of them that wait in worker queues."""
 
 
-@lru_cache
-def lists_of(model: str) -> tuple[str, ...]:
-    """Every Redis list that jobs for any worker of ``model`` wait in, the suspects' last."""
-    return *lists(queues(model)), suspects(model)
+def lengths(client: Redis, lists: Iterable[str | bytes]) -> list[int]:
+    """How many jobs are in each list now."""
+    # No transaction: a server at maxmemory refuses any, also one that only reads.
+    with client.pipeline(transaction=False) as pipe:
+        for name in lists:
+            pipe.llen(name)
+        return [int(length) for length in pipe.execute()]
 
 
 def waiting(client: Redis, model: str) -> Waiting:
-    """The lengths of the model's lists now."""
-    shared = lists_of(model)
-    with client.pipeline(transaction=False) as pipe:
-        for name in [*shared, *lists_of_workers(client, model)]:
-            pipe.llen(name)
-        lengths = [int(length) for length in pipe.execute()]
-    return Waiting(
-        jobs=sum(lengths), suspects=lengths[len(shared) - 1], direct=sum(lengths[len(shared) :])
-    )
+    """How many jobs of the model wait now."""
+    shared = lengths(client, shared_lists(model))
+    direct = sum(lengths(client, lists_of_workers(client, model)))
+    return Waiting(jobs=sum(shared) + direct, suspects=shared[-1], direct=direct)
 
 
 def unserved(client: Redis) -> dict[str, int]:
-    """Queues of no model and no worker that is known, with the jobs that wait there at every
-    priority.
+    """Queues of no known model or worker, with the number of jobs that wait there.
 
-    A stock producer that mistypes a model, or a worker, fills one. Only the keys themselves tell of
-    them; of a Redis with more than a million a part is looked at. Bytes that are not UTF-8 stand in
-    a queue's name as ``\\xff``.
+    A stock producer that mistypes a model, or a worker, fills one. Only a scan of the keys finds
+    them; of a Redis with more than a million keys, a part is scanned. In a queue's name, bytes that
+    are not UTF-8 appear as ``\\xff``.
     """
     known = {normal_queue(str(model)) for model in client.hkeys(keys.MODELS)}
     known |= {str(queue) for queue in client.zrange(keys.WORKER_QUEUES, 0, -1)}
     found: defaultdict[str, set[bytes]] = defaultdict(set)
     cursor = 0
     for _ in range(MOST_SCANS):
-        cursor, names = _scan_lists(client, cursor)
+        # As ``client.scan``, but with names as bytes: a stranger's list may have any name.
+        match = ("MATCH", f"{QUEUE_PREFIX}*", "COUNT", SCANNED_AT_ONCE_KEYS, "TYPE", "list")
+        cursor, names = client.execute_command("SCAN", cursor, *match, **{NEVER_DECODE: True})
         for name in names:
             found[normal_queue_of(name.decode(errors="backslashreplace"))].add(name)
         if not cursor:
             break
-    places = [(queue, name) for queue in sorted(found.keys() - known) for name in found[queue]]
-    with client.pipeline(transaction=False) as pipe:
-        for _, name in places:
-            pipe.llen(name)
-        lengths = [int(length) for length in pipe.execute()]
-    jobs: Counter[str] = Counter()
-    for (queue, _), length in zip(places, lengths, strict=True):
-        jobs[queue] += length
-    # None where somebody took the jobs since the scan.
+    jobs = {queue: sum(lengths(client, found[queue])) for queue in sorted(found.keys() - known)}
+    # Somebody may have taken the jobs since the scan.
     return {queue: count for queue, count in jobs.items() if count}
-
-
-def _scan_lists(client: Redis, cursor: int) -> tuple[int, list[bytes]]:
-    """As ``client.scan``, with names as they are: anybody's list may be called anything."""
-    match: list[str | int] = ["MATCH", f"{QUEUE_PREFIX}*", "COUNT", SCANNED_AT_ONCE_KEYS]
-    scanned: tuple[int, list[bytes]] = client.execute_command(
-        "SCAN", cursor, *match, "TYPE", "list", **{NEVER_DECODE: True}
-    )
-    return scanned

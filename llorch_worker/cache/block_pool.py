@@ -1,12 +1,12 @@
-"""Who holds which KV block, and what free blocks still hold: the one ledger of a process.
+"""The ledger of KV blocks: which sequences hold them, and what free blocks still contain.
 
-A block is held by one sequence or by several that begin alike; it is free when nobody holds it. A
-free block keeps its contents until the block is needed: those without contents go first, then the
-one that was given up longest ago.
+One sequence holds a block, or several that begin alike. A block that nobody holds is free and keeps
+its contents until it is allocated again. Blocks without contents are allocated first, then the one
+that was freed longest ago.
 
-Two rules keep the tree of contents whole. Who holds a block holds one of every prefix before it,
-and gives them up together, the last block first. And of a prefix that someone holds no free block
-has a copy. So a prefix is never forgotten before those that go on from it.
+Two rules keep the tree of contents whole. A sequence that holds a block also holds a block of every
+prefix before it, and frees them together, the last block first. If a prefix is held, no free block
+has a copy of it. So a prefix is never forgotten before the prefixes that continue it.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from llorch_worker.cache.prefix import Prefix
 
 
 class NoFreeBlocks(Exception):
-    """Fewer blocks are free than were asked for; nothing was taken."""
+    """Fewer blocks are free than wanted; none is allocated."""
 
 
 class BlockAccountingError(Exception):
-    """The ledger does not add up, as when a block is freed twice: a defect, no user's fault."""
+    """The ledger does not add up, for example because a block is freed twice: a defect."""
 
 
 class BlockPool:
-    """Hands out block ids ``0 .. total - 1``; not thread-safe, the engine thread owns it."""
+    """Allocates block ids ``0 .. total - 1``. Not thread-safe: the engine thread owns it."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.root = Prefix()
         self._holders = [0] * total
         self._contents: list[Prefix | None] = [None] * total
-        # The end of the list goes first: low ids first, then what was freed last.
+        # Allocated from the end: low ids first, then what was freed last.
         self._blank = list(range(total - 1, -1, -1))
-        # Free blocks with contents, the one given up longest ago first.
+        # Free blocks with contents, the one freed longest ago first.
         self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free_count(self) -> int:
-        """Blocks that nobody holds, with contents or without."""
+        """Blocks that nobody holds, with or without contents."""
         return len(self._blank) + len(self._kept)
 
     @property
@@ -50,18 +50,15 @@ class BlockPool:
         return len(self._kept)
 
     def holders(self, block: int) -> int:
-        """How many hold ``block``."""
+        """How many sequences hold ``block``."""
         return self._holders[block]
 
     def contents(self, block: int) -> Prefix | None:
-        """What was published as the contents of ``block``, as long as it is known."""
+        """The published contents of ``block``, until they are forgotten."""
         return self._contents[block]
 
     def allocate(self, count: int) -> list[int]:
-        """``count`` blocks to write to; raises NoFreeBlocks, and takes none, when there are fewer.
-
-        What they held is forgotten.
-        """
+        """``count`` blocks to write to, whose contents are forgotten. Raises NoFreeBlocks."""
         if count < 0:
             raise ValueError(f"cannot allocate {count} blocks")
         if count > self.free_count:
@@ -75,7 +72,7 @@ class BlockPool:
         return ids
 
     def share(self, prefix: Prefix) -> int:
-        """A block that holds the end of ``prefix``, to be read only; the caller now holds it."""
+        """A read-only block with the end of ``prefix``; the caller now holds it."""
         block = prefix.copies[0]
         if not self._holders[block]:
             del self._kept[block]
@@ -83,12 +80,12 @@ class BlockPool:
         return block
 
     def publish(self, block: int, parent: Prefix, token_ids: tuple[int, ...]) -> Prefix:
-        """Notes that a held ``block`` is full of ``token_ids`` after ``parent``; returns the whole.
+        """Records that a held ``block`` is full of ``token_ids`` after ``parent``.
 
-        From now on it must not be written to.
+        Returns the prefix that ends with it. Nothing may write to the block any more.
         """
         if not self._holders[block] or self._contents[block] is not None:
-            raise BlockAccountingError(f"block {block} is free or was published before")
+            raise BlockAccountingError(f"block {block} is free or already published")
         prefix = parent.children.get(token_ids)
         if prefix is None:
             prefix = parent.children[token_ids] = Prefix(parent, token_ids)
@@ -99,10 +96,10 @@ class BlockPool:
         return prefix
 
     def free(self, ids: Ids[int]) -> None:
-        """Gives up a sequence's blocks; raises BlockAccountingError for one that nobody holds."""
+        """Frees a sequence's blocks. Raises BlockAccountingError for one that nobody holds."""
         for block in reversed(ids):
             if not 0 <= block < self.total or not self._holders[block]:
-                raise BlockAccountingError(f"block {block} was freed but is not held")
+                raise BlockAccountingError(f"block {block} is freed but not held")
             self._holders[block] -= 1
             if self._holders[block]:
                 continue
@@ -115,9 +112,9 @@ class BlockPool:
                 self._forget(block)
 
     def withdraw(self, prefix: Prefix) -> None:
-        """Forgets ``prefix`` and all that goes on from it; who holds the blocks keeps them."""
+        """Forgets ``prefix`` and all that continue it; holders keep their blocks."""
         if prefix.parent is None:
-            raise ValueError("the root is no text")
+            raise ValueError("cannot withdraw the root")
         del prefix.parent.children[prefix.token_ids]
         doomed = [prefix]
         while doomed:
@@ -132,8 +129,8 @@ class BlockPool:
             prefix.copies.clear()
 
     def check_integrity(self) -> None:
-        """Raises BlockAccountingError unless each block is either free once or held, and the tree
-        knows exactly what the blocks hold."""
+        """Raises BlockAccountingError unless every block is either free once or held, and the tree
+        knows exactly what the blocks contain."""
         free = {*self._blank, *self._kept}
         if len(free) != self.free_count:
             raise BlockAccountingError("a block is on the free list twice")
@@ -150,7 +147,7 @@ class BlockPool:
             if any(self._contents[block] is not prefix for block in prefix.copies):
                 raise BlockAccountingError("a prefix claims a block of other contents")
             if not prefix.copies:
-                raise BlockAccountingError("a prefix was forgotten before what goes on from it")
+                raise BlockAccountingError("a prefix was forgotten before one that continues it")
             if len(prefix.copies) > 1 and any(block in free for block in prefix.copies):
                 raise BlockAccountingError("a free block copies what others hold")
             found.update(prefix.copies)
@@ -158,7 +155,7 @@ class BlockPool:
             raise BlockAccountingError("a block's contents cannot be found")
 
     def _forget(self, block: int) -> None:
-        """Makes a free block a blank one."""
+        """Takes its contents from a free block."""
         prefix = self._contents[block]
         assert prefix is not None
         assert prefix.parent is not None

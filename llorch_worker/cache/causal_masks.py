@@ -8,10 +8,9 @@ import torch
 class CausalMasks:
     """The bottom ``max_query`` rows of the causal [max_context, max_context] mask, as bool.
 
-    Query i of the last q tokens of a context of c tokens may see keys 0 .. c - q + i: the bottom
-    right [q, c] corner of the square, whatever q and c are. So the square's bottom rows are
-    enough, as many as a step has query tokens: 4 MB for 1,024 rows of a 4,096 context, where the
-    square would take 16 MB, and 128 MB instead of 16 GB at 131,072.
+    Query i of the last q tokens of a context of c tokens may see keys 0 .. c - q + i. That is the
+    bottom right [q, c] corner of the square, whatever q and c are, so as many bottom rows as a step
+    has query tokens are enough. ``python -m benches.cache_memory`` shows what that saves.
     """
 
     def __init__(self, *, max_query: int, max_context: int, device: torch.device) -> None:

@@ -35,10 +35,7 @@ class PagedKV:
         if not self._scaled:
             return LayerKV(self.keys[layer], self.values[layer])
         return LayerKV(
-            self.keys[layer],
-            self.values[layer],
-            self._key_scales[layer],
-            self._value_scales[layer],
+            self.keys[layer], self.values[layer], self._key_scales[layer], self._value_scales[layer]
         )
 
     @staticmethod

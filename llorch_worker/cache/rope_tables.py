@@ -11,12 +11,12 @@ import torch
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How a model stretches its positions beyond the context that it was first trained for.
+    """How a model extends its context beyond the one it was first trained for.
 
-    ``linear`` divides all frequencies by ``factor``; ``llama3`` the low ones, with a smooth
-    passage between; ``yarn`` blends by rotations within the original context and sharpens
-    attention; ``factors`` divides each by a number of its own (a GGUF file's ``rope_freqs``) and
-    by ``factor``.
+    ``linear`` divides all frequencies by ``factor``. ``llama3`` divides the low ones, with a smooth
+    transition. ``yarn`` blends by rotations within the original context and sharpens attention.
+    ``factors`` divides each frequency by its own number (``rope_freqs`` in a GGUF file) and by
+    ``factor``.
     """
 
     kind: Literal["linear", "llama3", "yarn", "factors"]
@@ -29,7 +29,7 @@ class RopeScaling:
     attention_factor: float = 1.0
     """Multiplies cosines and sines (``yarn``)."""
     truncate: bool = True
-    """Round the borders of ``yarn``'s blend to whole pairs."""
+    """Round the ends of ``yarn``'s blend to whole pairs."""
     factors: tuple[float, ...] = ()
 
 
@@ -61,7 +61,7 @@ class RopeTables:
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
-    """Radians a position for each pair of a head, [head_dim / 2] float32.
+    """Radians per position for each pair of a head: [head_dim / 2] float32.
 
     RoFormer (arXiv 2104.09864) with the scalings of position interpolation (2306.15595), Llama 3.1
     and YaRN (2309.00071), each as transformers computes it.
@@ -93,7 +93,7 @@ def _yarn(periods: torch.Tensor, theta: float, scaling: RopeScaling) -> torch.Te
     head_dim = 2 * len(periods)
 
     def pair_that_turns(rotations: float) -> float:
-        """The (fractional) pair that turns so often within the original context."""
+        """The (fractional) pair that makes so many rotations within the original context."""
         wavelength = scaling.original_max_context / (rotations * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(theta))
 
@@ -102,8 +102,8 @@ def _yarn(periods: torch.Tensor, theta: float, scaling: RopeScaling) -> torch.Te
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
-        high += 0.001  # as transformers: no division by zero
+        high += 0.001  # as transformers, against division by zero
     pairs = torch.arange(head_dim // 2, dtype=torch.float32)
     kept = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
-    # In this order and form, because a bit of a frequency is many of an angle far into a context.
+    # Far into a context one bit of a frequency is many bits of an angle: keep this order.
     return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept

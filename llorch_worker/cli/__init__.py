@@ -1,20 +1,20 @@
-"""The ``llorch`` command: one file a command group.
+"""The ``llorch`` command: one file a command.
 
-Nothing heavy is imported here: ``llorch --help`` must answer at once, and on a machine that has
-only the base install.
+Imports nothing heavy: ``llorch --help`` must answer at once, also with only the base install.
 """
 
 from __future__ import annotations
 
-from llorch_worker.stack.interrupts import leaving_at_once
+from llorch_worker.cli.terminal.interrupts import leaving_at_once
 
 
 def main() -> None:
     """Run the command line; exit with a code of :mod:`llorch_worker.contract.command_errors`."""
     with leaving_at_once():
-        from llorch_worker.cli.app import run
-    code = run()
-    # An interrupt that went through an eval or exec of CPython's own, as imports have them, leaves
-    # a mark with which the interpreter ends by SIGINT whatever the exit code; this takes it off.
+        from llorch_worker.cli.app import app
+        from llorch_worker.cli.terminal.command_line import run
+    code = run(app, "llorch")
+    # A KeyboardInterrupt that passed through eval or exec, as in imports, makes CPython end by
+    # SIGINT whatever the exit code. A further eval clears that mark.
     eval("0")
     raise SystemExit(code)

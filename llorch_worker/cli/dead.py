@@ -1,4 +1,4 @@
-"""``llorch dead``: jobs that nobody will run by themselves, until an operator decides."""
+"""``llorch dead``: dead letters, which wait for an operator's decision."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
+from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.status import ago
 from llorch_worker.cli.terminal.screen import Screen, harmless, json_text
-from llorch_worker.contract.command_errors import FAILED, CommandError, usage_error
+from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.settings import Settings
 
@@ -28,34 +28,36 @@ if TYPE_CHECKING:
 LISTED_LETTERS = 50
 
 app = typer.Typer(
-    help="Dead letters: jobs that lost every worker they ran on, and messages that are none.",
+    help="List, retry or drop dead letters: jobs that lost every worker they ran on, and "
+    "malformed messages.",
     no_args_is_help=True,
 )
 
 _WHY_NOT = {
-    "malformed": "it is no message that a worker could read",
-    "gone": "it was retried or dropped meanwhile",
-    "under way": "the same job waits or runs already",
-    "ended": "the job has ended well, or was cancelled",
+    "malformed": "no worker can read the message",
+    "gone": "it has been retried or dropped already",
+    "under way": "the same job is already waiting or running",
+    "ended": "the job succeeded or was cancelled",
 }
 
-LetterArgument = Annotated[str, typer.Argument(metavar="ID", help="What llorch dead list shows.")]
-OneLetterArgument = Annotated[
-    str | None, typer.Argument(metavar="ID", help="What llorch dead list shows.")
-]
+_LETTER_ID = typer.Argument(metavar="ID", help="An id from llorch dead list.")
+LetterArgument = Annotated[str, _LETTER_ID]
+OptionalLetterArgument = Annotated[str | None, _LETTER_ID]
 
 
 @app.command("list")
+@settings_options("redis_url")
 def list_letters(
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="The most to show, newest first.")
+        int, typer.Option("--limit", min=1, help="Number of letters to show.")
     ] = LISTED_LETTERS,
-    redis: RedisOption = None,
+    *,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
-    """Show dead letters, the newest first: sizes and reasons, never prompts."""
+    """List dead letters, newest first: sizes and reasons, never prompts."""
     screen = Screen(as_json=as_json)
-    with _redis(settings_from(redis_url=redis)) as client:
+    with _redis(settings) as client:
         from llorch_worker.broker import dead_letters
 
         total = dead_letters.count(client)
@@ -64,33 +66,33 @@ def list_letters(
         screen.document({"total": total, "dead_letters": [_summary(it) for it in letters]})
         return
     for letter in letters:
-        screen.out.print(
-            f"{harmless(letter.id)}  {letter.model}  {counted(letter.attempts, 'attempt')}  "
-            f"{human_bytes(letter.message_bytes)}  {_age(letter)}\n  {harmless(letter.reason)}",
-            markup=False,
-            soft_wrap=True,
+        screen.line(
+            f"{letter.id}  {letter.model}  {counted(letter.attempts, 'attempt')}  "
+            f"{human_bytes(letter.message_bytes)}  {_age(letter)}\n  {letter.reason}"
         )
     if not letters:
-        screen.out.print("No dead letters.")
+        screen.line("No dead letters.")
     elif total > len(letters):
-        screen.note(f"{total - len(letters):,} more; --limit shows them")
+        screen.note(f"{total - len(letters):,} more: raise --limit to see them")
 
 
 @app.command("show")
+@settings_options("redis_url")
 def show(
     letter_id: LetterArgument,
     message: Annotated[
         bool,
         typer.Option(
-            "--message", help="Print the raw message and its decoded body, prompt included."
+            "--message", help="Print the raw message and its decoded body, with the prompt."
         ),
     ] = False,
-    redis: RedisOption = None,
+    *,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one dead letter with its history; the message itself only with --message."""
+    """Show one dead letter and its history, and with --message the message itself."""
     screen = Screen(as_json=as_json)
-    with _redis(settings_from(redis_url=redis)) as client:
+    with _redis(settings) as client:
         letter = _find(client, letter_id)
     if as_json:
         screen.document(
@@ -105,18 +107,19 @@ def show(
 
 
 @app.command("retry")
+@settings_options("redis_url")
 def retry(
-    letter_id: OneLetterArgument = None,
-    every: Annotated[bool, typer.Option("--all", help="All that can be retried.")] = False,
-    redis: RedisOption = None,
+    letter_id: OptionalLetterArgument = None,
+    every: Annotated[bool, typer.Option("--all", help="Retry all that can be retried.")] = False,
+    *,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
     """Put a dead job back into its queue, with all its attempts.
 
-    It goes on from the tokens it had. A job past its deadline ends with those.
+    It continues after the tokens that it already has. A job past its deadline ends with those.
     """
     screen = Screen(as_json=as_json)
-    settings = settings_from(redis_url=redis)
     with _redis(settings) as client:
         from llorch_worker.broker import dead_letters
 
@@ -135,21 +138,23 @@ def retry(
     if as_json:
         screen.document({"retried": retried, "left": left})
     else:
-        screen.out.print(f"{counted(len(retried), 'job')} put back into the queue.")
+        screen.line(f"{counted(len(retried), 'job')} put back into the queue.")
         for outcome, count in Counter(left.values()).items():
-            screen.out.print(f"{counted(count, 'letter')} left: {_WHY_NOT[outcome]}.")
+            screen.line(f"{counted(count, 'letter')} left: {_WHY_NOT[outcome]}.")
 
 
 @app.command("drop")
+@settings_options("redis_url")
 def drop(
-    letter_id: OneLetterArgument = None,
-    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    redis: RedisOption = None,
+    letter_id: OptionalLetterArgument = None,
+    every: Annotated[bool, typer.Option("--all", help="Drop all of them.")] = False,
+    *,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget a dead letter: its job stays failed, and its message is gone for good."""
+    """Delete a dead letter for good. Its job stays failed."""
     screen = Screen(as_json=as_json)
-    with _redis(settings_from(redis_url=redis)) as client:
+    with _redis(settings) as client:
         from llorch_worker.broker import dead_letters
 
         chosen = _chosen(client, letter_id, every=every)
@@ -157,7 +162,7 @@ def drop(
     if as_json:
         screen.document({"dropped": dropped})
     else:
-        screen.out.print(f"{counted(len(dropped), 'letter')} dropped.")
+        screen.line(f"{counted(len(dropped), 'letter')} dropped.")
 
 
 @contextmanager
@@ -174,7 +179,7 @@ def _chosen(client: Redis, letter_id: str | None, *, every: bool) -> list[DeadLe
     if (letter_id is None) != every:
         raise usage_error("give either an ID or --all")
     if letter_id is None:
-        # Before the first is touched: one that dies again meanwhile is not met twice.
+        # Listed before any is touched, so that a job that dies again is not retried twice.
         return list(dead_letters.letters(client))
     return [_find(client, letter_id)]
 
@@ -186,8 +191,7 @@ def _find(client: Redis, letter_id: str) -> DeadLetter:
     if letter is None:
         raise CommandError(
             "UNKNOWN_LETTER",
-            f"no dead letter {letter_id[:80]!r}; llorch dead list shows what there is",
-            FAILED,
+            f"no dead letter {letter_id[:80]!r}; llorch dead list shows those there are",
         )
     return letter
 
@@ -212,18 +216,18 @@ def _show(screen: Screen, letter: DeadLetter) -> None:
         "reason": letter.reason,
         "attempts": str(letter.attempts),
         "died": f"{_iso(letter.died_ms)} ({_age(letter)})",
-        "message": f"{size}, prompt included: --message prints it",
+        "message": f"{size}, with the prompt; --message prints it",
         "retry": f"llorch dead retry {letter.id}" if letter.retriable else _WHY_NOT["malformed"],
     }
     for name, text in lines.items():
-        screen.out.print(f"{name:<9} {harmless(text)}", markup=False, soft_wrap=True)
+        screen.line(f"{name:<9} {text}")
     for number, (worker, at_ms) in enumerate(letter.history, start=1):
         name = "history" if number == 1 else ""
-        screen.out.print(f"{name:<9} {_iso(at_ms)}  {worker}", markup=False, soft_wrap=True)
+        screen.line(f"{name:<9} {_iso(at_ms)}  {worker}")
 
 
 def _write_message(screen: Screen, letter: DeadLetter) -> None:
-    """As it lies in Redis, and on a line of its own the body, which is base64 there."""
+    """The message as Redis has it, and on the next line its body, which is base64 there."""
     lines = [letter.message]
     if letter.body is not None:
         lines.append(json_text(letter.body))

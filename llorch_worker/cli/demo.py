@@ -1,4 +1,4 @@
-"""``llorch demo``: the whole way of a job on this machine, in under a minute."""
+"""``llorch demo``: Redis, a worker and 32 jobs on this machine, in under a minute."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llorch_worker.cli.options import JsonOption, settings_from
+from llorch_worker.cli.options import FlowerPortOption, JsonOption, settings_from
 from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.contract import GenerationResult, LlorchError
+from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import DEMO_MODEL
 from llorch_worker.stack import ports
@@ -22,23 +23,25 @@ if TYPE_CHECKING:
     from llorch_worker.stack.stack import Stack
 
 READY_TIMEOUT_S = 120.0
+JOBS = 32
+
+_OPENINGS = ("One day", "There was", "A little", "The dragon", "Long ago", "A tiny snail")
+_TEMPERATURES = (0.0, 0.6, 0.9, 1.2)
+_LENGTHS_TOKENS = (48, 96, 192, 320)
 
 
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave everything up until Ctrl-C.")] = False,
-    flower_port: Annotated[
-        int | None, typer.Option("--flower-port", help="Flower's port (default: 5555 or next).")
-    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep all running until Ctrl-C.")] = False,
+    flower_port: FlowerPortOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start Redis, a worker and Flower; send 32 jobs, stream one, measure all; stop everything."""
+    """Start Redis, a worker and Flower, run and measure 32 jobs, and stop everything."""
     extras.require("worker")
     from llorch_worker.cli.demo_screen import DemoScreen
-    from llorch_worker.stack.interrupts import terminable
     from llorch_worker.stack.stack import Plan, Stack
 
     screen = Screen(as_json=as_json)
-    # The demo is about the shipped model, whatever LLORCH_MODEL says.
+    # The demo runs the shipped model, whatever LLORCH_MODEL says.
     settings = settings_from(model=DEMO_MODEL, model_name="demo")
     flower = not extras.missing_modules("flower")
     plan = Plan(
@@ -51,7 +54,7 @@ def demo(
         flower_port_asked=flower_port is not None,
     )
     view = DemoScreen(screen)
-    with terminable(), Stack(plan, lambda _name, _line: None) as stack:
+    with terminable(), uninterrupted_exit(Stack(plan, lambda _name, _line: None)) as stack:
         _start(view, stack)
         measured, found = _run(view, stack)
         if as_json:
@@ -89,14 +92,49 @@ def _run(view: DemoScreen, stack: Stack) -> tuple[list[Measured], Figures]:
     import asyncio
 
     from llorch_worker.bench.load import figures, run_jobs
-    from llorch_worker.cli.demo_jobs import demo_jobs
 
-    requests = demo_jobs()
+    requests = _jobs()
     with view.jobs(requests[0], len(requests)) as (on_event, on_end):
         measured, wall_s = asyncio.run(
             run_jobs(stack.redis_url, "demo", requests, on_event=on_event, on_end=on_end)
         )
     return measured, figures(measured, wall_s)
+
+
+def _jobs() -> list[GenerationRequest]:
+    """32 requests, the same every time: the streamed one, one of each special kind, plain ones."""
+    streamed = GenerationRequest(
+        prompt="Once upon a time", max_tokens=220, temperature=0.7, seed=11, priority="high"
+    )
+    chat = {"role": "user", "content": "Tell me a story about a dragon."}
+    special = [
+        # Up to the first full stop.
+        GenerationRequest(prompt="The robot", max_tokens=96, temperature=0, stop="."),
+        GenerationRequest(prompt="Lily", max_tokens=96, seed=2, stop=("\n", " and ")),
+        GenerationRequest(prompt="Every night", max_tokens=96, seed=3, stop="."),
+        # Several texts from one prompt.
+        GenerationRequest(prompt="The king", max_tokens=40, seed=4, n=4),
+        GenerationRequest(prompt="A little", max_tokens=40, seed=5, n=2, temperature=0.8),
+        # A chat, through the model's template.
+        GenerationRequest(messages=[chat], max_tokens=64, seed=6),
+        GenerationRequest(messages=[chat], max_tokens=64, temperature=0),
+        # Log probabilities, penalties, narrow sampling, a deadline, other priorities.
+        GenerationRequest(prompt="Long ago", max_tokens=32, seed=8, logprobs=3),
+        GenerationRequest(prompt="One day", max_tokens=64, seed=9, repetition_penalty=1.2),
+        GenerationRequest(prompt="There was", max_tokens=64, seed=10, top_p=0.9, top_k=40),
+        GenerationRequest(prompt="It was a", max_tokens=64, seed=11, deadline_s=50),
+        GenerationRequest(prompt="Lily", max_tokens=24, seed=12, priority="low"),
+    ]
+    plain = [
+        GenerationRequest(
+            prompt=_OPENINGS[index % len(_OPENINGS)],
+            max_tokens=_LENGTHS_TOKENS[index % len(_LENGTHS_TOKENS)],
+            temperature=_TEMPERATURES[index // 2 % len(_TEMPERATURES)],
+            seed=100 + index,
+        )
+        for index in range(JOBS - len(special) - 1)
+    ]
+    return [streamed, *special, *plain]
 
 
 def _document(flower: str | None, found: Figures, measured: list[Measured]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What ``llorch demo`` shows: steps, one story as it comes, a bar over all jobs, the figures."""
+"""What ``llorch demo`` shows: its steps, one story as it comes, a progress bar, the figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rich.console import Group
+from rich.live import Live
 from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -14,8 +18,6 @@ from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract import Event, GenerationRequest, GenerationResult, LlorchError, Tokens
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from llorch_worker.bench.load import Figures, Measured
 
 STREAMED_JOB = 0
@@ -29,23 +31,18 @@ OnEnd = Callable[[int], None]
 
 
 class DemoScreen:
-    """Prints for a person; under ``--json`` it is silent."""
+    """Prints for a person; silent under ``--json``."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._live = screen.out.is_terminal and not screen.as_json
-        self._print(
-            "\n[bold]llorch demo[/]: Redis, a worker, Flower and 32 jobs, on this machine\n"
-        )
+        self._print("\n[bold]llorch demo[/]: Redis, a worker, Flower and 32 jobs on this machine\n")
 
     @contextmanager
     def step(self, label: str) -> Iterator[Callable[[str], None]]:
-        """A spinner while the block runs; the block says with what it ended."""
+        """A spinner while the block runs; the block passes its outcome to the yielded function."""
         outcome: list[str] = []
         if self._live:
-            from rich.live import Live
-            from rich.spinner import Spinner
-
             spinner = Padding(Spinner("dots", f"starting {label}"), (0, 2))
             with Live(spinner, console=self._screen.out, transient=True):
                 yield outcome.append
@@ -58,7 +55,7 @@ class DemoScreen:
 
     @contextmanager
     def jobs(self, streamed: GenerationRequest, total: int) -> Iterator[tuple[OnEvent, OnEnd]]:
-        """The streamed job's text as it comes over a bar of all jobs."""
+        """The streamed job's text as it comes, above a progress bar of all jobs."""
         opening = streamed.prompt or ""
         self._print(f"\n{total} jobs are in the queue. One of them, token by token:\n")
         if self._screen.as_json:
@@ -77,10 +74,6 @@ class DemoScreen:
 
     @contextmanager
     def _moving(self, opening: str, total: int) -> Iterator[tuple[OnEvent, OnEnd]]:
-        from rich.console import Group
-        from rich.live import Live
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
         bar = Progress("  jobs", BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
         task = bar.add_task("", total=total)
         parts = [opening]
@@ -113,16 +106,16 @@ class DemoScreen:
         self._print("")
         self._screen.out.print(table)
         if flower:
-            self._print(f"\n  Flower watched at {flower}; llorch demo --keep leaves it open.")
+            self._print(f"\n  Flower was at {flower}; llorch demo --keep leaves it running.")
         self._stories(measured)
         errors = [job.end for job in measured if isinstance(job.end, LlorchError)]
         for error in errors[:SHOWN_ERRORS]:
             self._screen.out.print(f"  ✗ {error}", style="bold red", markup=False)
 
     def keeping(self, redis_url: str, flower: str | None) -> None:
-        """Says what stays up under ``--keep``."""
+        """What keeps running under ``--keep``."""
         self._print(
-            f"\nAll stays up until Ctrl-C. From another terminal:\n\n"
+            f"\nEverything keeps running until Ctrl-C. From another terminal:\n\n"
             f'  [cyan]llorch submit --redis {redis_url} --stream "Long ago"[/]'
         )
         if flower:
@@ -137,11 +130,11 @@ class DemoScreen:
             and job.end.choices[0].finish_reason == "stop"
             and not job.request.stop
         ]
-        # The longest of those that end by themselves and leave room on the screen.
+        # The longest of those that ended by themselves and fit on the screen.
         fitting = [story for story in whole if len(story[1]) <= LONGEST_STORY_CHARS]
         longest = sorted(fitting, key=lambda story: len(story[1]), reverse=True)
         if longest:
-            self._print("\n  And what came of others:")
+            self._print("\n  Other stories:")
         for prompt, text in longest[:SHOWN_STORIES]:
             story = Text(prompt, "bold")
             story.append(harmless(text), "not bold")

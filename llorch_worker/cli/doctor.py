@@ -1,22 +1,18 @@
-"""``llorch doctor``: is everything here that a worker and a producer need?"""
+"""``llorch doctor``: check everything that a worker and a producer need."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from llorch_worker.cli.options import (
-    DeviceOption,
-    JsonOption,
-    ModelFileOption,
-    RedisOption,
-    settings_from,
-)
+from llorch_worker.cli.options import FlowerPortOption, JsonOption, settings_options
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import FAILED
 from llorch_worker.contract.quantities import counted
+from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
     from llorch_worker.cli.checks import Check
@@ -24,23 +20,18 @@ if TYPE_CHECKING:
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
 
+@settings_options("model", "device", "redis_url")
 def doctor(
-    model: ModelFileOption = None,
-    device: DeviceOption = None,
-    redis: RedisOption = None,
-    flower_port: Annotated[
-        int | None,
-        typer.Option("--flower-port", help="The port that Flower is to have (default: 5555)."),
-    ] = None,
+    settings: Settings,
+    flower_port: FlowerPortOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at Python, Redis, device, model and ports: a verdict and a remedy for each.
+    """Check Python, Redis, devices, model and ports; give a verdict and a remedy for each.
 
-    Exits 1 if anything fails; warnings are things to know.
+    Exits 1 if a check fails; warnings do not count as failures.
     """
     from llorch_worker.cli import checks
 
-    settings = settings_from(model=model, device=device, redis_url=redis)
     screen = Screen(as_json=as_json)
     asked_for_redis = "redis_url" in settings.model_fields_set
     found: list[Check] = []
@@ -56,11 +47,11 @@ def doctor(
         _show(screen, check)
     failures = sum(check.verdict == "fail" for check in found)
     if as_json:
-        screen.document({"ok": not failures, "checks": [check.model_dump() for check in found]})
+        screen.document({"ok": not failures, "checks": [asdict(check) for check in found]})
     else:
         warnings = sum(check.verdict == "warn" for check in found)
         screen.out.print(
-            f"\n{counted(len(found), 'check')}: {failures} failed, {warnings} to know.",
+            f"\n{counted(len(found), 'check')}: {failures} failed, {counted(warnings, 'warning')}.",
             style="bold red" if failures else "bold",
         )
     if failures:

@@ -1,4 +1,4 @@
-"""``llorch inspect``: what a model file is, and what it will cost in memory."""
+"""``llorch inspect``: what a model file is, and how much memory it needs."""
 
 from __future__ import annotations
 
@@ -7,54 +7,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llorch_worker.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    KvCacheBytesOption,
-    KvDtypeOption,
-    MaxContextOption,
-    MaxSequencesOption,
-    settings_from,
-)
+from llorch_worker.cli.options import JsonOption, model_path, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import FAILED
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
+from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
     from llorch_worker.engine.memory.load_plan import LoadPlan
-    from llorch_worker.settings import Settings
 
 
+@settings_options("device", "dtype", "kv_dtype", "max_sequences", "max_context", "kv_cache_bytes")
 def inspect(
     path: Annotated[str, typer.Argument(help="A .gguf file, a Hugging Face folder, or demo.")],
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    kv_dtype: KvDtypeOption = None,
-    max_sequences: MaxSequencesOption = None,
-    max_context: MaxContextOption = None,
-    kv_cache_bytes: KvCacheBytesOption = None,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell what a model file is and what a worker will need for it. Loads no weights.
+    """Describe a model file and the memory that a worker needs for it. Loads no weights.
 
-    Exits 1 if it does not fit on the device as things are.
+    Exits 1 if the model does not fit on the device at present.
     """
-    settings = settings_from(
-        model=path,
-        device=device,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        max_sequences=max_sequences,
-        max_context=max_context,
-        kv_cache_bytes=kv_cache_bytes,
-    )
     extras.require("worker")
     screen = Screen(as_json=as_json)
     from llorch_worker.engine.memory.load_plan import plan_load
     from llorch_worker.text import load_tokenizer
 
+    settings = settings.model_copy(update={"model": model_path(path)})
     plan = plan_load(settings.model, **settings.engine_options)
     load_tokenizer(plan.checkpoint)  # a worker must be able to use it too
     model = _model_document(settings, plan)
@@ -166,20 +145,22 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
     cache = plan.cache_bytes
     kv_bytes = cache["kv"] + cache.get("kv_scales", 0)
     held = f"{plan.full_contexts:g} full context{'' if plan.full_contexts == 1 else 's'}"
-    wish = "" if plan.full_contexts >= plan.max_sequences else ": fewer than sequences"
+    wish = "" if plan.full_contexts >= plan.max_sequences else ", fewer than sequences"
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
     table.add_column(style="dim")
-    table.add_row("  weights", human_bytes(plan.weights_bytes), f"as {plan.kept_as}")
-    table.add_row("  KV cache", human_bytes(kv_bytes), held + wish)
-    table.add_row("  RoPE tables", human_bytes(cache["rope"]), "")
-    table.add_row("  causal masks", human_bytes(cache["masks"]), "")
-    if "decode" in cache:
-        table.add_row("  decode", human_bytes(cache["decode"]), "buffers of recorded steps")
-    table.add_row("  workspace", human_bytes(plan.workspace_bytes), "of one step, as planned")
-    if plan.process_bytes:
-        table.add_row("  process", human_bytes(plan.process_bytes), "Python and its libraries")
+    for label, size_bytes, note in (
+        ("weights", plan.weights_bytes, f"as {plan.kept_as}"),
+        ("KV cache", kv_bytes, held + wish),
+        ("RoPE tables", cache["rope"], ""),
+        ("causal masks", cache["masks"], ""),
+        ("decode", cache.get("decode"), "buffers of recorded steps"),
+        ("workspace", plan.workspace_bytes, "of one step, as planned"),
+        ("process", plan.process_bytes or None, "Python and its libraries"),
+    ):
+        if size_bytes is not None:
+            table.add_row(f"  {label}", human_bytes(size_bytes), note)
     table.add_row(
         "  [not dim bold]total[/]",
         f"[bold]{human_bytes(plan.total_bytes)}[/]",
@@ -191,12 +172,9 @@ def _show_memory(screen: Screen, plan: LoadPlan) -> None:
     )
     screen.out.print(Text(f"\n{title}", "bold"))
     screen.out.print(table)
-    verdict = (
-        Text("fits", "green")
-        if plan.misfit is None
-        else Text(f"does not fit: {plan.misfit}", "bold red")
-    )
-    screen.out.print(Padding(verdict, (0, 0, 0, 2)))
+    verdict = f"does not fit: {plan.misfit}" if plan.misfit else "fits"
+    style = "bold red" if plan.misfit else "green"
+    screen.out.print(Padding(Text(verdict, style), (0, 0, 0, 2)))
     if plan.misfit and plan.full_contexts >= 1 and plan.total_bytes <= plan.free_bytes:
         remark = f"a cache may take {plan.cache_share:.0%} of what the weights leave free"
         screen.out.print(Text(f"  {remark}", "dim"))

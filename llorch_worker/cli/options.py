@@ -1,120 +1,110 @@
-"""Options that several commands share."""
+"""Options that several commands share; those that set a field of Settings come from its fields."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_origin
 
 import typer
 from pydantic import ValidationError
 
-from llorch_worker.contract.command_errors import invalid_settings
-from llorch_worker.settings import DEMO_MODEL, Dtype, KvDtype, Settings
+from llorch_worker.contract.command_errors import invalid_settings, option_of
+from llorch_worker.settings import DEMO_MODEL, Settings
 
 DEMO_WORD = "demo"
+WORKER_SETTINGS = (
+    "model",
+    "model_name",
+    "redis_url",
+    "dtype",
+    "kv_dtype",
+    "max_sequences",
+    "max_context",
+    "max_step_tokens",
+    "kv_cache_bytes",
+    "prefix_caching",
+)
+"""What ``llorch worker`` and ``llorch up`` let a user choose for each worker."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-RedisOption = Annotated[
-    str | None,
-    typer.Option(
-        "--redis",
-        metavar="URL",
-        help="Redis to use, redis://host:port/db.",
-        envvar="LLORCH_REDIS_URL",
-        show_envvar=True,
-    ),
-]
-ModelFileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="PATH",
-        help="A .gguf file, a Hugging Face folder, or the word demo.",
-        envvar="LLORCH_MODEL",
-    ),
-]
-ModelNameOption = Annotated[
-    str | None,
-    typer.Option(
-        "--name",
-        help="The name that jobs ask for (default: the file's own).",
-        envvar="LLORCH_MODEL_NAME",
-    ),
-]
-DeviceOption = Annotated[
-    str | None,
-    typer.Option("--device", help="auto, cpu, cuda or cuda:N.", envvar="LLORCH_DEVICE"),
-]
-DtypeOption = Annotated[
-    Dtype | None,
-    typer.Option(
-        "--dtype",
-        metavar="TYPE",
-        help="auto, float32, bfloat16 or float16.",
-        envvar="LLORCH_DTYPE",
-    ),
-]
-KvDtypeOption = Annotated[
-    KvDtype | None,
-    typer.Option(
-        "--kv-dtype",
-        metavar="TYPE",
-        help="Keys and values: auto (the compute dtype), fp8 or int8.",
-        envvar="LLORCH_KV_DTYPE",
-    ),
-]
-MaxSequencesOption = Annotated[
+FlowerPortOption = Annotated[
     int | None,
-    typer.Option(
-        "--max-sequences", help="The most sequences in flight.", envvar="LLORCH_MAX_SEQUENCES"
-    ),
+    typer.Option("--flower-port", help="Flower's port (default: the first free one from 5555)."),
 ]
-MaxContextOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-context",
-        help="Tokens a sequence may hold (default: the model's own).",
-        envvar="LLORCH_MAX_CONTEXT",
-    ),
-]
-MaxStepTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-step-tokens",
-        # In the brackets that it would get by itself, its variable is cut off at 80 columns.
-        help="Token budget of one step. env var: LLORCH_MAX_STEP_TOKENS",
-        envvar="LLORCH_MAX_STEP_TOKENS",
-        show_envvar=False,
-    ),
-]
-KvCacheBytesOption = Annotated[
-    int | None,
-    typer.Option("--kv-cache-bytes", help="Bytes for KV blocks.", envvar="LLORCH_KV_CACHE_BYTES"),
-]
-PrefixCachingOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--prefix-caching/--no-prefix-caching",
-        help="Compute once what prompts have in common (default: yes).",
-        envvar="LLORCH_PREFIX_CACHING",
-        show_default=False,
-    ),
-]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+
+Command = Callable[..., Any]
 
 
-def model_path(word: str | Path) -> Path:
-    """The file or folder that ``word`` names; ``demo`` is the model that the package ships."""
-    path = Path(word)
-    return DEMO_MODEL if str(word) == DEMO_WORD and not path.exists() else path
+def settings_options(*names: str) -> Callable[[Command], Command]:
+    """Give a command an option for each of these fields of Settings.
+
+    Its parameter ``settings`` receives the Settings that the environment and the options make.
+    """
+    options = {name: Annotated[_setting_type(name) | None, _setting_option(name)] for name in names}
+    return with_options(
+        "settings", options, lambda given: settings_from(**{**dict.fromkeys(names), **given})
+    )
+
+
+def _setting_type(name: str) -> Any:
+    kind = Settings.model_fields[name].annotation
+    return str if kind is Path or get_origin(kind) is Literal else kind  # Settings validates it
+
+
+def _setting_option(name: str) -> Any:
+    field = Settings.model_fields[name]
+    option = option_of(name)
+    if field.annotation is bool:
+        option = f"{option}/--no-{option.removeprefix('--')}"
+    metavar = {Path: "PATH", Literal: "TYPE"}.get(get_origin(field.annotation) or field.annotation)
+    # typer's own note on the variable, from envvar=, is too wide for 80 columns.
+    help = f"{field.description} env var: ``LLORCH_{name.upper()}``"
+    return typer.Option(option, metavar=metavar, help=help)
+
+
+def with_options(
+    parameter: str, options: Mapping[str, Any], gather: Callable[[dict[str, Any]], Any]
+) -> Callable[[Command], Command]:
+    """Replace a command's ``parameter`` by ``options``: names and their Annotated types.
+
+    The command receives what ``gather`` makes of those that were given.
+    """
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for own in signature.parameters.values():
+            if own.name != parameter:
+                parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+                continue
+            parameters += [
+                inspect.Parameter(name, own.KEYWORD_ONLY, default=None, annotation=annotation)
+                for name, annotation in options.items()
+            ]
+
+        @functools.wraps(command)
+        def with_gathered(**values: Any) -> Any:
+            given = {name: values.pop(name) for name in options}
+            given = {name: value for name, value in given.items() if value not in (None, [])}
+            return command(**values, **{parameter: gather(given)})
+
+        with_gathered.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        with_gathered.__annotations__ = {each.name: each.annotation for each in parameters}
+        return with_gathered
+
+    return decorate
 
 
 def settings_from(**options: Any) -> Settings:
-    """Settings from the environment, overridden by the ``options`` that were given.
-
-    Name each setting that the command has an option for, with None where it was not given.
+    """Settings from the environment, overridden by the ``options`` that are not None.
 
     Raises:
-        CommandError: a value breaks a rule; says which, by option and variable.
+        CommandError: a value breaks a rule; names its variable, and its option if it is among
+            ``options``.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if (model := given.get("model")) is not None:
@@ -124,6 +114,12 @@ def settings_from(**options: Any) -> Settings:
     except ValidationError as error:
         raise invalid_settings(error, options) from None
     return settings.model_copy(update={"model": model_path(settings.model)})
+
+
+def model_path(word: str | Path) -> Path:
+    """The file or folder that ``word`` names; ``demo`` is the model that the package ships."""
+    path = Path(word)
+    return DEMO_MODEL if str(word) == DEMO_WORD and not path.exists() else path
 
 
 def given_options(context: typer.Context) -> dict[str, str]:
@@ -136,8 +132,11 @@ def given_options(context: typer.Context) -> dict[str, str]:
     return given
 
 
-def queue_of(settings: Settings) -> str:
-    """The queue that jobs for the model of ``settings`` go to."""
-    from llorch_worker.broker.queues import normal_queue
-
-    return normal_queue(settings.served_name)
+RedisOption = Annotated[str | None, _setting_option("redis_url")]
+ModelFileOption = Annotated[str | None, _setting_option("model")]
+DeviceOption = Annotated[str | None, _setting_option("device")]
+DtypeOption = Annotated[str | None, _setting_option("dtype")]
+MaxSequencesOption = Annotated[int | None, _setting_option("max_sequences")]
+MaxContextOption = Annotated[int | None, _setting_option("max_context")]
+MaxStepTokensOption = Annotated[int | None, _setting_option("max_step_tokens")]
+KvCacheBytesOption = Annotated[int | None, _setting_option("kv_cache_bytes")]

@@ -1,4 +1,4 @@
-"""``llorch status``: who serves what, and what waits."""
+"""``llorch status``: workers, models and queues, or the state of one job."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli.options import JsonOption, RedisOption, settings_from
+from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.contract.quantities import counted
+from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
     from llorch_worker.broker.registry import ModelCard, WorkerCard
@@ -18,17 +19,19 @@ if TYPE_CHECKING:
     from llorch_worker.client import JobStatus
 
 LATE_S = 2.0
-"""By how much a worker's next word must be overdue for it to count as silent."""
+"""A worker counts as silent once its next announcement is overdue by this much."""
 
 
+@settings_options("redis_url")
 def status(
-    job: Annotated[str | None, typer.Argument(help="A job's id; without it, everything.")] = None,
-    redis: RedisOption = None,
+    job: Annotated[str | None, typer.Argument(help="A job's id; without one, show all.")] = None,
+    *,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
-    """Show workers, models and queues, or where one job stands."""
+    """Show workers, models and queues, or the state of one job."""
     screen = Screen(as_json=as_json)
-    url = settings_from(redis_url=redis).redis_url
+    url = settings.redis_url
     if job is not None:
         _show_job(screen, url, job)
         return
@@ -72,11 +75,11 @@ def _show_workers(screen: Screen, workers: list[WorkerCard]) -> None:
     from llorch_worker.broker.registry import ANNOUNCE_INTERVAL_S
 
     if not workers:
-        screen.out.print("No worker is running. Start one: llorch worker, or llorch up.")
+        screen.out.print("No worker is running; start one with llorch worker or llorch up.")
         return
     table = Table("worker", "model", "device", box=None, header_style="dim", pad_edge=False)
     now_s = time.time()
-    # A killed worker stays listed until its card expires.
+    # A killed worker stays listed until its announcement expires.
     silent = any(now_s - worker.last_seen > ANNOUNCE_INTERVAL_S + LATE_S for worker in workers)
     for title in ("running", "waiting", "tokens/s", "KV used", *(["last seen"] * silent)):
         table.add_column(title, justify="right")
@@ -126,7 +129,7 @@ def _show_models(
         if jobs.suspects:
             screen.out.print(
                 f"[yellow]{counted(jobs.suspects, 'suspect')}[/] of {name} may have killed a "
-                "worker: each runs apart from others of its kind",
+                "worker: a worker runs suspects one at a time",
                 soft_wrap=True,
             )
 
@@ -145,7 +148,7 @@ def _show_unserved(screen: Screen, queues: dict[str, int]) -> None:
 
 
 def ago(seconds: float) -> str:
-    """How long something is past: ``5 min ago``."""
+    """A time in the past: ``5 min ago``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit} ago"
@@ -171,13 +174,13 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
         return
     by = f" by {found.worker}" if found.worker else ""
     why = f": {found.error.code}: {found.error.message}" if found.error else ""
-    screen.out.print(f"{found.id} {found.state}{by}{why}", markup=False, soft_wrap=True)
+    screen.line(f"{found.id} {found.state}{by}{why}")
 
 
 def unknown_job(job_id: str) -> CommandError:
-    """Nobody has seen this id."""
+    """No trace of a job with this id."""
     return CommandError(
         "UNKNOWN_JOB",
-        f"no job {job_id[:80]!r}: ids are what llorch submit prints, results are kept for a day, "
-        "and a job from another producer is known once a worker has taken it",
+        f"no job {job_id[:80]!r}; llorch submit prints ids, results are kept for a day, and a job "
+        "from another producer is known once a worker takes it",
     )

@@ -8,83 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import llorch_worker
-from llorch_worker.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    KvCacheBytesOption,
-    KvDtypeOption,
-    MaxContextOption,
-    MaxSequencesOption,
-    MaxStepTokensOption,
-    ModelFileOption,
-    ModelNameOption,
-    PrefixCachingOption,
-    RedisOption,
-    queue_of,
-    settings_from,
-)
+from llorch_worker.cli.options import WORKER_SETTINGS, JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.settings import Settings
 
 
-def _refuse_other_tasks() -> None:
-    """A team that uses Celery often has ``tasks`` of its own, and the path says which is found."""
-    found = find_spec("tasks")
-    origin = None if found is None else found.origin
-    ours = Path(llorch_worker.__file__).parents[1] / "tasks" / "__init__.py"
-    if origin is None or Path(origin) != ours:
-        raise CommandError(
-            "HIDDEN_PACKAGE",
-            f"{origin or 'nothing'} is found where this worker's own package tasks should be; take "
-            "its folder off PYTHONPATH, or run llorch worker without it",
-        )
-
-
-def worker(
-    model: ModelFileOption = None,
-    name: ModelNameOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    kv_dtype: KvDtypeOption = None,
-    max_sequences: MaxSequencesOption = None,
-    max_context: MaxContextOption = None,
-    max_step_tokens: MaxStepTokensOption = None,
-    kv_cache_bytes: KvCacheBytesOption = None,
-    prefix_caching: PrefixCachingOption = None,
-    redis: RedisOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@settings_options("device", *WORKER_SETTINGS)
+def worker(settings: Settings, as_json: JsonOption = False) -> None:
     """Run one worker here: one process, one device, one resident model.
 
-    On a card it is the only worker, and is called after it: gpu0@host. SIGTERM or Ctrl-C drains:
-    what runs is finished, nothing new is taken. With --json, its name and queue are printed once
-    it takes jobs; the log goes to stderr in any case.
+    A card has at most one worker, which is named after it: gpu0@host. SIGTERM or Ctrl-C drains:
+    running jobs finish, and no new ones are taken. With --json, the worker's name and queue are
+    printed once it takes jobs. The log always goes to stderr.
     """
-    settings = settings_from(
-        model=model,
-        model_name=name,
-        device=device,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        max_sequences=max_sequences,
-        max_context=max_context,
-        max_step_tokens=max_step_tokens,
-        kv_cache_bytes=kv_cache_bytes,
-        prefix_caching=prefix_caching,
-        redis_url=redis,
-    )
     extras.require("worker")
     _refuse_other_tasks()
     from llorch_worker.broker.cluster import Cluster
 
-    # A running worker waits for a Redis that went away; one that was never there is a typo.
+    # A running worker waits if Redis goes away; one that was never there is a typo.
     with Cluster(settings.redis_url) as cluster:
         cluster.ping()
 
     from celery.signals import worker_ready
 
+    from llorch_worker.broker.queues import normal_queue
     from llorch_worker.worker.card.assignment import assign_device
     from llorch_worker.worker.main import run_worker, worker_hostname
 
@@ -92,23 +41,35 @@ def worker(
     assignment = assign_device(settings.device, settings.device_locks)
     from llorch_worker.engine.memory.load_plan import plan_load  # loads torch
 
-    # Says in one sentence why a model cannot load, before Celery begins to log.
+    # A model that cannot load gives one sentence, before Celery begins to log.
     options = settings.engine_options | {"device": assignment.device}
     plan_load(settings.model, **options).require_fit()
     screen = Screen(as_json=as_json)
     card = None if assignment.card is None else assignment.card.name
     hostname = worker_hostname(settings, os.getpid(), card)
+    model = settings.served_name
 
     def announce(**_: Any) -> None:
-        screen.document(
-            {"hostname": hostname, "model": settings.served_name, "queue": queue_of(settings)}
-        )
+        screen.document({"hostname": hostname, "model": model, "queue": normal_queue(model)})
 
     if as_json:
         worker_ready.connect(announce)
     run_worker(
         settings,
         hostname=hostname,
-        on_load_progress=screen.loading_bar(f"loading {settings.served_name}"),
+        on_load_progress=screen.loading_bar(f"loading {model}"),
         assignment=assignment,
     )
+
+
+def _refuse_other_tasks() -> None:
+    """Teams that use Celery often have a ``tasks`` of their own, which the module path may find."""
+    found = find_spec("tasks")
+    origin = None if found is None else found.origin
+    ours = Path(llorch_worker.__file__).parents[1] / "tasks" / "__init__.py"
+    if origin is None or Path(origin) != ours:
+        raise CommandError(
+            "HIDDEN_PACKAGE",
+            f"the package tasks of llorch-worker is hidden by {origin or 'nothing'}: take its "
+            "folder off PYTHONPATH",
+        )

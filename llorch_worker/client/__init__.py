@@ -1,4 +1,4 @@
-"""Submit jobs, follow their tokens, read their results: from Python, sync or async. No torch."""
+"""Submits jobs, follows their tokens and reads their results, sync or async. No torch."""
 
 from llorch_worker.client.async_client import AsyncClient, AsyncJob
 from llorch_worker.client.client import Client, Job

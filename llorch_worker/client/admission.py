@@ -1,4 +1,4 @@
-"""What a client checks before it enqueues: the model, and what can be known about the length."""
+"""What a client checks before it enqueues: the model, and the length as far as it is known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llorch_worker.contract import (
 )
 
 MODELS_FRESH_S = 2.0
-"""How long a list of models is believed before a submit reads it again."""
+"""How long a list of models is used before a submit reads it again."""
 
 
 class Admission:
@@ -34,9 +34,9 @@ class Admission:
         """The model's card.
 
         Raises:
-            ModelNotServed: nobody ever served that model here. A model whose workers are away
-                is accepted: its jobs wait. A ``worker`` must serve it, or have done so lately.
-            InvalidRequest: no model was named and there are several.
+            ModelNotServed: no worker ever served that model here, or ``worker`` has not served it
+                lately. Jobs for a model whose workers are away are accepted and wait.
+            InvalidRequest: the request names no model and there are several.
             ContextLengthExceeded: prompt and max_tokens cannot fit into the model's context.
         """
         name = request.model or default_model or self._only_model(worker)
@@ -46,18 +46,15 @@ class Admission:
                 f"no worker {worker!r} serves {name!r}; there is {self._workers_of(name)}"
             )
         given = request.prompt_token_ids
-        # The length of a text is for the worker to find; one token it has at least.
+        # Only the worker knows the length of a text. It is at least one token.
         least = 1 if given is None else len(given)
         if least + request.max_tokens > card.max_context:
-            raise ContextLengthExceeded.from_faults(
-                [
-                    Fault(
-                        field="prompt + max_tokens",
-                        rule=f"must not exceed the context of {card.max_context} tokens",
-                        got=f"{'at least ' if given is None else ''}{least} + {request.max_tokens}",
-                    )
-                ]
+            fault = Fault(
+                field="prompt + max_tokens",
+                rule=f"must not exceed the context of {card.max_context} tokens",
+                got=f"{'at least ' if given is None else ''}{least} + {request.max_tokens}",
             )
+            raise ContextLengthExceeded.from_faults([fault])
         return card
 
     def _card(self, name: str) -> ModelCard:
@@ -80,13 +77,11 @@ class Admission:
         alive = {card.model for card in cards if worker in (None, card.hostname)}
         alive = alive or {card.model for card in cards}
         names = sorted(alive or registry.models(self._redis))
-        match names:
-            case [name]:
-                return name
-            case []:
-                raise ModelNotServed(
-                    "no worker has served any model at this Redis; start one with `llorch worker`"
-                )
-        raise InvalidRequest.from_faults(
-            [Fault(field="model", rule=f"must be one of {', '.join(names)}", got="none")]
-        )
+        if not names:
+            raise ModelNotServed(
+                "no worker has served any model at this Redis; start one with `llorch worker`"
+            )
+        if len(names) > 1:
+            fault = Fault(field="model", rule=f"must be one of {', '.join(names)}", got="none")
+            raise InvalidRequest.from_faults([fault])
+        return names[0]

@@ -1,12 +1,10 @@
-"""The asyncio client: as :mod:`llorch_worker.client.client`, without holding a thread a reader."""
+"""The asyncio client: :mod:`llorch_worker.client.client` without a thread for each reader."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from redis.exceptions import RedisError
@@ -21,7 +19,6 @@ from llorch_worker.client.status import JobStatus
 from llorch_worker.client.stream import (
     FROM_THE_START,
     READ_COUNT,
-    WATCH_RENEW_S,
     WATCH_TTL_S,
     StreamCursor,
     StreamEntry,
@@ -33,16 +30,15 @@ from llorch_worker.settings import Settings
 class AsyncClient:
     """As :class:`Client`. Belongs to the event loop that first uses it.
 
-    What is short (submit, cancel, status) runs on a thread; what waits (stream, result) does not.
-    A stream that is followed holds a connection to Redis; one thread and one connection wait for
-    all results together.
+    Short calls (submit, cancel, status) run on a thread; stream and result are coroutines. Each
+    stream holds a connection to Redis while it is read; all results share one.
     """
 
     def __init__(self, settings: Settings | str | None = None, *, model: str | None = None) -> None:
         self._client = Client(settings, model=model)
         self.settings = self._client.settings
         self.redis = connect_async(self.settings.redis_url)
-        self._results = ResultListener(self._client.redis)
+        self._results = ResultListener(self.redis)
 
     async def submit(
         self,
@@ -53,15 +49,11 @@ class AsyncClient:
         **fields: Any,
     ) -> AsyncJob:
         """As :meth:`Client.submit`."""
-        if request is None:
-            request = GenerationRequest(**fields)
-        elif fields:
-            raise TypeError("submit() takes a request or its fields, not both")
-        job = await asyncio.to_thread(self._client.submit, request, worker=worker)
+        job = await asyncio.to_thread(self._client.submit, request, worker=worker, **fields)
         return self.job(job.id)
 
     def job(self, job_id: str) -> AsyncJob:
-        """A job that was sent before, by whomever."""
+        """A job that any producer sent before."""
         return AsyncJob(self, job_id)
 
     async def models(self) -> list[ModelCard]:
@@ -73,19 +65,14 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.workers)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._results.close)
+        await self._results.close()
         await asyncio.to_thread(self._client.close)
         await self.redis.aclose()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     @asynccontextmanager
@@ -116,29 +103,20 @@ class AsyncJob:
         self, from_id: str = FROM_THE_START, timeout: float | None = None
     ) -> AsyncIterator[StreamEntry]:
         """As :meth:`Job.stream`."""
-        cursor = StreamCursor(self.id, from_id)
-        watched_at_s = float("-inf")
-        heard_at_s = time.monotonic()
+        cursor = StreamCursor(self.id, from_id, timeout)
         block_ms = None
         while not cursor.ended:
             async with self._in_use():
-                if time.monotonic() - watched_at_s > WATCH_RENEW_S:
-                    await self._say_that_somebody_reads()
-                    watched_at_s = time.monotonic()
+                if cursor.must_announce():
+                    await self._announce_reader()
                 reply = await self._read(cursor, block_ms)
-                block_ms = cursor.block_ms(timeout, time.monotonic() - heard_at_s)
-                ended = None if reply else await self._state()
-                if ended is not None and ended.end is not None:
-                    # The last events may have come between the two commands.
+                state = None if reply else await self._state()
+                if state is not None and state.end is not None:
+                    # The last events may have arrived between the two commands.
                     reply = await self._read(cursor, None)
-            if reply:
-                heard_at_s = time.monotonic()
-                for entry in cursor.accept(reply):
-                    yield entry
-            elif ended is not None and (closing := cursor.close_with(ended)) is not None:
-                yield closing
-            elif timeout is not None and time.monotonic() - heard_at_s > timeout:
-                raise TimeoutError(f"no event of job {self.id} within {timeout} s")
+            for entry in cursor.entries(reply, state):
+                yield entry
+            block_ms = cursor.block_ms()
 
     async def result(self, timeout: float | None = None) -> GenerationResult:
         """As :meth:`Job.result`."""
@@ -160,11 +138,11 @@ class AsyncJob:
         """As :meth:`Job.status`."""
         return await asyncio.to_thread(self._sync.status)
 
-    async def _say_that_somebody_reads(self) -> None:
+    async def _announce_reader(self) -> None:
         try:
             await self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
         except RedisError as error:
-            # Reading needs no memory; it only gets slower.
+            # Reading works without it, only slower.
             if not is_out_of_memory(error):
                 raise
 

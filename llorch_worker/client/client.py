@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from celery.utils import uuid
@@ -14,14 +14,13 @@ from redis.exceptions import RedisError
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.connection import (
-    Subscriptions,
     broker_errors,
     close_idle,
     connect,
     is_out_of_memory,
+    subscribe,
 )
 from llorch_worker.broker.enqueue import enqueue
-from llorch_worker.broker.message import JobMessages
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.admission import Admission
@@ -29,7 +28,6 @@ from llorch_worker.client.status import JobStatus, job_status
 from llorch_worker.client.stream import (
     FROM_THE_START,
     READ_COUNT,
-    WATCH_RENEW_S,
     WATCH_TTL_S,
     StreamCursor,
     StreamEntry,
@@ -38,16 +36,15 @@ from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchEr
 from llorch_worker.settings import Settings
 
 RESULT_POLL_S = 2.0
-"""A result is announced by pub/sub; this often it is looked for all the same."""
+"""Results are announced by pub/sub. A reader also looks for its result this often."""
 
 
 class Client:
-    """Sends jobs to the workers behind one Redis. Safe to share between threads.
+    """Sends jobs to the workers behind one Redis. Thread-safe.
 
-    ``settings`` is a :class:`Settings` or just the URL of the Redis; ``model`` is what requests
-    without a model are for. Every method raises :class:`BrokerUnavailable` within seconds where
-    Redis does not answer, and ``RuntimeError`` once the client was closed, also under those who
-    wait.
+    ``settings`` is a :class:`Settings` or the URL of the Redis; ``model`` is the default model of
+    requests. Every method raises :class:`BrokerUnavailable` within seconds if Redis does not
+    answer, and ``RuntimeError`` once the client is closed, also in threads that wait.
     """
 
     def __init__(self, settings: Settings | str | None = None, *, model: str | None = None) -> None:
@@ -60,9 +57,7 @@ class Client:
         self.model = model
         self.redis = connect(settings.redis_url)
         self._app = producer_app(settings.redis_url)
-        self._messages = JobMessages(self._app)
         self._admission = Admission(self.redis)
-        self._subscriptions = Subscriptions(self.redis)
         self._closed = False
 
     def submit(
@@ -75,17 +70,18 @@ class Client:
     ) -> Job:
         """Enqueues one job, given as a request or as its fields.
 
-        ``worker`` is the node name of the one that is to take it (``gpu0@host``, as ``workers()``
-        and Flower show it). Should that one be gone, another takes the job after a while.
+        ``worker`` is the node name of the worker that should run it (``gpu0@host``, as
+        ``workers()`` and Flower show it). If that worker is gone, another takes the job after a
+        while.
 
-        With an ``idempotency_key`` that was used before for this model, nothing is enqueued and
-        the first job comes back.
+        If this model already has a job with the same ``idempotency_key``, nothing is enqueued and
+        that job is returned.
 
         Raises:
-            InvalidRequest, ContextLengthExceeded, ModelNotServed: nothing was enqueued. The last
-                also where no such ``worker`` serves the model.
-            QueueFull: nothing was enqueued; so many jobs of this model wait already, or Redis has
-                no memory for one more. Try again later.
+            InvalidRequest, ContextLengthExceeded: nothing was enqueued.
+            ModelNotServed: nothing was enqueued; no such ``worker`` serves the model.
+            QueueFull: nothing was enqueued; the model's queue is full, or Redis is out of memory.
+                Try again later.
         """
         if request is None:
             request = GenerationRequest(**fields)
@@ -95,7 +91,7 @@ class Client:
             model = self._admission.admit(request, self.model, worker)
             job_id = enqueue(
                 self.redis,
-                self._messages,
+                self._app,
                 request,
                 model=model,
                 job_id=uuid(),
@@ -105,11 +101,11 @@ class Client:
         return Job(self, job_id)
 
     def job(self, job_id: str) -> Job:
-        """A job that was sent before, by whomever."""
+        """A job that any producer sent before."""
         return Job(self, job_id)
 
     def models(self) -> list[registry.ModelCard]:
-        """Every model ever served here, by name."""
+        """Every model that was ever served here, by name."""
         with self._in_use():
             return [card for _, card in sorted(registry.models(self.redis).items())]
 
@@ -126,17 +122,12 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Around whatever asks Redis: tells its failures, and that the client was closed."""
+        """Encloses every use of Redis: translates its errors, and refuses a closed client."""
         self._check_open()
         try:
             with broker_errors(self.settings.redis_url):
@@ -146,7 +137,7 @@ class Client:
             raise
         finally:
             if self._closed:
-                # The connection that this thread has used: `close` left it alone.
+                # `close` leaves connections in use alone; this thread has just used one.
                 self._hang_up()
 
     def _check_open(self) -> None:
@@ -154,7 +145,6 @@ class Client:
             raise RuntimeError("the client was closed")
 
     def _hang_up(self) -> None:
-        self._subscriptions.close()
         close_idle(self.redis)
 
 
@@ -172,44 +162,35 @@ class Job:
     def stream(
         self, from_id: str = FROM_THE_START, timeout: float | None = None
     ) -> Iterator[StreamEntry]:
-        """Events as they come, from the first or from after ``from_id``, up to the terminal one.
+        """Events as they arrive, from the first or the one after ``from_id`` to the terminal one.
 
-        Any number of readers may follow a job, each from where it wants. A reader that was cut
-        off resumes with ``from_id=entry.entry_id`` and misses nothing. The terminal event may
-        come a moment before :meth:`result` finds the result.
+        Any number of readers may follow a job. A reader that was cut off resumes with
+        ``from_id=entry.entry_id`` and misses nothing. The terminal event may arrive a moment
+        before :meth:`result` finds the result.
 
         Raises:
-            TimeoutError: nothing new came for ``timeout`` seconds.
+            TimeoutError: no event arrived for ``timeout`` seconds.
         """
-        cursor = StreamCursor(self.id, from_id)
-        watched_at_s = float("-inf")
-        heard_at_s = time.monotonic()
+        cursor = StreamCursor(self.id, from_id, timeout)
         block_ms = None
         while not cursor.ended:
             with self._client._in_use():
-                if time.monotonic() - watched_at_s > WATCH_RENEW_S:
-                    self._say_that_somebody_reads()
-                    watched_at_s = time.monotonic()
+                if cursor.must_announce():
+                    self._announce_reader()
                 reply = self._read(cursor, block_ms)
-                block_ms = cursor.block_ms(timeout, time.monotonic() - heard_at_s)
-                ended = None if reply else self._state()
-                if ended is not None and ended.end is not None:
-                    # The last events may have come between the two commands.
+                state = None if reply else self._state()
+                if state is not None and state.end is not None:
+                    # The last events may have arrived between the two commands.
                     reply = self._read(cursor, None)
-            if reply:
-                heard_at_s = time.monotonic()
-                yield from cursor.accept(reply)
-            elif ended is not None and (closing := cursor.close_with(ended)) is not None:
-                yield closing
-            elif timeout is not None and time.monotonic() - heard_at_s > timeout:
-                raise TimeoutError(f"no event of job {self.id} within {timeout} s")
+            yield from cursor.entries(reply, state)
+            block_ms = cursor.block_ms()
 
     def result(self, timeout: float | None = None) -> GenerationResult:
         """Waits for the end of the job.
 
         Raises:
-            LlorchError: the job was refused or failed, as its own class; Cancelled after a cancel.
-            TimeoutError: it has not ended within ``timeout`` seconds. It goes on.
+            LlorchError: the job failed; the class tells why. Cancelled after a cancel.
+            TimeoutError: the job has not ended within ``timeout`` seconds. It goes on.
         """
         with self._client._in_use():
             end = self._state().end
@@ -222,7 +203,7 @@ class Job:
     def cancel(self) -> bool:
         """Cancels the job; ``False`` if it has ended already.
 
-        A queued job ends at once and never runs, a running one ends within one engine step.
+        A queued job ends at once and never runs. A running one ends within one engine step.
         """
         settings = self._client.settings
         with self._client._in_use():
@@ -248,11 +229,11 @@ class Job:
             cancelling=cancelling is not None,
         )
 
-    def _say_that_somebody_reads(self) -> None:
+    def _announce_reader(self) -> None:
         try:
             self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
         except RedisError as error:
-            # Reading needs no memory; it only gets slower.
+            # Reading works without it, only slower.
             if not is_out_of_memory(error):
                 raise
 
@@ -263,20 +244,16 @@ class Job:
         return decode_state(self._redis.get(keys.result(self.id)))
 
     def _wait(self, timeout: float | None) -> GenerationResult | LlorchError:
-        give_up_s = None if timeout is None else time.monotonic() + timeout
+        give_up_s = math.inf if timeout is None else time.monotonic() + timeout
         channel = keys.result(self.id)
-        with self._client._subscriptions.to(channel) as pubsub:
+        with subscribe(self._redis, channel) as pubsub:
             while True:
                 self._client._check_open()
-                left_s = RESULT_POLL_S
-                if give_up_s is not None:
-                    left_s = min(left_s, give_up_s - time.monotonic())
-                    if left_s <= 0:
-                        raise TimeoutError(f"job {self.id} has not ended within {timeout} s")
+                left_s = min(RESULT_POLL_S, give_up_s - time.monotonic())
+                if left_s <= 0:
+                    raise TimeoutError(f"job {self.id} has not ended within {timeout} s")
                 match pubsub.get_message(timeout=left_s):
-                    case {"type": "message", "channel": str(of), "data": str(document)} if (
-                        of == channel
-                    ):
+                    case {"type": "message", "data": str(document)}:
                         end = decode_state(document).end
                     case _:
                         # Subscribed only now, or silence: read what may have been missed.

@@ -9,13 +9,13 @@ from llorch_worker.broker.results import StoredState
 from llorch_worker.contract import Cancelled, ErrorDocument, GenerationResult
 
 JobState = Literal["unknown", "queued", "running", "cancelling", "succeeded", "failed", "cancelled"]
-"""``unknown``: nobody has seen this id; a stock producer's job is unknown until a worker takes it.
-``cancelling``: a cancel was asked for and the job has not ended yet."""
+"""``unknown``: nothing is known of this id. Another producer's job is unknown until a worker takes
+it. ``cancelling``: a cancel was requested and the job has not ended yet."""
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A snapshot. ``worker`` is known from the start of the job on, ``error`` after a failure."""
+    """A snapshot. ``worker`` is known once the job has started, ``error`` once it has failed."""
 
     id: str
     state: JobState
@@ -30,9 +30,9 @@ class JobStatus:
 def job_status(
     job_id: str, stored: StoredState, *, sent: bool, queued_again: bool, cancelling: bool
 ) -> JobStatus:
-    """The status that the stored state and our own marks amount to.
+    """The status that follows from the stored state and the marks in Redis.
 
-    ``queued_again``: it was claimed before, and now waits for another worker.
+    ``queued_again``: the job was claimed before and now waits for another worker.
     """
     match stored.end:
         case GenerationResult():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,9 +12,9 @@ from llorch_worker.contract import TERMINAL_EVENTS, Event, decode_event
 
 FROM_THE_START = "0"
 BLOCK_MS = 1_000
-"""How long one blocking read waits; between two of them the reader looks for a stored result."""
+"""How long one read blocks. Between two reads the reader looks for a stored result."""
 WATCH_TTL_S = 5
-"""The publisher flushes at its fast interval for this long after a reader last said it is there."""
+"""The publisher flushes at its fast interval for this long after a reader last announced itself."""
 WATCH_RENEW_S = 2.0
 READ_COUNT = 200
 
@@ -26,38 +27,58 @@ class StreamEntry(NamedTuple):
 
 
 class StreamCursor:
-    """Where a reader stands in the stream of one job."""
+    """A reader's position in the stream of one job.
 
-    def __init__(self, job_id: str, from_id: str) -> None:
+    ``timeout``: how many seconds without an event a reader bears; None: any number.
+    """
+
+    def __init__(self, job_id: str, from_id: str, timeout: float | None) -> None:
         self.key = keys.events(job_id)
         self.last_id = from_id
         self.ended = False
+        self._job_id = job_id
+        self._timeout = timeout
+        self._heard_at_s = time.monotonic()
+        self._announced_at_s = float("-inf")
 
-    def block_ms(self, timeout: float | None, silent_s: float) -> int:
-        """How long the next read may block for a reader that heard nothing for ``silent_s``."""
-        if timeout is None:
+    def must_announce(self) -> bool:
+        """Whether the publisher must be told now that somebody reads; counts as told then."""
+        due = time.monotonic() - self._announced_at_s > WATCH_RENEW_S
+        if due:
+            self._announced_at_s = time.monotonic()
+        return due
+
+    def block_ms(self) -> int:
+        """How long the next read may block."""
+        if self._timeout is None:
             return BLOCK_MS
-        # 0 would mean for ever.
-        return max(1, min(BLOCK_MS, int((timeout - silent_s) * 1e3)))
+        # 0 would block forever.
+        return max(1, min(BLOCK_MS, int((self._timeout - self._silent_s()) * 1e3)))
 
-    def accept(self, reply: Any) -> Iterator[StreamEntry]:
-        """The entries of an XREAD reply; sets ``ended`` at the terminal event."""
-        for _, entries in reply:
-            for entry_id, fields in entries:
+    def entries(self, reply: Any, state: StoredState | None) -> Iterator[StreamEntry]:
+        """The entries of an XREAD reply; sets ``ended`` at the terminal event.
+
+        If the reply is empty and the job's ``state`` says that it has ended, the terminal event is
+        made from the result: the stream may have expired, or its last write may have been lost
+        with the worker.
+
+        Raises:
+            TimeoutError: no event came in time.
+        """
+        if reply:
+            self._heard_at_s = time.monotonic()
+            for entry_id, fields in reply[0][1]:
                 event = decode_event(fields["event"])
                 self.last_id = entry_id
                 self.ended = isinstance(event, TERMINAL_EVENTS)
                 yield StreamEntry(entry_id, event)
                 if self.ended:
                     return
+        elif state is not None and state.end is not None:
+            self.ended = True
+            yield StreamEntry(self.last_id, terminal_event(state.end))
+        elif self._timeout is not None and self._silent_s() > self._timeout:
+            raise TimeoutError(f"no event of job {self._job_id} within {self._timeout} s")
 
-    def close_with(self, state: StoredState) -> StreamEntry | None:
-        """The terminal event made from the stored result, where the stream lacks its own.
-
-        The stream may have expired, or its last write may have been lost with the worker: a
-        reader must not wait for ever for a job that has ended.
-        """
-        if state.end is None:
-            return None
-        self.ended = True
-        return StreamEntry(self.last_id, terminal_event(state.end))
+    def _silent_s(self) -> float:
+        return time.monotonic() - self._heard_at_s

@@ -1,4 +1,4 @@
-"""What crosses the queue: requests, results, events and errors. Light: no torch, no redis."""
+"""What crosses the queue: requests, results, events and errors. Imports no torch, no redis."""
 
 from llorch_worker.contract.errors import (
     ERROR_CLASSES,
@@ -15,7 +15,6 @@ from llorch_worker.contract.errors import (
     ModelNotServed,
     OutOfMemory,
     QueueFull,
-    error_from_document,
 )
 from llorch_worker.contract.events import (
     TERMINAL_EVENTS,
@@ -86,7 +85,6 @@ __all__ = [
     "decode_event",
     "describe",
     "encode_event",
-    "error_from_document",
     "read_journal",
     "summarise",
 ]

@@ -1,6 +1,6 @@
-"""What can go wrong at the command line: each fault is one sentence, one code, one exit code.
+"""Errors of commands: one sentence, one code and one exit code each.
 
-Exit codes: 0 done; 1 failed; 2 the command or the request is wrong as it stands; 130 interrupted.
+Exit codes: 0 done; 1 failed; 2 the command or the request is invalid; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from llorch_worker.contract.errors import (
     BrokerUnavailable,
-    Cancelled,
     ErrorDocument,
     Fault,
     InvalidLoadOption,
@@ -26,7 +25,6 @@ FAILED: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
 
-# Which extra brings a top-level module.
 EXTRA_OF_MODULE: Final = {
     "torch": "worker",
     "transformers": "worker",
@@ -40,14 +38,14 @@ EXTRA_OF_MODULE: Final = {
     "flower": "flower",
     "matplotlib": "bench",
 }
+"""Top-level module -> the extra that installs it."""
 
-
-# Settings whose option is not called as they are.
 _OPTIONS: Final = {"model_name": "--name", "redis_url": "--redis"}
+"""Options that are not named after their setting."""
 
 
 class CommandError(Exception):
-    """A fault of the command itself: one sentence with the remedy, a code and an exit code."""
+    """An error of the command itself: one sentence with the remedy, a code and an exit code."""
 
     def __init__(
         self, code: str, message: str, exit_code: int = FAILED, faults: tuple[Fault, ...] = ()
@@ -65,32 +63,34 @@ class CommandError(Exception):
 
 
 class MissingExtra(CommandError):
-    """The command needs packages that the base install does not bring."""
+    """The command needs packages of an extra that is not installed."""
 
     def __init__(self, extra: str) -> None:
         super().__init__(
             "MISSING_EXTRA",
-            f"this command needs the {extra} extra: "
-            f'pip install "llorch-worker[{extra}]"',  # as the user would type it
+            f'this command needs the {extra} extra: pip install "llorch-worker[{extra}]"',
         )
 
 
 def usage_error(message: str) -> CommandError:
-    """The command line is wrong as it stands."""
+    """The command line is invalid."""
     return CommandError("USAGE", message, USAGE)
 
 
+def option_of(setting: str) -> str:
+    """The command-line option that sets this field of Settings."""
+    return _OPTIONS.get(setting, f"--{setting.replace('_', '-')}")
+
+
 def invalid_settings(error: ValidationError, options: Collection[str] = ()) -> CommandError:
-    """Each setting that breaks a rule, by its variable, and by its option where the command has
-    one: ``options`` are the names of those settings."""
+    """Names each invalid setting by its variable, and by its option if it is among ``options``."""
     faults = []
     for item in error.errors():
         setting, got = ".".join(map(str, item["loc"])), item["input"]
         variable = f"LLORCH_{setting.upper()}"
-        option = _OPTIONS.get(setting, f"--{setting.replace('_', '-')}")
         faults.append(
             Fault(
-                field=f"{option} / {variable}" if setting in options else variable,
+                field=f"{option_of(setting)} / {variable}" if setting in options else variable,
                 rule=item["msg"],
                 got=repr(got) if isinstance(got, int | float | str) else type(got).__name__,
             )
@@ -99,7 +99,7 @@ def invalid_settings(error: ValidationError, options: Collection[str] = ()) -> C
 
 
 def explain(error: BaseException) -> tuple[ErrorDocument, int] | None:
-    """The document and exit code of a known fault; ``None`` for what must be a defect."""
+    """The document and exit code of a known error; ``None`` for a defect."""
     match error:
         case CommandError():
             return error.document(), error.exit_code
@@ -107,10 +107,8 @@ def explain(error: BaseException) -> tuple[ErrorDocument, int] | None:
             return error.document(), USAGE
         case InvalidLoadOption():
             return explain(usage_error(error.message))
-        case Cancelled() | KeyboardInterrupt():
+        case KeyboardInterrupt():
             document = ErrorDocument(code="CANCELLED", message="interrupted", retriable=False)
-            if isinstance(error, Cancelled):
-                return error.document(), FAILED
             return document, INTERRUPTED
         case LlorchError():
             return error.document(), FAILED

@@ -1,7 +1,7 @@
-"""The errors that cross the queue: one class a code, each with a message, a retry hint and faults.
+"""The errors that cross the queue: one class per code, with a message, a retry hint and faults.
 
 An error travels as ``args`` through Celery's JSON result backend, so a producer without this
-package still reads ``[message, code, retriable, faults]`` from ``AsyncResult(...).result.args``.
+package reads ``[message, code, retriable, faults]`` from ``AsyncResult(...).result.args``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict
 class Fault(BaseModel):
     """One rule that one field of a request broke.
 
-    ``got`` names the value's type and size, and the value itself only where it is a number:
-    prompts must not travel in errors.
+    ``got`` is the value's type and size, and the value itself only if it is a number: prompts must
+    not travel in errors.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,8 +55,7 @@ class LlorchError(Exception):
     ) -> None:
         """``code`` and ``retriable`` default to the class's own.
 
-        They are parameters because Celery rebuilds an error from a result by calling its class
-        with ``args``.
+        They are parameters because Celery rebuilds an error by calling its class with ``args``.
         """
         self.message = message
         self.faults = tuple(Fault.model_validate(fault) for fault in faults)
@@ -77,7 +76,7 @@ class LlorchError(Exception):
 
 
 class InvalidRequest(LlorchError):
-    """A request that can never succeed as it stands."""
+    """The request breaks a rule and will never succeed."""
 
     code = "INVALID_REQUEST"
 
@@ -88,20 +87,20 @@ class InvalidRequest(LlorchError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and requested tokens together do not fit into the model's context."""
+    """The prompt and the requested tokens do not fit into the model's context."""
 
     code = "CONTEXT_LENGTH_EXCEEDED"
 
 
 class ModelNotServed(LlorchError):
-    """Nobody serves the model that the request names."""
+    """No worker serves the model that the request names."""
 
     code = "MODEL_NOT_SERVED"
     retriable = True
 
 
 class QueueFull(LlorchError):
-    """The queue of this model is at its limit."""
+    """The queue of this model has reached its limit."""
 
     code = "QUEUE_FULL"
     retriable = True
@@ -121,20 +120,20 @@ class Cancelled(LlorchError):
 
 
 class OutOfMemory(LlorchError):
-    """The device had no memory left for this job."""
+    """The device ran out of memory during this job."""
 
     code = "OUT_OF_MEMORY"
     retriable = True
 
 
 class AttemptsExhausted(LlorchError):
-    """The job was tried as often as allowed and its worker died each time."""
+    """Every allowed attempt ended with the death of the worker."""
 
     code = "ATTEMPTS_EXHAUSTED"
 
 
 class ModelLoadFailed(LlorchError):
-    """A model file is missing, damaged, or no Llama."""
+    """A model file is missing, damaged or not a Llama."""
 
     code = "MODEL_LOAD_FAILED"
 
@@ -144,7 +143,7 @@ class InvalidLoadOption(ModelLoadFailed):
 
 
 class InternalError(LlorchError):
-    """A defect of ours."""
+    """A defect in this package."""
 
     code = "INTERNAL"
     retriable = True
@@ -167,15 +166,9 @@ ERROR_CLASSES: dict[str, type[LlorchError]] = {
 }
 
 
-def error_from_document(document: ErrorDocument) -> LlorchError:
-    """The error that ``document`` describes, as its own class."""
-    cls = ERROR_CLASSES.get(document.code, InternalError)
-    return cls(document.message, faults=document.faults)
-
-
 class BrokerUnavailable(Exception):
-    """Redis does not answer, or refuses; the message names the URL (no password) and the remedy."""
+    """Redis does not answer or refuses. The message names the URL, without its password."""
 
 
 class BrokerRefused(BrokerUnavailable):
-    """The URL is at fault: it is none, or Redis does not want its user, password or database."""
+    """The URL is wrong: malformed, or Redis rejects its user, password or database."""

@@ -27,10 +27,9 @@ class Started(_Event):
 
 
 class Tokens(_Event):
-    """New tokens of one choice; ``index`` is the position of the first of ``ids`` in the choice.
+    """New tokens of one choice; ``index`` is the position of the first of ``ids`` in it.
 
-    ``text`` is what these tokens made final. It may lag behind ``ids`` while a character is
-    incomplete or a stop string may have begun.
+    ``text`` lags behind ``ids`` while a character is incomplete or a stop string may have begun.
     """
 
     type: Literal["tokens"] = "tokens"
@@ -42,7 +41,7 @@ class Tokens(_Event):
 
 
 class Finished(_Event):
-    """The job ended well. ``finish_reason`` is that of the first choice."""
+    """The job succeeded. ``finish_reason`` is that of the first choice."""
 
     type: Literal["finished"] = "finished"
     finish_reason: FinishReason
@@ -51,7 +50,7 @@ class Finished(_Event):
 
 
 class Failed(_Event):
-    """The job ended with an error."""
+    """The job failed."""
 
     type: Literal["failed"] = "failed"
     error: ErrorDocument
@@ -78,5 +77,5 @@ def encode_event(event: Event) -> str:
 
 
 def decode_event(document: str | bytes) -> Event:
-    """The event in ``document``; raises ``pydantic.ValidationError`` where it is none."""
+    """The event in ``document``; raises ``pydantic.ValidationError`` if there is none."""
     return _ADAPTER.validate_json(document)

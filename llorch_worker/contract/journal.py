@@ -21,7 +21,7 @@ from llorch_worker.contract.result import TokenLogprobs
 class JournalledChoice:
     """One choice so far: its ids in order, the text that readers have, and its logprobs.
 
-    ``logprobs``: one entry an id, or None where the events have none.
+    ``logprobs``: one entry per id, or None if the events have none.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -29,7 +29,7 @@ class JournalledChoice:
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def __repr__(self) -> str:
-        # Journals end up in logs by accident; what was written for a user must not.
+        # Journals end up in logs by accident; generated text must not.
         return f"<JournalledChoice of {len(self.token_ids)} tokens>"
 
 
@@ -37,7 +37,7 @@ class JournalledChoice:
 class Journal:
     """The choices that have events, by number, and the first terminal event if there is one.
 
-    False when there is nothing to go on from: no token, no text, no terminal event.
+    False if there is nothing to resume from: no token, no text, no terminal event.
     """
 
     choices: Mapping[int, JournalledChoice] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Journal:
 
 
 def read_journal(events: Iterable[Event]) -> Journal:
-    """Folds the events of all attempts so far into one journal.
+    """Combines the events of all attempts into one journal.
 
     Raises:
         InternalError: a choice's tokens have a gap or an overlap, or logprobs for some only.
@@ -80,7 +80,7 @@ class _Draft:
         self.ids += event.ids
         self.texts.append(event.text)
         self.logprobs += event.logprobs or ()
-        # An event may have text and no ids, and then no logprobs either.
+        # An event may have text without ids, and then without logprobs.
         if len(self.logprobs) not in (0, len(self.ids)):
             raise InternalError(
                 f"the journal of choice {self.number} has {len(self.ids)} tokens "

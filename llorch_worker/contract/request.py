@@ -35,7 +35,7 @@ MAX_METADATA_BYTES = 4_096
 MAX_METADATA_DEPTH = 32
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
-"""Of tokens and token ids: far above any model's, and short enough to be printed."""
+"""Of tokens and token ids: far above any model's, and short enough to print."""
 
 _ID = re.compile("[0-9]{1,20}")
 
@@ -55,7 +55,7 @@ class Message(BaseModel):
 
 
 def _as_tuple(value: object) -> object:
-    # JSON has only lists; strict mode would refuse them for a tuple.
+    # JSON has only lists, which strict mode refuses for a tuple.
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -64,7 +64,7 @@ def _stop_as_tuple(value: object) -> object:
 
 
 def _integer_keys(value: object) -> object:
-    # JSON object keys are strings; "17" is token 17.
+    # Keys of JSON objects are strings: "17" is token 17.
     if not isinstance(value, Mapping):
         return value
     return {
@@ -74,7 +74,7 @@ def _integer_keys(value: object) -> object:
 
 
 def _nests_deeper(value: object, levels: int) -> bool:
-    """Whether ``value`` holds objects and lists more than ``levels`` levels deep."""
+    """Whether ``value`` nests objects and lists more than ``levels`` deep."""
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if not isinstance(value, list | tuple):
@@ -83,7 +83,7 @@ def _nests_deeper(value: object, levels: int) -> bool:
 
 
 class GenerationRequest(BaseModel):
-    """What to generate, and how. Immutable; refused as a whole with every fault named.
+    """What to generate, and how. Immutable.
 
     Raises:
         InvalidRequest: with one :class:`Fault` for each rule that a field breaks.
@@ -148,51 +148,44 @@ class GenerationRequest(BaseModel):
         if value is None:
             return None
         if _nests_deeper(value, MAX_METADATA_DEPTH):
-            # It could be read, and then not be written into the result.
+            # Deeper JSON can be read, but not written into the result.
             raise PydanticCustomError(
-                "metadata",
-                "must nest at most {limit} levels deep",
-                {"limit": MAX_METADATA_DEPTH},
+                "metadata", "must nest at most {limit} levels deep", {"limit": MAX_METADATA_DEPTH}
             )
         try:
-            # Text that is no Unicode cannot be encoded: half a character, which JSON can escape.
+            # JSON can escape half a character, which UTF-8 cannot encode.
             size = len(json.dumps(value, allow_nan=False, ensure_ascii=False).encode())
         except (TypeError, ValueError) as error:
             raise PydanticCustomError("metadata", "must be plain JSON") from error
         if size > MAX_METADATA_BYTES:
             raise PydanticCustomError(
-                "metadata",
-                "must be at most {limit} bytes as JSON",
-                {"limit": MAX_METADATA_BYTES},
+                "metadata", "must be at most {limit} bytes as JSON", {"limit": MAX_METADATA_BYTES}
             )
         return value
 
     @model_validator(mode="before")
     @classmethod
     def _exactly_one_prompt(cls, fields: Any) -> Any:
-        # Runs before the fields so that a missing prompt is reported beside their faults.
+        # Runs before the fields are validated, so that all faults are reported together.
         given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
         if len(given) != 1:
-            # Every other fault is reported too: validate the rest with a stand-in prompt.
+            fault = Fault(
+                field=" | ".join(PROMPT_FIELDS),
+                rule="exactly one of them must be given",
+                got=" and ".join(given) or "none",
+            )
             others = {k: v for k, v in fields.items() if k not in PROMPT_FIELDS}
-            faults = [
-                Fault(
-                    field=" | ".join(PROMPT_FIELDS),
-                    rule="exactly one of them must be given",
-                    got=" and ".join(given) or "none",
-                )
-            ]
             try:
-                cls(prompt="x", **others)
+                cls(prompt="a stand-in", **others)
             except InvalidRequest as error:
-                faults.extend(error.faults)
-            raise InvalidRequest.from_faults(faults)
+                raise InvalidRequest.from_faults([fault, *error.faults]) from None
+            raise InvalidRequest.from_faults([fault])
         return fields
 
     @field_validator("min_tokens")
     @classmethod
     def _min_tokens_within_max(cls, value: int, info: ValidationInfo) -> int:
-        # max_tokens is declared first; it is absent here only when it is itself at fault.
+        # max_tokens is declared first and absent here only if it is itself invalid.
         if value > info.data.get("max_tokens", value):
             raise PydanticCustomError("min_tokens", "must not exceed max_tokens")
         return value
@@ -201,24 +194,20 @@ class GenerationRequest(BaseModel):
         """The kwargs of ``llorch.generate``: plain JSON without the defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
-    def wire_json(self) -> str:
-        """The members of :meth:`wire` but the model, as JSON without the braces."""
-        return self.model_dump_json(exclude={"model"}, exclude_defaults=True)[1:-1]
-
     def __repr__(self) -> str:
-        # Requests end up in logs by accident; their prompts must not.
+        # Requests end up in logs by accident; prompts must not.
         return f"GenerationRequest({self.summary()})"
 
     __str__ = __repr__
 
     def summary(self) -> str:
-        """The request without what the user wrote: for logs and events."""
+        """The request without the user's text, for logs and events."""
         return summarise(self.wire())
 
 
 def summarise(fields: Mapping[str, Any]) -> str:
-    """Request ``fields`` (valid or not) as one line: numbers as they are, sizes of the rest."""
-    # An unknown field's name came from outside and may itself be private.
+    """Request ``fields``, valid or not, in one line: numbers as they are, otherwise sizes."""
+    # The name of an unknown field comes from the user and may be private.
     return ", ".join(
         f"{name if name in GenerationRequest.model_fields else '?'}={describe(value)}"
         for name, value in fields.items()
@@ -226,12 +215,12 @@ def summarise(fields: Mapping[str, Any]) -> str:
 
 
 def describe(value: object) -> str:
-    """The type and size of ``value``; the value itself only where it is a number or null."""
+    """The type and size of ``value``; the value itself if it is a number or null."""
     match value:
         case None:
             return "null"
         case int() if value.bit_length() > 64:
-            # Python refuses to print integers of thousands of digits.
+            # Python refuses to print integers with thousands of digits.
             return f"an integer of {value.bit_length()} bits"
         case bool() | int() | float():
             return repr(value)
@@ -250,7 +239,7 @@ def _fault(error: ErrorDetails) -> Fault:
     *path, last = [part for part in error["loc"] if part != "[key]"] or ["request"]
     parts = [str(part) for index, part in enumerate(path) if index == 0 or _is_ours(part)]
     if unknown:
-        # The name came from outside and may be anything; keep the sentence short.
+        # The name comes from the user. Keep the sentence short.
         name = str(last)
         parts.append(name if len(name) <= 80 else name[:77] + "...")
     elif not path or _is_ours(last):
@@ -260,7 +249,7 @@ def _fault(error: ErrorDetails) -> Fault:
 
 
 def _is_ours(part: int | str) -> bool:
-    """Whether a part of a path is an index, a token id or a field, and no key that a user wrote."""
+    """Whether a part of a path is an index, a token id or a field, and not a key of the user's."""
     if isinstance(part, int):
         return part.bit_length() <= 64
     return part in Message.model_fields or _ID.fullmatch(part) is not None

@@ -10,8 +10,7 @@ FinishReason = Literal["stop", "length", "deadline", "cancelled"]
 
 
 class _Part(BaseModel):
-    # ``ignore``: a result dumped with its computed ``text`` reads back, and an older client
-    # survives a field that a newer worker adds.
+    # ``ignore``: a dump contains the computed ``text``, and a newer worker may add fields.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
@@ -30,7 +29,7 @@ class TokenLogprobs(TokenLogprob):
 
 
 class Usage(_Part):
-    """Tokens of the prompt, of the prompt found in a cache, and generated over all choices."""
+    """Tokens of the prompt, of the prompt found in a cache, and generated in all choices."""
 
     prompt: int
     cached: int = 0
@@ -38,7 +37,7 @@ class Usage(_Part):
 
 
 class Timings(_Part):
-    """Milliseconds. ``queue_ms`` runs from enqueue (where known) to the first engine step."""
+    """Milliseconds. ``queue_ms`` runs from the enqueueing, if known, to the first engine step."""
 
     queue_ms: float
     prefill_ms: float
@@ -74,16 +73,12 @@ class GenerationResult(_Part):
         return self.choices[0].text
 
     def __json__(self) -> dict[str, Any]:
-        """What kombu's JSON serialiser writes into the result backend."""
+        """Called by kombu's JSON serialiser for the result backend."""
         return self.model_dump(mode="json", exclude_none=True)
 
-    def to_json(self) -> str:
-        """The same as one JSON document."""
-        return self.model_dump_json(exclude_none=True)
-
     def __repr__(self) -> str:
-        # Celery puts repr(result) into its log line and into the task-succeeded event; neither
-        # may carry what users wrote or what was written for them.
+        # Celery writes repr(result) into its log and into the task-succeeded event. Neither may
+        # contain prompts or generated text.
         return (
             f"<GenerationResult {self.id}: {self.usage.prompt} prompt + "
             f"{self.usage.completion} completion tokens, {self.choices[0].finish_reason}>"

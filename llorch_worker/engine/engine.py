@@ -17,15 +17,12 @@ from llorch_worker.contract import Event, GenerationRequest, Journal
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, use_device
-from llorch_worker.engine.device.warm_up import compile_kernels, compiles_late, first_requests
+from llorch_worker.engine.device.warm_up import compile_kernels, compiles_late, run_first_requests
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.loading import load_as_planned
 from llorch_worker.engine.memory.load_errors import part_of_load
-from llorch_worker.engine.memory.load_plan import (
-    DEFAULT_MAX_SEQUENCES,
-    DEFAULT_MAX_STEP_TOKENS,
-    plan_load,
-)
+from llorch_worker.engine.memory.load_plan import plan_load
+from llorch_worker.engine.memory.placement import resolve_device
 from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
 from llorch_worker.engine.request_checks import check_model, checked_prompt
 from llorch_worker.engine.resume import resume
@@ -37,16 +34,16 @@ from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
-from llorch_worker.kernels import (
-    TruncateRows,
-    select_sample,
-    select_truncate_rows,
-)
+from llorch_worker.kernels import TruncateRows, select_sample, select_truncate_rows
 from llorch_worker.model import LlamaConfig
-from llorch_worker.settings import KernelChoice, KvDtype, default_model_name
+from llorch_worker.settings import (
+    DEFAULT_MAX_SEQUENCES,
+    DEFAULT_MAX_STEP_TOKENS,
+    KernelChoice,
+    KvDtype,
+    default_model_name,
+)
 from llorch_worker.text import Tokenizer, load_tokenizer
-
-WARM_UP_TIMEOUT_S = 600.0
 
 
 class Engine:
@@ -76,12 +73,9 @@ class Engine:
     ) -> None:
         """Makes an engine of loaded parts; :meth:`load` loads them from a file.
 
-        ``cache`` decides the device, the dtype and ``max_context``. At most ``max_sequences``
-        sequences run at once, and a step computes at most ``max_step_tokens`` tokens. With
-        ``prefix_caching``, prompts that begin alike share KV blocks. ``workspace_bytes`` are
-        planned for the steps. ``weights`` holds the weights, if ``model`` is only a wrapper.
-        ``kernels`` sample; ``truncate_rows``, if given, truncates. ``queue`` runs the steps and
-        defaults to the device's own.
+        At most ``max_sequences`` sequences run at once, and a step computes at most
+        ``max_step_tokens`` tokens. ``workspace_bytes`` are planned for the steps. ``weights`` holds
+        the weights if ``model`` is a wrapper. ``queue`` runs the steps; by default the device's.
         """
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -92,7 +86,7 @@ class Engine:
         self._model = model
         self._parts = {"weights": weights or model, **cache.parts()}
         self._bytes = {"weights": weight_bytes, **cache.bytes_by_part()}
-        self._planned_bytes = self._bytes | {"workspace": workspace_bytes}
+        self._planned_bytes = {**self._bytes, "workspace": workspace_bytes}
         self._measured_bytes: dict[str, int] = {}
         # A file may name ids that the model has no logits for; those never end a sequence.
         self._eos_ids = frozenset(
@@ -138,18 +132,11 @@ class Engine:
     ) -> Engine:
         """Loads a .gguf file or a Hugging Face folder and allocates its cache.
 
-        A card becomes the calling thread's current one.
+        A card becomes the calling thread's current one. ``Settings`` describes the options that
+        are not described here.
 
         Args:
-            device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-            dtype: ``auto`` (see ``resolve_dtype``), ``float32``, ``bfloat16`` or ``float16``.
-            max_context: tokens that a sequence may hold; by default the model's own context.
-            kv_cache_bytes: by default enough for ``max_sequences`` full contexts, if they fit.
-            prefix_caching: compute once what prompts that begin alike have in common.
             num_threads: torch's CPU threads, process-wide; untouched if None.
-            kernels: see ``KernelChoice``.
-            kv_dtype: see ``KvDtype``; docs/GPU.md states the errors of ``fp8`` and ``int8``.
-            cuda_graphs: on CUDA, record decode steps and replay them.
             progress: called with bytes loaded and bytes in all.
             around_model: wraps the model that the engine runs, to watch or to time it.
 
@@ -159,9 +146,11 @@ class Engine:
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
+        place = resolve_device(device)
+        use_device(place)
         plan = plan_load(
             path,
-            device,
+            str(place),
             dtype,
             max_sequences,
             max_context,
@@ -172,8 +161,6 @@ class Engine:
             kv_dtype=kv_dtype,
             cuda_graphs=cuda_graphs,
         )
-        place = plan.device
-        use_device(place)
         tokenizer = load_tokenizer(plan.checkpoint)
         loaded = load_as_planned(plan.require_fit(), progress)
         engine = cls(
@@ -181,7 +168,7 @@ class Engine:
             config=plan.config,
             cache=loaded.cache,
             tokenizer=tokenizer,
-            model_name=model_name or default_model_name(plan.checkpoint.path),
+            model_name=model_name or default_model_name(Path(path)),
             weight_bytes=loaded.model.weight_bytes,
             max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
@@ -208,9 +195,7 @@ class Engine:
         Call it once, before the first job.
         """
         sizes = (self.max_context, self.max_sequences, self._max_step_tokens)
-        for requests in first_requests(self._device, *sizes):
-            for generation in [self.submit(request) for request in requests]:
-                generation.result(WARM_UP_TIMEOUT_S)
+        run_first_requests(self.submit, self._device, *sizes)
         self._measured_bytes = measured_bytes(self._parts, self._device)
 
     def submit(
@@ -328,10 +313,9 @@ class Engine:
         return self._thread.healthy
 
     def stalled_for_s(self) -> float:
-        """Seconds without a sign of life while there is work; 0.0 while idle.
+        """Seconds without a sign of life, for a watchdog; 0.0 while idle.
 
-        It grows while a step, an event callback or a call hangs, and for good after a crash. It is
-        cheap and takes no lock, for a watchdog.
+        They grow while a step, an event callback or a call hangs, and for good after a crash.
         """
         return self._thread.heartbeat.stalled_for_s()
 

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+IDLE_CHECK_AFTER_S = 1.0
+"""An engine that has been idle for this long checks its KV blocks, once."""
 _BROKEN = "the engine broke down; restart the worker"
 
 
@@ -157,7 +159,12 @@ class EngineThread:
         with self._wake:
             if not self._wanted():
                 self.heartbeat.rest()
-                self._wake.wait_for(self._wanted)
+                if not self._wake.wait_for(self._wanted, IDLE_CHECK_AFTER_S):
+                    # A broken invariant ends the thread: no job may run on top of it.
+                    self.heartbeat.beat()
+                    self._core.scheduler.check_integrity()
+                    self.heartbeat.rest()
+                    self._wake.wait_for(self._wanted)
             self.heartbeat.beat()
             self._adding, self._arrivals = self._arrivals, []
             cancels, self._cancels = self._cancels, []

@@ -1,8 +1,8 @@
-"""Programs that a command runs beside itself, and that never outlive it.
+"""Programs that a command runs as its children; they never outlive it.
 
-Each child has its own process group, so that Ctrl-C in the terminal reaches only us and we decide
-what it means; each is tethered (:mod:`llorch_worker.stack.tether`), so that it ends even when we
-are killed with SIGKILL.
+Each child has its own process group, so that Ctrl-C in the terminal reaches only the command, which
+decides what it means. Each is tethered (:mod:`llorch_worker.stack.tether`), so that it ends even if
+the command is killed with SIGKILL.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TAIL_LINES = 40
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
 _ERROR_MARKS = ("error: ", "cannot start: ")
-"""What stands before the sentence in which a command, or a worker's log, says why it ended."""
+"""A command, or a worker's log, puts one of these before the reason why it ends."""
 HEALTHY_AFTER_S = 60.0
-"""A child that lived this long starts over with the first backoff when it dies."""
+"""A child that lived this long is restarted with the first backoff."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to run. ``death_signal`` is what it gets when we die without a chance to stop it."""
+    """What to run. It receives ``death_signal`` if this process dies without stopping it."""
 
     name: str
     command: tuple[str, ...]
@@ -42,9 +42,9 @@ class Program:
 
 
 class Child:
-    """A running program; its output arrives line by line at ``on_line(name, line)``.
+    """A running program. A thread passes its output to ``on_line(name, line)``, and calls
+    ``on_exit(child)`` once the program has closed its output.
 
-    ``on_exit(child)`` is called from the reading thread once the program has closed its output.
     Start children from a thread that lives as long as they do: on Linux the tether watches the
     starting thread, not the process.
     """
@@ -83,7 +83,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code (negative: killed by that signal), ``None`` while it runs."""
+        """The exit code (negative: killed by that signal), or None while it runs."""
         return self._process.poll()
 
     def listens_on(self, port: int) -> bool:
@@ -102,13 +102,13 @@ class Child:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End the program and whatever it started, now."""
+        """Kill the program and its process group."""
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether the program ended within ``timeout_s`` seconds (``None``: wait for it)."""
+        """Whether the program ended within ``timeout_s`` seconds; None waits forever."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -117,7 +117,7 @@ class Child:
         return True
 
     def last_words(self) -> str:
-        """The program's own error sentence where it gave one, else its last line."""
+        """The reason that the program gave for its end, else its last line."""
         lines = [line.strip() for line in self.tail if line.strip()]
         for line in reversed(lines):
             sentence = error_sentence(line)
@@ -136,7 +136,7 @@ class Child:
 
 
 def error_sentence(line: str) -> str | None:
-    """The sentence in which a command, or a worker's log, says why it ends; None in other lines."""
+    """The reason for its end that a command or a worker gives in ``line``; None in other lines."""
     for mark in _ERROR_MARKS:
         before, found, sentence = line.partition(mark)
         if found and (not before or before.endswith("] ")):
@@ -145,12 +145,12 @@ def error_sentence(line: str) -> str | None:
 
 
 def python(*arguments: str) -> tuple[str, ...]:
-    """This interpreter, importing this very package and nothing from the working directory."""
+    """This interpreter, which imports this package and nothing from the working directory."""
     return (sys.executable, "-P", *arguments)
 
 
 def backoff_s(restarts: int) -> float:
-    """Seconds to wait before restart number ``restarts`` (from 0) of a child that died young."""
+    """Seconds to wait before restart number ``restarts`` (from 0) of a short-lived child."""
     return min(FIRST_BACKOFF_S * 2.0**restarts, LONGEST_BACKOFF_S)
 
 
@@ -162,14 +162,14 @@ def describe_exit(code: int | None) -> str:
 
 
 def _tethered(program: Program) -> list[str]:
-    # -I -S: the wrapper must start in milliseconds and must not see the user's directory.
+    # -I -S: the wrapper must start fast and must not import from the user's directory.
     wrapper = [sys.executable, "-I", "-S", str(tether.__file__)]
     return [*wrapper, str(int(program.death_signal)), str(os.getpid()), *program.command]
 
 
 def _environment(program: Program) -> dict[str, str]:
-    # `python -P` drops the working directory from the path; a package that was found there, in a
-    # checkout that is not installed, has to stay importable.
+    # `python -P` drops the working directory from the path, but a checkout that is not installed
+    # must stay importable.
     home = str(Path(llorch_worker.__file__).parents[1])
     inherited = os.environ.get("PYTHONPATH")
     return {

@@ -1,4 +1,4 @@
-"""Finding a port, and saying clearly when one is taken."""
+"""Free TCP ports, and a clear error for a port that is taken."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from llorch_worker.contract.command_errors import CommandError, usage_error
 
 LOCALHOST = "127.0.0.1"
 DEFAULT_FLOWER_PORT = 5555
-"""Flower's own."""
 _TRIED_PORTS = 50
 _PROBE_TIMEOUT_S = 3.0
 
 
 def is_free(port: int, host: str = LOCALHOST) -> bool:
-    """Whether ``port`` can be listened on right now."""
+    """Whether a server can listen on ``port`` at this moment."""
     if not 0 < port < 65536:
-        raise usage_error(f"{port} is no port: give a number from 1 to 65535")
+        raise usage_error(f"{port} is not a port: give a number from 1 to 65535")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -31,14 +30,14 @@ def is_free(port: int, host: str = LOCALHOST) -> bool:
 
 
 def any_free_port(host: str = LOCALHOST) -> int:
-    """A port that was free a moment ago, chosen by the system."""
+    """A free port, chosen by the system."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
         candidate.bind((host, 0))
         return int(candidate.getsockname()[1])
 
 
 def next_free(first: int) -> int:
-    """``first`` or the next port above it that is free."""
+    """The first free port from ``first`` on."""
     for port in range(first, min(first + _TRIED_PORTS, 65536)):
         if is_free(port):
             return port
@@ -46,7 +45,7 @@ def next_free(first: int) -> int:
 
 
 def choose(wanted: int | None, default: int, option: str) -> int:
-    """``wanted`` if it is free, else an error; where none is wanted, ``default`` or the next."""
+    """``wanted`` if it is free, else an error; if None, the first free port from ``default`` on."""
     if wanted is None:
         return next_free(default)
     if not is_free(wanted):
@@ -58,12 +57,12 @@ def choose(wanted: int | None, default: int, option: str) -> int:
 
 
 def remedy_for_taken(option: str) -> str:
-    """What to do where the port that ``option`` asks for is taken."""
-    return f"stop that one, give {option} another number, or leave it out to get the next free one"
+    """What to do if the port given with ``option`` is taken."""
+    return f"stop that program, give {option} another port, or omit {option} to take a free one"
 
 
 def flower_answers(port: int) -> bool:
-    """Whether Flower is what listens on ``port``."""
+    """Whether Flower listens on ``port``."""
     connection = HTTPConnection(LOCALHOST, port, timeout=_PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/healthcheck")

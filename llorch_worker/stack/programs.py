@@ -1,4 +1,4 @@
-"""The three programs that ``llorch up`` and ``llorch demo`` run."""
+"""The programs of a stack: Redis, workers and Flower."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ REDIS = "redis"
 FLOWER = "flower"
 
 _ROOT_IS_FINE = "ignore:You're running the worker with superuser"
-"""Celery warns at length; whoever runs `up` as root, in a container say, knows."""
+"""Celery's long warning, which tells nothing new to someone who runs as root in a container."""
 
 
 def redis(server: Path, port: int, folder: Path) -> Program:
-    """A Redis for this machine alone that keeps nothing and forgets nothing."""
+    """A Redis that listens on localhost, writes nothing to disk and evicts nothing."""
     options = {
         "bind": ports.LOCALHOST,
         "port": str(port),
@@ -34,25 +34,25 @@ def redis(server: Path, port: int, folder: Path) -> Program:
 
 
 def worker(name: str, device: str, settings: Settings, *, own_redis: bool) -> Program:
-    """A worker on ``device``. With ``own_redis`` the Redis dies with us, and so must it."""
+    """A worker on ``device``. With ``own_redis``, Redis dies with this process, and so must it."""
     return Program(
         name,
         python("-m", "llorch_worker.cli", "worker"),
         settings.model_copy(update={"device": device}).environment
         | {"PYTHONWARNINGS": _ROOT_IS_FINE},
-        # With our own Redis gone there is nothing to drain to; with another's there is.
+        # A worker can drain only while there is a Redis.
         signal.SIGKILL if own_redis else signal.SIGTERM,
     )
 
 
 def flower(port: int, settings: Settings, login: str | None) -> Program:
-    """Flower, for this machine alone; ``login`` is ``user:password``, None whatever ``FLOWER_*``
-    in the environment says."""
+    """Flower on localhost. ``login`` is ``user:password``; None leaves that to ``FLOWER_*`` in the
+    environment."""
     arguments = (f"--address={ports.LOCALHOST}", f"--port={port}", "--logging=error")
     return Program(
         FLOWER,
         python("-m", "celery", "-A", "tasks", "flower", *arguments),
-        # In the environment, because everybody may read a command line.
+        # In the environment, because every user may read command lines.
         settings.environment | ({} if login is None else {"FLOWER_BASIC_AUTH": login}),
         signal.SIGKILL,
     )

@@ -1,4 +1,4 @@
-"""Redis, workers and Flower as one thing that starts, stays up and leaves nothing behind."""
+"""Redis, workers and Flower, started and stopped together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from llorch_worker.stack.children import (
     describe_exit,
     error_sentence,
 )
-from llorch_worker.stack.interrupts import deaf
 from llorch_worker.stack.programs import FLOWER, REDIS, find_redis_server
 
 POLL_S = 0.2
@@ -39,23 +38,26 @@ _TAKEN = "Address already in use"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start.
-
-    ``redis_url`` None: a Redis of our own. ``flower_port`` None: no Flower; ``flower_port_asked``:
-    it is to be that port or none.
-    """
+    """What to start."""
 
     settings: Settings
     workers: tuple[tuple[str, str], ...]
-    """(name, device) of each worker."""
+    """The (name, device) of each worker."""
     redis_url: str | None
+    """None starts a Redis that ends with the stack."""
     flower_port: int | None
+    """None starts no Flower."""
     flower_port_asked: bool = False
+    """Whether the user chose the port; otherwise Flower may take another one."""
     flower_login: str | None = None
 
 
 class Stack:
-    """The children of one ``llorch up`` or ``llorch demo``; leaving the block ends them all."""
+    """The running children of a plan; leaving the block ends them all.
+
+    ``on_line(name, line)`` receives their output. Leaving takes seconds; callers should not let a
+    signal interrupt it.
+    """
 
     def __init__(self, plan: Plan, on_line: Callable[[str, str], None]) -> None:
         self._plan = plan
@@ -80,16 +82,15 @@ class Stack:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # From here on nothing may interrupt us: this ends within seconds in any case.
-        with deaf():
-            self._stop_all()
-            self._say_held_back(told=str(error or ""))
+        self._stop_all()
+        self._say_held_back(told=str(error or ""))
 
     def start(self) -> None:
-        """Start what the plan names; Redis answers when this returns, the others are on their way.
+        """Start what the plan names. On return Redis answers; the others are still starting.
 
         Raises:
-            CommandError: where Redis cannot be started or does not answer.
+            CommandError: Redis cannot be started.
+            BrokerUnavailable: the given Redis does not answer.
         """
         if self._plan.redis_url is None:
             self._start_redis()
@@ -104,11 +105,10 @@ class Stack:
             self._start(programs.flower(self.flower_port, settings, self._plan.flower_login))
 
     def wait_ready(self, timeout_s: float | None = None) -> list[WorkerCard]:
-        """Return once every worker takes jobs, with what they say of themselves.
+        """Return the workers' announcements once every worker takes jobs.
 
         Raises:
-            CommandError: with the worker's own last words where one ends before it is ready, or
-                where ``timeout_s`` passes.
+            CommandError: a child ends, or ``timeout_s`` passes; the message has its last words.
         """
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         with Cluster(self.redis_url) as cluster:
@@ -124,7 +124,7 @@ class Stack:
                 if give_up_s is not None and time.monotonic() > give_up_s and waiting:
                     raise CommandError(
                         "NOT_READY",
-                        f"{', '.join(sorted(waiting))} did not get ready in {timeout_s:.0f} s: "
+                        f"{', '.join(sorted(waiting))} is not ready after {timeout_s:.0f} s: "
                         f"{self._children[min(waiting)].last_words()}",
                     )
         self._starting = False
@@ -133,17 +133,17 @@ class Stack:
 
     @property
     def flower_url(self) -> str | None:
-        """Where Flower is, if it is."""
+        """Flower's address; None if there is no Flower."""
         return None if self.flower_port is None else f"http://localhost:{self.flower_port}"
 
     def wait_for_flower(self, timeout_s: float) -> None:
-        """Return once Flower, where there is one, listens.
+        """Return once Flower listens, if there is a Flower.
 
         Raises:
             CommandError: Flower ends, or ``timeout_s`` passes.
         """
         give_up_s = time.monotonic() + timeout_s
-        # Asked of the process and not of the port: a neighbour's Flower may answer there.
+        # Ask the process, not the port, where another user's Flower may answer.
         while self.flower_port is not None and not self._children[FLOWER].listens_on(
             self.flower_port
         ):
@@ -151,15 +151,14 @@ class Stack:
             if time.monotonic() > give_up_s:
                 raise CommandError(
                     "NOT_READY",
-                    f"Flower does not listen after {timeout_s:.0f} s; llorch up --no-flower goes "
-                    "without it",
+                    f"Flower is not ready after {timeout_s:.0f} s; llorch up --no-flower omits it",
                 )
 
     def keep_up(self, say: Callable[[str], None]) -> None:
-        """Restart what dies, until interrupted; ``say`` is told of each death.
+        """Restart children that die, until interrupted; ``say`` receives a sentence for each.
 
         Raises:
-            CommandError: where our own Redis dies, for the jobs were in it.
+            CommandError: the stack's own Redis died, and with it the jobs.
         """
         while True:
             for child in self._ended(POLL_S):
@@ -172,7 +171,7 @@ class Stack:
                 self._due_s[child.name] = time.monotonic() + delay_s
                 say(
                     f"{child.name} ended ({describe_exit(child.exit_code)}); "
-                    f"starting it again in {delay_s:.0f} s"
+                    f"restarting in {delay_s:.0f} s"
                 )
             now_s = time.monotonic()
             for name in [name for name, due_s in self._due_s.items() if due_s <= now_s]:
@@ -180,21 +179,21 @@ class Stack:
                 self._start(self._children[name].program)
 
     def drain(self) -> None:
-        """Let the workers finish what they run, however long that takes."""
+        """Stop the workers once they finish what they run, however long that takes."""
         workers = self._workers()
         for child in workers:
             child.terminate()
         for child in workers:
-            # In slices, so that a second Ctrl-C gets through at once.
+            # In slices, so that a second Ctrl-C interrupts at once.
             while not child.wait(POLL_S):
                 pass
 
     def jobs_lost_with_redis(self) -> int:
-        """How many jobs wait in a Redis of our own, and so end with it; ask after the drain."""
+        """How many jobs wait in the stack's own Redis, and will be lost; call after a drain."""
         if self._plan.redis_url is not None:
             return 0
         with Cluster(self.redis_url) as cluster:
-            return cluster.queued_jobs(self._plan.settings.served_name)
+            return cluster.waiting(self._plan.settings.served_name).jobs
 
     def _settings(self) -> Settings:
         return self._plan.settings.model_copy(update={"redis_url": self.redis_url})
@@ -205,7 +204,7 @@ class Stack:
                 raise _did_not_start(child)
 
     def _move_flower(self, child: Child) -> bool:
-        """Start Flower on another port where a neighbour was quicker to take the first."""
+        """Start Flower on another port if the first was taken in the meantime."""
         taken = any(_TAKEN in line for line in child.tail)
         if self.flower_port is None or self._plan.flower_port_asked or not taken:
             return False
@@ -223,25 +222,25 @@ class Stack:
         return child
 
     def _pass_on(self, name: str, line: str) -> None:
-        # What Redis and Flower say while we start and stop them is of no use to anyone; where it
-        # is, because they do not start, it is in the error.
+        # The output of Redis and Flower while they start and stop is noise. If one does not start,
+        # the error has its last words.
         if name in (REDIS, FLOWER) and (self._starting or self._stopping):
             return
-        # So is the sentence with which a worker ends; whether it does is not known yet.
+        # If the worker ends, the error has this sentence; do not print it twice.
         if self._starting and error_sentence(line) is not None:
             self._held_back.append((name, line))
             return
         self._on_line(name, line)
 
     def _say_held_back(self, told: str = "") -> None:
-        """Pass on what was held back, but not the sentence that ``told`` ends with."""
+        """Pass on what was held back, except the sentence that ``told`` ends with."""
         while self._held_back:
             name, line = self._held_back.popleft()
             if not told.endswith(f": {error_sentence(line.strip())}"):
                 self._on_line(name, line)
 
     def _ended(self, timeout_s: float) -> list[Child]:
-        """Children that ended since last asked, after waiting for one at most ``timeout_s``."""
+        """Children that ended since the last call; waits up to ``timeout_s`` for the first."""
         ended = []
         try:
             ended.append(self._exits.get(timeout=timeout_s))
@@ -255,7 +254,7 @@ class Stack:
 
     def _stop_all(self) -> None:
         self._stopping = True
-        # Redis last: a worker that loses it while ending would wait for it to come back.
+        # Redis last: a worker that loses Redis waits for it to come back.
         order = [
             *self._workers(),
             *(self._children[n] for n in (FLOWER, REDIS) if n in self._children),
@@ -275,7 +274,7 @@ class Stack:
             raise MissingExtra("embedded")
         self._redis_folder = Path(tempfile.mkdtemp(prefix="llorch-redis-"))
         for _ in range(PORT_RACES):
-            # A port that was free a moment ago may be taken now: then try another.
+            # The port may be taken before Redis listens; then try another.
             port = ports.any_free_port()
             self.redis_url = f"redis://{ports.LOCALHOST}:{port}/0"
             child = self._start(programs.redis(server, port, self._redis_folder))
@@ -295,8 +294,8 @@ class Stack:
         return False
 
     def _cards(self, announced: list[WorkerCard]) -> dict[str, WorkerCard]:
-        """What our own workers say of themselves, by the name that the plan gives them. They choose
-        their own node names, after the card that they got."""
+        """The announcements of this stack's workers, by name in the plan. A worker chooses its own
+        node name, after the card that it got."""
         here = f"@{socket.gethostname()}"
         by_pid = {card.pid: card for card in announced if card.hostname.endswith(here)}
         names = {name: self._children[name].pid for name, _ in self._plan.workers}
@@ -310,6 +309,6 @@ def _did_not_start(child: Child) -> CommandError:
 
 def _redis_died(child: Child) -> CommandError:
     code = child.exit_code
-    # What it said before a signal ended it was of something else.
+    # If a signal killed it, its last output is not the reason.
     words = "" if code is not None and code < 0 else f": {child.last_words()}"
     return CommandError("REDIS_DIED", f"Redis ended ({describe_exit(code)}){words}")

@@ -2,7 +2,7 @@
 
 Executed by path with ``python -I -S``, so it imports only the standard library. On Linux the
 kernel sends the given signal when the parent dies, however it dies; the setting survives exec.
-Elsewhere the program is started as it is.
+Other systems only start the program.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
     death_signal, parent_pid, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(death_signal))
-        # The parent may have died before the line above took hold.
+        # The parent may have died before prctl took effect.
         if os.getppid() != int(parent_pid):
             sys.exit(1)
     os.execvp(command[0], command)

@@ -220,7 +220,7 @@ class JobRunner:
         return False
 
     def _flush(self, job: ActiveJob) -> None:
-        """Writes everything to the journal."""
+        """Writes all events to the journal."""
         if not self._publisher.flush(job.id, self._patience(job)):
             raise HandedBack
 

@@ -15,6 +15,7 @@ from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import claims, worker_queues
 from llorch_worker.broker.held_claims import HeldClaims
+from llorch_worker.settings import Settings
 from llorch_worker.worker.redis_outage import RedisOutage
 
 logger = get_logger(__name__)
@@ -41,28 +42,20 @@ class LeaseKeeper:
         self,
         client: redis.Redis,
         held: HeldClaims,
+        settings: Settings,
         *,
-        lease_s: float,
-        sweep_s: float,
-        direct_grace_s: float,
-        watchdog_s: float,
         stalled_for_s: Callable[[], float],
         on_lost: Callable[[str], None],
         on_away: Callable[[], None],
-        on_hang: Callable[[], None] | None = None,
     ) -> None:
         """``on_lost`` is called with the id of a job whose claim was lost, ``on_away`` each time
         that Redis does not answer."""
         self._redis = client
         self._held = held
-        self._lease_s = lease_s
-        self._sweep_s = sweep_s
-        self._direct_grace_s = direct_grace_s
-        self._watchdog_s = watchdog_s
+        self._settings = settings
         self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
         self._on_away = on_away
-        self._on_hang = on_hang or _exit
         self._renewal = RedisOutage("cannot renew leases", "renewing leases again")
         self._sweeping = RedisOutage(
             "cannot look for jobs of dead workers", "looking for jobs of dead workers again"
@@ -78,12 +71,12 @@ class LeaseKeeper:
         self._thread.join()
 
     def _run(self) -> None:
-        period_s = min(self._lease_s / RENEWALS_A_LEASE, self._sweep_s)
-        sweep_at_s = time.monotonic() + self._sweep_s
+        period_s = min(self._settings.lease_s / RENEWALS_A_LEASE, self._settings.sweep_s)
+        sweep_at_s = time.monotonic() + self._settings.sweep_s
         cut_off = False
         while not self._stop.wait(period_s):
             if self._hangs():
-                self._on_hang()
+                _exit()
                 return
             began_s = time.monotonic()
             if self._attempt(self._renew, self._renewal) is not None:
@@ -91,11 +84,11 @@ class LeaseKeeper:
                 continue
             now_s = time.monotonic()
             # An answer that took a lease's time, retries included, came too late.
-            if cut_off or now_s - began_s >= self._lease_s:
-                sweep_at_s = now_s + self._lease_s
+            if cut_off or now_s - began_s >= self._settings.lease_s:
+                sweep_at_s = now_s + self._settings.lease_s
             cut_off = False
             if now_s >= sweep_at_s:
-                sweep_at_s = now_s + self._sweep_s
+                sweep_at_s = now_s + self._settings.sweep_s
                 cut_off = isinstance(self._attempt(self._sweep, self._sweeping), _AWAY)
 
     def _attempt(self, act: Callable[[], None], outage: RedisOutage) -> RedisError | None:
@@ -111,16 +104,16 @@ class LeaseKeeper:
         return None
 
     def _hangs(self) -> bool:
-        if self._stalled_for_s() < self._watchdog_s:
+        if self._stalled_for_s() < self._settings.watchdog_s:
             return False
         # A process that was stopped and continued looks stalled until the engine's next step.
         self._stop.wait(SECOND_LOOK_S)
-        return self._stalled_for_s() >= self._watchdog_s
+        return self._stalled_for_s() >= self._settings.watchdog_s
 
     def _renew(self) -> None:
         # Also without claims, to notice when Redis is away.
         held = self._held.all()
-        for job_id in claims.renew(self._redis, held, lease_ms=round(self._lease_s * 1e3)):
+        for job_id in claims.renew(self._redis, held, lease_ms=round(self._settings.lease_s * 1e3)):
             self._on_lost(job_id)
 
     def _sweep(self) -> None:
@@ -130,7 +123,8 @@ class LeaseKeeper:
                 "last attempt",
                 job_id,
             )
-        for queue, jobs in worker_queues.reroute(self._redis, self._direct_grace_s).items():
+        moved = worker_queues.reroute(self._redis, self._settings.direct_grace_s)
+        for queue, jobs in moved.items():
             logger.warning("the worker of %s is gone; its %d jobs go to all workers", queue, jobs)
 
 

@@ -15,6 +15,7 @@ from llorch_worker.broker import journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import LastEntries
 from llorch_worker.contract import Event, Tokens
+from llorch_worker.settings import Settings
 from llorch_worker.worker.redis_outage import RedisOutage
 from llorch_worker.worker.token_events import merge_tokens
 
@@ -67,26 +68,26 @@ class _Outbox:
 class Publisher:
     """A thread that takes events without blocking and writes them to Redis soon.
 
-    A job's first tokens are written at once. Later ones are collected for ``flush_interval_ms``
-    while somebody reads the stream, else for 200 ms. While Redis is away all events are kept; they
-    are written when it is back, once and in order. Entry ids are ``1-0``, ``2-0``, ... in each
-    stream. The last event is written with the result, and so is what is unwritten by then.
+    A job's first tokens are written at once. Later ones are collected for the setting
+    ``flush_interval_ms`` while somebody reads the stream, else for 200 ms. While Redis is away all
+    events are kept; they are written when it is back, once and in order. Entry ids are ``1-0``,
+    ``2-0``, ... in each stream. The last event is written with the result, and so is what is
+    unwritten by then.
     """
 
     def __init__(
         self,
         client: redis.Redis,
+        settings: Settings,
         *,
-        flush_interval_ms: int,
-        stream_ttl_s: int,
         on_lost: Callable[[str], None],
         on_cancelled: Callable[[str], None],
     ) -> None:
         """``on_lost`` is called with the id of a job whose claim was lost, ``on_cancelled`` with
         that of a cancelled job."""
         self._redis = client
-        self._interval_s = flush_interval_ms / 1e3
-        self._ttl_s = stream_ttl_s
+        self._interval_s = settings.flush_interval_ms / 1e3
+        self._ttl_s = settings.stream_ttl_s
         self._on_lost = on_lost
         self._on_cancelled = on_cancelled
         self._outboxes: dict[str, _Outbox] = {}

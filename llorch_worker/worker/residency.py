@@ -19,7 +19,7 @@ from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.settings import Settings
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.announcer import Announcer
-from llorch_worker.worker.cancellation import CancelListener
+from llorch_worker.worker.cancel_listener import CancelListener
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.job_runner import JobRunner
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
@@ -64,8 +64,7 @@ class Residency:
         self._redis = connect(settings.redis_url)
         self._publisher = Publisher(
             self._redis,
-            flush_interval_ms=settings.flush_interval_ms,
-            stream_ttl_s=settings.stream_ttl_s,
+            settings,
             on_lost=active_jobs.hand_back,
             on_cancelled=active_jobs.cancel,
         )
@@ -75,10 +74,7 @@ class Residency:
         self._leases = LeaseKeeper(
             self._leases_redis,
             HELD_CLAIMS,
-            lease_s=settings.lease_s,
-            sweep_s=settings.sweep_s,
-            direct_grace_s=settings.direct_grace_s,
-            watchdog_s=settings.watchdog_s,
+            settings,
             stalled_for_s=engine.stalled_for_s,
             on_lost=active_jobs.hand_back,
             on_away=self._warn_of_absent_redis,

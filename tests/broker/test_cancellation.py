@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from llorch_worker.broker import claims, keys, queues
+from llorch_worker.broker import claims, keys
 from llorch_worker.broker.cancellation import TOMBSTONE_TTL_S, cancel
-from llorch_worker.broker.claims import Claim, ClaimTerms
-from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, InternalError
-from tests.services import RedisServer
+from tests.broker.jobs import TERMS, take
 
-TERMS = ClaimTerms(lease_ms=60_000, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
-
-
-@pytest.fixture
-def producer(redis_server: RedisServer) -> Iterator[Client]:
-    with Client(redis_server.url, model="toy") as client:
-        client.redis.flushall()
-        card = ModelCard(name="toy", max_context=4096, last_seen=time.time())
-        client.redis.hset(keys.MODELS, "toy", card.model_dump_json())
-        yield client
-
-
-def take(client: Client, terms: ClaimTerms = TERMS, limit: int = 1) -> list[Claim]:
-    return claims.claim(
-        client.redis,
-        lists=queues.lists(queues.queues("toy")),
-        suspects=queues.suspects("toy"),
-        held=(),
-        limit=limit,
-        worker="w@h",
-        terms=terms,
-    )
+DEAD_AT_ONCE = replace(TERMS, lease_ms=-1)
 
 
 def outcome(client: Client, job: Job) -> str:
@@ -60,7 +36,7 @@ def test_a_waiting_job_ends_at_once_and_is_never_claimed(producer: Client) -> No
     job, other = producer.submit(prompt="x"), producer.submit(prompt="x")
     assert job.cancel()
     assert_cancelled(job)
-    assert [claim.job_id for claim in take(producer, limit=9)] == [other.id]
+    assert [claim.job_id for claim in take(producer.redis, limit=9)] == [other.id]
     assert not job.cancel(), "it has ended"
 
 
@@ -73,7 +49,7 @@ def test_a_stock_app_reads_the_cancelled_job(producer: Client, stock: Celery) ->
         result.get(timeout=5)
 
 
-def test_who_waits_for_the_result_is_told_at_once(producer: Client, stock: Celery) -> None:
+def test_waiters_are_told_of_a_cancel_at_once(producer: Client, stock: Celery) -> None:
     job = producer.submit(prompt="x")
     ends: list[BaseException] = []
 
@@ -101,7 +77,7 @@ def test_a_claimed_job_is_left_to_its_worker(producer: Client) -> None:
     with producer.redis.pubsub(ignore_subscribe_messages=True) as pubsub:
         pubsub.subscribe(keys.CANCEL_CHANNEL)
         pubsub.get_message(timeout=5)
-        take(producer)
+        take(producer.redis)
         assert outcome(producer, job) == "running"
         message = pubsub.get_message(timeout=5)
     assert message is not None
@@ -110,32 +86,30 @@ def test_a_claimed_job_is_left_to_its_worker(producer: Client) -> None:
     assert job.status().state == "cancelling"
 
 
-def test_a_job_that_was_handed_back_is_cancelled_like_one_that_waits(producer: Client) -> None:
+def test_a_job_that_was_handed_back_ends_like_a_waiting_one(producer: Client) -> None:
     job = producer.submit(prompt="x")
-    (claim,) = take(producer)
+    (claim,) = take(producer.redis)
     claims.hand_back(producer.redis, claim)
     assert job.status().state == "queued"
     assert outcome(producer, job) == "queued"
     assert_cancelled(job)
-    assert take(producer) == []
+    assert take(producer.redis) == []
     assert waiting(producer.redis, "toy").jobs == 0
 
 
-def test_a_job_of_a_dead_worker_is_cancelled_like_one_that_waits(producer: Client) -> None:
+def test_a_swept_job_ends_like_a_waiting_one(producer: Client) -> None:
     job = producer.submit(prompt="x")
-    take(producer, ClaimTerms(lease_ms=-1, max_attempts=3, result_ttl_s=60, stream_ttl_s=60))
+    take(producer.redis, DEAD_AT_ONCE)
     assert claims.sweep(producer.redis) == [job.id]
     assert waiting(producer.redis, "toy").suspects == 1
     assert outcome(producer, job) == "queued"
     assert_cancelled(job)
-    assert take(producer) == []
+    assert take(producer.redis) == []
 
 
-def test_a_job_whose_dead_worker_nobody_missed_yet_ends_at_once(producer: Client) -> None:
+def test_a_job_with_a_lapsed_lease_ends_at_once(producer: Client) -> None:
     job = producer.submit(prompt="x")
-    (claim,) = take(
-        producer, ClaimTerms(lease_ms=-1, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
-    )
+    (claim,) = take(producer.redis, DEAD_AT_ONCE)
     assert outcome(producer, job) == "queued"
     assert_cancelled(job)
     # The worker was only slow: it may write nothing more.
@@ -146,9 +120,9 @@ def test_a_job_whose_dead_worker_nobody_missed_yet_ends_at_once(producer: Client
     assert_cancelled(job)
 
 
-def test_the_cancel_of_a_job_without_memory_in_redis(producer: Client) -> None:
+def test_jobs_are_cancelled_at_maxmemory(producer: Client) -> None:
     waits, runs = producer.submit(prompt="x", priority="low"), producer.submit(prompt="x")
-    take(producer)
+    take(producer.redis, limit=1)
     producer.redis.config_set("maxmemory", 1)
     try:
         assert outcome(producer, waits) == "queued"
@@ -158,7 +132,7 @@ def test_the_cancel_of_a_job_without_memory_in_redis(producer: Client) -> None:
     assert_cancelled(waits)
 
 
-def test_a_cancelled_job_is_remembered_longer_than_its_message_is_likely_to_wait(
+def test_a_cancelled_job_is_remembered_until_its_message_is_popped(
     producer: Client,
 ) -> None:
     job = producer.submit(prompt="x")
@@ -166,14 +140,14 @@ def test_a_cancelled_job_is_remembered_longer_than_its_message_is_likely_to_wait
     assert producer.redis.ttl(keys.job(job.id)) > TOMBSTONE_TTL_S - 60
 
 
-def test_cancels_and_claims_at_once_leave_each_job_on_one_side(producer: Client) -> None:
+def test_concurrent_cancels_and_claims_leave_each_job_on_one_side(producer: Client) -> None:
     jobs = [producer.submit(prompt="x") for _ in range(200)]
     claimed: list[str] = []
     go = threading.Barrier(2)
 
     def claim_all() -> None:
         go.wait()
-        while taken := take(producer, limit=3):
+        while taken := take(producer.redis, limit=3):
             claimed.extend(claim.job_id for claim in taken)
 
     thread = threading.Thread(target=claim_all)

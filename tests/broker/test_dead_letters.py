@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from llorch_worker.broker import claims, dead_letters, journal, keys, queues, scripts
-from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
+from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.dead_letters import DeadLetter
-from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import (
     AttemptsExhausted,
@@ -19,33 +17,16 @@ from llorch_worker.contract import (
     Started,
     Tokens,
 )
-from tests.services import RedisServer
+from tests.broker.jobs import TERMS, take
 
-LAPSED = ClaimTerms(lease_ms=-1, max_attempts=2, result_ttl_s=60, stream_ttl_s=60)
+LAPSED = replace(TERMS, lease_ms=-1, max_attempts=2)
 """Claims whose worker dies at once."""
 STARTED = Started(worker="w@h", model="toy", attempt=1, prompt_tokens=1, queue_ms=0)
 TTL_S = 60
 
 
-@pytest.fixture
-def producer(redis_server: RedisServer) -> Iterator[Client]:
-    with Client(redis_server.url, model="toy") as client:
-        client.redis.flushall()
-        card = ModelCard(name="toy", max_context=4096, last_seen=time.time())
-        client.redis.hset(keys.MODELS, "toy", card.model_dump_json())
-        yield client
-
-
-def take(client: Client, worker: str = "w@h") -> list[Claim]:
-    return claims.claim(
-        client.redis,
-        lists=queues.lists(queues.queues("toy")),
-        suspects=queues.suspects("toy"),
-        held=(),
-        limit=9,
-        worker=worker,
-        terms=LAPSED,
-    )
+def take_lapsed(client: Client, worker: str = "w@h") -> list[Claim]:
+    return take(client.redis, LAPSED, worker=worker)
 
 
 def write(client: Client, claim: Claim, *events: Started | Tokens) -> None:
@@ -59,7 +40,7 @@ def write(client: Client, claim: Claim, *events: Started | Tokens) -> None:
 def die(client: Client, worker: str, *, tokens: bool = True) -> int:
     """Workers take the one job and die, each after a token, until it is dead; how many did."""
     for attempt in range(2 * LAPSED.max_attempts):
-        taken = take(client, f"{worker}{attempt}@h")
+        taken = take_lapsed(client, f"{worker}{attempt}@h")
         if not taken:
             return attempt
         (claim,) = taken
@@ -87,7 +68,7 @@ def retry(client: Client, letter: DeadLetter) -> str:
     return dead_letters.retry(client.redis, letter, stream_ttl_s=TTL_S)
 
 
-def test_a_job_out_of_attempts_is_a_letter_with_its_history(producer: Client) -> None:
+def test_a_job_out_of_attempts_becomes_a_letter_with_its_history(producer: Client) -> None:
     job = producer.submit(prompt="secret")
     deaths = die(producer, "w")
     with pytest.raises(AttemptsExhausted):
@@ -112,7 +93,7 @@ def test_a_retried_job_goes_on_from_its_journal_with_all_attempts(producer: Clie
     assert dead_letters.count(producer.redis) == 0
     assert job.status().state == "queued"
 
-    (claim,) = take(producer)
+    (claim,) = take_lapsed(producer)
     assert (claim.job_id, claim.attempt, claim.suspect) == (job.id, 1, False)
     page = journal.read(producer.redis, job.id)
     assert page.journal.choices[0].token_ids == tuple(range(known))
@@ -130,7 +111,7 @@ def test_a_retried_job_goes_on_from_its_journal_with_all_attempts(producer: Clie
 def test_a_retried_job_without_journal_starts_anew(producer: Client) -> None:
     job = die_of_attempts(producer, tokens=False)
     assert retry(producer, the_letter(producer)) == "retried"
-    (claim,) = take(producer)
+    (claim,) = take_lapsed(producer)
     claims.fail(producer.redis, claim, InternalError("again"), LAPSED)
     with pytest.raises(InternalError, match="again"):
         job.result(timeout=0)
@@ -138,7 +119,7 @@ def test_a_retried_job_without_journal_starts_anew(producer: Client) -> None:
     assert isinstance(entry.event, Failed)
 
 
-def test_a_retried_job_that_dies_again_is_a_letter_with_the_whole_history(
+def test_a_retried_job_that_dies_again_keeps_the_whole_history(
     producer: Client,
 ) -> None:
     job = producer.submit(prompt="secret")
@@ -158,7 +139,7 @@ def test_a_letter_is_retried_once(producer: Client) -> None:
     letter = the_letter(producer)
     assert retry(producer, letter) == "retried"
     assert retry(producer, letter) == "under way"
-    take(producer)
+    take_lapsed(producer)
     assert retry(producer, letter) == "under way"
     assert producer.redis.llen("llorch.toy") == 0
 
@@ -172,7 +153,7 @@ def test_a_dropped_letter_is_gone_and_its_job_stays_failed(producer: Client) -> 
     assert job.status().state == "failed"
 
 
-def test_a_letter_of_a_job_that_ended_otherwise_is_not_retried(producer: Client) -> None:
+def test_a_letter_of_a_job_with_another_end_is_not_retried(producer: Client) -> None:
     job = die_of_attempts(producer)
     producer.redis.set(keys.result(job.id), '{"status": "SUCCESS"}')
     assert retry(producer, the_letter(producer)) == "ended"
@@ -186,10 +167,10 @@ def test_a_letter_is_retried_after_all_else_of_its_job_expired(producer: Client)
     )
     assert retry(producer, the_letter(producer)) == "retried"
     assert job.status().state == "queued"
-    assert [claim.job_id for claim in take(producer)] == [job.id]
+    assert [claim.job_id for claim in take_lapsed(producer)] == [job.id]
 
 
-def test_a_letter_is_retried_without_memory_in_redis(producer: Client) -> None:
+def test_a_letter_is_retried_at_maxmemory(producer: Client) -> None:
     die_of_attempts(producer)
     producer.redis.config_set("maxmemory", 1)
     try:
@@ -198,9 +179,9 @@ def test_a_letter_is_retried_without_memory_in_redis(producer: Client) -> None:
         producer.redis.config_set("maxmemory", 0)
 
 
-def test_what_names_no_job_has_an_id_of_its_own_and_cannot_be_retried(producer: Client) -> None:
+def test_a_malformed_letter_has_its_own_id_and_cannot_be_retried(producer: Client) -> None:
     producer.redis.lpush("llorch.toy", b"no json", b"\xff\xfe")
-    assert take(producer) == []
+    assert take_lapsed(producer) == []
     first, second = dead_letters.letters(producer.redis)
     assert first.id != second.id
     assert first.id.startswith("malformed-")
@@ -216,12 +197,12 @@ def test_the_oldest_letters_are_forgotten(
     monkeypatch.setattr(dead_letters, "MOST_DEAD_LETTERS", 3)
     for number in range(5):
         producer.redis.lpush("llorch.toy", f"no json {number}")
-        take(producer)
+        take_lapsed(producer)
     assert [it.message for it in dead_letters.letters(producer.redis)] == [
         "no json 4", "no json 3", "no json 2",
     ]  # fmt: skip
     job = producer.submit(prompt="x")
-    (claim,) = take(producer)
+    (claim,) = take_lapsed(producer)
     assert dead_letters.bury(producer.redis, claim, "for a reason")
     newest, *rest = dead_letters.letters(producer.redis)
     assert (newest.id, newest.reason, newest.attempts) == (job.id, "for a reason", 1)
@@ -231,7 +212,7 @@ def test_the_oldest_letters_are_forgotten(
 
 def test_a_claim_that_was_lost_buries_nothing(producer: Client) -> None:
     producer.submit(prompt="x")
-    (claim,) = take(producer)
+    (claim,) = take_lapsed(producer)
     claims.sweep(producer.redis)
     assert not dead_letters.bury(producer.redis, claim, "late")
     assert dead_letters.count(producer.redis) == 0

@@ -6,7 +6,6 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,32 +14,12 @@ from celery import Celery
 from llorch_worker.broker import keys, queues
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.enqueue import enqueue
-from llorch_worker.broker.registry import ModelCard
-from llorch_worker.broker.waiting import lists_of, waiting
+from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import BrokerUnavailable, Client
 from llorch_worker.contract import TASK_NAME, GenerationRequest, QueueFull
-from tests.services import RedisServer
+from tests.broker.jobs import announce, card
 
 QUEUE = "llorch.toy"
-
-
-def card(limit: int, name: str = "toy") -> ModelCard:
-    return ModelCard(name=name, max_context=4096, queue_limit=limit, last_seen=time.time())
-
-
-def announce(client: Client, limit: int) -> None:
-    """As if a worker with this limit had served the model before."""
-    client.redis.hset(keys.MODELS, "toy", card(limit).model_dump_json())
-
-
-@pytest.fixture
-def producer(redis_server: RedisServer) -> Iterator[Client]:
-    """A client of an empty Redis that knows the model ``toy``, which nobody serves now."""
-    with Client(redis_server.url, model="toy") as client:
-        client.redis.flushall()
-        announce(client, 0)
-        yield client
-        client.redis.config_set("maxmemory", 0)
 
 
 def stored(client: Client) -> dict[str, Any]:
@@ -78,7 +57,7 @@ def test_a_job_waits_in_the_list_of_its_priority(producer: Client, priority: Any
     assert producer.redis.llen(name) == 1
 
 
-def test_the_time_of_enqueueing_is_redis_own(
+def test_the_time_of_enqueueing_is_by_redis_clock(
     producer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before_s = producer.redis.time()[0]
@@ -92,7 +71,7 @@ def test_the_time_of_enqueueing_is_redis_own(
 
 
 def test_a_full_queue_refuses_and_keeps_nothing(producer: Client) -> None:
-    announce(producer, 3)
+    announce(producer.redis, 3)
     for priority in ("high", "normal", "low"):
         producer.submit(prompt="x", priority=priority)
     before = stored(producer)
@@ -105,26 +84,26 @@ def test_a_full_queue_refuses_and_keeps_nothing(producer: Client) -> None:
     producer.submit(prompt="x", idempotency_key="again")
 
 
-def test_every_list_that_jobs_wait_in_counts_to_the_limit(producer: Client) -> None:
-    announce(producer, 6)
-    for name in lists_of("toy"):
+def test_every_list_counts_towards_the_limit(producer: Client) -> None:
+    announce(producer.redis, 6)
+    for name in queues.shared_lists("toy"):
         producer.redis.lpush(name, "somebody's")
-    assert waiting(producer.redis, "toy").jobs == len(lists_of("toy")) == 9
+    assert waiting(producer.redis, "toy").jobs == len(queues.shared_lists("toy")) == 9
     assert waiting(producer.redis, "toy").suspects == 1
     with pytest.raises(QueueFull, match="9 jobs"):
         producer.submit(prompt="x")
-    producer.redis.delete(QUEUE, *lists_of("toy")[-3:])
+    producer.redis.delete(QUEUE, *queues.shared_lists("toy")[-3:])
     producer.submit(prompt="x")
 
 
 def test_another_models_queue_does_not_count(producer: Client) -> None:
-    announce(producer, 1)
-    producer.redis.hset(keys.MODELS, "other", card(1, "other").model_dump_json())
+    announce(producer.redis, 1)
+    announce(producer.redis, 1, "other")
     producer.submit(prompt="x", model="other")
     producer.submit(prompt="x")
 
 
-def test_no_limit_is_no_limit(producer: Client) -> None:
+def test_a_limit_of_zero_is_no_limit(producer: Client) -> None:
     for _ in range(50):
         producer.submit(prompt="x")
     assert waiting(producer.redis, "toy").jobs == 50
@@ -133,14 +112,14 @@ def test_no_limit_is_no_limit(producer: Client) -> None:
 def test_the_first_job_of_an_idempotency_key_is_found_in_a_full_queue_too(
     producer: Client,
 ) -> None:
-    announce(producer, 1)
+    announce(producer.redis, 1)
     first = producer.submit(prompt="x", idempotency_key="once")
     assert producer.submit(prompt="x", idempotency_key="once").id == first.id
     assert waiting(producer.redis, "toy").jobs == 1
 
 
 def test_the_limit_is_exact_under_many_producers(producer: Client) -> None:
-    announce(producer, 25)
+    announce(producer.redis, 25)
     ends: list[str] = []
 
     def produce() -> None:
@@ -177,9 +156,7 @@ def test_a_job_arrives_as_it_was_written(
     to = queues.route("toy", request.priority)
     # The second comes from the same form as the first.
     jobs = [producer.submit(request) for _ in range(2)]
-    for raw, job in zip(
-        reversed(producer.redis.lrange(queues.list_of(to), 0, -1)), jobs, strict=True
-    ):
+    for raw, job in zip(reversed(producer.redis.lrange(to.list_key, 0, -1)), jobs, strict=True):
         message = json.loads(raw)
         arguments, arrived, _ = json.loads(base64.b64decode(message["body"]))
         assert arguments == []
@@ -195,13 +172,13 @@ def test_an_enqueue_whose_answer_was_lost_is_sent_again_and_counts_once(
     request = GenerationRequest(prompt="x", idempotency_key=key)
     for _ in range(2):
         job_id = enqueue(
-            producer.redis, producer._messages, request, model=card(1), job_id="mine", ttl_s=60
+            producer.redis, producer._app, request, model=card(1), job_id="mine", ttl_s=60
         )
         assert job_id == "mine"
     assert producer.redis.llen(QUEUE) == 1
 
 
-def test_redis_without_memory_refuses_clearly_and_keeps_nothing(producer: Client) -> None:
+def test_redis_at_maxmemory_refuses_clearly_and_keeps_nothing(producer: Client) -> None:
     producer.submit(prompt="x")
     producer.redis.config_set("maxmemory", 1)
     before = stored(producer)
@@ -215,7 +192,7 @@ def test_redis_without_memory_refuses_clearly_and_keeps_nothing(producer: Client
     assert producer.redis.llen(QUEUE) == 2
 
 
-def test_jobs_are_cancelled_and_followed_without_memory(producer: Client) -> None:
+def test_jobs_are_cancelled_and_followed_at_maxmemory(producer: Client) -> None:
     job = producer.submit(prompt="x")
     producer.redis.config_set("maxmemory", 1)
     with pytest.raises(TimeoutError):
@@ -225,7 +202,7 @@ def test_jobs_are_cancelled_and_followed_without_memory(producer: Client) -> Non
     assert entry.event.type == "cancelled"
 
 
-def test_a_write_that_redis_has_no_memory_for_is_one_sentence(producer: Client) -> None:
+def test_a_write_refused_at_maxmemory_is_one_sentence(producer: Client) -> None:
     producer.redis.config_set("maxmemory", 1)
     with (
         pytest.raises(BrokerUnavailable, match=r"at its maxmemory.*raise maxmemory") as caught,

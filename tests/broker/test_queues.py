@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from llorch_worker.broker.queues import Route, high_queue, normal_queue, queues, route
+from llorch_worker.broker.queues import Route, queues, route
 
 
-def test_each_priority_has_its_place_and_normal_is_where_stock_messages_lie() -> None:
+def test_each_priority_has_its_list_and_normal_is_the_stock_one() -> None:
     assert route("m", "high") == Route("llorch.m:high", None)
     assert route("m", "normal") == Route("llorch.m", None)
     assert route("m", "low") == Route("llorch.m", 9)
@@ -15,4 +15,4 @@ def test_a_worker_takes_from_the_high_queue_first() -> None:
 
 def test_no_models_queue_is_another_models_high_queue() -> None:
     names = ["m", "m.high", "m-high", "high"]
-    assert len({f(name) for name in names for f in (normal_queue, high_queue)}) == 8
+    assert len({queue for name in names for queue in queues(name)}) == 8

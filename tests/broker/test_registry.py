@@ -38,7 +38,7 @@ def test_a_worker_is_listed_while_it_lives_and_its_model_stays_known(
         assert registry.models(client)["m"].max_context == 128
 
 
-def test_a_worker_that_fell_silent_is_gone(redis_server: RedisServer) -> None:
+def test_a_silent_worker_is_not_listed(redis_server: RedisServer) -> None:
     with connect(redis_server.url) as client:
         client.flushall()
         registry.announce(client, card("a@h"))

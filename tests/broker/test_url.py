@@ -101,7 +101,11 @@ def test_a_url_names_sentinels_master_database_and_passwords() -> None:
 
 def test_one_sentinel_and_no_options_are_enough() -> None:
     parsed = SentinelUrl.parse("sentinel://a")
-    assert (parsed.sentinels, parsed.master_name, parsed.db) == ((("a", 26379),), "mymaster", 0)
+    assert (parsed.sentinels, parsed.master_name, parsed.redis_options["db"]) == (
+        (("a", 26379),),
+        "mymaster",
+        0,
+    )
 
 
 def test_no_password_of_any_part_is_shown() -> None:

@@ -2,55 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 from redis.client import Pipeline
 
 from llorch_worker.broker import keys, queues, worker_queues
-from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import list_of, route, worker_queue
+from llorch_worker.broker.queues import route, worker_queue
 from llorch_worker.broker.waiting import unserved
-from tests.services import RedisServer
 
 
-@pytest.fixture
-def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with connect(redis_server.url) as client:
-        client.flushall()
-        client.hset(keys.MODELS, "toy", "{}")
-        worker_queues.mark_seen(client, worker_queue("toy", "gpu0@host"))
-        yield client
+@pytest.fixture(autouse=True)
+def served(store: redis.Redis) -> None:
+    store.hset(keys.MODELS, "toy", "{}")
+    worker_queues.mark_seen(store, worker_queue("toy", "gpu0@host"))
 
 
 def test_the_queue_of_a_mistyped_model_is_found_with_all_its_lists(store: redis.Redis) -> None:
     for priority in ("high", "normal", "low"):
-        store.lpush(list_of(route("tyo", priority)), "a job")
+        store.lpush(route("tyo", priority).list_key, "a job")
     assert unserved(store) == {"llorch.tyo": 3}
 
 
 def test_the_queue_of_a_mistyped_worker_is_found(store: redis.Redis) -> None:
-    store.lpush(list_of(route("toy", "low", "gpu7@host")), "a job", "another")
+    store.lpush(route("toy", "low", "gpu7@host").list_key, "a job", "another")
     assert unserved(store) == {"llorch.toy@gpu7.host": 2}
 
 
-def test_what_workers_look_at_is_no_such_queue(store: redis.Redis) -> None:
+def test_queues_that_workers_serve_are_not_listed(store: redis.Redis) -> None:
     for worker in (None, "gpu0@host"):
         for priority in ("high", "normal", "low"):
-            store.lpush(list_of(route("toy", priority, worker)), "a job")
+            store.lpush(route("toy", priority, worker).list_key, "a job")
     store.lpush(queues.suspects("toy"), "a job")
     store.set("llorch.tyo", "no list")
     assert unserved(store) == {}
 
 
-def test_it_is_found_among_many_other_keys(store: redis.Redis) -> None:
+def test_an_unserved_queue_is_found_among_many_other_keys(store: redis.Redis) -> None:
     store.mset({f"celery-task-meta-{number}": "" for number in range(20_000)})
     store.lpush("llorch.tyo", "a job")
     assert unserved(store) == {"llorch.tyo": 1}
 
 
-def test_a_queue_that_is_emptied_meanwhile_is_not_shown(
+def test_a_queue_that_is_emptied_meanwhile_is_not_listed(
     store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.lpush("llorch.tyo", "a job")
@@ -65,7 +58,7 @@ def test_a_queue_that_is_emptied_meanwhile_is_not_shown(
     assert unserved(store) == {"llorch.tyi": 1}
 
 
-def test_a_queue_whose_name_is_no_text_is_shown_as_well_as_it_can_be(store: redis.Redis) -> None:
+def test_a_queue_name_that_is_not_utf8_is_escaped(store: redis.Redis) -> None:
     store.lpush(b"llorch.ty\xff", "a job")
     store.lpush(b"llorch.ty\xff\x06\x169", "a job", "another")
     assert unserved(store) == {"llorch.ty\\xff": 3}

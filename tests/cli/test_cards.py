@@ -68,13 +68,13 @@ def test_a_worker_is_called_after_its_card_and_is_the_only_one_there(
         assert said.startswith("device cuda:3 already has a worker (gpu3 by gpu3 (process ")
         doctor = run("doctor", "--redis", url, "--model", "demo", "--json", **variables(machine))
         cards = [c["finding"] for c in doctor.json["checks"] if c["subject"] == "device"]
-        assert len([line for line in cards if "no worker has it" in line]) == 3
-        assert any(f"(gpu3) NVIDIA H200, 140.0 GiB free of 141.0 GiB; held by gpu3 (process "
+        assert len([line for line in cards if "not in use" in line]) == 3
+        assert any(f"(gpu3) NVIDIA H200, 140.0 GiB free of 141.0 GiB; in use by gpu3 (process "
                    f"{worker.pid} of {HOST})" in line for line in cards)  # fmt: skip
         worker.signal(signal.SIGTERM)
         assert worker.ended() == 0
         assert (
-            "no worker has it"
+            "not in use"
             in run("doctor", "--redis", url, "--model", "demo", "--json", **variables(machine)).out
         )
     finally:
@@ -126,7 +126,7 @@ def test_up_runs_a_worker_a_card_restarts_a_dead_one_and_drains_all(machine: Mac
         with Client(command.wait_for("Redis  ").split()[1]) as client:
             first = next(w for w in client.workers() if w.hostname == f"gpu0@{HOST}")
             os.kill(first.pid, signal.SIGKILL)
-            command.wait_for("gpu0 ended (killed by SIGKILL); starting it again in 1 s")
+            command.wait_for("gpu0 ended (killed by SIGKILL); restarting in 1 s")
             command.wait_for(f"gpu0@{HOST} ready.", count=2)
             family |= command.family()
             jobs = [
@@ -148,10 +148,10 @@ def test_up_runs_a_worker_a_card_restarts_a_dead_one_and_drains_all(machine: Mac
     ("options", "sentence"),
     [
         (("--gpus", "0,9"), "device cuda:9 does not exist; the last card here is cuda:3"),
-        (("--gpus", "none"), "--gpus 'none' is neither all nor numbers of cards, such as 0,2"),
-        (("--gpus", "1,1"), "cuda:1 is named twice: a card takes one worker"),
-        (("--gpus", "all", "--workers", "5"), "4 devices for workers and --workers 5 disagree"),
-        (("--gpus", "0", "--devices", "cpu"), "--gpus and --devices both say where workers go"),
+        (("--gpus", "none"), "--gpus must be all or card numbers such as 0,2 (got 'none')"),
+        (("--gpus", "1,1"), "cuda:1 is listed twice: a card takes one worker"),
+        (("--gpus", "all", "--workers", "5"), "--workers 5 disagrees with 4 devices"),
+        (("--gpus", "0", "--devices", "cpu"), "--gpus and --devices both place workers"),
     ],
 )  # fmt: skip
 def test_up_refuses_cards_that_are_not_there(

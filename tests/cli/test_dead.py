@@ -129,7 +129,7 @@ def test_all_are_retried_but_what_cannot_be_and_dropped(
     assert run("dead", "show", first, "--message").out == f"{newest}\n", "it has no body"
     refused = run("dead", "retry", first)
     assert refused.code == 1
-    assert "no message that a worker could read" in refused.err
+    assert "no worker can read the message" in refused.err
     document = run("dead", "retry", "--all", "--json").json
     assert document == {"retried": [], "left": {first: "malformed", second: "malformed"}}
 

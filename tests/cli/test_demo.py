@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.cli.command import COMMAND_TIMEOUT_S, Started, alive, run
+from tests.cli.command import COMMAND_TIMEOUT_S, Started, alive
 from tests.services import wait_until
 
 
@@ -33,19 +33,15 @@ def test_all_jobs_are_done_and_measured_and_nothing_is_left(demo_model: Path) ->
     assert not {pid for pid in family if alive(pid)}
 
 
-def test_its_stories_are_wrapped_in_a_pipe_too(demo_model: Path) -> None:
-    shown = run("demo", COLUMNS="").out
-    stories = shown.partition("And what came of others:")[2].splitlines()
-    assert len(stories) > 3
-    assert max(map(len, stories)) <= 80
-
-
-def test_it_streams_a_story_and_stays_up_when_asked_to(demo_model: Path) -> None:
-    command = Started("demo", "--keep")
+def test_it_streams_a_story_wraps_others_and_keeps_running_with_keep(demo_model: Path) -> None:
+    command = Started("demo", "--keep", COLUMNS="")
     try:
         command.wait_for("Once upon a time")
         command.wait_for("first token p95")
-        command.wait_for("All stays up until Ctrl-C")
+        end = command.lines.index(command.wait_for("Everything keeps running until Ctrl-C"))
+        stories = command.lines[command.lines.index("  Other stories:") + 1 : end]
+        assert len(stories) > 3
+        assert max(map(len, stories)) <= 80, "wrapped even though stdout is a pipe"
         family = command.family()
         assert len(family) == 3, "Redis, worker, Flower"
         assert all(map(alive, family))

@@ -32,7 +32,7 @@ def test_a_chat_goes_through_the_models_format(demo_model: Path) -> None:
 def test_what_a_worker_would_refuse_to_load_is_refused_here(demo_model: Path) -> None:
     ran = run("generate", "Lily", LLORCH_KV_CACHE_BYTES="1000")
     assert ran.code == 1, ran
-    assert "kv_cache_bytes allows 0.0 MiB; raise it or lower max_context" in ran.err
+    assert "kv_cache_bytes allows 1000 B; raise it or lower max_context" in ran.err
 
 
 def test_the_model_is_called_as_a_worker_would_call_it(demo_model: Path) -> None:

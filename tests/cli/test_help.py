@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from llorch_worker.cli import bench
+from llorch_worker.cli.options import WORKER_SETTINGS, settings_options
 from tests.cli.command import environment, run
 
 COMMANDS = (
@@ -71,3 +72,19 @@ def test_without_a_command_the_help_is_all_that_is_said(group: tuple[str, ...]) 
     assert ran.code == 2
     assert "--help" in ran.out + ran.err
     assert "error" not in ran.out + ran.err
+
+
+def test_the_options_of_a_worker_name_their_variables() -> None:
+    shown = run("worker", "--help").out
+    for name in ("device", *WORKER_SETTINGS):
+        assert f"LLORCH_{name.upper()}" in shown
+
+
+def test_an_option_overrides_its_variable_even_with_a_false_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLORCH_PREFIX_CACHING", "yes")
+    monkeypatch.setenv("LLORCH_MAX_CONTEXT", "7")
+    resolved = settings_options("prefix_caching", "max_context")(lambda settings: settings)
+    settings = resolved(prefix_caching=False, max_context=None)
+    assert (settings.prefix_caching, settings.max_context) == (False, 7)

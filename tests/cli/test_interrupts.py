@@ -1,14 +1,16 @@
-"""Ctrl-C before there is anything to interrupt."""
+"""Which signals interrupt a command, and when."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from llorch_worker.stack.interrupts import deaf, leaving_at_once
+from llorch_worker.cli.terminal.interrupts import deaf, leaving_at_once, uninterrupted_exit
 from tests.cli.command import environment
 
 INTERRUPTED_IN_IMPORT = """
@@ -46,19 +48,37 @@ def test_ctrl_c_while_the_command_loads_ends_it_without_a_traceback(
     assert ran.stdout.startswith(out)
 
 
-def test_ctrl_c_is_handled_as_before_once_a_block_failed() -> None:
-    def fail() -> None:
-        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        raise ZeroDivisionError
-
-    # Ignored where the tests run in the background.
+@pytest.fixture
+def default_handler() -> Iterator[None]:
+    """Python's own: tests that run in the background inherit SIG_IGN."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(ZeroDivisionError), leaving_at_once():
-            fail()
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_handler")
+def test_ctrl_c_is_handled_as_before_after_a_block_that_failed() -> None:
+    with pytest.raises(ZeroDivisionError), leaving_at_once():
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("default_handler")
+def test_ctrl_c_interrupts_a_service_but_not_its_exit() -> None:
+    exits: list[str] = []
+
+    @contextmanager
+    def service() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            exits.append("complete")
+
+    with pytest.raises(KeyboardInterrupt), uninterrupted_exit(service()):
+        signal.raise_signal(signal.SIGINT)
+    assert exits == ["complete"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_a_cancelled_job_ends_as_cancelled_and_its_watcher_is_told(served: Serve
     assert watched.code == 1, watched
     assert watched.err.splitlines()[-1] == "error: the job was cancelled"
     assert run("status", job, "--json").json["state"] == "cancelled"
-    assert "had ended already" in run("cancel", job).out
+    assert "had already ended" in run("cancel", job).out
 
 
 def test_ctrl_c_while_waiting_cancels_the_job(served: Served) -> None:
@@ -107,7 +107,7 @@ def test_a_second_ctrl_c_leaves_no_job_of_a_file_behind(
         wait_until(lambda: output.read_text().count("\n") == 1)
         command.signal(signal.SIGINT)
         if not at_once:
-            command.wait_for("cancelling what has not ended")
+            command.wait_for("cancelling the jobs that have not ended")
         command.signal(signal.SIGINT)
         assert command.ended() == 130
         states = [job.status().state for job in jobs]
@@ -171,7 +171,7 @@ def test_a_file_with_a_job_that_is_refused_leaves_none_in_the_queue(
         ran = run("submit", "--file", "-", *options, stdin=lines)
         assert (ran.code, ran.out) == (2, "")
         assert "job 3 of the file: prompt + max_tokens: must not exceed" in ran.err
-        assert ran.err.rstrip().endswith("2 jobs before it cancelled")
+        assert ran.err.rstrip().endswith("cancelled 2 jobs before it")
         jobs = [client.job(job_id) for job_id in _known_jobs(client) - before]
         assert len(jobs) == 2
         wait_until(lambda: all(job.status().ended for job in jobs))

@@ -1,4 +1,7 @@
-"""``llorch up`` starts everything, keeps it up, drains it and leaves nothing behind."""
+"""``llorch up`` starts everything, drains it and leaves nothing behind.
+
+Restarts of dead workers are in ``test_cards.py``.
+"""
 
 from __future__ import annotations
 
@@ -38,39 +41,24 @@ def redis_url(command: Started) -> str:
     return command.wait_for("Redis  ").split()[1]
 
 
-def worker_pid(client: Client) -> int:
-    return client.workers()[0].pid
-
-
-def test_jobs_run_a_killed_worker_comes_back_and_sigterm_drains(up: Started) -> None:
+def test_jobs_run_on_the_worker_that_the_banner_names_and_sigterm_drains(up: Started) -> None:
     family = up.family()
+    workers = up.wait_for("workers  ")
     with Client(redis_url(up)) as client:
-        assert client.submit(prompt="Lily", max_tokens=4).result(60).usage.completion == 4
+        (card,) = client.workers()
+        assert f"{card.hostname} on cpu" in workers
+        assert up.wait_for("--worker ").split()[-1] == card.hostname
+        job = client.submit(prompt="Lily", max_tokens=4, worker=card.hostname)
+        assert job.result(60).worker == card.hostname
 
-        first = worker_pid(client)
-        os.kill(first, signal.SIGKILL)
-        up.wait_for("worker ended (killed by SIGKILL); starting it again in 1 s")
-        up.wait_for("ready.", count=2)
-        family |= up.family()
         job = client.submit(prompt="Lily", max_tokens=450, ignore_eos=True)
         next(job.stream())  # it runs
-
         up.signal(signal.SIGTERM)
         up.wait_for("Draining")
         assert job.result(60).usage.completion == 450
         assert up.ended() == 0
     assert up.lines[-1] == "Drained."
     assert not {pid for pid in family if alive(pid)}
-
-
-def test_ready_names_the_worker_as_submit_wants_it(up: Started) -> None:
-    workers = up.wait_for("workers  ")
-    with Client(redis_url(up)) as client:
-        (card,) = client.workers()
-        assert f"{card.hostname} on cpu" in workers
-        assert up.wait_for("--worker ").split()[1] == card.hostname
-        job = client.submit(prompt="Lily", max_tokens=2, worker=card.hostname)
-        assert job.result(60).worker == card.hostname
 
 
 def test_a_second_ctrl_c_ends_it_at_once(up: Started) -> None:

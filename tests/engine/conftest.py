@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from llorch_worker.engine.memory.load_plan import cache_shape
 from llorch_worker.engine.sequence import Sequence
 from llorch_worker.kernels import TorchOps
 from llorch_worker.model import Llama, LlamaConfig, RaggedBatch, resolve_config
-from llorch_worker.text import IncrementalDetokenizer, Tokenizer, load_tokenizer
+from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import DenseLinears, open_checkpoint
 from tests.engine.lazy_queue import LazyQueue
 
@@ -54,6 +55,11 @@ class LoadedModel:
             weight_bytes=self.model.weight_bytes,
             **settings,
         )
+
+
+def continuation(tokenizer: Tokenizer, token_ids: Ids[int]) -> str:
+    """The text that ``token_ids`` add to a text before them."""
+    return tokenizer.decode([*tokenizer.encode("a"), *token_ids]).removeprefix("a")
 
 
 class WatchedModel:
@@ -157,12 +163,6 @@ def engine(loaded: LoadedModel, make_queue: Callable[[], DeviceQueue]) -> Iterat
         yield engine
         engine.check_integrity()
         assert engine.stats().kv_blocks_free == engine.stats().kv_blocks_total
-
-
-def continuation(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
-    """The text of ``ids`` after a prompt: a leading space stays."""
-    detokenizer = IncrementalDetokenizer(tokenizer)
-    return detokenizer.push(ids) + detokenizer.flush()
 
 
 class NoText:

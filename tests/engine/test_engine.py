@@ -15,12 +15,15 @@ from llorch_worker.contract import (
     Finished,
     GenerationRequest,
     GenerationResult,
+    InternalError,
     Started,
     Tokens,
 )
 from llorch_worker.engine import Engine
-from tests.engine.conftest import continuation
+from llorch_worker.engine import thread as engine_thread
+from tests.engine.conftest import LoadedModel, continuation
 from tests.engine.together import all_at_once
+from tests.waiting import wait_until
 
 PROMPT = "Once upon a time"
 
@@ -279,3 +282,16 @@ def test_an_idle_engine_sleeps_until_somebody_calls(
     for _ in range(50):
         engine.check_integrity()
     assert len(turns) == before + 50
+
+
+def test_an_idle_engine_that_finds_a_lost_block_counts_as_broken(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "IDLE_CHECK_AFTER_S", 0.01)
+    with loaded.engine() as engine:
+        engine.cache.blocks.allocate(1)  # for no sequence
+        generate(engine, max_tokens=2)
+        wait_until(lambda: not engine.healthy)
+        with pytest.raises(InternalError, match="broke down"):
+            generate(engine)
+        assert engine.stalled_for_s() > 0

@@ -127,8 +127,8 @@ def test_logits_of_impossible_ids_are_refused(engine: Engine, ids: list[int]) ->
     ("settings", "sentence"),
     [
         ({"device": "cuda:99"}, "cuda:99|no NVIDIA driver"),
-        ({"device": "tpu"}, "no device 'tpu'"),
-        ({"dtype": "int3"}, "no dtype 'int3'"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"dtype": "int3"}, "unknown dtype 'int3'"),
         ({"max_context": 10**6}, "max_context must be at most"),
         ({"max_context": 0}, "at least 1 .got 0."),
         ({"kv_cache_bytes": 1000}, "kv_cache_bytes"),

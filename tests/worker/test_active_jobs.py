@@ -51,3 +51,15 @@ def test_a_cancel_of_a_job_that_is_elsewhere_does_nothing() -> None:
     jobs = ActiveJobs()
     jobs.cancel("elsewhere")
     assert not jobs.enter("elsewhere")[0].stopped
+
+
+def test_the_first_of_a_cancel_and_a_hand_back_wins() -> None:
+    jobs = ActiveJobs()
+    cancelled, _ = jobs.enter("cancelled")
+    jobs.cancel("cancelled")
+    jobs.hand_back("cancelled")
+    assert not cancelled.handed_back
+    returned, _ = jobs.enter("returned")
+    jobs.hand_back("returned")
+    jobs.cancel("returned")
+    assert returned.handed_back

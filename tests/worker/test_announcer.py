@@ -30,7 +30,7 @@ def card(started_at: float) -> WorkerCard:
     )
 
 
-def test_two_workers_of_one_name_are_told_so_once(
+def test_two_workers_of_one_name_warn_once_each(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(registry, "ANNOUNCE_INTERVAL_S", 0.01)

@@ -31,6 +31,7 @@ GET_S = 30
 
 @pytest.fixture(autouse=True)
 def _serves_on(toy_worker: WorkerProcess, client: Client) -> Iterator[None]:
+    client.redis.delete(keys.DEAD)
     yield
     assert client.submit(prompt="still there?", max_tokens=3).result(GET_S).text == "w0 w1 w2 "
     wait_until(lambda: not held_ids(client.redis), what="every message to be acknowledged")
@@ -43,88 +44,85 @@ def failure(result: AsyncResult) -> LlorchError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        b"",
-        b"no json",
-        b"\xff\xfe\x00",
-        b"[]",
-        b"17",
-        b"null",
-        b"{}",
-        b'{"properties": {}}',
-        b'{"properties": {"delivery_tag": 7, "delivery_info": {}}}',
-        b"[" * 100_000,
-        json.dumps(envelope(GOOD_BODY, properties={"delivery_tag": "x"})).encode(),
-        json.dumps(envelope(GOOD_BODY, body="not base64!")).encode(),
-    ],
-    ids=lambda entry: repr(entry[:24]),
-)
-def test_an_entry_that_is_no_message_is_dropped(client: Client, entry: bytes) -> None:
-    client.redis.lpush(QUEUE, entry)
+def letter(client: Client) -> dict[str, Any]:
+    """The only dead letter, once it is there."""
+    wait_until(lambda: client.redis.llen(keys.DEAD), what="the dead letter")
+    (text,) = client.redis.lrange(keys.DEAD, 0, -1)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+NO_BODY = "its body is not [args, kwargs, options]"
+NO_ID = "its id header is not a string of 1 to 255 characters"
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("headers", "body", "reason"),
     [
-        envelope(GOOD_BODY, headers={}),
-        envelope(GOOD_BODY, headers=[]),
-        envelope(GOOD_BODY, headers="x"),
-        envelope(GOOD_BODY, headers={"task": TASK_NAME}),
-        envelope(GOOD_BODY, headers={"task": TASK_NAME, "id": 5}),
-        envelope(GOOD_BODY, headers={"task": TASK_NAME, "id": "x" * 1000}),
-        envelope(GOOD_BODY, headers={"task": TASK_NAME, "id": "half a character: \ud800"}),
-        envelope(GOOD_BODY, headers={"task": ["x"], "id": "x"}),
-        envelope({"task": TASK_NAME}, headers={}),
-        envelope({"task": TASK_NAME, "id": "x", "kwargs": 3}, headers={}),
+        ({}, GOOD_BODY, "it is not a task message"),
+        ([], GOOD_BODY, "it is not a task message"),
+        ("x", GOOD_BODY, "malformed"),
+        ({"task": TASK_NAME}, GOOD_BODY, NO_ID),
+        ({"task": TASK_NAME, "id": 5}, GOOD_BODY, "malformed"),
+        ({"task": TASK_NAME, "id": "x" * 300}, GOOD_BODY, "malformed"),
+        ({"task": TASK_NAME, "id": "half a character: \ud800"}, GOOD_BODY, "malformed"),
+        ({"task": ["x"], "id": "list"}, GOOD_BODY, "its task header is not a string"),
+        ({}, {"task": TASK_NAME}, "it cannot be read (KeyError)"),
+        (
+            {},
+            {"task": TASK_NAME, "id": "x", "kwargs": 3},
+            "it is not a valid task message (InvalidTaskError)",
+        ),
     ],
-    ids=lambda message: ascii(message["headers"])[:60],
+    ids=range(10),
 )
-def test_a_message_without_a_usable_id_is_discarded(client: Client, message: Any) -> None:
+def test_a_message_that_is_not_a_task_is_kept_as_a_dead_letter_with_the_reason(
+    client: Client, headers: Any, body: Any, reason: str, request: pytest.FixtureRequest
+) -> None:
+    message = envelope(body, headers=headers)
+    message["properties"]["correlation_id"] = f"no-task-{request.node.callspec.indices['reason']}"
     client.redis.lpush(QUEUE, json.dumps(message))
+    assert letter(client)["reason"] == reason
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "reason"),
     [
-        {"body": base64.b64encode(b"{not json").decode()},
-        {"body": base64.b64encode(b"\xff\xff").decode()},
-        {"body": base64.b64encode(b"17").decode()},
-        {"body": base64.b64encode(b"[[], 3, {}]").decode()},
-        {"body": base64.b64encode(b"[[], {}]").decode()},
-        {"body": base64.b64encode(b"[" * 50_000).decode()},
-        {"content-type": "application/x-python-serialize"},
-        {"content-type": "application/x-unheard-of"},
-        {"content-type": None},
+        (
+            {"body": base64.b64encode(b"\xff\xff").decode()},
+            "its body cannot be decoded (DecodeError)",
+        ),
+        ({"body": base64.b64encode(b"17").decode()}, NO_BODY),
+        ({"body": base64.b64encode(b"[[], {}]").decode()}, NO_BODY),
+        (
+            {"body": base64.b64encode(b"[" * 50_000).decode()},
+            "its body cannot be decoded (DecodeError)",
+        ),
+        (
+            {"content-type": "application/x-unheard-of"},
+            "its body cannot be decoded (ContentDisallowed)",
+        ),
+        (
+            {"headers": {"task": TASK_NAME, "compression": "application/x-gzip"}},
+            "its body cannot be decoded (error)",
+        ),
     ],
-    ids=lambda changes: str(changes)[:50],
+    ids=lambda value: str(value)[:50],
 )
-def test_a_body_that_cannot_be_read_fails_its_job(
-    client: Client, changes: dict[str, Any], request: pytest.FixtureRequest
+def test_a_body_that_cannot_be_read_fails_its_job_with_the_reason(
+    client: Client, changes: dict[str, Any], reason: str, request: pytest.FixtureRequest
 ) -> None:
     job_id = f"unreadable-{request.node.callspec.indices['changes']}"
-    message = envelope(GOOD_BODY, headers={"task": TASK_NAME, "id": job_id}, **changes)
-    client.redis.lpush(QUEUE, json.dumps(message))
+    headers = {"task": TASK_NAME, "id": job_id} | changes.pop("headers", {})
+    client.redis.lpush(QUEUE, json.dumps(envelope(GOOD_BODY, headers=headers, **changes)))
     job = client.job(job_id)
     with pytest.raises(InvalidRequest) as caught:
         job.result(GET_S)
-    assert caught.value.faults[0].field == "message"
+    (fault,) = caught.value.faults
+    assert (fault.field, fault.rule) == ("message", reason)
     (entry,) = job.stream(timeout=GET_S)
     assert isinstance(entry.event, Failed)
-
-
-def test_a_compressed_body_that_is_damaged_fails_its_job(client: Client) -> None:
-    headers = {"task": TASK_NAME, "id": "squeezed", "compression": "application/x-gzip"}
-    client.redis.lpush(QUEUE, json.dumps(envelope(b"no gzip", headers=headers)))
-    with pytest.raises(InvalidRequest):
-        client.job("squeezed").result(GET_S)
-
-
-def test_an_unknown_task_fails_as_such(stock: Celery) -> None:
-    result = stock.send_task("llorch.nonsense", kwargs={"prompt": "x"}, queue=QUEUE)
-    with pytest.raises(Exception, match=r"llorch\.nonsense"):
-        result.get(timeout=GET_S)
+    assert (letter(client)["id"], letter(client)["reason"]) == (job_id, reason)
 
 
 def test_protocol_1_still_works(client: Client) -> None:

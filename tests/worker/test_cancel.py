@@ -8,20 +8,15 @@ from celery import Celery
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import REVOKED, decode_state
 from llorch_worker.client import Client, Job
-from llorch_worker.contract import Cancelled, CancelledEvent, Started, Tokens
-from tests.services import WorkerProcess, held_ids, wait_until
+from llorch_worker.contract import Cancelled, CancelledEvent, Started
+from tests.services import WorkerProcess, begun, held_ids, wait_until
 
 GET_S = 30
 LONG = 4000
 
 
 def start(client: Client, max_tokens: int = LONG) -> Job:
-    """A job that has begun to generate."""
-    job = client.submit(prompt="x", max_tokens=max_tokens)
-    for entry in job.stream(timeout=GET_S):
-        if isinstance(entry.event, Tokens):
-            break
-    return job
+    return begun(client.submit(prompt="x", max_tokens=max_tokens))
 
 
 def assert_cancelled(client: Client, job: Job) -> None:

@@ -1,13 +1,18 @@
-"""A worker without room for another job: what is pushed meanwhile costs it nothing."""
+"""A worker with one slot: which job gets it next, and what waiting jobs cost meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from celery import Celery
 
+from llorch_worker.broker import keys
 from llorch_worker.client import Client
-from tests.services import RedisServer, WorkerProcess, running_worker
+from llorch_worker.contract import TASK_NAME
+from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+
+GET_S = 30
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +22,41 @@ def narrow_worker(
     """One job at a time."""
     folder = tmp_path_factory.mktemp("narrow")
     with running_worker(
-        redis_server.url, folder, model_name="toy", max_sequences=1, TOY_STEP_MS=1
+        redis_server.url, folder, model_name="toy", max_sequences=1, TOY_STEP_MS=5
     ) as worker:
         yield worker
+
+
+def test_high_goes_before_normal_and_normal_before_low_with_stock_producers_between(
+    narrow_worker: WorkerProcess, client: Client, stock: Celery
+) -> None:
+    def stock_job(queue: str = "llorch.toy", **options: int) -> str:
+        kwargs = {"prompt": "x", "max_tokens": 1}
+        return str(stock.send_task(TASK_NAME, kwargs=kwargs, queue=queue, **options).id)
+
+    def ours(priority: str) -> str:
+        return client.submit(prompt="x", max_tokens=1, priority=priority).id
+
+    blocker = client.submit(prompt="x", max_tokens=4000)
+    wait_until(lambda: blocker.status().state == "running")
+    expected = {
+        "low": ours("low"),
+        "stock 9": stock_job(priority=9),
+        "stock 3": stock_job(priority=3),
+        "normal": ours("normal"),
+        "stock without": stock_job(),
+        "stock 0": stock_job(priority=0),
+        "high": ours("high"),
+        "stock high": stock_job(queue="llorch.toy:high"),
+    }
+    blocker.cancel()
+    for job_id in expected.values():
+        client.job(job_id).result(GET_S)
+    log = narrow_worker.text()
+    order = sorted(expected, key=lambda name: log.index(f"{expected[name]}] received"))
+    assert order == [
+        "high", "stock high", "normal", "stock without", "stock 0", "stock 3", "low", "stock 9",
+    ]  # fmt: skip
 
 
 def listeners(client: Client) -> set[str]:
@@ -28,27 +65,21 @@ def listeners(client: Client) -> set[str]:
 
 
 def test_a_full_worker_keeps_the_connection_that_brings_it_news(
-    narrow_worker: WorkerProcess, redis_server: RedisServer
+    narrow_worker: WorkerProcess, client: Client
 ) -> None:
-    with Client(redis_server.url, model="toy") as client:
-        client.submit(prompt="x", max_tokens=1).result(30)
-        before = listeners(client)
-        assert len(before) == 1
-        # Each of them is news to a worker that has no room.
-        jobs = [client.submit(prompt="x", max_tokens=20) for _ in range(10)]
-        assert [job.result(30).usage.completion for job in jobs] == [20] * 10
-        assert listeners(client) == before
+    client.submit(prompt="x", max_tokens=1).result(30)
+    before = listeners(client)
+    assert len(before) == 1
+    # Each of them is news to a worker that has no room.
+    jobs = [client.submit(prompt="x", max_tokens=20) for _ in range(10)]
+    assert [job.result(30).usage.completion for job in jobs] == [20] * 10
+    assert listeners(client) == before
 
 
-def test_an_ended_job_leaves_no_lease(
-    narrow_worker: WorkerProcess, redis_server: RedisServer
-) -> None:
-    from llorch_worker.broker import keys
-
-    with Client(redis_server.url, model="toy") as client:
-        job = client.submit(prompt="x", max_tokens=3)
-        job.result(30)
-        # With its result, in one step.
-        assert client.redis.zscore(keys.LEASES, job.id) is None
-        assert client.redis.hget(keys.job(job.id), "state") == "ended"
-        assert client.redis.hget(keys.job(job.id), "message") is None
+def test_an_ended_job_leaves_no_lease(narrow_worker: WorkerProcess, client: Client) -> None:
+    job = client.submit(prompt="x", max_tokens=3)
+    job.result(30)
+    # With its result, in one step.
+    assert client.redis.zscore(keys.LEASES, job.id) is None
+    assert client.redis.hget(keys.job(job.id), "state") == "ended"
+    assert client.redis.hget(keys.job(job.id), "message") is None

@@ -19,7 +19,7 @@ from llorch_worker.contract import (
     Started,
     Tokens,
 )
-from tests.services import WorkerProcess, run_python, wait_until
+from tests.services import WorkerProcess, begun, run_python, wait_until
 
 GET_S = 60
 QUEUE = "llorch.stories"
@@ -46,13 +46,6 @@ def produce(worker: WorkerProcess, **kwargs: object) -> dict[str, object]:
     answer = run_python(STOCK_PRODUCER, worker.redis_url, KWARGS=json.dumps(kwargs))
     assert isinstance(answer, dict)
     return answer
-
-
-def begun(job: Job) -> Job:
-    for entry in job.stream(timeout=GET_S):
-        if isinstance(entry.event, Tokens):
-            break
-    return job
 
 
 def test_a_job_whose_producer_wants_no_result_ends_all_the_same(

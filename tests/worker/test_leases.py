@@ -12,17 +12,12 @@ import redis
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HeldClaims
+from llorch_worker.settings import Settings
 from llorch_worker.worker.leases import LeaseKeeper
-from tests.services import RedisServer, own_redis, wait_until
+from tests.services import RedisServer, wait_until
 
 NO_SWEEP = "cannot look for jobs of dead workers"
 NO_RENEWAL = "cannot renew leases"
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with own_redis() as server:
-        yield server
 
 
 @contextmanager
@@ -30,10 +25,7 @@ def keeping(client: redis.Redis, away: threading.Event) -> Iterator[None]:
     keeper = LeaseKeeper(
         client,
         HeldClaims(),
-        lease_s=0.2,
-        sweep_s=0.02,
-        direct_grace_s=60,
-        watchdog_s=60,
+        Settings().model_copy(update={"lease_s": 0.2, "sweep_s": 0.02}),
         stalled_for_s=lambda: 0.0,
         on_lost=lambda _job_id: None,
         on_away=away.set,
@@ -49,12 +41,12 @@ def said(caplog: pytest.LogCaptureFixture, sentence: str) -> int:
     return sum(message.startswith(sentence) for message in caplog.messages)
 
 
-def test_a_sweep_that_redis_refuses_is_told_once_and_not_as_an_absence(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+def test_a_sweep_that_redis_refuses_is_logged_once_and_is_not_an_outage(
+    own_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = threading.Event()
     caplog.set_level("INFO")
-    with connect(server.url) as client:
+    with connect(own_server.url) as client:
         client.set(keys.WORKER_QUEUES, "no zset")
         with keeping(client, away):
             wait_until(lambda: said(caplog, NO_SWEEP))
@@ -72,13 +64,13 @@ def scripts_run(client: redis.Redis) -> int:
     return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
-def test_a_redis_that_is_gone_is_told_as_an_absence(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+def test_an_unreachable_redis_is_an_outage(
+    own_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = threading.Event()
     caplog.set_level("INFO")
-    with connect(server.url) as client, keeping(client, away):
-        server.halt()
+    with connect(own_server.url) as client, keeping(client, away):
+        own_server.halt()
         wait_until(lambda: said(caplog, NO_RENEWAL) and away.is_set())
-        server.start()
+        own_server.start()
         wait_until(lambda: said(caplog, "renewing leases again"))

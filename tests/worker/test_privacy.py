@@ -126,7 +126,7 @@ def test_a_job_that_fails_shows_nothing(
     assert_nothing_shows(worker, monitor)
 
 
-def test_what_is_no_job_shows_nothing(
+def test_a_message_that_is_not_a_job_shows_nothing(
     stock: Celery, client: Client, worker: WorkerProcess, monitor: Monitor
 ) -> None:
     lost = stock.send_task("llorch.other", args=[SECRET], kwargs={"p": SECRET}, queue=QUEUE)

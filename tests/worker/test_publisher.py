@@ -12,22 +12,18 @@ from llorch_worker.broker import journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
 from llorch_worker.contract import Event, Tokens, decode_event
+from llorch_worker.settings import Settings
 from llorch_worker.worker.publisher import Publisher
 from tests.faults.proxy import LOCALHOST, FaultProxy, contains
-from tests.services import RedisServer, own_redis, wait_until
+from tests.services import RedisServer, wait_until
 
 FLUSH_S = 10.0
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with own_redis(append_only=True) as server:
-        yield server
-
-
-@pytest.fixture
-def store(server: RedisServer) -> Iterator[redis.Redis]:
-    with connect(server.url) as client:
+def store(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    with connect(redis_server.url) as client:
+        client.flushall()
         yield client
 
 
@@ -43,9 +39,8 @@ def started(
 ) -> Publisher:
     on_lost = ([] if lost is None else lost).append
     on_cancelled = ([] if cancelled is None else cancelled).append
-    publisher = Publisher(
-        client, flush_interval_ms=5, stream_ttl_s=60, on_lost=on_lost, on_cancelled=on_cancelled
-    )
+    settings = Settings(flush_interval_ms=5, stream_ttl_s=60)
+    publisher = Publisher(client, settings, on_lost=on_lost, on_cancelled=on_cancelled)
     publisher.start()
     return publisher
 
@@ -104,23 +99,24 @@ def test_journalled_tokens_are_progress(publisher: Publisher, store: redis.Redis
     assert store.hget(keys.job("a"), "progress") == "1"
 
 
-def test_a_redis_restart_loses_and_doubles_nothing(
-    publisher: Publisher, store: redis.Redis, server: RedisServer
-) -> None:
-    publisher.open(claimed(store, "a"), 1)
-    for index in range(50):
-        publisher.append("a", token(index))
-    wait_until(lambda: read(store, "a"))
-    server.halt()
-    for index in range(50, 500):
-        publisher.append("a", token(index))
-    assert not publisher.flush("a", patience(0.05))
-    server.start()
-    assert publisher.flush("a", patience(FLUSH_S))
-    assert ids_of(read(store, "a")) == list(range(500))
+def test_a_redis_restart_loses_and_doubles_nothing(own_server: RedisServer) -> None:
+    with connect(own_server.url) as store:
+        publisher = started(store)
+        publisher.open(claimed(store, "a"), 1)
+        for index in range(50):
+            publisher.append("a", token(index))
+        wait_until(lambda: read(store, "a"))
+        own_server.halt()
+        for index in range(50, 500):
+            publisher.append("a", token(index))
+        assert not publisher.flush("a", patience(0.05))
+        own_server.start()
+        assert publisher.flush("a", patience(FLUSH_S))
+        assert ids_of(read(store, "a")) == list(range(500))
+        publisher.close(timeout_s=5)
 
 
-def test_a_server_that_forgot_its_scripts_is_taught_again(
+def test_scripts_are_loaded_again_if_the_server_forgot_them(
     publisher: Publisher, store: redis.Redis
 ) -> None:
     publisher.open(claimed(store, "a"), 1)
@@ -132,10 +128,10 @@ def test_a_server_that_forgot_its_scripts_is_taught_again(
 
 
 def test_a_write_whose_answer_was_lost_is_not_doubled(
-    server: RedisServer, store: redis.Redis
+    redis_server: RedisServer, store: redis.Redis
 ) -> None:
     scripts.load(store, "append")
-    with FaultProxy(LOCALHOST, server.port) as proxy, connect(proxy.url) as client:
+    with FaultProxy(LOCALHOST, redis_server.port) as proxy, connect(proxy.url) as client:
         publisher = started(client)
         publisher.open(claimed(store, "a"), 1)
         for index in range(9):
@@ -224,7 +220,7 @@ def test_a_job_that_goes_elsewhere_after_its_last_event_is_journalled(
     assert ids_of(read(store, "a")) == [0]
 
 
-def test_nothing_is_left_to_the_result_where_the_claim_was_lost(store: redis.Redis) -> None:
+def test_nothing_is_left_to_the_result_if_the_claim_was_lost(store: redis.Redis) -> None:
     lost: list[str] = []
     publisher = started(store, lost)
     publisher.open(claimed(store, "a"), 1)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -20,7 +19,6 @@ from tests.services import (
     WorkerProcess,
     begun,
     held_ids,
-    own_redis,
     running_worker,
     wait_until,
 )
@@ -30,25 +28,6 @@ GET_S = 30
 TOKENS = 100
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with own_redis() as server:
-        yield server
-
-
-@pytest.fixture
-def worker(server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
-    options: dict[str, Any] = {"model_name": "toy", "max_sequences": 2, "TOY_STEP_MS": 5}
-    with running_worker(server.url, tmp_path, **options) as worker:
-        yield worker
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[Client]:
-    with Client(server.url) as client:
-        yield client
-
-
 def busy_worker(client: Client, latch: Latch) -> tuple[list[Job], list[Job]]:
     """Two jobs that run until ``latch`` is open, eight that wait in Redis."""
     running = [begun(client.submit(prompt=latch.prompt(), max_tokens=TOKENS)) for _ in range(2)]
@@ -56,14 +35,14 @@ def busy_worker(client: Client, latch: Latch) -> tuple[list[Job], list[Job]]:
 
 
 def test_jobs_for_a_busy_worker_wait_in_redis_and_not_in_its_memory(
-    worker: WorkerProcess, client: Client, latch: Latch
+    own_worker: WorkerProcess, own_client: Client, latch: Latch
 ) -> None:
-    running, waiting = busy_worker(client, latch)
-    held = {len(held_ids(client.redis))}
-    assert (held, client.redis.llen(QUEUE)) == ({2}, 8)
+    running, waiting = busy_worker(own_client, latch)
+    held = {len(held_ids(own_client.redis))}
+    assert (held, own_client.redis.llen(QUEUE)) == ({2}, 8)
     latch.open()
     while not all(job.status().ended for job in running):
-        held.add(len(held_ids(client.redis)))
+        held.add(len(held_ids(own_client.redis)))
     assert max(held) == 2
     for job in waiting:
         job.result(GET_S)
@@ -84,47 +63,49 @@ def stop_by(how: str, worker: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "control shutdown"])
-def test_a_worker_that_is_asked_to_stop_finishes_what_runs_and_exits_0(
-    worker: WorkerProcess, client: Client, latch: Latch, how: str
+def test_a_worker_that_is_asked_to_stop_finishes_running_jobs_and_exits_0(
+    own_worker: WorkerProcess, own_client: Client, latch: Latch, how: str
 ) -> None:
-    running, waiting = busy_worker(client, latch)
-    stop_by(how, worker)
+    running, waiting = busy_worker(own_client, latch)
+    stop_by(how, own_worker)
     latch.open()
-    assert worker.wait_exit() == 0
+    assert own_worker.wait_exit() == 0
     for job in running:
         result = job.result(timeout=1)
         assert len(result.choices[0].token_ids) == TOKENS
         assert [entry.event for entry in job.stream(timeout=1)][-1].type == "finished"
-    assert client.redis.llen(QUEUE) == len(waiting), "none was taken along, none was lost"
-    assert not held_ids(client.redis)
+    assert own_client.redis.llen(QUEUE) == len(waiting), "none was taken along, none was lost"
+    assert not held_ids(own_client.redis)
     assert [job.status().state for job in waiting] == ["queued"] * 8
-    assert client.workers() == [], "its card is gone"
+    assert own_client.workers() == [], "its card is gone"
 
 
 def test_finished_jobs_are_acknowledged_while_others_still_drain(
-    worker: WorkerProcess, client: Client, make_latch: Callable[[str], Latch]
+    own_worker: WorkerProcess, own_client: Client, make_latch: Callable[[str], Latch]
 ) -> None:
     soon, late = make_latch("soon"), make_latch("late")
-    long = begun(client.submit(prompt=late.prompt(), max_tokens=100))
-    short = begun(client.submit(prompt=soon.prompt(), max_tokens=100))
-    worker.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "Warm shutdown" in worker.text())
+    long = begun(own_client.submit(prompt=late.prompt(), max_tokens=100))
+    short = begun(own_client.submit(prompt=soon.prompt(), max_tokens=100))
+    own_worker.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "Warm shutdown" in own_worker.text())
     soon.open()
     short.result(GET_S)
-    wait_until(lambda: short.id not in held_ids(client.redis))
+    wait_until(lambda: short.id not in held_ids(own_client.redis))
     assert long.status().state == "running"
-    assert held_ids(client.redis) == {long.id}
+    assert held_ids(own_client.redis) == {long.id}
     late.open()
     long.result(GET_S)
-    assert worker.wait_exit() == 0
+    assert own_worker.wait_exit() == 0
 
 
-def test_a_draining_worker_still_obeys_a_cancel(worker: WorkerProcess, client: Client) -> None:
-    job = begun(client.submit(prompt="x", max_tokens=4000))
-    worker.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "Warm shutdown" in worker.text())
+def test_a_draining_worker_still_obeys_a_cancel(
+    own_worker: WorkerProcess, own_client: Client
+) -> None:
+    job = begun(own_client.submit(prompt="x", max_tokens=4000))
+    own_worker.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "Warm shutdown" in own_worker.text())
     job.cancel()
-    assert worker.wait_exit() == 0
+    assert own_worker.wait_exit() == 0
     assert job.status().state == "cancelled"
 
 
@@ -136,44 +117,44 @@ def assert_whole(job: Job) -> None:
 
 @pytest.mark.parametrize("asked", ["once", "twice"])
 def test_a_cold_shutdown_hands_running_jobs_back_for_another_worker(
-    worker: WorkerProcess,
-    client: Client,
+    own_worker: WorkerProcess,
+    own_client: Client,
     latch: Latch,
     tmp_path: Path,
-    server: RedisServer,
+    own_server: RedisServer,
     asked: str,
 ) -> None:
     prompt = latch.prompt(after=299)
-    jobs = [begun(client.submit(prompt=prompt, max_tokens=300)) for _ in range(2)]
+    jobs = [begun(own_client.submit(prompt=prompt, max_tokens=300)) for _ in range(2)]
     if asked == "once":
-        worker.process.send_signal(signal.SIGQUIT)
+        own_worker.process.send_signal(signal.SIGQUIT)
     else:
-        worker.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "Warm shutdown" in worker.text())
-        worker.process.send_signal(signal.SIGINT)
-    worker.wait_exit()
+        own_worker.process.send_signal(signal.SIGINT)
+        wait_until(lambda: "Warm shutdown" in own_worker.text())
+        own_worker.process.send_signal(signal.SIGINT)
+    own_worker.wait_exit()
     latch.open()
-    assert worker.text().count("it goes on elsewhere") == 2
-    assert "Traceback" not in worker.text()
-    assert "event loop broke" not in worker.text()
-    assert not held_ids(client.redis)
-    assert client.redis.llen(QUEUE) == 2
+    assert own_worker.text().count("it goes on elsewhere") == 2
+    assert "Traceback" not in own_worker.text()
+    assert "event loop broke" not in own_worker.text()
+    assert not held_ids(own_client.redis)
+    assert own_client.redis.llen(QUEUE) == 2
     assert not any(job.status().ended for job in jobs)
-    with running_worker(server.url, tmp_path, name="w2", model_name="toy"):
+    with running_worker(own_server.url, tmp_path, name="w2", model_name="toy"):
         for job in jobs:
             assert job.result(GET_S).attempts == 1, "a drain is not counted"
             assert_whole(job)
 
 
 def test_a_worker_whose_engine_broke_ends_with_an_error_and_takes_nothing_along(
-    worker: WorkerProcess, client: Client, tmp_path: Path, server: RedisServer
+    own_worker: WorkerProcess, own_client: Client, tmp_path: Path, own_server: RedisServer
 ) -> None:
-    breaking = client.submit(prompt="break once", max_tokens=5)
-    assert worker.wait_exit() == 1
-    assert "the engine is broken" in worker.text()
-    waiting = client.submit(prompt="x", max_tokens=5)
+    breaking = own_client.submit(prompt="break once", max_tokens=5)
+    assert own_worker.wait_exit() == 1
+    assert "the engine is broken" in own_worker.text()
+    waiting = own_client.submit(prompt="x", max_tokens=5)
     assert not breaking.status().ended
-    with running_worker(server.url, tmp_path, name="w2", model_name="toy", sweep_s=1):
+    with running_worker(own_server.url, tmp_path, name="w2", model_name="toy", sweep_s=1):
         for job, attempts in ((breaking, 2), (waiting, 1)):
             result = job.result(GET_S)
             assert (result.worker, result.attempts) == ("w2@test", attempts)
@@ -181,23 +162,23 @@ def test_a_worker_whose_engine_broke_ends_with_an_error_and_takes_nothing_along(
 
 
 def test_an_engine_that_breaks_while_idle_costs_no_job(
-    worker: WorkerProcess, client: Client
+    own_worker: WorkerProcess, own_client: Client
 ) -> None:
-    sent = [client.submit(prompt="break after", max_tokens=1)]
+    sent = [own_client.submit(prompt="break after", max_tokens=1)]
 
     def gone() -> bool:
-        sent.append(client.submit(prompt="x", max_tokens=1))
-        return worker.process.poll() is not None
+        sent.append(own_client.submit(prompt="x", max_tokens=1))
+        return own_worker.process.poll() is not None
 
     wait_until(gone)
-    assert worker.wait_exit() == 1
+    assert own_worker.wait_exit() == 1
     ended = [status for job in sent if (status := job.status()).ended]
     assert {status.state for status in ended} == {"succeeded"}
-    assert client.redis.llen(QUEUE) == len(sent) - len(ended) > 0
+    assert own_client.redis.llen(QUEUE) == len(sent) - len(ended) > 0
 
 
-def test_sigterm_ends_a_load(server: RedisServer, tmp_path: Path) -> None:
-    worker = WorkerProcess(server.url, tmp_path / "w.log", model_name="toy", TOY_LOAD_S=300)
+def test_sigterm_ends_a_load(redis_server: RedisServer, tmp_path: Path) -> None:
+    worker = WorkerProcess(redis_server.url, tmp_path / "w.log", model_name="toy", TOY_LOAD_S=300)
     wait_until(lambda: "loading" in worker.text())
     worker.process.send_signal(signal.SIGTERM)
     assert worker.wait_exit() == 0
@@ -219,7 +200,7 @@ def cut(path: Path, tmp_path: Path) -> Path:
     ids=["missing", "truncated", "no model in it"],
 )
 def test_a_model_that_cannot_be_loaded_is_one_sentence_and_exit_code_1(
-    server: RedisServer,
+    redis_server: RedisServer,
     tmp_path: Path,
     demo_model: Path,
     model: Callable[[Path, Path], Path],
@@ -227,7 +208,7 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence_and_exit_code_1(
 ) -> None:
     path = model(demo_model, tmp_path)
     log = tmp_path / "worker.log"
-    worker = WorkerProcess(server.url, log, app=REAL_APP, model=path, loglevel="WARNING")
+    worker = WorkerProcess(redis_server.url, log, app=REAL_APP, model=path, loglevel="WARNING")
     assert worker.wait_exit(timeout_s=60) == 1
     (line,) = [line for line in worker.text().splitlines() if "CRITICAL" in line]
     assert "cannot start" in line
@@ -240,17 +221,17 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence_and_exit_code_1(
     [(("-P", "threads"), "--pool"), (("--autoscale", "4,1"), "--autoscale")],
 )
 def test_options_that_cannot_work_are_refused(
-    server: RedisServer, tmp_path: Path, options: tuple[str, ...], words: str
+    redis_server: RedisServer, tmp_path: Path, options: tuple[str, ...], words: str
 ) -> None:
-    worker = WorkerProcess(server.url, tmp_path / "w.log", options=options, model_name="toy")
+    worker = WorkerProcess(redis_server.url, tmp_path / "w.log", options=options, model_name="toy")
     assert worker.wait_exit() == 1
     assert words in worker.text()
 
 
 def test_nothing_of_a_stopped_worker_stays_connected(
-    worker: WorkerProcess, client: Client, server: RedisServer
+    own_worker: WorkerProcess, own_client: Client, own_server: RedisServer
 ) -> None:
-    client.submit(prompt="x", max_tokens=2).result(GET_S)
-    worker.stop()
-    with connect(server.url) as look:
+    own_client.submit(prompt="x", max_tokens=2).result(GET_S)
+    own_worker.stop()
+    with connect(own_server.url) as look:
         wait_until(lambda: "brpop" not in {entry["cmd"] for entry in look.client_list()})

@@ -1,14 +1,9 @@
 -- Keep the message of a claimed job as a dead letter.
 --
--- ARGV[1]  job id
--- ARGV[2]  fence of the claim; one that was lost, or released already, buries nothing
--- ARGV[3]  why it is dead
--- ARGV[4]  the message, UTF-8
--- ARGV[5]  the most dead letters to keep
---
--- Returns 1 if it was buried, else 0.
+-- Returns 1 if it was buried, 0 if the claim was lost or released already.
 
-local job_id, fence, reason, message, most_letters = unpack(ARGV)
+local job_id, fence, reason, most_letters = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
+local message = ARGV[4] -- UTF-8
 
 local record = redis.call('HMGET', job_key(job_id), 'fence', 'list', 'attempts', 'history')
 if record[1] ~= fence or not record[2] then

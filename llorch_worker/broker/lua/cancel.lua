@@ -2,17 +2,15 @@
 --
 -- Claims are scripts too, so a job is on one side or the other: it cannot slip through between.
 --
--- ARGV[1]  job id
--- ARGV[2]  result of a cancelled job, in the format of Celery's Redis backend
--- ARGV[3]  its last event
--- ARGV[4]  seconds that results are kept
--- ARGV[5]  seconds that an event stream is kept
--- ARGV[6]  seconds that the record of a job cancelled here is kept: its message stays in the queue
---          until its turn, and is dropped then because of this record
---
 -- Returns 'queued' (it has ended now and never runs), 'running' (asked) or 'ended' (it was over).
 
-local job_id, document, end_event, keep_s, stream_s, record_s = unpack(ARGV)
+local job_id = ARGV[1]
+local document = ARGV[2] -- result of a cancelled job, in the format of Celery's Redis backend
+local end_event = ARGV[3]
+local keep_s = ARGV[4] -- for results
+local stream_s = ARGV[5] -- for event streams
+-- For the record: the message stays in the queue until its turn, and is then dropped because of it.
+local record_s = ARGV[6]
 local job, cancel = job_key(job_id), cancel_key(job_id)
 
 local state = redis.call('HGET', job, 'state')

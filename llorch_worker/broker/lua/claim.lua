@@ -4,38 +4,33 @@
 -- the message in its list. There is no state between.
 --
 -- A suspect is a job that may have killed its worker: see sweep.lua. It waits in a list of its own,
--- and runs where no other job runs that already lost a worker.
+-- and never runs beside another job that already lost a worker.
 --
--- KEYS[1]    the list of suspects
--- KEYS[2..]  the queue's lists, the most urgent first (kombu pushes left, so the head is right)
--- ARGV[1]    who claims
--- ARGV[2]    the most jobs to take
--- ARGV[3]    id of the suspect that the caller holds, or ''
--- ARGV[4]    lease, ms
--- ARGV[5]    the most attempts of a job
--- ARGV[6]    seconds that results, and the records of ended jobs, are kept
--- ARGV[7]    seconds that an event stream is kept
--- ARGV[8]    the most dead letters to keep
--- ARGV[9]    state of a claimed job, a template with @ID@
--- ARGV[10]   result of a job without attempts left, a template with @ID@
--- ARGV[11]   its last event
--- ARGV[12..] ids of the jobs that the caller holds and that already lost a worker
+-- KEYS: the list of suspects, then the queue's lists, the most urgent first (kombu pushes left, so
+-- the head is right).
 --
--- Returns a flat list, which Redis sends in one piece: the number of claims; for each of them id,
--- message, attempts, fence, list, ms of its first claim, ms of this one, 1 if nobody claimed it
--- before, 1 if a cancel was asked for, 1 if it is a suspect; then the number of dead letters that
--- are listed here, the number of those that are not, and their bytes; for each listed one its id,
--- or '' if it names no job, and its bytes. One claim may bury a whole queue of junk.
+-- Returns the claims, each {id, message, attempts, fence, list, ms of its first claim, ms of this one,
+-- 1 if nobody claimed it before, 1 if a cancel was asked for, 1 if it is a suspect}; the dead letters,
+-- each {id, or '' if it names no job; bytes}; how many more dead letters there are; their bytes. One
+-- claim may bury a whole queue of junk.
 
 local MOST_LISTED = 10
 local suspects = KEYS[1]
-local limit, held_suspect = tonumber(ARGV[2]), ARGV[3]
 local terms = {
-  suspects = suspects, worker = ARGV[1], lease_ms = ARGV[4], max_attempts = tonumber(ARGV[5]),
-  keep_s = ARGV[6], stream_s = ARGV[7], most_letters = ARGV[8], started = ARGV[9],
-  failure = ARGV[10], end_event = ARGV[11],
+  suspects = suspects,
+  worker = ARGV[1], -- who claims
+  lease_ms = ARGV[2],
+  max_attempts = tonumber(ARGV[3]),
+  keep_s = ARGV[4], -- for results and records of ended jobs
+  stream_s = ARGV[5], -- for event streams
+  most_letters = ARGV[6],
+  started = ARGV[7], -- state of a claimed job, a template with @ID@
+  failure = ARGV[8], -- result of a job without attempts left, a template with @ID@
+  end_event = ARGV[9], -- its last event
 }
-local redelivered = {unpack(ARGV, 12)}
+local limit = tonumber(ARGV[10]) -- of jobs to take
+local held_suspect = ARGV[11] -- id of the suspect that the caller holds, or ''
+local redelivered = {unpack(ARGV, 12)} -- ids of its jobs that already lost a worker
 local redelivered_before = #redelivered
 local claims, letters, unlisted, unlisted_bytes = {}, {}, 0, 0
 
@@ -88,17 +83,4 @@ if #redelivered > 1 and #redelivered > redelivered_before then
   end
 end
 
-local answer = {#claims}
-local function add(values)
-  for _, value in ipairs(values) do
-    answer[#answer + 1] = value
-  end
-end
-for _, claim in ipairs(claims) do
-  add(claim)
-end
-add({#letters, unlisted, unlisted_bytes})
-for _, letter in ipairs(letters) do
-  add(letter)
-end
-return answer
+return {claims, letters, unlisted, unlisted_bytes}

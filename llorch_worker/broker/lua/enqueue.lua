@@ -1,21 +1,17 @@
 -- Put a job into its queue, once, if the queue has room: all of it or nothing.
 --
--- KEYS[1]   the list to push to
--- KEYS[2..] every list that jobs of this model wait in
--- ARGV[1]   job id
--- ARGV[2]   the message up to the time at which it was enqueued
--- ARGV[3]   the message from there on
--- ARGV[4]   the most jobs that may wait, or 0 for any number
--- ARGV[5]   seconds that the job's `sent` key and the idempotency key are kept
--- ARGV[6]   the idempotency key, or ''
---
 -- The first write may grow: a server at maxmemory refuses it, and nothing is left behind.
+--
+-- KEYS: the list to push to, then every list that jobs of this model wait in.
 --
 -- Returns {'sent', id}, {'known', id of the first job with this idempotency key}, or
 -- {'full', jobs that wait}.
 
-local job_id, before, after, limit, keep_s, idempotency = unpack(ARGV)
-limit = tonumber(limit)
+local job_id = ARGV[1]
+local before, after = ARGV[2], ARGV[3] -- the message around the time at which it is enqueued
+local limit = tonumber(ARGV[4]) -- of waiting jobs; 0 for none
+local keep_s = ARGV[5] -- for the sent key and the idempotency key
+local idempotency = ARGV[6] -- the key, or ''
 
 if redis.call('EXISTS', sent_key(job_id)) == 1 then
   -- Sent again because the answer to the first push was lost.

@@ -1,21 +1,19 @@
 -- Store a job's state in the key and format of Celery's Redis backend. A terminal state ends the
 -- job, and the claim with it.
 --
--- The result and the stream's last events appear together, once: whoever comes second, or comes
--- with a claim that was lost, stores nothing.
---
--- ARGV[1]  job id
--- ARGV[2]  fence of the claim; '' for a job that nobody claimed
--- ARGV[3]  the document
--- ARGV[4]  seconds that it is kept
--- ARGV[5]  the last event, one JSON document, or '' if the state is not terminal
--- ARGV[6]  seconds that the stream is kept
--- ARGV[7]  number of the first entry that is still to be written before the last event
--- ARGV[8..] those entries, each one JSON document
+-- The result and the stream's last events appear together, once. A second caller, or one whose claim
+-- was lost, stores nothing.
 --
 -- Returns 1 if it was stored, else 0.
 
-local job_id, fence, document, keep_s, end_event, stream_s, first = unpack(ARGV, 1, 7)
+local job_id = ARGV[1]
+local fence = ARGV[2] -- '' for a job that nobody claimed
+local document = ARGV[3]
+local keep_s = ARGV[4] -- for the document
+local end_event = ARGV[5] -- JSON, or '' if the state is not terminal
+local stream_s = ARGV[6] -- for the event stream
+local first = ARGV[7] -- number of the first entry still to be written before the end event
+local events = {unpack(ARGV, 8)} -- those entries, JSON documents
 local job = job_key(job_id)
 
 if fence ~= '' then
@@ -31,7 +29,7 @@ end
 allow_writes()
 store_state(job_id, document, keep_s)
 if end_event ~= '' then
-  end_stream(job_id, end_event, stream_s, first, {unpack(ARGV, 8)})
+  end_stream(job_id, end_event, stream_s, first, events)
   -- As release.lua would, so that the worker need not come back for it. The list stays: a refused
   -- message is buried after its result, and that needs the list.
   redis.call('ZREM', LEASES, job_id)

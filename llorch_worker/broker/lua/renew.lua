@@ -1,11 +1,12 @@
 -- Renew the leases of the jobs that a worker is at work on.
 --
--- ARGV[1]   lease, ms
--- ARGV[2..] pairs: job id, fence
+-- ARGV[2..] are pairs: job id, fence.
 --
 -- Returns the ids whose claim is not the caller's any more: it must stop work on them.
 
-local until_ms = now_ms() + ARGV[1]
+local lease_ms = ARGV[1]
+
+local until_ms = now_ms() + lease_ms
 local lost = {}
 allow_writes()
 for i = 2, #ARGV, 2 do

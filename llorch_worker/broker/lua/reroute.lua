@@ -3,24 +3,22 @@
 -- Each priority's list goes to the tail of its counterpart, in its order. A queue stays known for a
 -- while: a producer may still send there.
 --
--- ARGV[1]   ms after which a worker that was not seen is gone
--- ARGV[2]   ms after which its queue is not looked at any more
--- ARGV[3]   the most queues that are remembered
--- ARGV[4]   the most jobs to move, so that one call stays short
--- ARGV[5..] what follows a queue's name in the names of its lists, the most urgent first
---
--- Returns pairs: queue, jobs moved.
+-- Returns {queue, jobs moved} for each queue with jobs.
 
-local gone_ms, forgotten_ms, most_queues, left = unpack(ARGV, 1, 4)
-left = tonumber(left)
+local gone_ms = ARGV[1] -- a worker that was not seen for so long is gone
+local forgotten_ms = ARGV[2] -- nobody looks at its queue after so long
+local most_queues = ARGV[3] -- that are remembered
+local left = tonumber(ARGV[4]) -- the most jobs to move, so that one call stays short
+local suffixes = {unpack(ARGV, 5)} -- from a queue's name to its lists, the most urgent first
+
 local now = now_ms()
 local moved = {}
 allow_writes()
 for _, queue in ipairs(redis.call('ZRANGEBYSCORE', WORKER_QUEUES, '-inf', now - gone_ms)) do
   local count = 0
   local lists = {}
-  for i = 5, #ARGV do
-    lists[#lists + 1] = queue .. ARGV[i]
+  for i, suffix in ipairs(suffixes) do
+    lists[i] = queue .. suffix
   end
   -- Most are empty, and there may be many.
   if redis.call('EXISTS', unpack(lists)) > 0 then
@@ -32,8 +30,7 @@ for _, queue in ipairs(redis.call('ZRANGEBYSCORE', WORKER_QUEUES, '-inf', now - 
     end
   end
   if count > 0 then
-    moved[#moved + 1] = queue
-    moved[#moved + 1] = count
+    moved[#moved + 1] = {queue, count}
   end
 end
 if left > 0 then

@@ -1,13 +1,11 @@
 -- Put a dead letter's job back into its queue, to go on from its journal with all its attempts.
 --
--- ARGV[1]  the dead letter, byte by byte
--- ARGV[2]  seconds that an event stream is kept
---
 -- Returns 'retried'; 'gone' (no such letter any more); 'under way' (the same job waits or runs);
 -- 'ended' (it has another end than a failure). Only the first changes anything.
 
-local letter = cjson.decode(ARGV[1])
-local stream_s = ARGV[2]
+local raw_letter = ARGV[1] -- byte by byte
+local stream_s = ARGV[2] -- for event streams
+local letter = cjson.decode(raw_letter)
 local job, result, stream = job_key(letter.id), result_key(letter.id), events_key(letter.id)
 
 local state = redis.call('HGET', job, 'state')
@@ -22,7 +20,7 @@ if document then
   end
 end
 -- The first write, and one that cannot grow: see allow_writes.
-if redis.call('LREM', DEAD_LETTERS, 1, ARGV[1]) == 0 then
+if redis.call('LREM', DEAD_LETTERS, 1, raw_letter) == 0 then
   return 'gone'
 end
 redis.call('DEL', result)

@@ -5,18 +5,17 @@
 -- and lost this one too. At most one of the latter is to blame, so for all of them this attempt does
 -- not count, once: no job ends for what its neighbour does. They stay suspects.
 --
--- ARGV[1]  the most jobs to look at, so that one call stays short
---
 -- Returns the ids put back.
 
+local most_jobs = ARGV[1] -- to look at, so that one call stays short
+
 local back = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, ARGV[1])) do
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, most_jobs)) do
   -- The first write, and one that cannot grow: see allow_writes.
   redis.call('ZREM', LEASES, id)
   local job = job_key(id)
-  local record = redis.call('HMGET', job, 'state', 'message', 'list', 'progress',
-    'company', 'spared')
-  local state, message, list, progress, company, spared = unpack(record)
+  local state, message, list, progress, company, spared = unpack(redis.call('HMGET', job,
+    'state', 'message', 'list', 'progress', 'company', 'spared'))
   if state == 'claimed' then
     redis.call('HINCRBY', job, 'fence', 1)
     redis.call('HSET', job, 'state', 'queued')

@@ -13,7 +13,6 @@ from llorch_worker.cli.bench.profile import profile
 from llorch_worker.cli.bench.queue import queue
 from llorch_worker.cli.bench.report import report
 from llorch_worker.cli.bench.startup import startup
-from llorch_worker.cli.terminal.paragraphs import flowing
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,4 +20,4 @@ app = typer.Typer(
     epilog="Every table says on what, with what and by which command it was measured.",
 )
 for command in (engine, overhead, profile, queue, startup, report):
-    app.command(command.__name__, help=flowing(command))(command)
+    app.command(command.__name__)(command)

@@ -99,7 +99,7 @@ def queue(
     from llorch_worker.bench.jobs.rig import Rig
     from llorch_worker.bench.no_op import measure_no_op
     from llorch_worker.bench.queue import Plan, QueueFigures, measure_queue
-    from llorch_worker.stack.interrupts import terminable
+    from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 
     def now(what: str) -> None:
         screen.note(f"measuring {what}")
@@ -107,7 +107,7 @@ def queue(
     load = JobLoad(max(numbers), around(prompt_tokens), around(new_tokens), seed)
     plan = Plan(settings, load, numbers, single_jobs, passes, threads)
     measured = alone = None
-    with terminable(), Rig() as rig:
+    with terminable(), uninterrupted_exit(Rig()) as rig:
         if no_op:
             alone = measure_no_op(
                 rig,

@@ -57,7 +57,7 @@ def startup(
     )
     extras.require("worker")
     from llorch_worker.bench.startup import measure_startup
-    from llorch_worker.stack.interrupts import terminable
+    from llorch_worker.cli.terminal.interrupts import terminable
 
     with terminable():
         figures = measure_startup(

@@ -1,7 +1,7 @@
-"""Where a command prints: for a person, or one JSON document.
+"""Where a command prints, for a person or as one JSON document.
 
-What was asked for goes to stdout; progress, banners and errors go to stderr, so that
-``llorch generate ... > story.txt`` holds the story alone.
+Results go to stdout; progress, banners and errors go to stderr, so that
+``llorch generate ... > story.txt`` writes only the story.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 1_000
 
-# C0 and C1 controls except tab and newline: a model may write them, and a terminal would obey.
+# C0 and C1 controls except tab and newline: a model may generate them, and a terminal obeys.
 _VISIBLE_CONTROLS = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
 }
 
 
 class Screen:
-    """The two consoles of a command. With ``as_json`` stdout carries exactly one document."""
+    """The output of a command. With ``as_json``, stdout has exactly one document."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
 
     @property
     def out(self) -> Console:
-        """stdout, styled where it is a terminal."""
+        """stdout, styled if it is a terminal."""
         return _console(stderr=False)
 
     @property
     def wide(self) -> Console:
-        """stdout for tables: a file or a pipe has no edge at which names would have to be cut."""
+        """stdout for tables: they are not cut to a width in a file or a pipe."""
         edge = sys.stdout.isatty() or os.environ.get("COLUMNS")
         return _console(stderr=False, width=None if edge else PIPE_COLUMNS)
 
     @property
     def err(self) -> Console:
-        """stderr, styled where it is a terminal."""
+        """stderr, styled if it is a terminal."""
         return _console(stderr=True)
 
     @property
     def live(self) -> bool:
-        """Whether moving things (bars, spinners) make sense."""
+        """Whether to show progress bars and spinners."""
         return not self.as_json and sys.stderr.isatty()
 
     def document(self, value: Any) -> None:
@@ -60,17 +60,21 @@ class Screen:
         sys.stdout.flush()
 
     def note(self, text: str, style: str = "dim") -> None:
-        """A remark beside the result: on stderr, and not at all under ``--json``."""
+        """Print a remark on stderr; nothing under ``--json``."""
         if not self.as_json:
             self.err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
+    def line(self, text: str) -> None:
+        """Print a line to stdout, unstyled; control characters are made visible."""
+        self.write_raw(harmless(text) + "\n")
+
     def write_raw(self, text: str) -> None:
-        """Text to stdout as it is, at once."""
+        """Write ``text`` to stdout unchanged, and flush."""
         sys.stdout.write(text)
         sys.stdout.flush()
 
     def error(self, document: ErrorDocument) -> None:
-        """One sentence on stderr, or ``{"error": ...}`` on stdout under ``--json``."""
+        """Print one sentence on stderr, or ``{"error": ...}`` on stdout under ``--json``."""
         if self.as_json:
             self.document({"error": document.model_dump(mode="json")})
             return
@@ -86,8 +90,7 @@ class Screen:
     def bar(self, label: str, unit: str = "") -> Iterator[Callable[[int, int], None]]:
         """A progress bar on stderr while the block runs; yields ``advance_to(done, total)``.
 
-        ``unit`` is ``"bytes"`` or a word for what is counted. Nothing is drawn where stderr is
-        no terminal.
+        ``unit`` is ``"bytes"`` or a word for what is counted. No bar if stderr is not a terminal.
         """
         if not self.live:
             yield lambda _done, _total: None
@@ -98,7 +101,7 @@ class Screen:
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     def loading_bar(self, label: str) -> Callable[[int, int], None]:
-        """A progress callback in bytes whose bar ends by itself when all is loaded."""
+        """A progress callback in bytes; its bar disappears once everything is loaded."""
         bars = ExitStack()
         advance: list[Callable[[int, int], None]] = []
 
@@ -112,42 +115,35 @@ class Screen:
         return progress
 
     def progress(self, unit: str) -> Progress:
-        """A rich progress display on stderr that vanishes when done."""
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-        )
+        """A rich progress display on stderr that disappears at its end."""
+        from rich import progress as columns
 
-        return Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            DownloadColumn() if unit == "bytes" else MofNCompleteColumn(),
-            TextColumn("" if unit == "bytes" else unit),
-            TimeElapsedColumn(),
+        in_bytes = unit == "bytes"
+        return columns.Progress(
+            columns.SpinnerColumn(),
+            columns.TextColumn("{task.description}"),
+            columns.BarColumn(bar_width=30),
+            columns.DownloadColumn() if in_bytes else columns.MofNCompleteColumn(),
+            columns.TextColumn("" if in_bytes else unit),
+            columns.TimeElapsedColumn(),
             console=self.err,
             transient=True,
         )
 
 
 def _console(*, stderr: bool, width: int | None = None) -> Console:
-    # Built anew each time: cheap, and always bound to the stream that is there now.
+    # Built each time, which is cheap, to use the current stream.
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width)
 
 
 def harmless(text: str) -> str:
-    """``text`` with control characters made visible: generated text must not steer a terminal."""
+    """``text`` with visible control characters: generated text must not control a terminal."""
     return text.translate(_VISIBLE_CONTROLS)
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """``value`` as JSON, legible: only half a surrogate pair, which is no character, is escaped."""
+    """``value`` as readable JSON: of non-ASCII characters, only lone surrogates are escaped."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return text.encode(errors="backslashreplace").decode()

@@ -1,20 +1,65 @@
-"""Tokens on the terminal as they come."""
+"""A job's texts on the terminal, as they come."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.cli.terminal.wrapping import WordWrap
-from llorch_worker.contract import Event, GenerationResult, Tokens
+from llorch_worker.contract import Event, GenerationRequest, GenerationResult, Tokens
 from llorch_worker.contract.quantities import counted
+
+if TYPE_CHECKING:
+    from llorch_worker.client import Job
 
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
-class StoryPrinter:
-    """Prints the texts of one job: the first choice live, the others when it is over.
+def follow(screen: Screen, job: Job, *, request: GenerationRequest | None, live: bool) -> None:
+    """Print the job's text, token by token if ``live``, else once it has ended; then a summary.
 
-    ``opening`` (the prompt) is put before a text only where a person looks: into a pipe goes what
-    was generated and nothing else.
+    ``request`` is known only to the command that submitted it.
+
+    Raises:
+        LlorchError: the job failed or was cancelled.
+    """
+    opening = request.prompt if request is not None else None
+    story = StoryPrinter(screen, choices=request.n if request else 1, opening=opening)
+    if live and not screen.as_json:
+        try:
+            for entry in job.stream():
+                story.show(entry.event)
+        finally:
+            story.end()
+        result = job.result()
+    else:
+        with screen.err.status(f"waiting for {job.id}") if screen.live else nullcontext():
+            result = job.result()
+        story.show_result(result)
+    show_outcome(screen, result)
+
+
+def show_outcome(screen: Screen, result: GenerationResult) -> None:
+    """The result as a JSON document, or one line about it after the text."""
+    if screen.as_json:
+        screen.document(result.model_dump(mode="json", exclude_none=True))
+        return
+    timings, tokens = result.timings, result.usage.completion
+    total_ms = timings.prefill_ms + timings.decode_ms
+    speed = f"{tokens / total_ms * 1000:.0f}/s" if total_ms > 0 else "at once"
+    reasons = ", ".join(dict.fromkeys(choice.finish_reason for choice in result.choices))
+    screen.note(
+        f"{result.model}: {counted(tokens, 'token')}, {speed}, "
+        f"first after {timings.first_token_ms:.0f} ms, {reasons}, seed {result.seed}"
+    )
+
+
+class StoryPrinter:
+    """Prints the texts of one job: the first choice live, the others at the end.
+
+    ``opening`` (the prompt) precedes each text only on a terminal; a pipe gets nothing but what
+    was generated. Under ``--json`` nothing is printed.
     """
 
     def __init__(self, screen: Screen, *, choices: int = 1, opening: str | None = None) -> None:
@@ -47,7 +92,7 @@ class StoryPrinter:
         self.end()
 
     def end(self) -> None:
-        """Close the line, and print the other choices."""
+        """End the line, and print the other choices."""
         if self._screen.as_json:
             return
         self._break_line()
@@ -75,17 +120,3 @@ class StoryPrinter:
     def _break_line(self) -> None:
         if not self._at_line_start:
             self._print("\n")
-
-
-def summary_line(result: GenerationResult) -> str:
-    """One line on how a job went: tokens, speed, first token, reason of its end."""
-    timings = result.timings
-    tokens = result.usage.completion
-    total_ms = timings.prefill_ms + timings.decode_ms
-    speed = f"{tokens / total_ms * 1000:.0f}/s" if total_ms > 0 else "at once"
-    reasons = ", ".join(dict.fromkeys(choice.finish_reason for choice in result.choices))
-    return (
-        f"{result.model}: {counted(tokens, 'token')}, {speed}, "
-        f"first after {timings.first_token_ms:.0f} ms, "
-        f"{reasons}, seed {result.seed}"
-    )

@@ -1,4 +1,4 @@
-"""Text that comes piece by piece, broken between words at the terminal's edge."""
+"""Word wrap for text that arrives piece by piece."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CLEAR_TO_END_OF_LINE = "\x1b[K"
 
 
 class WordWrap:
-    """Writes to a terminal; a word that runs over the edge is taken back and begun anew.
+    """Writes to a terminal; a word that crosses the edge is erased and moves to the next line.
 
-    Each piece is on the screen at once: nothing is held until its word is whole. The last column
-    stays empty, because terminals differ in where the cursor is after a character there.
+    Each piece is shown at once, before its word is complete. The last column stays empty, because
+    terminals differ in where the cursor is after it.
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:
@@ -24,7 +24,7 @@ class WordWrap:
         self._word = ""
 
     def push(self, text: str) -> None:
-        """Write ``text``; it may hold newlines, and begin or end within a word."""
+        """Write ``text``, which may begin or end within a word."""
         width = max(shutil.get_terminal_size().columns - 1, _SMALLEST_WIDTH)
         self._write("".join(self._placed(character, width) for character in text))
 
@@ -44,7 +44,7 @@ class WordWrap:
         return before + character
 
     def _new_line(self) -> str:
-        """What ends the line, taking the word with it where that can be done."""
+        """The line's end; moves the unfinished word to the next line if possible."""
         word = self._word
         if len(word) in (0, self._column) or not all(map(_is_plain, word)):
             self._column, self._word = 0, ""
@@ -54,6 +54,6 @@ class WordWrap:
 
 
 def _is_plain(character: str) -> bool:
-    # One cell on every terminal. How wide a joined emoji is drawn is anybody's guess, and Chinese
-    # or Japanese may be broken anywhere.
+    # One cell wide on every terminal. The widths of joined emoji vary, and Chinese or Japanese may
+    # break anywhere.
     return (character.isascii() or character.isalpha()) and cell_len(character) == 1

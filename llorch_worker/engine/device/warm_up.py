@@ -7,18 +7,20 @@ so steps at the powers of two and at the maximum compile all variants.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.request import MAX_CHOICES
+from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.model import RaggedBatch
 
 FIRST_TOKENS = 2
 FULL_WIDTH_TOKENS = 8
+TIMEOUT_S = 600.0
 
 
 def compiles_late(device: torch.device) -> bool:
@@ -37,6 +39,19 @@ def compile_kernels(
         model.forward(_batch(_prompts(tokens, cache.max_context), 1, cache), cache)
     for sequences in sizes(min(max_sequences, max_step_tokens)):
         model.forward(_batch((1,) * sequences, sequences, cache), cache)
+
+
+def run_first_requests(
+    submit: Callable[[GenerationRequest], Generation],
+    device: torch.device,
+    max_context: int,
+    max_sequences: int,
+    max_step_tokens: int,
+) -> None:
+    """Runs :func:`first_requests`, one group after the other."""
+    for requests in first_requests(device, max_context, max_sequences, max_step_tokens):
+        for generation in [submit(request) for request in requests]:
+            generation.result(TIMEOUT_S)
 
 
 def first_requests(

@@ -21,11 +21,13 @@ from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
 from llorch_worker.engine.memory.workspace import workspace_bytes
 from llorch_worker.kernels import ChosenOps, choose_ops
 from llorch_worker.model import LlamaConfig, model_bytes, parameter_count, resolve_config
-from llorch_worker.settings import KernelChoice, KvDtype
+from llorch_worker.settings import (
+    DEFAULT_MAX_SEQUENCES,
+    DEFAULT_MAX_STEP_TOKENS,
+    KernelChoice,
+    KvDtype,
+)
 from llorch_worker.weights import Checkpoint, Linears, open_checkpoint, select_linears
-
-DEFAULT_MAX_SEQUENCES = 16
-DEFAULT_MAX_STEP_TOKENS = 512
 
 CACHE_SHARE: Final = {"cpu": 0.6, "cuda": 0.9}
 """The most that cache and workspace may take of what the weights leave free. The rest is for other

@@ -19,17 +19,17 @@ DTYPES = {
 }
 
 EXACT_PARAMETERS = 100_000_000
-"""Models below this are computed in float32 on the CPU unless told otherwise."""
+"""Smaller models run in float32 on the CPU by default."""
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:N`` as a device that is there.
+    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` names.
 
-    ``auto`` is the first CUDA device, else the CPU. Asked for CUDA it is never the CPU.
+    ``auto`` is the first CUDA device, or else the CPU. ``cuda`` is never the CPU.
 
     Raises:
-        ModelLoadFailed: there is no device of this name.
-        DeviceUnavailable: it is not there; says what there is and what to do.
+        ModelLoadFailed: the name is unknown.
+        DeviceUnavailable: the device is absent; says which there are and what to do.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -40,14 +40,14 @@ def resolve_device(name: str) -> torch.device:
     match = re.fullmatch(r"auto|cuda(?::(\d+))?", name)
     if match is None:
         raise ModelLoadFailed(
-            f"there is no device {name!r}; use auto, cpu, cuda or cuda:N with a card's number"
+            f"unknown device {name!r}; allowed: auto, cpu, cuda, cuda:N with a card's number"
         )
     if not torch.cuda.is_available():
-        usable_cards()  # where it is the driver or the card that is missing, this says so
+        usable_cards()  # says so if the driver or the card is missing
         reason = "cannot use the card" if torch.version.cuda else "is built without CUDA"
         raise DeviceUnavailable(
-            f"device {name} was asked for, but this torch {reason}; install a CUDA build of torch "
-            "that fits the driver, or use device cpu"
+            f"cannot use device {name}: this torch {reason}; install a CUDA build of torch that "
+            "fits the driver, or use device cpu"
         )
     index = int(match[1] or 0)
     count = torch.cuda.device_count()
@@ -59,14 +59,14 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(
     name: str, device: torch.device, *, parameters: int, kernels: KernelChoice = "auto"
 ) -> torch.dtype:
-    """The compute dtype for a model of so many parameters.
+    """The compute dtype of a model with this many parameters.
 
-    ``auto`` is bfloat16 on CUDA. On the CPU it is float32, the exact reference, for a model small
-    enough that exactness costs little, and on processors for which there are no native kernels;
-    for larger ones bfloat16, in which quantised matrices stay quantised.
+    ``auto`` is bfloat16 on CUDA. On the CPU it is float32, the exact reference, for small models
+    and on processors without native kernels. Otherwise it is bfloat16, which leaves quantised
+    matrices quantised.
 
     Raises:
-        ModelLoadFailed: an unknown name.
+        ModelLoadFailed: the name is unknown.
     """
     if name == "auto":
         if device.type == "cpu" and (
@@ -75,5 +75,5 @@ def resolve_dtype(
             return torch.float32
         return torch.bfloat16
     if name not in DTYPES:
-        raise ModelLoadFailed(f"there is no dtype {name!r}; use auto, {', '.join(DTYPES)}")
+        raise ModelLoadFailed(f"unknown dtype {name!r}; allowed: auto, {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -18,21 +18,26 @@ adds at most 38, for its sort with int64 indices or for the sorted rows' masses.
 def workspace_bytes(
     config: LlamaConfig, shape: CacheShape, *, max_sequences: int, max_step_tokens: int
 ) -> int:
-    """What a full step of at most ``max_step_tokens`` needs at once: the largest of its MLP, its
-    attention with the keys and values of one full context gathered, and its logits and sampling.
-    Recorded decode steps keep their memory beside it.
+    """What a full step needs at once beside weights and cache.
+
+    That is the largest of its MLP, its attention with the keys and values of one full context
+    gathered, and its logits and sampling. Recorded decode steps keep their memory beside it.
 
     This is a plan; a worker measures what steps really take after the warm-up.
     """
     item, hidden = shape.dtype.itemsize, config.hidden_size
     heads = config.num_heads + 2 * config.num_kv_heads
-    mlp_row = (2 * hidden + 4 * config.intermediate_size) * item
-    qkv_row = (2 * hidden + (heads + config.num_heads) * config.head_dim) * item
+    # Every token has an id, a position, a slot, a cosine and a sine for each pair of a head.
+    token = 3 * torch.int64.itemsize + config.head_dim * torch.float32.itemsize
+    mlp_row = 4 * (hidden + config.intermediate_size) * item + token
+    qkv_row = (2 * hidden + (heads + config.num_heads) * config.head_dim) * item + token
     gathered = 2 * shape.max_context * config.num_kv_heads * config.head_dim * item
-    logits = max_sequences * config.vocab_size * (item + SAMPLER_LOGIT_BYTES)
-    libraries = CUDA_LIBRARY_BYTES if shape.device.type == "cuda" else 0
-    step = max(max_step_tokens * mlp_row, max_step_tokens * qkv_row + gathered, logits)
+    sampled_row = config.vocab_size * (item + SAMPLER_LOGIT_BYTES) + 2 * hidden * item + token
+    step = max(max_step_tokens * mlp_row, max_step_tokens * qkv_row + gathered)
+    step = max(step, max_sequences * sampled_row)
+    slots = 2 * shape.max_context * torch.int64.itemsize
     # A recorded step gathers nothing: it reads the blocks in place.
     logits_row = config.vocab_size * (item + torch.float32.itemsize)
     recorded = shape.decode_rows * max(mlp_row, qkv_row, logits_row)
-    return step + recorded + libraries
+    libraries = CUDA_LIBRARY_BYTES if shape.device.type == "cuda" else 0
+    return step + slots + recorded + libraries

@@ -11,7 +11,7 @@ would dominate sampling, so NumPy, or the native kernel, finds the thresholds wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -64,18 +64,19 @@ def truncate(
         truncate_rows(weights, scaled, rows, *(column.squeeze(1) for column in columns))
     elif weights.is_cpu:
         _truncate_one_by_one(weights, scaled, truncation)
-    elif rows is None:
-        truncate_by_sorting(weights, scaled, truncation)
     else:
-        kept = weights[rows]
-        truncate_by_sorting(kept, scaled[rows], truncation)
-        weights[rows] = kept
+        truncate_by_sorting(weights, scaled, truncation)
 
 
 def truncate_by_sorting(
     weights: torch.Tensor, scaled: torch.Tensor, truncation: Truncation
 ) -> None:
-    """All rows at once; both tensors are [truncated, vocab] float32."""
+    """All truncated rows at once; both tensors are [random, vocab] float32."""
+    if (rows := truncation.rows) is not None:
+        truncated = weights[rows]
+        truncate_by_sorting(truncated, scaled[rows], replace(truncation, rows=None))
+        weights[rows] = truncated
+        return
     falling, order = scaled.sort(dim=-1, descending=True)
     inside = torch.arange(falling.shape[-1], device=falling.device) < truncation.top_k
     # Equivalent to p >= min_p * p_max.

@@ -17,7 +17,7 @@ from llorch_worker.devices import (
     torch_has_cuda,
     usable_cards,
 )
-from llorch_worker.worker.card.lock import CardLock, CardLocks, Holder
+from llorch_worker.worker.card.lock import CardLocks, Holder
 
 ORDER = "CUDA_DEVICE_ORDER"
 _CARD = re.compile(r"cuda(?::(\d+))?")
@@ -39,7 +39,6 @@ class Assignment:
 
     device: str
     card: Card | None = None
-    lock: CardLock | None = None
 
     @property
     def name(self) -> str:
@@ -79,10 +78,10 @@ def assign_device(
         return Assignment(device)
     else:
         cards = chosen_cards(None if match[1] is None else int(match[1]), environment)
-    card, lock = _take(device, cards, CardLocks(locks), worker)
+    card = _take(device, cards, CardLocks(locks), worker)
     environment[VISIBLE] = card.cuda_id
     environment[ORDER] = "PCI_BUS_ID"
-    return Assignment("cuda:0", card, lock)
+    return Assignment("cuda:0", card)
 
 
 def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -123,14 +122,11 @@ def _cards_for_auto(environment: MutableMapping[str, str]) -> tuple[Card, ...]:
     return chosen_cards(None, environment)
 
 
-def _take(
-    device: str, cards: tuple[Card, ...], locks: CardLocks, worker: str | None
-) -> tuple[Card, CardLock]:
+def _take(device: str, cards: tuple[Card, ...], locks: CardLocks, worker: str | None) -> Card:
     for card in cards:
         holder = Holder(worker=worker or card.name, host=socket.gethostname(), pid=os.getpid())
-        lock = locks.take(card, holder)
-        if lock is not None:
-            return card, lock
+        if locks.take(card, holder):
+            return card
     holders = {card.name: locks.holder(card) or "a process that just left" for card in cards}
     held = ", ".join(f"{name} by {holder}" for name, holder in holders.items())
     if len(cards) == 1:

@@ -1,7 +1,8 @@
 """One worker a card: a locked file for each taken card.
 
-The kernel holds the lock (``flock``), so it ends with its process, however that ends. Containers
-that share cards must share the folder, as a volume.
+The kernel holds the lock (``flock``) until its process ends, however that ends. Containers that
+share cards must share the folder, as a volume. ``filelock`` would unlock when its object is
+collected, and without ``flock`` fall back to a lock that outlives its process.
 """
 
 from __future__ import annotations
@@ -36,27 +37,14 @@ class Holder(BaseModel):
         return f"{self.worker} (process {self.pid} of {self.host})"
 
 
-class CardLock:
-    """The lock on a card, held until :meth:`release` or the end of this process."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def release(self) -> None:
-        """Gives up the card; this process must not use it any more."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
 class CardLocks:
     """The locks of all workers that share ``folder``, which is created if missing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def take(self, card: Card, holder: Holder) -> CardLock | None:
-        """The lock on ``card``; None if another process has it.
+    def take(self, card: Card, holder: Holder) -> bool:
+        """Locks ``card`` until this process ends. False if another process has it.
 
         Raises:
             DeviceUnavailable: the folder is not writable.
@@ -65,10 +53,11 @@ class CardLocks:
             with self._guarded():
                 descriptor = self._try_lock(card)
                 if descriptor is None:
-                    return None
+                    return False
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, holder.model_dump_json().encode())
-                return CardLock(descriptor)
+                # The descriptor stays open: closing it would unlock the card.
+                return True
         except OSError as error:
             raise DeviceUnavailable(
                 f"cannot use the folder of device locks {self._folder} ({error.strerror}); "

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -40,9 +41,7 @@ Callback = Callable[[Any], Any]
 class _Work:
     pid: int
     task_id: str
-    target: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    run: Callable[[], Any]
     on_accept: Callable[[int, float], Any]
     on_return: Callback
     on_error: Callback
@@ -57,8 +56,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
     All of Celery's callbacks (accept, return, failure, and with them acks and events) run on the
     event loop's thread, which owns the kombu channel. A pool thread puts its outcome into
     ``_returned`` and makes a socket readable. It does not use ``Hub.call_soon``, because the hub
-    may then wait up to a second before it sends the acks. Without an event loop the callbacks run
-    on the pool threads, one at a time.
+    may then wait up to a second before it sends the acks.
 
     Each task has an integer id of its own, which Celery calls its pid: ``terminate_job`` with it
     cancels that job only. Nothing is ever forked.
@@ -183,15 +181,15 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def apply_async(
         self,
         target: Callable[..., Any],
-        args: Sequence[Any] | None = None,
+        args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        callback: Callback | None = None,
-        error_callback: Callback | None = None,
-        accept_callback: Callable[[int, float], Any] | None = None,
+        callback: Callback,
+        error_callback: Callback,
+        accept_callback: Callable[[int, float], Any],
+        correlation_id: str,
         timeout: float | None = None,
         soft_timeout: float | None = None,
-        correlation_id: str = "",
         **_: Any,
     ) -> None:
         """Runs ``target`` in a thread and always calls one of the callbacks.
@@ -203,12 +201,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
         work = _Work(
             pid=next(self._pids),
             task_id=correlation_id,
-            target=target,
-            args=args or (),
-            kwargs=kwargs or {},
-            on_accept=accept_callback or _ignore_accept,
-            on_return=callback or _ignore,
-            on_error=error_callback or _ignore,
+            run=partial(target, *args, **(kwargs or {})),
+            on_accept=accept_callback,
+            on_return=callback,
+            on_error=error_callback,
         )
         with self._deliver_lock:
             if self._state != self.RUN:
@@ -307,14 +303,11 @@ class EnginePool(BasePool):  # type: ignore[misc]
             callback, value = self._run(work)
             self._returned.append((work, callback, value))
             self._has_returned.set()
-            if self._hub is None:
-                self._deliver()
-            else:
-                self.wake()
+            self.wake()
 
     def _run(self, work: _Work) -> tuple[Callback, Any]:
         try:
-            return work.on_return, work.target(*work.args, **work.kwargs)
+            return work.on_return, work.run()
         except BaseException as error:  # noqa: BLE001 - whatever the target raises, Celery hears
             return work.on_error, _info_of(_reportable(error))
 
@@ -346,9 +339,3 @@ def _info_of(error: Exception) -> ExceptionInfo:
         raise error from None
     except type(error):
         return ExceptionInfo(sys.exc_info())
-
-
-def _ignore(_: Any) -> None: ...
-
-
-def _ignore_accept(_pid: int, _time_s: float) -> None: ...

@@ -12,6 +12,7 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine import engine as engine_module
 from llorch_worker.engine.device.queue import use_device
+from llorch_worker.engine.memory import load_plan
 from llorch_worker.model import RaggedBatch
 from tests.engine.conftest import LoadedModel, WatchedModel
 
@@ -58,6 +59,6 @@ def test_a_load_is_on_its_device_before_it_loads_weights(
         raise Chosen
 
     monkeypatch.setattr(engine_module, "use_device", choose)
-    monkeypatch.setattr(engine_module, "load_as_planned", pytest.fail)
+    monkeypatch.setattr(load_plan, "open_checkpoint", pytest.fail)
     with pytest.raises(Chosen):
         Engine.load(Path(loaded.path), device="cpu")

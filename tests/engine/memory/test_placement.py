@@ -40,10 +40,10 @@ def test_a_device_that_is_there_is_taken(name: str, device: torch.device) -> Non
         (0, "cuda", "use device cpu"),
         (0, "cuda:1", "use device cpu"),
         (2, "cuda:2", "device cuda:2 does not exist; the last card here is cuda:1"),
-        (2, "cuda:-1", "no device 'cuda:-1'"),
-        (0, "auto0", "no device 'auto0'"),
-        (2, "auto:1", "no device 'auto:1'"),
-        (0, "", "no device ''"),
+        (2, "cuda:-1", "unknown device 'cuda:-1'"),
+        (0, "auto0", "unknown device 'auto0'"),
+        (2, "auto:1", "unknown device 'auto:1'"),
+        (0, "", "unknown device ''"),
     ],
     indirect=["cards"],
 )
@@ -60,5 +60,5 @@ def test_the_compute_dtype_is_exact_where_that_is_cheap_and_fast_elsewhere() -> 
     assert resolve_dtype("auto", CPU, parameters=10**9, kernels="torch") is torch.float32
     assert resolve_dtype("auto", CUDA, parameters=1_000_000) is torch.bfloat16
     assert resolve_dtype("float16", CPU, parameters=1_000_000) is torch.float16
-    with pytest.raises(ModelLoadFailed, match="no dtype 'fp32'; use auto, float32"):
+    with pytest.raises(ModelLoadFailed, match="unknown dtype 'fp32'; allowed: auto, float32"):
         resolve_dtype("fp32", CPU, parameters=1)

@@ -1,9 +1,8 @@
-"""What sampling takes beside the logits, against what is planned for it."""
+"""What full steps really take beside weights and cache, against what is planned for them."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +10,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from llorch_worker.engine.memory.workspace import SAMPLER_LOGIT_BYTES
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine.memory.resident_tensors import resident_tensors
+from llorch_worker.engine.memory.workspace import workspace_bytes
 from llorch_worker.engine.sampling import truncation
-from llorch_worker.engine.sampling.sampler import Sampler
-from llorch_worker.engine.sequence import Sequence
+from llorch_worker.model import RaggedBatch
+from tests.engine.conftest import LoadedModel
+from tests.engine.together import all_at_once
 
-ROWS, VOCAB = 6, 4096
 PLAIN = {"temperature": 1.0, "seed": 1}
 EVERYTHING = PLAIN | {
     "top_p": 0.9,
@@ -27,11 +29,17 @@ EVERYTHING = PLAIN | {
 
 
 class PeakBytes(TorchDispatchMode):
-    """The most that tensors held at once of what was made in the meantime."""
+    """Counts the most that tensors made in the meantime hold at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *kept: object) -> None:
+        """``kept`` was there before; views of its tensors do not count."""
         super().__init__()
         self.peak = 0
+        self._kept = {
+            tensor.untyped_storage().data_ptr()
+            for root in kept
+            for _, tensor in resident_tensors(root)
+        }
         self._alive: dict[int, int] = {}
 
     def __torch_dispatch__(
@@ -42,44 +50,66 @@ class PeakBytes(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
                 key = storage.data_ptr()
-                if key not in self._alive:
+                if key not in self._alive and key not in self._kept:
                     self._alive[key] = storage.nbytes()
                     weakref.finalize(storage, self._alive.pop, key, None)
         self.peak = max(self.peak, sum(self._alive.values()))
         return out
 
 
+class Counted:
+    """A model that has its thread count from the first step on: passes and sampling."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.counted: PeakBytes | None = None
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        if self.counted is None:
+            self.counted = PeakBytes(self.model, cache)
+            self.counted.__enter__()
+        result: torch.Tensor = self.model.forward(batch, cache)
+        return result
+
+
+def measured_and_planned(
+    loaded: LoadedModel, requests: list[GenerationRequest], max_step_tokens: int
+) -> tuple[int, int]:
+    model = Counted(loaded.model)
+    sizes = {"max_sequences": len(requests), "max_step_tokens": max_step_tokens}
+    with loaded.engine(model=model, **sizes) as engine:
+        with all_at_once(engine):
+            generations = [engine.submit(request) for request in requests]
+        for generation in generations:
+            generation.result(60)
+        planned = workspace_bytes(loaded.config, engine.cache.shape, **sizes)
+    assert model.counted is not None
+    return model.counted.peak, planned
+
+
 @pytest.fixture
 def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Truncates all rows at once, by sorting."""
-
-    def truncate(weights: torch.Tensor, scaled: torch.Tensor, asked: Any) -> None:
-        if asked.rows is None:
-            truncation.truncate_by_sorting(weights, scaled, asked)
-            return
-        kept = weights[asked.rows]
-        truncation.truncate_by_sorting(kept, scaled[asked.rows], asked)
-        weights[asked.rows] = kept
-
-    monkeypatch.setattr(truncation, "_truncate_one_by_one", truncate)
+    """Truncates by sorting: on the CPU, NumPy would, and its memory is not counted."""
+    monkeypatch.setattr(truncation, "_truncate_one_by_one", truncation.truncate_by_sorting)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        [EVERYTHING] * ROWS,
-        [EVERYTHING] * (ROWS - 1) + [PLAIN],
-        [EVERYTHING] * (ROWS - 1) + [EVERYTHING | {"temperature": 0}],
-    ],
-    ids=["all", "all but a plain one", "all but a greedy one"],
-)
+@pytest.mark.parametrize("last", [EVERYTHING, PLAIN, EVERYTHING | {"temperature": 0}])
 @pytest.mark.usefixtures("as_on_a_card")
-def test_sampling_keeps_to_what_is_planned_for_it(
-    make_sequence: Callable[..., Sequence], fields: list[dict[str, Any]]
+def test_a_step_of_many_that_sample_keeps_to_what_is_planned(
+    loaded: LoadedModel, last: dict[str, Any]
 ) -> None:
-    sequences = [make_sequence(4, **each) for each in fields]
-    with PeakBytes() as measured:
-        logits = torch.randn(ROWS, VOCAB)
-        Sampler(VOCAB, torch.device("cpu")).sample(logits, sequences)
-    per_logit = measured.peak / (ROWS * VOCAB)
-    assert 0.9 * SAMPLER_LOGIT_BYTES < per_logit <= SAMPLER_LOGIT_BYTES
+    requests = [
+        GenerationRequest(prompt_token_ids=[1], max_tokens=2, **fields)
+        for fields in [EVERYTHING] * 63 + [last]
+    ]
+    measured, planned = measured_and_planned(loaded, requests, 64)
+    assert 0.85 * planned < measured <= planned
+
+
+@pytest.mark.parametrize("max_step_tokens", [64, 400])
+def test_a_step_of_a_long_prompt_keeps_to_what_is_planned(
+    loaded: LoadedModel, max_step_tokens: int
+) -> None:
+    request = GenerationRequest(prompt_token_ids=[1] * 500, max_tokens=2)
+    measured, planned = measured_and_planned(loaded, [request], max_step_tokens)
+    assert 0.85 * planned < measured <= planned

@@ -61,7 +61,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_process_sees_the_one_card_that_was_asked_for(
+def test_a_process_sees_only_the_card_it_asked_for(
     take: Callable[..., str], machine: Machine
 ) -> None:
     assert take("cuda:3", machine) == f"gpu3 cuda:0 {uuid(3)} PCI_BUS_ID"
@@ -78,7 +78,7 @@ def test_a_card_without_a_uuid_is_named_by_its_number(
     assert take("cuda:1", machine) == "gpu1 cuda:0 1 PCI_BUS_ID"
 
 
-def test_what_is_not_there_is_said_in_one_sentence(
+def test_a_missing_card_is_reported_in_one_sentence(
     take: Callable[..., str], machine: Machine
 ) -> None:
     said = take("cuda", None)
@@ -94,14 +94,12 @@ def test_what_is_not_there_is_said_in_one_sentence(
     assert "this machine has none" in take("cuda", machine)
 
 
-def test_cuda_passes_over_a_card_that_does_not_answer(
-    take: Callable[..., str], machine: Machine
-) -> None:
+def test_cuda_skips_a_card_that_does_not_answer(take: Callable[..., str], machine: Machine) -> None:
     machine.show(card(0, fault="GPU is lost"), card(1))
     assert take("cuda", machine).startswith("gpu1 ")
 
 
-def test_auto_is_a_card_where_torch_could_use_one(
+def test_auto_is_a_card_if_torch_can_use_one(
     take: Callable[..., str], machine: Machine, tmp_path: Path
 ) -> None:
     for name, cuda in (("cpu_build", "None"), ("cuda_build", "'13.0'")):
@@ -124,7 +122,7 @@ def test_auto_is_a_card_where_torch_could_use_one(
         ({WAIT_POLICY: "active"}, {WAIT_POLICY: "active"}),
     ],
 )
-def test_idle_threads_sleep_soon_unless_the_operator_says_how_they_wait(
+def test_idle_threads_sleep_soon_unless_the_operator_sets_how_they_wait(
     before: dict[str, str], after: dict[str, str]
 ) -> None:
     environment = dict(before)

@@ -33,7 +33,7 @@ sys.stdin.readline()  # until it may end
 """
 
 
-class Claimer:
+class Taker:
     """A process that takes a card when told to and keeps it until told or killed."""
 
     def __init__(self, machine: Machine, device: str) -> None:
@@ -55,7 +55,7 @@ class Claimer:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def claim(self) -> str:
+    def take(self) -> str:
         self.start()
         return self.said()
 
@@ -66,11 +66,11 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.fixture
-def claimer(machine: Machine) -> Iterator[Callable[..., Claimer]]:
-    started: list[Claimer] = []
+def taker(machine: Machine) -> Iterator[Callable[..., Taker]]:
+    started: list[Taker] = []
 
-    def start(device: str = "cuda") -> Claimer:
-        started.append(Claimer(machine, device))
+    def start(device: str = "cuda") -> Taker:
+        started.append(Taker(machine, device))
         return started[-1]
 
     yield start
@@ -79,10 +79,10 @@ def claimer(machine: Machine) -> Iterator[Callable[..., Claimer]]:
         one.process.communicate()
 
 
-def test_eight_that_race_for_four_cards_get_one_each_or_a_sentence(
-    claimer: Callable[..., Claimer],
+def test_eight_processes_racing_for_four_cards_get_one_each_or_an_error(
+    taker: Callable[..., Taker],
 ) -> None:
-    racers = [claimer() for _ in range(8)]
+    racers = [taker() for _ in range(8)]
     for racer in racers:
         racer.start()
     said = Counter(racer.said() for racer in racers)
@@ -94,37 +94,37 @@ def test_eight_that_race_for_four_cards_get_one_each_or_a_sentence(
         assert "start fewer workers, add cards, or use device cpu" in sentence
 
 
-def test_a_card_is_free_again_however_its_holder_ended(claimer: Callable[..., Claimer]) -> None:
+def test_a_card_is_free_again_however_its_holder_ended(taker: Callable[..., Taker]) -> None:
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV):
-        holder = claimer("cuda:1")
-        assert holder.claim() == "gpu1"
-        waiting = claimer("cuda:1")
-        assert waiting.claim().startswith("device cuda:1 already has a worker (gpu1 by gpu1 (")
+        holder = taker("cuda:1")
+        assert holder.take() == "gpu1"
+        waiting = taker("cuda:1")
+        assert waiting.take().startswith("device cuda:1 already has a worker (gpu1 by gpu1 (")
         assert waiting.process.wait(10) == 1
         holder.process.send_signal(number)
         holder.process.wait(10)
-        again = claimer("cuda:1")
-        assert again.claim() == "gpu1"
+        again = taker("cuda:1")
+        assert again.take() == "gpu1"
         again.process.kill()
         again.process.wait(10)
 
 
-def test_cuda_takes_the_first_card_that_is_free(claimer: Callable[..., Claimer]) -> None:
-    assert claimer("cuda:0").claim() == "gpu0"
-    assert claimer("cuda:2").claim() == "gpu2"
-    assert claimer().claim() == "gpu1"
-    assert claimer().claim() == "gpu3"
+def test_cuda_takes_the_first_card_that_is_free(taker: Callable[..., Taker]) -> None:
+    assert taker("cuda:0").take() == "gpu0"
+    assert taker("cuda:2").take() == "gpu2"
+    assert taker().take() == "gpu1"
+    assert taker().take() == "gpu3"
 
 
-def test_who_looks_sees_the_holder_and_takes_nothing(
-    claimer: Callable[..., Claimer], machine: Machine
+def test_looking_at_a_lock_shows_the_holder_and_takes_nothing(
+    taker: Callable[..., Taker], machine: Machine
 ) -> None:
     locks = CardLocks(machine.locks)
     free, held = (Card(number, uuid(number), "NVIDIA H200", 1, 2) for number in (0, 1))
     assert locks.holder(free) is None
     assert not machine.locks.exists(), "a look leaves nothing behind"
-    owner = claimer("cuda:1")
-    assert owner.claim() == "gpu1"
+    owner = taker("cuda:1")
+    assert owner.take() == "gpu1"
     holder = locks.holder(held)
     assert holder is not None
     assert (holder.worker, holder.pid) == ("gpu1", owner.process.pid)
@@ -134,10 +134,8 @@ def test_who_looks_sees_the_holder_and_takes_nothing(
     assert locks.holder(held) is None
 
 
-def test_a_folder_that_cannot_be_used_is_said(
-    machine: Machine, claimer: Callable[..., Claimer]
-) -> None:
+def test_an_unusable_folder_is_reported(machine: Machine, taker: Callable[..., Taker]) -> None:
     machine.locks.write_text("a file in its place")
-    said = claimer().claim()
+    said = taker().take()
     assert "the folder of device locks" in said
     assert "LLORCH_DEVICE_LOCKS" in said

@@ -57,7 +57,7 @@ def test_delay_sends_to_the_queue_of_the_model_that_is_set(
     assert run_python(DELAY, redis_server.url, model_name="toy") == ["w0 w1 "] * 3
 
 
-def test_what_delay_was_given_wrongly_comes_back_by_name(
+def test_wrong_arguments_to_delay_are_refused_by_name(
     toy_worker: WorkerProcess, redis_server: RedisServer
 ) -> None:
     faults = run_python(DELAY_WRONG, redis_server.url, model_name="toy")
@@ -65,7 +65,7 @@ def test_what_delay_was_given_wrongly_comes_back_by_name(
     assert "nonsense" in faults[2]
 
 
-def test_an_app_is_what_its_settings_say(tmp_path: Path) -> None:
+def test_an_app_follows_its_settings(tmp_path: Path) -> None:
     settings = Settings(redis_url="redis://h:1/2", model=tmp_path / "m.gguf", max_sequences=3)
     conf = build_app(settings).conf
     assert conf.broker_url == "redis://h:1/2"
@@ -83,7 +83,7 @@ def test_two_apps_in_one_process_keep_to_themselves(tmp_path: Path) -> None:
     assert [task.app.settings.served_name for task in tasks] == ["one", "two"]
 
 
-def test_a_task_that_is_called_where_no_model_is_resident_says_so() -> None:
+def test_a_task_call_without_a_resident_model_says_so() -> None:
     from llorch_worker.contract import InternalError
     from tasks import generate
 
@@ -91,33 +91,32 @@ def test_a_task_that_is_called_where_no_model_is_resident_says_so() -> None:
         generate(prompt="x")
 
 
-@pytest.mark.parametrize("command", ["worker", "report"])
-def test_a_bad_setting_ends_a_celery_command_with_one_sentence(command: str) -> None:
+def celery(command: str, redis_url: str, **settings: object) -> tuple[int, str, str]:
+    """The exit code of ``celery -A tasks <command>`` and what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "celery", "-A", "tasks", command],
-        env=environment("redis://localhost:1/0", max_sequences=0, kernels="x"),
+        env=environment(redis_url, **settings),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (2, "")
-    (said,) = done.stderr.splitlines()
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", ["worker", "report"])
+def test_a_bad_setting_ends_a_celery_command_with_one_sentence(command: str) -> None:
+    code, out, err = celery(command, "redis://localhost:1/0", max_sequences=0, kernels="x")
+    assert (code, out) == (2, "")
+    (said,) = err.splitlines()
     assert said.startswith("error: LLORCH_KERNELS: ")
     assert "; LLORCH_MAX_SEQUENCES: Input should be greater than or equal to 1 (got '0')" in said
 
 
-def test_a_url_that_is_none_ends_a_celery_command_with_one_sentence() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tasks", "worker"],
-        env=environment("redis://localhost:1/jobs"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
+def test_an_invalid_url_ends_a_celery_command_with_one_sentence() -> None:
+    code, out, err = celery("worker", "redis://localhost:1/jobs")
+    assert (code, out) == (1, "")
+    assert err == (
         "error: redis://localhost:1/jobs is not a Redis URL: it must end with the number of a "
         "database; set LLORCH_REDIS_URL\n"
     )
@@ -126,7 +125,7 @@ def test_a_url_that_is_none_ends_a_celery_command_with_one_sentence() -> None:
 @pytest.mark.parametrize(
     "own_command", ["", "import celery.bin.celery, sys; sys.argv[1:] = ['-A', 'shop']"]
 )
-def test_a_bad_setting_is_an_error_to_a_producer(own_command: str) -> None:
+def test_a_bad_setting_raises_in_a_producer(own_command: str) -> None:
     """Also in the worker of an application that sends us jobs."""
     source = f"""
 {own_command}

@@ -18,7 +18,7 @@ local function exhaust(letter, terms)
   end_stream(id, terms.end_event, terms.stream_s)
 end
 
--- Claim a job. Returns its values in the order of claim.lua's answer.
+-- Claim a job. Returns its values in the order that claim.lua returns.
 local function begin(id, message, list, record, terms)
   local job, now = job_key(id), now_us()
   local claimed_ms = math.floor(now / 1000)

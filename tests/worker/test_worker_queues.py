@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -18,18 +20,17 @@ from tests.services import (
     WorkerProcess,
     begun,
     held_ids,
-    own_redis,
     running_worker,
     wait_until,
 )
 
 GET_S = 30
-OWN = "llorch.toy@w1.test"
+QUEUE = "llorch.toy@w1.test"
 LONG = 4000
 """Tokens that nobody waits for."""
 
 
-def test_a_workers_own_queues_come_before_the_shared_ones_of_the_same_priority() -> None:
+def test_a_worker_queue_comes_before_the_shared_queue_of_the_same_priority() -> None:
     assert queues("toy", "gpu0@host") == (
         "llorch.toy@gpu0.host:high", "llorch.toy:high", "llorch.toy@gpu0.host", "llorch.toy",
     )  # fmt: skip
@@ -38,39 +39,36 @@ def test_a_workers_own_queues_come_before_the_shared_ones_of_the_same_priority()
         assert model_of(route("toy", priority, "gpu0@host").queue) == "toy"
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with own_redis() as server:
-        yield server
+Pair = tuple[WorkerProcess, WorkerProcess]
 
 
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[Client]:
-    with Client(server.url) as client:
-        yield client
-
-
-@pytest.fixture
-def pair(server: RedisServer, tmp_path: Path) -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
-    """Two workers of one model, short leases, two jobs at once each."""
-    options = {"model_name": "toy", "max_sequences": 2, "TOY_STEP_MS": 5, "lease_s": 1}
-    options |= {"sweep_s": 0.5}
+@contextmanager
+def two_workers(url: str, folder: Path) -> Iterator[Pair]:
+    """Two workers of one model with short leases and two jobs at once each."""
+    options: dict[str, Any] = {"model_name": "toy", "max_sequences": 2, "TOY_STEP_MS": 5}
+    options |= {"lease_s": 1, "sweep_s": 0.5}
     with (
-        running_worker(server.url, tmp_path, name="w1", **options) as first,
-        running_worker(server.url, tmp_path, name="w2", **options) as second,
+        running_worker(url, folder, name="w1", **options) as first,
+        running_worker(url, folder, name="w2", **options) as second,
     ):
         yield first, second
 
 
-def go_away(client: Client, worker: WorkerProcess) -> None:
-    """Kills the worker and lets its grace pass."""
-    worker.process.kill()
-    worker.process.wait()
-    client.redis.zadd(keys.WORKER_QUEUES, {OWN: 0})
+@pytest.fixture(scope="module")
+def pair(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with two_workers(redis_server.url, tmp_path_factory.mktemp("pair")) as pair:
+        yield pair
+
+
+@pytest.fixture
+def own_pair(own_server: RedisServer, tmp_path: Path) -> Iterator[Pair]:
+    """For tests that end a worker."""
+    with two_workers(own_server.url, tmp_path) as pair:
+        yield pair
 
 
 @pytest.mark.usefixtures("pair")
-def test_direct_jobs_run_where_they_are_sent_at_every_priority(client: Client) -> None:
+def test_jobs_for_one_worker_run_where_they_are_sent_at_every_priority(client: Client) -> None:
     jobs = [
         client.submit(prompt="x", max_tokens=3, priority=priority, worker="w1@test")
         for priority in ("high", "normal", "low")
@@ -82,19 +80,16 @@ def test_direct_jobs_run_where_they_are_sent_at_every_priority(client: Client) -
 
 
 @pytest.mark.usefixtures("pair")
-def test_a_stock_producer_addresses_a_worker_by_its_queue(server: RedisServer) -> None:
-    with Celery("stock", broker=server.url, backend=server.url, set_as_current=False) as stock:
-        sent = [
-            stock.send_task(
-                TASK_NAME, queue=OWN, kwargs={"prompt": "x", "max_tokens": 3}, priority=p
-            )
-            for p in (None, 3, 9)
-        ]
-        assert {job.get(timeout=GET_S)["worker"] for job in sent} == {"w1@test"}
+def test_a_stock_producer_addresses_a_worker_by_its_queue(stock: Celery) -> None:
+    sent = [
+        stock.send_task(TASK_NAME, queue=QUEUE, kwargs={"prompt": "x", "max_tokens": 3}, priority=p)
+        for p in (None, 3, 9)
+    ]
+    assert {job.get(timeout=GET_S)["worker"] for job in sent} == {"w1@test"}
 
 
-def test_a_direct_job_waits_while_its_worker_is_busy_and_others_are_idle(
-    client: Client, pair: tuple[WorkerProcess, WorkerProcess]
+def test_a_job_for_one_worker_waits_while_its_worker_is_busy_and_others_are_idle(
+    client: Client, pair: Pair
 ) -> None:
     running = [begun(client.submit(prompt="x", max_tokens=LONG, worker="w1@test")) for _ in "ab"]
     job = client.submit(prompt="x", max_tokens=3, worker="w1@test")
@@ -108,9 +103,7 @@ def test_a_direct_job_waits_while_its_worker_is_busy_and_others_are_idle(
     running[1].cancel()
 
 
-def test_a_queued_direct_job_is_cancelled_like_any_other(
-    client: Client, pair: tuple[WorkerProcess, WorkerProcess]
-) -> None:
+def test_a_queued_job_for_one_worker_is_cancelled_like_others(client: Client, pair: Pair) -> None:
     running = [begun(client.submit(prompt="x", max_tokens=LONG, worker="w1@test")) for _ in "ab"]
     job = client.submit(prompt="x", worker="w1@test")
     job.cancel()
@@ -120,66 +113,66 @@ def test_a_queued_direct_job_is_cancelled_like_any_other(
         each.cancel()
 
 
-def test_a_claimed_direct_job_of_a_dead_worker_resumes_at_once_elsewhere(
-    client: Client, pair: tuple[WorkerProcess, WorkerProcess], latch: Latch
+def test_a_claimed_job_of_a_dead_worker_resumes_at_once_elsewhere(
+    own_client: Client, own_pair: Pair, latch: Latch
 ) -> None:
     prompt = latch.prompt(after=299)
-    job = begun(client.submit(prompt=prompt, max_tokens=300, worker="w1@test"))
-    pair[0].process.kill()
-    pair[0].process.wait()
+    job = begun(own_client.submit(prompt=prompt, max_tokens=300, worker="w1@test"))
+    own_pair[0].process.kill()
+    own_pair[0].process.wait()
     latch.open()
     result = job.result(GET_S)
     assert (result.worker, result.attempts) == ("w2@test", 2)
     assert result.choices[0].token_ids == tuple(range(300))
 
 
-def test_what_waits_for_a_worker_that_is_gone_is_everyones_in_its_order(
-    client: Client, pair: tuple[WorkerProcess, WorkerProcess]
+def test_what_waits_for_a_worker_that_is_gone_goes_to_all_in_order(
+    own_client: Client, own_pair: Pair
 ) -> None:
-    pair[0].process.kill()
-    pair[0].process.wait()
+    own_pair[0].process.kill()
+    own_pair[0].process.wait()
     jobs = [
-        client.submit(prompt="x", max_tokens=3, priority=p, worker="w1@test")
+        own_client.submit(prompt="x", max_tokens=3, priority=p, worker="w1@test")
         for p in ("normal", "high", "low", "normal")
     ]
     # Known, and so within its grace: the jobs wait for it.
-    assert client.submit(prompt="x", max_tokens=3).result(GET_S).worker == "w2@test"
+    assert own_client.submit(prompt="x", max_tokens=3).result(GET_S).worker == "w2@test"
     assert {job.status().state for job in jobs} == {"queued"}
-    client.redis.zadd(keys.WORKER_QUEUES, {OWN: 0})
+    own_client.redis.zadd(keys.WORKER_QUEUES, {QUEUE: 0})
     assert {job.result(GET_S).worker for job in jobs} == {"w2@test"}
     assert {job.result(0).attempts for job in jobs} == {1}
-    wait_until(lambda: "the worker of llorch.toy@w1.test is gone; its 4 jobs" in pair[1].text())
+    wait_until(lambda: "the worker of llorch.toy@w1.test is gone; its 4 jobs" in own_pair[1].text())
 
 
 def test_a_worker_that_comes_back_in_time_finds_its_jobs(
-    server: RedisServer, client: Client, pair: tuple[WorkerProcess, WorkerProcess], tmp_path: Path
+    own_server: RedisServer, own_client: Client, own_pair: Pair, tmp_path: Path
 ) -> None:
-    pair[0].stop()
-    job = client.submit(prompt="x", max_tokens=3, worker="w1@test")
+    own_pair[0].stop()
+    job = own_client.submit(prompt="x", max_tokens=3, worker="w1@test")
     folder = tmp_path / "again"
     folder.mkdir()
-    with running_worker(server.url, folder, name="w1", model_name="toy"):
+    with running_worker(own_server.url, folder, name="w1", model_name="toy"):
         assert job.result(GET_S).worker == "w1@test"
 
 
 @pytest.mark.usefixtures("pair")
-def test_a_worker_that_nobody_knows_is_refused(client: Client) -> None:
+def test_an_unknown_worker_is_refused(client: Client) -> None:
     with pytest.raises(ModelNotServed, match="no worker 'w9@test' serves 'toy'; there is w1@test"):
         client.submit(prompt="x", worker="w9@test")
 
 
-def test_strays_keep_their_priority_and_order(client: Client) -> None:
-    store = client.redis
+def test_rerouted_jobs_keep_their_priority_and_order(own_client: Client) -> None:
+    store = own_client.redis
     step = "\x06\x163"
     for suffix in ("", ":high", step):
         store.rpush(f"llorch.toy{suffix}", "waits longest")
-        store.lpush(f"{OWN}{suffix}", "first", "second")
-    store.zadd(keys.WORKER_QUEUES, {OWN: 0})
-    assert worker_queues.reroute(store, 60) == {OWN: 6}
+        store.lpush(f"{QUEUE}{suffix}", "first", "second")
+    store.zadd(keys.WORKER_QUEUES, {QUEUE: 0})
+    assert worker_queues.reroute(store, 60) == {QUEUE: 6}
     for suffix in ("", ":high", step):
         assert store.lrange(f"llorch.toy{suffix}", 0, -1) == ["second", "first", "waits longest"]
-    assert not store.exists(OWN)
+    assert not store.exists(QUEUE)
     assert not store.zcard(keys.WORKER_QUEUES), "a day later nobody looks there any more"
-    worker_queues.mark_seen(store, OWN)
-    store.lpush(OWN, "third")
+    worker_queues.mark_seen(store, QUEUE)
+    store.lpush(QUEUE, "third")
     assert worker_queues.reroute(store, 0) == {}

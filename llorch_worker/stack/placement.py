@@ -15,14 +15,14 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class WorkerDevices:
-    """(name, device) of each worker, and the cards among the devices."""
+    """The (name, device) of each worker, and the cards among the devices."""
 
     workers: tuple[tuple[str, str], ...]
     cards: tuple[Card, ...] = ()
 
     @property
     def mixture(self) -> str | None:
-        """The cards' models, where they are of several: ``2 x NVIDIA H200, 1 x NVIDIA A10``."""
+        """The models of mixed cards: ``2 x NVIDIA H200, 1 x NVIDIA A10``; None for equal cards."""
         models = Counter(card.model for card in self.cards)
         if len(models) < 2:
             return None
@@ -32,21 +32,21 @@ class WorkerDevices:
 def worker_devices(
     device: str, *, gpus: str | None, devices: str | None, workers: int | None
 ) -> WorkerDevices:
-    """Where to put workers, one a card, each called after its card.
+    """Where to put workers. A card gets one worker, which is named after it.
 
     Args:
-        device: what is used where no list is given; ``auto``: every card, else the CPU.
-        gpus: ``all``, or numbers of cards, ``0,2``.
-        devices: a list as given, ``cuda:0,cuda:1`` or ``cpu,cpu``.
-        workers: how many, where no list says it.
+        device: used if no list is given; ``auto`` is every card, or the CPU if there is none.
+        gpus: ``all``, or card numbers such as ``0,2``.
+        devices: a list such as ``cuda:0,cuda:1`` or ``cpu,cpu``.
+        workers: how many, if no list says it.
 
     Raises:
-        CommandError: a list with an empty, doubled or wrong name, two lists, or a count that
-            disagrees with them.
+        CommandError: a list has an empty, repeated or wrong name, both lists are given, or
+            ``workers`` disagrees with the list.
         DeviceUnavailable: no driver, or no such card.
     """
     if gpus is not None and devices is not None:
-        raise usage_error("--gpus and --devices both say where workers go: give one of them")
+        raise usage_error("--gpus and --devices both place workers: give only one of them")
     if gpus is not None:
         chosen = _numbered(gpus)
     elif devices is not None:
@@ -57,8 +57,8 @@ def worker_devices(
         chosen = _default(device, workers)
     if workers is not None and workers != len(chosen):
         raise usage_error(
-            f"{counted(len(chosen), 'device')} for workers and --workers {workers} disagree: "
-            "a card takes one worker, and a list says how many there are"
+            f"--workers {workers} disagrees with {counted(len(chosen), 'device')}: a card takes "
+            "one worker, and a list starts one worker per entry"
         )
     return _named(chosen)
 
@@ -68,7 +68,7 @@ def _numbered(gpus: str) -> list[str]:
         return _every_card()
     numbers = [part.strip() for part in gpus.split(",")]
     if not all(number.isdecimal() for number in numbers):
-        raise usage_error(f"--gpus {gpus!r} is neither all nor numbers of cards, such as 0,2")
+        raise usage_error(f"--gpus must be all or card numbers such as 0,2 (got {gpus!r})")
     return [f"cuda:{int(number)}" for number in numbers]
 
 
@@ -98,7 +98,7 @@ def _named(devices: list[str]) -> WorkerDevices:
         if kind == "cuda" and number.isdecimal():
             (card,) = chosen_cards(int(number))
             if card in cards:
-                raise usage_error(f"{device} is named twice: a card takes one worker")
+                raise usage_error(f"{device} is listed twice: a card takes one worker")
             cards.append(card)
             workers.append((card.name, device))
         else:

@@ -13,7 +13,7 @@ import pytest
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML to read the compose file")
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 COMPOSE = REPOSITORY / "docker-compose.yml"
 
 

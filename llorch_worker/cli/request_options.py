@@ -1,0 +1,70 @@
+"""The fields of a request as command-line options of ``generate`` and ``submit``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llorch_worker.cli.options import with_options
+from llorch_worker.contract.command_errors import usage_error
+
+
+def _option(kind: Any, *names: str, help: str) -> Any:
+    # The contract checks ranges, and reports all errors at once.
+    return Annotated[kind | None, typer.Option(*names, help=help, rich_help_panel="Request")]
+
+
+# Field of GenerationRequest -> option; its default is in brackets. The prompt's shape comes last.
+_OPTIONS: dict[str, Any] = {
+    "max_tokens": _option(int, "--max-tokens", help="Tokens to generate [256]."),
+    "min_tokens": _option(int, "--min-tokens", help="Tokens before it may stop [0]."),
+    "temperature": _option(float, "--temperature", "-t", help="0 is greedy, at most 2 [1.0]."),
+    "top_p": _option(float, "--top-p", help="Nucleus, in (0, 1] [1.0]."),
+    "top_k": _option(int, "--top-k", help="Most likely tokens to keep; 0 is all [0]."),
+    "min_p": _option(float, "--min-p", help="Least share of the likeliest token [0]."),
+    "presence_penalty": _option(float, "--presence-penalty", help="In [-2, 2] [0]."),
+    "frequency_penalty": _option(float, "--frequency-penalty", help="In [-2, 2] [0]."),
+    "repetition_penalty": _option(float, "--repetition-penalty", help="Above 0 [1.0]."),
+    "seed": _option(int, "--seed", help="Same seed, same tokens [drawn]."),
+    "stop": _option(list[str], "--stop", help="Stop before this text; repeatable."),
+    "n": _option(int, "-n", "--choices", help="Number of texts, 1 to 16 [1]."),
+    "ignore_eos": _option(bool, "--ignore-eos", help="Go on after the end token."),
+    "logprobs": _option(int, "--logprobs", help="Alternatives per token, 0 to 20."),
+    "deadline_s": _option(float, "--deadline-s", help="Seconds the job may take."),
+    "chat": _option(bool, "--chat", help="The prompt is a user's turn of a chat."),
+    "system": _option(str, "--system", help="System message; implies --chat."),
+}
+
+
+def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give ``command`` these options; its parameter ``fields`` receives those that were given."""
+    return with_options("fields", _OPTIONS, dict)(command)
+
+
+def request_fields(prompt: str | None, fields: dict[str, Any]) -> dict[str, Any]:
+    """``prompt`` (``-`` reads stdin) and options as the keyword arguments of a request."""
+    fields = dict(fields)
+    chat, system = fields.pop("chat", False), fields.pop("system", None)
+    if prompt == "-":
+        prompt = read_text("-")
+    if not (chat or system):
+        return {"prompt": prompt, **fields}
+    messages = [{"role": "system", "content": system}] if system else []
+    return {"messages": [*messages, {"role": "user", "content": prompt}], **fields}
+
+
+def read_text(path: str) -> str:
+    """The content of the UTF-8 file ``path``; ``-`` is stdin."""
+    content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        where = "stdin" if path == "-" else path
+        raise usage_error(
+            f"{where} is not UTF-8 text (byte {error.start + 1}): convert it, for example with "
+            "iconv"
+        ) from None

@@ -1,0 +1,75 @@
+"""A typer application whose errors are one sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import typer
+
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract import ErrorDocument
+from llorch_worker.contract.command_errors import INTERRUPTED, USAGE, explain
+
+# click's UsageError, which newer releases of typer vendor and older ones import.
+_UsageError = typer.BadParameter.__mro__[1]
+
+
+def command_line(**options: Any) -> typer.Typer:
+    """An application for :func:`run`; docstrings are its help, their paragraphs flow."""
+    return typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **options,
+    )
+
+
+def run(app: typer.Typer, name: str) -> int:
+    """Run ``app`` on ``sys.argv`` and return its exit code.
+
+    Known errors are shown as one sentence. Others are defects, and propagate.
+    """
+    try:
+        code = app(prog_name=name, standalone_mode=False)
+    except BrokenPipeError:
+        # `llorch ... | head`: the reader has enough. Keep the interpreter from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except typer.Abort:
+        code = INTERRUPTED
+    except BaseException as error:
+        explained = explain(error)
+        if isinstance(error, _UsageError):
+            if not _sentence(error):
+                return USAGE  # no arguments: the help is already printed
+            explained = _usage_document(error), USAGE
+        if explained is None:
+            raise
+        Screen(as_json=_json_wanted()).error(explained[0])
+        return explained[1]
+    if code == INTERRUPTED and _json_wanted() and (explained := explain(KeyboardInterrupt())):
+        Screen(as_json=True).error(explained[0])
+    return code if isinstance(code, int) else 0
+
+
+def _usage_document(error: BaseException) -> ErrorDocument:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "llorch"
+    message = f"{_sentence(error)}; see {command} --help"
+    return ErrorDocument(code="USAGE", message=message, retriable=False)
+
+
+def _sentence(error: BaseException) -> str:
+    message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
+    # Newer versions of typer put the exception's kind before some values.
+    return " ".join(message.split()).replace(": Value error, ", ": ").rstrip(".")
+
+
+def _json_wanted() -> bool:
+    """Whether the command line asks for ``--json``, even if it cannot be parsed."""
+    arguments = sys.argv[1:]
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in options

@@ -1,0 +1,49 @@
+"""Jobs of the model ``toy``, pushed and claimed without a worker."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+import redis
+
+from llorch_worker.broker import claims, keys, queues
+from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.registry import ModelCard
+from tests.messages import GOOD_BODY, QUEUE, envelope
+
+TERMS = ClaimTerms(lease_ms=60_000, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
+
+
+def card(limit: int = 0, name: str = "toy") -> ModelCard:
+    return ModelCard(name=name, max_context=4096, queue_limit=limit, last_seen=time.time())
+
+
+def announce(store: redis.Redis, limit: int = 0, name: str = "toy") -> None:
+    """As if a worker with this limit had served the model before."""
+    store.hset(keys.MODELS, name, card(limit, name).model_dump_json())
+
+
+def push(store: redis.Redis, *job_ids: str, **headers: str | None) -> None:
+    for job_id in job_ids:
+        store.lpush(QUEUE, json.dumps(envelope(GOOD_BODY, headers={"id": job_id} | headers)))
+
+
+def take(
+    store: redis.Redis,
+    terms: ClaimTerms = TERMS,
+    *,
+    limit: int = 10,
+    held: Sequence[Claim] = (),
+    worker: str = "w@h",
+) -> list[Claim]:
+    return claims.claim(
+        store,
+        lists=queues.lists(queues.queues("toy")),
+        suspects=queues.suspects("toy"),
+        held=held,
+        limit=limit,
+        worker=worker,
+        terms=terms,
+    )

@@ -1,0 +1,28 @@
+"""Jobs for a worker that is gone."""
+
+from __future__ import annotations
+
+import redis
+
+from llorch_worker.broker import keys, queues, worker_queues
+from llorch_worker.broker.queues import worker_lists, worker_queue
+
+QUEUE = worker_queue("toy", "gpu0@host")
+
+
+def test_every_list_of_a_worker_that_is_gone_moves_to_its_shared_list(store: redis.Redis) -> None:
+    moved_from = worker_lists(QUEUE)
+    for name in moved_from:
+        store.lpush(name, "a job", "another")
+    store.zadd(keys.WORKER_QUEUES, {QUEUE: 0})
+    assert worker_queues.reroute(store, grace_s=0) == {QUEUE: 2 * len(moved_from)}
+    assert not store.exists(*moved_from)
+    for name in queues.lists(queues.queues("toy")):
+        assert store.lrange(name, 0, -1) == ["another", "a job"]
+
+
+def test_the_lists_of_a_worker_that_lives_stay(store: redis.Redis) -> None:
+    worker_queues.mark_seen(store, QUEUE)
+    store.lpush(QUEUE, "a job")
+    assert worker_queues.reroute(store, grace_s=0) == {}
+    assert store.llen(QUEUE) == 1

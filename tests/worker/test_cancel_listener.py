@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import connect
+from llorch_worker.worker.active_jobs import ActiveJobs
+from llorch_worker.worker.cancel_listener import CancelListener
+from tests.services import RedisServer, wait_until
+
+
+class Generation:
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@pytest.fixture
+def running() -> ActiveJobs:
+    return ActiveJobs()
+
+
+@pytest.fixture
+def listener(own_server: RedisServer, running: ActiveJobs) -> Iterator[CancelListener]:
+    with connect(own_server.url) as client:
+        listener = CancelListener(client, running)
+        listener.start()
+        yield listener
+        listener.close()
+
+
+def start(running: ActiveJobs, job_id: str) -> Generation:
+    job, new = running.enter(job_id)
+    assert new
+    generation = Generation()
+    job.attach(generation)
+    return generation
+
+
+def subscribed(own_server: RedisServer) -> bool:
+    with connect(own_server.url) as client:
+        (_, count) = client.pubsub_numsub(keys.CANCEL_CHANNEL)[0]
+        return bool(count)
+
+
+def test_a_published_id_cancels_that_job_only(
+    own_server: RedisServer, running: ActiveJobs, listener: CancelListener
+) -> None:
+    mine, other = start(running, "mine"), start(running, "other")
+    wait_until(lambda: subscribed(own_server))
+    with connect(own_server.url) as client:
+        client.publish(keys.CANCEL_CHANNEL, "mine")
+    wait_until(lambda: mine.cancelled)
+    assert not other.cancelled
+
+
+def test_a_cancel_that_was_published_while_redis_was_lost_takes_effect_after_it_is_back(
+    own_server: RedisServer, running: ActiveJobs, listener: CancelListener
+) -> None:
+    generation = start(running, "job")
+    wait_until(lambda: subscribed(own_server))
+    with connect(own_server.url) as client:
+        # The key is kept by the own_server; the message on the channel is heard by nobody.
+        client.set(keys.cancel("job"), 1)
+    own_server.halt()
+    own_server.start()
+    wait_until(lambda: generation.cancelled)
+    assert listener.is_cancelled("job")
