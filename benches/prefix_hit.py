@@ -1,12 +1,12 @@
-"""What a hit in the prefix cache costs, as a share of the prefill that it saves.
+"""The cost of a hit in the prefix cache, as a share of the prefill that it saves.
 
     python -m benches.prefix_hit MODEL [--prefix-tokens 400] [--rest-tokens 16] [--threads 2]
 
 MODEL is a .gguf file or a Hugging Face folder. In each round a new random prefix is prefilled with
 a rest (a miss), then found by a prompt of the same prefix and another rest (a hit). The time to the
-first token of both is measured on an idle engine; their difference is what the hit saves. What it
-costs is the scheduler's work of one round more than that of a prompt as long as the rest: finding
-and publishing the prefix's blocks, holding them, giving them up. Asked: at most 2%.
+first token of both is measured on an idle engine; their difference is the saving. The cost is the
+scheduler's work of one round, minus that of a prompt as long as the rest: finding and publishing
+the prefix's blocks, holding and releasing them. Bound: at most 2%.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEPT_PREFIXES = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a hit costs, and what it saves.")
+    parser = argparse.ArgumentParser(description="The cost and the saving of a prefix hit.")
     parser.add_argument("model", type=Path)
     parser.add_argument("--prefix-tokens", type=int, default=400)
     parser.add_argument("--rest-tokens", type=int, default=16)

@@ -1,11 +1,11 @@
-"""How soon an idle worker takes a job, and what it costs Redis to be that quick.
+"""How soon an idle worker takes a job, and the load that this puts on Redis.
 
     python -m benches.queue_latency [jobs]
 
 Starts a redis-server and a worker with the toy engine. For each priority, and for a stock Celery
 producer, jobs are enqueued one at a time, and the time from the enqueue to the claim is read from
 Redis' own clock: the ``llorch_enqueued_at`` header, or the moment before a stock producer's send,
-against the claim in the job's record. Asked: at most 10 ms, and at most 200 commands a second idle.
+against the claim in the job's record. Bounds: 10 ms, and 200 commands a second when idle.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def services() -> Any:
     return yaml.safe_load(COMPOSE.read_text())["services"]
 
 
-def test_redis_forgets_nothing_and_says_when_it_is_ready(services: Any) -> None:
+def test_redis_keeps_its_data_and_has_a_health_check(services: Any) -> None:
     redis = services["redis"]
     assert redis["command"][1:3] == ["--appendonly", "yes"]
     assert redis["command"][3:5] == ["--maxmemory-policy", "noeviction"]
@@ -40,7 +40,7 @@ def test_redis_forgets_nothing_and_says_when_it_is_ready(services: Any) -> None:
     assert "ping" in redis["healthcheck"]["test"]
 
 
-def test_redis_without_a_password_is_offered_to_this_machine_only(services: Any) -> None:
+def test_redis_without_a_password_listens_on_localhost_only(services: Any) -> None:
     assert all(port.startswith("127.0.0.1:") for port in services["redis"]["ports"])
 
 
@@ -76,7 +76,7 @@ def test_every_setting_reaches_the_worker(services: Any) -> None:
     assert set(services["worker"]["environment"]) == settings
 
 
-def test_without_a_gpu_the_same_worker_runs_on_the_cpu_where_it_is_named(services: Any) -> None:
+def test_the_cpu_worker_differs_only_in_its_device(services: Any) -> None:
     cpu, worker = services["worker-cpu"], services["worker"]
     differing = {key for key in cpu.keys() | worker.keys() if cpu.get(key) != worker.get(key)}
     assert differing == {"deploy", "profiles", "environment"}
@@ -85,7 +85,7 @@ def test_without_a_gpu_the_same_worker_runs_on_the_cpu_where_it_is_named(service
     assert cpu["profiles"], "without a profile it would start beside the other"
 
 
-def test_flower_has_a_login_that_must_be_given(services: Any) -> None:
+def test_flower_requires_a_login(services: Any) -> None:
     login = services["flower"]["environment"]["FLOWER_BASIC_AUTH"]
     assert login.startswith("${FLOWER_BASIC_AUTH:?set FLOWER_BASIC_AUTH to user:password")
 

@@ -216,7 +216,7 @@ def judge_results(job: Job, results: Sequence[Result]) -> ResultFindings:
 def recoveries(ledger: Ledger) -> dict[str, dict[str, float]]:
     """How long the jobs of a struck worker stood still, by kind of strike.
 
-    From ``gone_s`` to the first tokens or end of the job that came afterwards, from whomever. Jobs
+    From ``gone_s`` to the job's next tokens or its end, from whichever worker. Jobs
     that never went on are not in it: they are lost.
     """
     by_kind: dict[str, list[float]] = {}

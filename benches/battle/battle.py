@@ -58,7 +58,7 @@ class Outcome:
     contestant: str
     findings: Findings
     lost_and_found: dict[str, str]
-    """Where each lost job was found at the end: the name of a Redis key, or nowhere."""
+    """Where each lost job was found at the end: a Redis key, or nowhere."""
     wall_s: float
     start_up_s: dict[str, float]
     escalated: int

@@ -70,7 +70,7 @@ class Worker:
                 self.process.send_signal(number)
 
     def bury(self) -> None:
-        """After its death: nothing is left of it, and what it had sent has arrived."""
+        """After its death: no process is left, and everything that it sent has arrived."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -143,7 +143,7 @@ class Fleet:
                 self._mourn(worker)
 
     def strike(self, strike: Strike) -> bool:
-        """Strikes one of the workers that are ready and whole; False while there is none."""
+        """Strikes a worker that is ready and whole; False if there is none."""
         targets = [slot for slot, one in enumerate(self._slots) if one.ready and not one.heal_s]
         if not targets:
             return False

@@ -1,8 +1,8 @@
 """One layer as the engine's objects call it, and as one flat function without any.
 
-The flat twin calls the same operations on the same weights, so the difference is what objects and
-calls cost. It hardly depends on the size: where a layer is tiny it shows, where it is Llama-2-7B's
-it drowns in what the layer computes. Matrices are torch's own here, in both.
+The flat twin calls the same operations on the same weights, so the difference is the cost of
+objects and calls. It hardly depends on the size: it shows in a tiny layer and vanishes in one of
+Llama-2-7B. Both multiply with torch's own matrices.
 """
 
 from __future__ import annotations

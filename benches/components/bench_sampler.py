@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benches.components.sizes import VOCAB, randoms
-from llorch_worker.bench.instruments.no_op_model import made_up_tokenizer
+from llorch_worker.bench.instruments.no_op_engine import made_up_tokenizer
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.sampling.sampler import Sampler
@@ -23,7 +23,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "top_k_40": {"temperature": 1.0, "top_k": 40},
     "top_p_0.9": {"temperature": 1.0, "top_p": 0.9},
 }
-# A model that knows what comes next keeps a nucleus of a few tokens, one that does not thousands.
+# A confident model keeps a nucleus of a few tokens, an unsure one of thousands.
 SPREADS = {"peaked": 8.0, "flat": 2.0}
 
 
@@ -43,7 +43,7 @@ def test_sampler(benchmark: Any, text: ChoiceText, sampling: str, spread: str) -
     sampler = Sampler(VOCAB, torch.device("cpu"))
     expected = [_plain(row, seed, **fields) for seed, row in enumerate(logits.double())]
     assert sampler.sample(logits.clone(), sequences).token_ids == expected
-    # The sampler overwrites what it is given.
+    # The sampler overwrites its input.
     benchmark.pedantic(
         sampler.sample,
         setup=lambda: ((logits.clone(), sequences), {}),

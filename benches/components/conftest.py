@@ -47,7 +47,7 @@ def _without_gradients() -> Any:
 
 
 def pytest_benchmark_update_machine_info(machine_info: Any) -> None:
-    """Saved runs tell what torch was and what it could use."""
+    """Saved runs record torch's version, threads and vector unit."""
     machine_info["torch"] = {
         "version": torch.__version__,
         "threads": torch.get_num_threads(),

@@ -52,7 +52,7 @@ class KnownLinear:
 
 
 def linear(out_features: int, in_features: int, dtype: torch.dtype, seed: int = 1) -> KnownLinear:
-    """A layer of a ``matrix``."""
+    """A linear layer around ``matrix``."""
     weight = matrix(out_features, in_features, dtype, seed)
     if not isinstance(select_linears(torch.device("cpu"), dtype), NativeLinears):
         return KnownLinear(weight, DenseLinear(weight))

@@ -9,7 +9,7 @@ WARM_UP_STEPS = 4
 STEPS = 25
 """Timed one by one; then so many again under the profiler. Odd, so that there is a middle one."""
 LEAD_TOKENS = WARM_UP_STEPS + (STEPS + 1) // 2
-"""From the prompt to what the middle one of the timed steps holds."""
+"""From the prompt to the context of the middle one of the timed steps."""
 NEW_TOKENS = 2 * (WARM_UP_STEPS + STEPS) + 4
 """More than a sequence gets while it is measured, so that none ends."""
 
@@ -88,7 +88,7 @@ class DecodeFigures:
 
 @dataclass(frozen=True)
 class RatioFigures:
-    """Tokens/s of a decode over those of another thing at the same work."""
+    """Tokens/s of a decode, divided by another contestant's at the same work."""
 
     kind: ClassVar[str] = "ratio"
 

@@ -106,7 +106,7 @@ class Bench:
                 self._core.step()
             before = _held(sequences)
             step_s = statistics.median(self._step_s() for _ in range(STEPS))
-            # The first of these steps read ``before`` tokens, the last what it had not added to.
+            # The first of these steps read ``before`` tokens, the last all but its own new ones.
             contexts = (before + _held(sequences) - case.batch) // 2
             self._wait()
             idle = idle_share(device_spans(self._run_steps, self._device))
@@ -236,7 +236,7 @@ class _NoLogits:
 
 
 class _NoText:
-    """Takes the place of a choice's text: what it costs is the engine's, not the device's."""
+    """Takes the place of a choice's text, whose cost is the engine's and not the device's."""
 
     released = ""
 

@@ -9,7 +9,7 @@ from llorch_worker.kernels.layer_kv import INT8_LARGEST
 
 
 def draw_keys_and_values(kv: PagedKV) -> None:
-    """Fills the whole cache, whatever its form; takes the memory of a layer at the most."""
+    """Fills the whole cache, of any dtype; needs at most the memory of a layer."""
     for layer in kv.layers:
         for stored, scales in (
             (layer.keys, layer.key_scales),

@@ -1,4 +1,4 @@
-"""Figures on their way out: each is printed and written as soon as it is there."""
+"""Prints and writes each figure as soon as it is measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Report:
     """A fault or a time limit loses no figure that was made before it."""
 
     def __init__(self, screen: TextIO, out: Path | None = None) -> None:
-        """``out`` gets a line of JSON for each figure; what it held before is gone."""
+        """``out`` is overwritten with a line of JSON for each figure."""
         self.failed = False
         self._screen = screen
         self._out = out
@@ -35,7 +35,7 @@ class Report:
         self.note(shown.kind, asdict(figure), shown.line)
 
     def note(self, kind: str, values: dict[str, Any], line: str) -> None:
-        """As ``add``, of something that is no figure."""
+        """As ``add``, for something that is not a figure."""
         self._document.setdefault(kind, []).append(values)
         if self._out is not None:
             with self._out.open("a", encoding="utf-8") as out:
@@ -44,7 +44,7 @@ class Report:
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Whatever fails within is told in one line, and the caller goes on."""
+        """Reports any failure within in one line; the caller goes on."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the other measures must go on
@@ -53,6 +53,6 @@ class Report:
 
 
 def one_line(error: Exception) -> str:
-    """The error's class, and the first line of what it says."""
+    """The error's class, and the first line of its message."""
     said = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -1,4 +1,4 @@
-"""All measures in turn; one that fails is told of, and the others go on."""
+"""All measures in turn; one that fails is reported, and the others go on."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Run:
         )
 
     def _fitting(self) -> list[Case]:
-        """The cases whose KV cache there is memory for; tells of the others."""
+        """The cases whose KV cache fits into memory; reports the others."""
         kv_dtype = self._plan.kv_dtype
         block_bytes = BLOCK_SIZE_TOKENS * kv_token_bytes(
             self._plan.config, dtype=torch.bfloat16, kv_dtype=kv_dtype

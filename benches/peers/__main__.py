@@ -1,7 +1,8 @@
-"""``python -m benches.peers``: beside what a user would take instead, in one run on one file."""
+"""``python -m benches.peers``: the engine beside what a user would take instead, on one file."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,9 +10,8 @@ import typer
 
 from benches.peers.contestants.roster import PEERS
 from benches.peers.lengths import Lengths
-from llorch_worker.cli.bench.headings import show_provenance
-from llorch_worker.cli.bench.number_list import parse_numbers
-from llorch_worker.cli.bench.options import SeedOption
+from llorch_worker.cli.bench.options import PassesOption, SeedOption, parse_numbers
+from llorch_worker.cli.bench.output import print_figures, remark, table, title
 from llorch_worker.cli.options import JsonOption, ModelFileOption, given_options, settings_from
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.command_line import command_line, run
@@ -21,6 +21,8 @@ from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Dtype
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from benches.peers.measures import PeersFigures
     from benches.peers.rows import BatchRow, JobsRow, Side
 
@@ -66,9 +68,7 @@ def peers(
     slots: Annotated[
         int, typer.Option("--slots", min=1, help="Jobs that a server runs at once.")
     ] = 16,
-    passes: Annotated[
-        int, typer.Option("--passes", min=1, help="Passes to take the median of.")
-    ] = 3,
+    passes: PassesOption = 3,
     dtype: Annotated[
         Dtype, typer.Option("--dtype", metavar="TYPE", help="Of ours and transformers'.")
     ] = "bfloat16",
@@ -81,10 +81,10 @@ def peers(
 ) -> None:
     """Measure prefill, decode and mixed jobs beside llama.cpp and transformers, on the CPU.
 
-    Each runs in a process of its own, with the same file, prompts and threads, ours and theirs by
-    turns. stock-celery runs a job at a time and takes long, so it is only measured when named.
-    What is not installed or does not fit is skipped with the reason. Lengths that were not given
-    are lowered to the model's context.
+    Each runs in a process of its own, with the same file, prompts and threads. Peers run one at a
+    time; passes alternate. stock-celery runs one job at a time and takes long, so name it to
+    measure it. Peers that are not installed or do not fit are skipped with the reason. Lengths
+    that you do not give are lowered to the model's context.
     """
     screen = Screen(as_json=as_json)
     batches = parse_numbers("--batch", batch, MOST_SEQUENCES)
@@ -99,16 +99,15 @@ def peers(
     import torch
 
     from benches.peers.measures import Plan, measure_peers
-    from llorch_worker.bench.jobs.mixed_load import JobLoad
+    from llorch_worker.bench.instruments.loaded_engine import own_context
+    from llorch_worker.bench.jobs.mixed_load import MixedLoad
     from llorch_worker.cli.terminal.interrupts import terminable
-    from llorch_worker.model import resolve_config
-    from llorch_worker.weights import open_checkpoint
 
     torch.set_num_threads(threads)
-    context_tokens = resolve_config(open_checkpoint(settings.model)).max_context
+    context_tokens = own_context(settings)
     lengths = wished.fitted(context_tokens, given_options(context))
     if changes := lengths.changes(wished):
-        screen.note(f"{' '.join(changes)}: what the model's context of {context_tokens} holds")
+        screen.note(f"{' '.join(changes)}, to fit the model's context of {context_tokens}")
     plan = Plan(
         settings=settings,
         peers=chosen,
@@ -116,7 +115,7 @@ def peers(
         prefill_tokens=lengths.prefill,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
-        jobs=JobLoad(jobs, lengths.job_prompt_tokens, lengths.job_new_tokens, seed),
+        jobs=MixedLoad(jobs, lengths.job_prompt_tokens, lengths.job_new_tokens, seed),
         slots=slots,
         passes=passes,
         threads=threads,
@@ -124,17 +123,14 @@ def peers(
     )
     with terminable():
         figures = measure_peers(plan, lambda what: screen.note(f"measuring {what}"))
-    if as_json:
-        screen.document(figures.model_dump(mode="json"))
-    else:
-        _show(screen, figures)
+    print_figures(screen, figures, _lay_out)
 
 
 def _chosen(names: str) -> tuple[str, ...]:
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
     unknown = [name for name in chosen if name not in PEERS]
     if unknown:
-        raise usage_error(f"--peers knows {', '.join(PEERS)} (got {unknown[0][:40]!r})")
+        raise usage_error(f"unknown peer {unknown[0][:40]!r}; allowed: {', '.join(PEERS)}")
     return chosen
 
 
@@ -145,55 +141,45 @@ def _bounds(option: str, text: str) -> tuple[int, int]:
     return numbers[0], numbers[-1]
 
 
-def _show(screen: Screen, figures: PeersFigures) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    show_provenance(screen, figures.provenance)
-    show = screen.out.print
-    show(Text(f"{figures.model.name}  ({', '.join(figures.file_types)})", "bold"))
-    kept = ", ".join(f"{name} {version}" for name, version in figures.versions.items())
-    if kept:
-        show(Text(f"  {kept}"))
+def _lay_out(figures: PeersFigures) -> Iterator[RenderableType]:
+    yield title(f"{figures.model.name}  ({', '.join(figures.file_types)})")
+    if figures.versions:
+        yield "  " + ", ".join(f"{name} {version}" for name, version in figures.versions.items())
     for name, note in figures.notes.items():
-        show(Text(f"  {name}: {note}"))
-    several = f", medians of {figures.passes} passes by turns (spread)"
-    show(
-        Text(
-            f"  tokens/s{several if figures.passes > 1 else ' of one pass'}; decodes of "
-            f"{figures.new_tokens} steps after "
-            f"{counted(figures.prompt_tokens, 'token')}\n"
-        )
+        yield f"  {name}: {note}"
+    passes = "of one pass"
+    if figures.passes > 1:
+        passes = f"medians of {figures.passes} passes, which alternate (spread)"
+    yield (
+        f"  tokens/s, {passes}; decodes of {figures.new_tokens} steps after "
+        f"{counted(figures.prompt_tokens, 'token')}\n"
     )
-    table = Table("", "peer", box=None, header_style="dim", pad_edge=False)
-    for title in ("llorch", "peer's", "llorch/peer"):
-        table.add_column(title, justify="right")
-    for row in figures.rows:
-        match row.kind:
-            case "skipped":
-                continue
-            case "jobs":
-                what = counted(row.jobs, "job")
-            case "prefill":
-                what = f"prefill {row.prompt_tokens}"
-            case "decode":
-                what = f"decode x{row.sequences}"
-        table.add_row(
-            what,
-            row.peer,
-            _rate(row.ours),
-            _rate(row.theirs),
-            # A place for the mark on every line, so that the figures stay in their column.
-            f"{row.ratio:.2f}{WIDE_MARK if _is_wide(row) else ' '}",
-        )
-    if table.row_count:
-        show(table)
-    if any(_is_wide(row) for row in figures.rows if row.kind != "skipped"):
-        remark = f"{WIDE_MARK} passes spread by more than {WIDE_SPREAD:.0%}: a rough ratio"
-        show(Text(remark, "dim"))
+    measured = [row for row in figures.rows if row.kind != "skipped"]
+    if measured:
+        rows = [
+            (
+                _what(row),
+                row.peer,
+                _rate(row.ours),
+                _rate(row.theirs),
+                # A place for the mark on every line keeps the figures in their column.
+                f"{row.ratio:.2f}{WIDE_MARK if _is_wide(row) else ' '}",
+            )
+            for row in measured
+        ]
+        titles = ("", "peer", "llorch", "peer's", "llorch/peer")
+        yield table([(each, "") for each in titles], rows, words=2)
+    if any(map(_is_wide, measured)):
+        yield f"{WIDE_MARK} passes spread by more than {WIDE_SPREAD:.0%}: a rough ratio"
     for row in figures.rows:
         if row.kind == "skipped":
-            show(Text(f"{row.peer}, {row.what}: skipped: {row.reason}", "yellow"))
+            yield remark(f"{row.peer}, {row.what}: skipped: {row.reason}")
+
+
+def _what(row: BatchRow | JobsRow) -> str:
+    if row.kind == "jobs":
+        return counted(row.jobs, "job")
+    return f"prefill {row.prompt_tokens}" if row.kind == "prefill" else f"decode x{row.sequences}"
 
 
 def _rate(side: Side) -> str:

@@ -1,4 +1,4 @@
-"""``llorch bench peers``' lengths, lowered to a short context where the user chose none."""
+"""Lengths of the loads, lowered to a short context unless the user chose them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Bounds = tuple[int, int]
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of the loads; each field is called as its option is."""
+    """Tokens of the loads; each field has the name of its option."""
 
     prefill: int
     job_prompt_tokens: Bounds
     job_new_tokens: Bounds
 
     def fitted(self, context_tokens: int, given: Collection[str]) -> Lengths:
-        """With what is not among ``given`` lowered, so that a context of ``context_tokens`` holds
-        each load and one token more. What is given may still be too long."""
+        """Lower all lengths not in ``given``, so that a context of ``context_tokens`` holds each
+        load and one token more. Given lengths may still be too long."""
         room = context_tokens - 1
         prefill = self.prefill if "prefill" in given else max(1, min(self.prefill, room))
         return replace(self._jobs_fitted(room, given), prefill=prefill)
 
     def changes(self, before: Lengths) -> list[str]:
-        """What of ``before`` is another now: ``--prefill 511``."""
+        """Options whose value differs from ``before``: ``--prefill 511``."""
         return [
             f"--{name.replace('_', '-')} {_text(getattr(self, name))}"
             for name in ("prefill", "job_prompt_tokens", "job_new_tokens")
@@ -42,7 +42,7 @@ class Lengths:
         room -= sum(most for name, (_, most) in bounds.items() if name in given)
         free = {name: each for name, each in bounds.items() if name not in given}
         wanted = sum(most for _, most in free.values())
-        # In proportion, where both are ours to choose.
+        # In proportion, if both may be lowered.
         for name, each in free.items():
             bounds[name] = _at_most(each, each[1] * room // wanted)
         return Lengths(self.prefill, bounds["job_prompt_tokens"], bounds["job_new_tokens"])

@@ -1,4 +1,4 @@
-"""``llorch bench peers``' measuring: ours and theirs by turns, on one file and one load."""
+"""Ours and theirs on one file and one load. Peers run one at a time; passes alternate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-from pydantic import BaseModel, ConfigDict
 
 from benches.peers.contestants.contestant import (
     LLORCH,
@@ -28,10 +27,11 @@ from benches.peers.contestants.roster import (
 )
 from benches.peers.rows import BatchRow, JobsRow, Side, Skipped
 from benches.peers.services import JobService, LlamaServer, OurQueue, StockCelery
-from llorch_worker.bench.instruments.passes import Load
-from llorch_worker.bench.instruments.provenance import Provenance, provenance
-from llorch_worker.bench.instruments.turns import by_turns
-from llorch_worker.bench.jobs.mixed_load import Job, JobLoad
+from llorch_worker.bench.instruments.alternating import alternate
+from llorch_worker.bench.instruments.provenance import Figures, provenance
+from llorch_worker.bench.instruments.timed_load import Load
+from llorch_worker.bench.jobs.mixed_load import MixedLoad
+from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
@@ -42,12 +42,9 @@ STOCK_PASSES = 1
 """One job at a time takes so long that a pass says enough."""
 
 
-class PeersFigures(BaseModel):
-    """The document of ``llorch bench peers --json``."""
+class PeersFigures(Figures):
+    """The document of ``python -m benches.peers --json``."""
 
-    model_config = ConfigDict(frozen=True)
-
-    provenance: Provenance
     model: Path
     file_types: tuple[str, ...]
     dtype: str
@@ -75,7 +72,7 @@ class Plan:
     prefill_tokens: int
     prompt_tokens: int
     new_tokens: int
-    jobs: JobLoad
+    jobs: MixedLoad
     slots: int
     passes: int
     threads: int
@@ -99,7 +96,9 @@ def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
         if peer in JOB_PEERS:
             rows.append(bench.jobs_row(peer))
     return PeersFigures(
-        provenance=provenance(device="cpu", seed=plan.jobs.seed),
+        provenance=provenance(
+            device="cpu", seed=plan.jobs.seed, program=("python", "-m", "benches.peers")
+        ),
         model=plan.settings.model,
         file_types=tuple(kind.name for kind in tensor_types(model.checkpoint)),
         dtype=model.dtype_name,
@@ -120,7 +119,7 @@ def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
 def _checked(plan: Plan) -> LoadPlan:
     model = plan_load(plan.settings.model, **plan.settings.engine_options)
     if model.checkpoint.layout != "gguf":
-        raise usage_error(f"{plan.settings.model} is no .gguf file, which llama.cpp needs")
+        raise usage_error(f"{plan.settings.model} is not a .gguf file, which llama.cpp needs")
     longest = {
         "--prefill": plan.prefill_tokens,
         "--prompt-tokens and --new-tokens": plan.prompt_tokens + plan.new_tokens,
@@ -143,7 +142,7 @@ class _Bench:
         self._plan = plan
         self._model = model
         self._now = now
-        # Other prompts in each pass: ours keeps what it computed for the next that begins the same.
+        # Each pass has prompts of its own: ours keeps what it computed.
         self._seeds = count(plan.jobs.seed)
         self.versions: dict[str, str] = {}
         self.notes: dict[str, str] = {}
@@ -217,7 +216,7 @@ class _Bench:
         for side in (ours, theirs):
             side.warm_up(warm_up)
         works = (self._work(kind, load) for _ in range(self._plan.passes))
-        pairs = by_turns(ours.run, theirs.run, works)
+        pairs = alternate(ours.run, theirs.run, works)
         return BatchRow(
             kind=kind,
             peer=theirs.name,
@@ -238,14 +237,15 @@ class _Bench:
         )
         self._now(f"{peer}: the warm-up")
         for service in (ours, theirs):
-            service.run(warm_up.draw(self._model.config.vocab_size))
+            service.run(warm_up.requests(self._model.config.vocab_size))
 
-        def loads() -> Iterator[list[Job]]:
+        def loads() -> Iterator[list[GenerationRequest]]:
             for number in range(passes):
                 self._now(f"{peer}: {_mixed(plan)}, pass {number + 1} of {passes}")
-                yield replace(plan.jobs, seed=next(self._seeds)).draw(self._model.config.vocab_size)
+                load = replace(plan.jobs, seed=next(self._seeds))
+                yield load.requests(self._model.config.vocab_size)
 
-        pairs = by_turns(ours.run, theirs.run, loads())
+        pairs = alternate(ours.run, theirs.run, loads())
         return JobsRow(
             peer=peer,
             jobs=plan.jobs.jobs,

@@ -1,4 +1,4 @@
-"""The rows of ``llorch bench peers``: ours beside a peer's."""
+"""The rows of the table: ours beside a peer's."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict
-
 from benches.peers.contestants.contestant import BatchKind
 from llorch_worker.bench.instruments.percentiles import spread_of
+from llorch_worker.bench.instruments.provenance import Frozen
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Side(_Frozen):
+class Side(Frozen):
     """Ours or theirs."""
 
     tokens_per_s: float
     """Median of the passes."""
     spread: float | None
-    """Largest less smallest of the passes, as a share of the median; None for one pass."""
+    """Largest minus smallest of the passes, as a share of the median; None for one pass."""
     note: str = ""
 
     @classmethod
@@ -31,7 +26,7 @@ class Side(_Frozen):
         return cls(tokens_per_s=median(tokens_per_s), spread=spread_of(tokens_per_s), note=note)
 
 
-class BatchRow(_Frozen):
+class BatchRow(Frozen):
     """A prefill, or the decoding of so many sequences."""
 
     kind: BatchKind
@@ -44,7 +39,7 @@ class BatchRow(_Frozen):
     """Our tokens a second against theirs: median over the pairs of passes."""
 
 
-class JobsRow(_Frozen):
+class JobsRow(Frozen):
     """Jobs of mixed lengths, all submitted at once; tokens are generated ones."""
 
     kind: Literal["jobs"] = "jobs"
@@ -57,8 +52,8 @@ class JobsRow(_Frozen):
     ratio: float
 
 
-class Skipped(_Frozen):
-    """What was not measured, and why."""
+class Skipped(Frozen):
+    """Something that was not measured, and why."""
 
     kind: Literal["skipped"] = "skipped"
     peer: str

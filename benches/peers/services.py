@@ -1,4 +1,4 @@
-"""Whoever takes jobs: ours through Redis, stock Celery with transformers, and llama-server."""
+"""Services that take jobs: ours through Redis, stock Celery with transformers, llama-server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from typing import Any, Protocol, Self
 
 from benches.peers.contestants.contestant import CannotRun, Terms
 from benches.peers.stock_generate import GENERATE_TASK, TERMS_VARIABLE, stock_app
-from llorch_worker.bench.jobs.mixed_load import Job
-from llorch_worker.bench.jobs.queued import run_queued
-from llorch_worker.bench.jobs.rig import Rig, thread_environment
-from llorch_worker.bench.throughput import Throughput
+from llorch_worker.bench.jobs.client_load import Throughput, run_queued
+from llorch_worker.bench.jobs.sandbox import Sandbox, thread_environment
+from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
@@ -35,7 +34,7 @@ SLOT_MULTIPLE = 256
 
 
 class JobService(Protocol):
-    """Up when entered, gone when left; entering and running raise :class:`CannotRun`."""
+    """Runs from entry to exit; entering and running may raise :class:`CannotRun`."""
 
     note: str
 
@@ -48,7 +47,7 @@ class JobService(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    def run(self, jobs: Sequence[Job]) -> Throughput:
+    def run(self, jobs: Sequence[GenerationRequest]) -> Throughput:
         """All ``jobs``, submitted at once."""
 
 
@@ -58,15 +57,15 @@ class _WorkerOnRedis(ABC):
     note: str
 
     def __init__(self) -> None:
-        self._rig = Rig()
+        self._sandbox = Sandbox()
 
     def __enter__(self) -> Self:
-        self._rig.__enter__()
+        self._sandbox.__enter__()
         program, hostname = self._worker()
         try:
-            self._rig.start_worker(program, hostname)
+            self._sandbox.start_worker(program, hostname)
         except CommandError as error:
-            self._rig.__exit__(None, None, None)
+            self._sandbox.__exit__(None, None, None)
             raise CannotRun(error.message) from None
         return self
 
@@ -76,14 +75,14 @@ class _WorkerOnRedis(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._rig.__exit__(kind, error, trace)
+        self._sandbox.__exit__(kind, error, trace)
 
     @abstractmethod
     def _worker(self) -> tuple[Program, Callable[[int], str]]:
-        """How it is started, and its node name when its process id is known."""
+        """Its program, and its node name by process id."""
 
     @abstractmethod
-    def run(self, jobs: Sequence[Job]) -> Throughput:
+    def run(self, jobs: Sequence[GenerationRequest]) -> Throughput:
         """See :class:`JobService`."""
 
 
@@ -103,12 +102,12 @@ class OurQueue(_WorkerOnRedis):
         self.note = f"one worker, {counted(slots, 'sequence')}, {terms.dtype}"
 
     def _worker(self) -> tuple[Program, Callable[[int], str]]:
-        program = self._rig.worker_of(self._settings, self._threads)
+        program = self._sandbox.worker_of(self._settings, self._threads)
         return program, lambda pid: worker_hostname(self._settings, pid)
 
-    def run(self, jobs: Sequence[Job]) -> Throughput:
-        requests = [job.request() for job in jobs]
-        return asyncio.run(run_queued(self._rig.redis_url, self._settings.served_name, requests))
+    def run(self, jobs: Sequence[GenerationRequest]) -> Throughput:
+        url, model = self._sandbox.redis_url, self._settings.served_name
+        return asyncio.run(run_queued(url, model, list(jobs)))
 
 
 class StockCelery(_WorkerOnRedis):
@@ -123,18 +122,18 @@ class StockCelery(_WorkerOnRedis):
         application = "benches.peers.stock_generate"
         arguments = ("-A", application, "worker", "-P", "solo", "-n", "stock@bench")
         environment = {
-            "LLORCH_REDIS_URL": self._rig.redis_url,
+            "LLORCH_REDIS_URL": self._sandbox.redis_url,
             TERMS_VARIABLE: json.dumps([str(self._terms.model), self._terms.dtype]),
             **thread_environment(self._terms.threads),
         }
         program = Program("stock Celery", python("-m", "celery", *arguments), environment)
         return program, lambda _pid: "stock@bench"
 
-    def run(self, jobs: Sequence[Job]) -> Throughput:
-        with stock_app(self._rig.redis_url) as app:
+    def run(self, jobs: Sequence[GenerationRequest]) -> Throughput:
+        with stock_app(self._sandbox.redis_url) as app:
             began_s = time.perf_counter()
             sent = [
-                app.send_task(GENERATE_TASK, args=(list(job.prompt), job.new_tokens))
+                app.send_task(GENERATE_TASK, args=(job.prompt_token_ids, job.max_tokens))
                 for job in jobs
             ]
             counts = [each.get(timeout=JOB_TIMEOUT_S, propagate=False) for each in sent]
@@ -165,7 +164,7 @@ class LlamaServer:
             "--threads-batch": self._terms.threads,
             "--parallel": self._slots,
             "--ctx-size": self._slots * context,
-            # All prompts differ: to keep old ones would cost it time and win nothing.
+            # All prompts differ: keeping old ones would cost it time.
             "--cache-ram": 0,
         }
         arguments = [str(part) for pair in options.items() for part in pair]
@@ -195,8 +194,8 @@ class LlamaServer:
                 self._server.kill()
                 self._server.wait(None)
 
-    def run(self, jobs: Sequence[Job]) -> Throughput:
-        # All at once: what has no slot waits in the server, as ours waits in Redis.
+    def run(self, jobs: Sequence[GenerationRequest]) -> Throughput:
+        # All at once: jobs without a slot wait in the server, as ours wait in Redis.
         with ThreadPoolExecutor(len(jobs)) as threads:
             began_s = time.perf_counter()
             try:
@@ -205,24 +204,24 @@ class LlamaServer:
                 raise CannotRun(f"a job failed: {type(error).__name__}: {error}") from None
             return Throughput(len(jobs), sum(counts), time.perf_counter() - began_s)
 
-    def _complete(self, job: Job) -> int:
+    def _complete(self, job: GenerationRequest) -> int:
         """Tokens generated for it."""
         answer = self._request(
             "POST",
             "/completion",
             {
-                "prompt": list(job.prompt),
-                "n_predict": job.new_tokens,
+                "prompt": job.prompt_token_ids,
+                "n_predict": job.max_tokens,
                 "ignore_eos": True,
                 "cache_prompt": False,
-                # Greedy by the shortest way.
+                # Greedy, by the shortest way.
                 "samplers": ["top_k"],
                 "top_k": 1,
             },
         )
         count: int = answer["tokens_predicted"]
-        if count != job.new_tokens:
-            raise ValueError(f"{count} tokens where {job.new_tokens} were asked for")
+        if count != job.max_tokens:
+            raise ValueError(f"{count} tokens instead of {job.max_tokens}")
         return count
 
     def _healthy(self) -> bool:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli.bench.headings import median_of, show_provenance, spread_cell, spread_title
-from llorch_worker.cli.bench.number_list import parse_numbers
-from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
-from llorch_worker.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    MaxStepTokensOption,
-    ModelFileOption,
-    settings_from,
-)
+from llorch_worker.cli import options as common
+from llorch_worker.cli.bench import options
+from llorch_worker.cli.bench.output import median_of, print_figures, table, title
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.command_line import command_line, run
 from llorch_worker.cli.terminal.screen import Screen
@@ -24,6 +17,8 @@ from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.contract.quantities import counted
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from benches.scaling.measures import ScalingFigures
 
 MOST_QUEUED = 100_000
@@ -31,7 +26,7 @@ MOST_TOKENS = 1_000_000
 
 
 def scaling(
-    model: ModelFileOption = None,
+    model: common.ModelFileOption = None,
     queued: Annotated[
         str, typer.Option("--queued", help="Requests at once: a number, or a list.")
     ] = "10,100,1000",
@@ -44,29 +39,25 @@ def scaling(
     new_tokens: Annotated[
         int, typer.Option("--new-tokens", min=2, help="Tokens that each request generates.")
     ] = 16,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, max=1024, help="The most sequences in flight.")
-    ] = 16,
-    passes: Annotated[
-        int, typer.Option("--passes", min=1, help="Passes to take the median of.")
-    ] = 3,
-    threads: ThreadsOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    max_step_tokens: MaxStepTokensOption = None,
-    as_json: JsonOption = False,
+    concurrency: options.InFlightOption = 16,
+    passes: options.PassesOption = 3,
+    threads: options.ThreadsOption = None,
+    seed: options.SeedOption = 0,
+    device: common.DeviceOption = None,
+    dtype: common.DtypeOption = None,
+    max_step_tokens: common.MaxStepTokensOption = None,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Measure what a token costs as more requests wait, and as one request's context grows.
 
-    Straight through the engine; `bench queue --jobs 10,100,1000` does the first through Redis.
+    Requests go straight to the engine; `llorch bench queue --jobs 10,100,1000` goes through Redis.
     """
     screen = Screen(as_json=as_json)
-    numbers = parse_numbers("--queued", queued, MOST_QUEUED)
-    lengths = parse_numbers("--contexts", contexts, MOST_TOKENS)
+    numbers = options.parse_numbers("--queued", queued, MOST_QUEUED)
+    lengths = options.parse_numbers("--contexts", contexts, MOST_TOKENS)
     if min(lengths) <= new_tokens:
-        raise usage_error(f"--contexts must each be more than --new-tokens, {new_tokens}")
-    settings = settings_from(
+        raise usage_error(f"each of --contexts must be more than --new-tokens, {new_tokens}")
+    settings = common.settings_from(
         model=model, device=device, dtype=dtype, max_step_tokens=max_step_tokens
     )
     extras.require("worker")
@@ -88,50 +79,39 @@ def scaling(
         screen.loading_bar(f"loading {settings.served_name}"),
         lambda what: screen.note(f"measuring {what}"),
     )
-    if as_json:
-        screen.document(figures.model_dump(mode="json"))
-    else:
-        _show(screen, figures)
+    print_figures(screen, figures, _lay_out)
 
 
-def _show(screen: Screen, figures: ScalingFigures) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    show_provenance(screen, figures.provenance)
-    show = screen.out.print
-    show(Text(f"{figures.model} as {figures.dtype}; {median_of(figures.passes)}", "bold"))
-    show(
-        Text(
-            f"  queued requests: prompts of {counted(figures.prompt_tokens, 'token')}, "
-            f"{counted(figures.new_tokens, 'new one')}, "
-            f"{counted(figures.concurrency, 'sequence')} at once\n"
-        )
+def _lay_out(figures: ScalingFigures) -> Iterator[RenderableType]:
+    yield title(f"{figures.model} as {figures.dtype}; {median_of(figures.passes)}")
+    yield (
+        f"  queued requests: prompts of {counted(figures.prompt_tokens, 'token')}, "
+        f"{counted(figures.new_tokens, 'new one')}, "
+        f"{counted(figures.concurrency, 'sequence')} at once\n"
     )
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for title in ("queued", "tokens/s", *spread_title(figures.passes), "cost of a token"):
-        table.add_column(title, justify="right")
-    for row in figures.queued:
-        table.add_row(
-            f"{row.queued:,}",
-            f"{row.tokens_per_s:,.1f}",
-            *spread_cell(row.spread),
-            f"{row.cost:.2f}x",
-        )
-    show(table)
-    show()
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for title in ("context", "prefill, tokens/s", "cost", "decode, tokens/s", "cost"):
-        table.add_column(title, justify="right")
-    for each in figures.contexts:
-        table.add_row(
-            f"{each.context_tokens:,}",
-            f"{each.prefill_tokens_per_s:,.1f}",
-            f"{each.prefill_cost:.2f}x",
-            f"{each.decode_tokens_per_s:,.1f}",
-            f"{each.decode_cost:.2f}x",
-        )
-    show(table)
+    yield table(
+        [("queued", ","), ("tokens/s", ",.1f"), ("spread", ".1%"), ("cost of a token", "")],
+        [(row.queued, row.tokens_per_s, row.spread, f"{row.cost:.2f}x") for row in figures.queued],
+        words=0,
+    )
+    yield ""
+    rates = [
+        ("prefill, tokens/s", ",.1f"),
+        ("cost", ""),
+        ("decode, tokens/s", ",.1f"),
+        ("cost", ""),
+    ]
+    yield table(
+        [("context", ","), *rates],
+        [
+            (
+                *(row.context_tokens, row.prefill_tokens_per_s, f"{row.prefill_cost:.2f}x"),
+                *(row.decode_tokens_per_s, f"{row.decode_cost:.2f}x"),
+            )
+            for row in figures.contexts
+        ],
+        words=0,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``llorch bench scaling``'s measuring: what a token costs as the queue or the context grows."""
+"""What a token costs as the queue or the context grows."""
 
 from __future__ import annotations
 
@@ -8,33 +8,27 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 
-from pydantic import BaseModel, ConfigDict
-
 from llorch_worker.bench.instruments.loaded_engine import LoadedEngine, engine_for
-from llorch_worker.bench.instruments.passes import Load, Pass, run_pass
 from llorch_worker.bench.instruments.percentiles import spread_of
-from llorch_worker.bench.instruments.provenance import Provenance, provenance
+from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
+from llorch_worker.bench.instruments.timed_load import Load, Pass, run_pass
 from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class QueuedRow(_Frozen):
+class QueuedRow(Frozen):
     """So many requests submitted at once."""
 
     queued: int
     tokens_per_s: float
     """Generated ones, from the submission to the last token; median over the passes."""
     spread: float | None
-    """Largest less smallest of the passes, as a share of the median; None for one pass."""
+    """Largest minus smallest of the passes, as a share of the median; None for one pass."""
     cost: float
     """Of a token, against that of the first row: 1 throughout where cost grows linearly."""
 
 
-class ContextRow(_Frozen):
+class ContextRow(Frozen):
     """One request that fills so much of the context."""
 
     context_tokens: int
@@ -45,10 +39,9 @@ class ContextRow(_Frozen):
     """Of a token, against that of the first row."""
 
 
-class ScalingFigures(_Frozen):
-    """The document of ``llorch bench scaling --json``."""
+class ScalingFigures(Figures):
+    """The document of ``python -m benches.scaling --json``."""
 
-    provenance: Provenance
     model: Path
     dtype: str
     concurrency: int
@@ -77,7 +70,7 @@ class Plan:
 def measure_scaling(
     plan: Plan, progress: Callable[[int, int], None], now: Callable[[str], None]
 ) -> ScalingFigures:
-    """Straight through the engine; ``progress`` is of its load, in bytes, ``now`` is told what
+    """Straight through the engine; ``progress`` reports its load, in bytes; ``now`` is told what
     begins.
 
     Raises:
@@ -96,7 +89,11 @@ def measure_scaling(
             now(f"a context of {tokens} tokens")
             contexts.append((tokens, runner.run(tokens - plan.new_tokens, 1)))
         return ScalingFigures(
-            provenance=provenance(device=stats.device, seed=plan.seed),
+            provenance=provenance(
+                device=stats.device,
+                seed=plan.seed,
+                program=("python", "-m", "benches.scaling"),
+            ),
             model=plan.settings.model,
             dtype=stats.dtype,
             concurrency=plan.concurrency,

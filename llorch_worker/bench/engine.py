@@ -1,7 +1,8 @@
-"""``llorch bench engine``'s measuring: a model, loads of growing concurrency, and their figures."""
+"""``llorch bench engine``: a model under loads of growing concurrency."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -9,15 +10,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+import torch
 
 from llorch_worker.bench.instruments.ceilings import Ceilings, measure_ceilings
 from llorch_worker.bench.instruments.loaded_engine import LoadedEngine, engine_for
-from llorch_worker.bench.instruments.model_costs import ModelCosts
-from llorch_worker.bench.instruments.passes import Load, Pass, run_pass
-from llorch_worker.bench.instruments.peak_memory import peak_device_bytes, peak_resident_bytes
+from llorch_worker.bench.instruments.model_costs import decode_step_bytes, prefill_flops
 from llorch_worker.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
-from llorch_worker.bench.instruments.provenance import Provenance, provenance
+from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
+from llorch_worker.bench.instruments.timed_load import Load, Pass, run_pass
 from llorch_worker.contract.quantities import counted
 from llorch_worker.engine import Engine
 from llorch_worker.settings import Settings
@@ -27,11 +27,7 @@ WARM_UP_TOKENS = 2
 """Enough to meet the shapes of prefill and of decode."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Row(_Frozen):
+class Row(Frozen):
     """The figures of one concurrency. Rates are medians over the passes, percentiles of all of
     them together; a figure that could not be measured is None, and ``notes`` says why."""
 
@@ -43,17 +39,16 @@ class Row(_Frozen):
     total_tokens_per_s: float
     """Prompt and generated tokens together, from the start to the last token."""
     total_spread: float | None
-    """Largest less smallest ``total_tokens_per_s`` of the passes, as a share of the median;
-    None for one pass."""
+    """Largest minus smallest total of the passes, as a share of the median; None for one pass."""
     first_token_ms: Percentiles
-    """With all requests there at once: waiting for the neighbours' prefill is in it."""
+    """All requests arrive at once, so each waits for its neighbours' prefill."""
     between_tokens_ms: Percentiles | None
     decode_read_bytes_per_s: float | None
     decode_read_share: float | None
     prefill_flops_per_s: float
     prefill_flops_share: float | None
     outside_model_share: float | None
-    """Of a decode step: the time in which no forward pass runs."""
+    """The share of a decode step in which no forward pass runs."""
     kv_peak_bytes: int
     kv_peak_share: float
     """Of all KV blocks."""
@@ -61,7 +56,7 @@ class Row(_Frozen):
     notes: tuple[str, ...]
 
 
-class Skipped(_Frozen):
+class Skipped(Frozen):
     """A concurrency that was not measured, and why."""
 
     kind: Literal["skipped"] = "skipped"
@@ -69,10 +64,9 @@ class Skipped(_Frozen):
     reason: str
 
 
-class EngineFigures(_Frozen):
+class EngineFigures(Figures):
     """The document of ``llorch bench engine --json``."""
 
-    provenance: Provenance
     model: Path
     file_types: tuple[str, ...]
     file_bytes: int
@@ -89,8 +83,9 @@ class EngineFigures(_Frozen):
     kv_bytes: int
     rows: tuple[Row | Skipped, ...]
     peak_memory_bytes: int | None
-    """Resident, of this process, when the rows were done."""
+    """Resident, of this process, after all rows; None if the system does not tell."""
     peak_device_memory_bytes: int | None
+    """As torch allocated it on a card."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ class Plan:
 
     settings: Settings
     load: Load
-    """Its concurrency is each of ``concurrencies`` in turn."""
+    """It runs at each of ``concurrencies``."""
     concurrencies: tuple[int, ...]
     passes: int
     threads: int | None
@@ -119,49 +114,49 @@ def measure_engine(
 ) -> EngineFigures:
     """Load the model, run all passes, then measure the machine's ceilings.
 
-    ``progress`` is of the load, in bytes; ``now`` is told what begins.
+    ``progress`` reports the load, in bytes; ``now`` is told what begins.
     """
     largest = replace(plan.load, concurrency=max(plan.concurrencies))
     with engine_for(plan.settings, largest, plan.threads, progress) as loaded:
         engine = loaded.engine
+        device = engine.cache.kv.keys.device
         origin = provenance(device=engine.stats().device, seed=plan.load.seed)
-        measured: dict[int, _Measured | Skipped] = {}
         seeds = count(plan.load.seed)
+        measured: list[_Measured | Skipped] = []
         for concurrency in plan.concurrencies:
             now(counted(concurrency, "sequence"))
             load = replace(plan.load, concurrency=concurrency)
-            measured[concurrency] = _passes(loaded, load, plan.passes, seeds)
-        peak_resident, device = peak_resident_bytes(), engine.cache.kv.keys.device
-        peak_device = peak_device_bytes(device)
+            measured.append(_passes(loaded, load, plan.passes, seeds))
+        peaks = (
+            _peak_resident_bytes(),
+            (torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None),
+        )
         now("the machine's ceilings")
         ceilings = measure_ceilings(device, engine.cache.kv.dtype)
         stats = engine.stats()
-        costs = _costs(engine)
-    return EngineFigures(
-        provenance=origin,
-        model=plan.settings.model,
-        file_types=tuple(kind.name for kind in tensor_types(loaded.checkpoint)),
-        file_bytes=file_bytes(loaded.checkpoint),
-        parameters=stored_numbers(loaded.checkpoint),
-        device=stats.device,
-        dtype=stats.dtype,
-        prompt_tokens=plan.load.prompt_tokens,
-        new_tokens=plan.load.new_tokens,
-        temperature=plan.load.temperature,
-        passes=plan.passes,
-        load_s=loaded.load_s,
-        ceilings=ceilings,
-        weight_bytes=stats.bytes["weights"],
-        kv_bytes=stats.bytes["kv"],
-        rows=tuple(
-            each
-            if isinstance(each, Skipped)
-            else _row(concurrency, each, costs, ceilings, stats.bytes["kv"], stats.kv_blocks_total)
-            for concurrency, each in measured.items()
-        ),
-        peak_memory_bytes=peak_resident,
-        peak_device_memory_bytes=peak_device,
-    )
+        return EngineFigures(
+            provenance=origin,
+            model=plan.settings.model,
+            file_types=tuple(kind.name for kind in tensor_types(loaded.checkpoint)),
+            file_bytes=file_bytes(loaded.checkpoint),
+            parameters=stored_numbers(loaded.checkpoint),
+            device=stats.device,
+            dtype=stats.dtype,
+            prompt_tokens=plan.load.prompt_tokens,
+            new_tokens=plan.load.new_tokens,
+            temperature=plan.load.temperature,
+            passes=plan.passes,
+            load_s=loaded.load_s,
+            ceilings=ceilings,
+            weight_bytes=stats.bytes["weights"],
+            kv_bytes=stats.bytes["kv"],
+            rows=tuple(
+                each if isinstance(each, Skipped) else _row(engine, each, ceilings)
+                for each in measured
+            ),
+            peak_memory_bytes=peaks[0],
+            peak_device_memory_bytes=peaks[1],
+        )
 
 
 def _passes(
@@ -172,7 +167,7 @@ def _passes(
         return Skipped(concurrency=load.concurrency, reason=reason)
 
     def run(new_tokens: int) -> Pass:
-        # Other prompts in each pass: none may profit from what another has left behind.
+        # Each pass has prompts of its own: none may profit from what another has left behind.
         one = replace(load, new_tokens=new_tokens, seed=next(seeds))
         return run_pass(loaded.engine, loaded.watched, one)
 
@@ -184,73 +179,58 @@ def _passes(
     )
 
 
-def _row(
-    concurrency: int,
-    measured: _Measured,
-    costs: ModelCosts,
-    ceilings: Ceilings,
-    kv_bytes: int,
-    kv_blocks: int,
-) -> Row:
-    load = measured.full[0].load
-    notes: list[str] = []
-    prompt_tokens = concurrency * load.prompt_tokens
+def _row(engine: Engine, measured: _Measured, ceilings: Ceilings) -> Row:
+    load, stats = measured.full[0].load, engine.stats()
     prefill_s = median(each.wall_s for each in measured.prefill)
-    prefill_flops_per_s = costs.prefill_flops(concurrency, load.prompt_tokens) / prefill_s
-    total = [
-        concurrency * (load.prompt_tokens + load.new_tokens) / each.wall_s for each in measured.full
-    ]
+    flops_per_s = prefill_flops(engine, load.concurrency, load.prompt_tokens) / prefill_s
+    tokens = load.concurrency * (load.prompt_tokens + load.new_tokens)
+    totals = [tokens / each.wall_s for each in measured.full]
     phases = [phase for each in measured.full if (phase := each.decode_phase()) is not None]
+    preemptions = sum(each.preemptions for each in measured.full)
+    notes: list[str] = []
     step_s = read_bytes_per_s = outside_share = None
     if len(phases) == len(measured.full):
         step_s = median(phase.step_s for phase in phases)
         context_tokens = fmean(phase.mean_context_tokens for phase in phases)
-        read_bytes_per_s = costs.decode_step_bytes(concurrency, context_tokens) / step_s
+        read_bytes_per_s = decode_step_bytes(engine, load.concurrency, context_tokens) / step_s
         outside_share = median(fmean(each.outside_model_s) / each.step_s for each in phases)
+    elif preemptions:
+        notes.append("no decode figures: requests were preempted for lack of KV blocks")
     else:
-        preempted = any(each.preemptions for each in measured.full)
         notes.append(
-            "no decode figures: "
-            + (
-                "requests were preempted for lack of KV blocks"
-                if preempted
-                else "in fewer than two steps all sequences decode and none prefills; "
-                "raise --new-tokens"
-            )
+            "no decode figures: all sequences decode together in fewer than two steps; "
+            "raise --new-tokens"
         )
     read_share = _share(read_bytes_per_s, ceilings.read_bytes_per_s)
-    flops_share = _share(prefill_flops_per_s, ceilings.flops_per_s)
+    flops_share = _share(flops_per_s, ceilings.flops_per_s)
+    busy = "the machine was busy when its ceilings were measured"
     if (read_share or 0) > 1:
-        notes.append(
-            "reads above 100%: the model fits into the processor's caches, or the machine was "
-            "busy with other things when its ceilings were measured"
-        )
+        notes.append(f"reads above 100%: the model fits into the processor's caches, or {busy}")
     if (flops_share or 0) > 1:
         notes.append(
             f"computes above 100%: quantised matrices multiply as 8-bit integers, faster than "
-            f"{ceilings.gemm_dtype}, or the machine was busy when its ceilings were measured"
+            f"{ceilings.gemm_dtype}, or {busy}"
         )
+    firsts_s = [first for each in measured.full for first in each.first_token_s]
     between_s = [gap for each in measured.full for gap in each.between_tokens_s]
-    peak_blocks = max(each.peak_kv_blocks for each in measured.full)
+    peak_blocks = max(step.kv_blocks for each in measured.full for step in each.steps)
     return Row(
-        concurrency=concurrency,
+        concurrency=load.concurrency,
         warm_up_s=measured.warm_up_s,
-        prefill_tokens_per_s=prompt_tokens / prefill_s,
-        decode_tokens_per_s=None if step_s is None else concurrency / step_s,
-        total_tokens_per_s=median(total),
-        total_spread=spread_of(total),
-        first_token_ms=percentiles_ms(
-            [first for each in measured.full for first in each.first_token_s]
-        ),
+        prefill_tokens_per_s=load.concurrency * load.prompt_tokens / prefill_s,
+        decode_tokens_per_s=None if step_s is None else load.concurrency / step_s,
+        total_tokens_per_s=median(totals),
+        total_spread=spread_of(totals),
+        first_token_ms=percentiles_ms(firsts_s),
         between_tokens_ms=percentiles_ms(between_s) if between_s else None,
         decode_read_bytes_per_s=read_bytes_per_s,
         decode_read_share=read_share,
-        prefill_flops_per_s=prefill_flops_per_s,
+        prefill_flops_per_s=flops_per_s,
         prefill_flops_share=flops_share,
         outside_model_share=outside_share,
-        kv_peak_bytes=kv_bytes // kv_blocks * peak_blocks,
-        kv_peak_share=peak_blocks / kv_blocks,
-        preemptions=sum(each.preemptions for each in measured.full),
+        kv_peak_bytes=stats.bytes["kv"] // stats.kv_blocks_total * peak_blocks,
+        kv_peak_share=peak_blocks / stats.kv_blocks_total,
+        preemptions=preemptions,
         notes=tuple(notes),
     )
 
@@ -259,12 +239,10 @@ def _share(part: float | None, whole: float | None) -> float | None:
     return None if part is None or whole is None else part / whole
 
 
-def _costs(engine: Engine) -> ModelCosts:
-    config, dtype = engine.config, engine.cache.kv.dtype
-    embedding = config.vocab_size * config.hidden_size * dtype.itemsize
-    return ModelCosts(
-        config=config,
-        weight_bytes=engine.stats().bytes["weights"],
-        kv_dtype=dtype,
-        embedding_bytes=0 if config.tie_word_embeddings else embedding,
-    )
+def _peak_resident_bytes() -> int | None:
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None

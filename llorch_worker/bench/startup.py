@@ -1,4 +1,4 @@
-"""What ``llorch bench startup`` measures: a load beside its reading and its memory alone."""
+"""``llorch bench startup``: a load beside the reading and the writing that it consists of."""
 
 from __future__ import annotations
 
@@ -8,37 +8,35 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.bench.instruments.disk import bytes_from_disk, drop_cached, read_s
 from llorch_worker.bench.instruments.fresh_load import FreshLoad, load_afresh, write_afresh
 from llorch_worker.bench.instruments.percentiles import spread_of
-from llorch_worker.bench.instruments.provenance import Provenance, provenance
+from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.settings import Settings
 from llorch_worker.weights.contents import file_bytes
 
 FROM_DISK = 0.9
-"""What comes from the disk, as a share of the file, for a pass to count as one from there."""
+"""A pass counts as one from the disk if so much of the file comes from there."""
 
 
-class Span(BaseModel):
-    """Seconds: the median of the passes, and largest less smallest as a share of it,
-    which one pass has not."""
-
-    model_config = ConfigDict(frozen=True)
+class Span(Frozen):
+    """Seconds: the median of the passes, and largest minus smallest as a share of it; one pass
+    has no spread."""
 
     median_s: float
     spread: float | None
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Span:
+        return cls(median_s=median(values), spread=spread_of(values))
 
-class StartupFigures(BaseModel):
+
+class StartupFigures(Figures):
     """The document of ``llorch bench startup --json``."""
 
-    model_config = ConfigDict(frozen=True)
-
-    provenance: Provenance
     model: Path
     device: str
     dtype: str
@@ -56,7 +54,7 @@ class StartupFigures(BaseModel):
     """From the file to the first token."""
     first_token_s: float
     ratio: float
-    """Ready against read and write together: median over the passes."""
+    """Ready as a multiple of read and write together: median over the passes."""
     resident_bytes: int | None
     """Of the process that loaded; None on a card, which holds the model itself."""
     foretold_bytes: int
@@ -68,18 +66,16 @@ class _Pass:
     read_s: float
     write_s: float
     load: FreshLoad
+    from_disk: float | None
+    """Share of the file that came from a disk; None if the system does not tell."""
 
     @property
     def ready_s(self) -> float:
         return self.load.load_s + self.load.first_token_s
 
-    @property
-    def ratio(self) -> float:
-        return self.ready_s / (self.read_s + self.write_s)
-
 
 def measure_startup(
-    settings: Settings, *, passes: int, threads: int | None, now: Callable[[str], None]
+    settings: Settings, passes: int, threads: int | None, now: Callable[[str], None]
 ) -> StartupFigures:
     """Passes of a read, a write and a load, after a load that compiles what is not compiled yet.
 
@@ -92,35 +88,24 @@ def measure_startup(
     if plan.misfit:
         raise CommandError(
             "OUT_OF_MEMORY",
-            f"{settings.model} does not fit on {plan.device} as asked for; "
-            "llorch inspect tells what it needs and what is free",
+            f"{settings.model} does not fit on {plan.device} with these settings; "
+            "llorch inspect shows what it needs and what is free",
         )
     files = plan.checkpoint.files
     size = file_bytes(plan.checkpoint)
     drop_cached(files)
     if threads is not None:
         torch.set_num_threads(threads)
-    # A card waits for nobody to find it memory.
     on_card = plan.device.type == "cuda"
     origin = provenance(device=str(plan.device), seed=0)
     now("a first load, which does not count")
     first = load_afresh(settings, threads)
+    # A card gives its memory at once.
+    written_bytes = 0 if on_card else first.held_bytes
     done: list[_Pass] = []
-    shares: list[float] = []
     for number in range(passes):
         now(f"pass {number + 1} of {passes}")
-        drop_cached(files)
-        before = bytes_from_disk()
-        reading_s = read_s(files)
-        after = bytes_from_disk()
-        drop_cached(files)
-        writing_s = 0.0 if on_card else write_afresh(first.held_bytes, threads)
-        load = load_afresh(settings, threads)
-        done.append(_Pass(reading_s, writing_s, load))
-        if before is not None and after is not None and load.from_disk_bytes is not None:
-            least = min(after - before, load.from_disk_bytes)
-            shares.append(least / size)
-    resident = median(each.load.resident_bytes for each in done)
+        done.append(_pass(settings, files, size, written_bytes, threads))
     return StartupFigures(
         provenance=origin,
         model=settings.model,
@@ -131,25 +116,43 @@ def measure_startup(
         passes=passes,
         file_bytes=size,
         held_bytes=first.held_bytes,
-        read=_span([each.read_s for each in done]),
-        write=None if on_card else _span([each.write_s for each in done]),
-        ready=_span([each.ready_s for each in done]),
+        read=Span.of([each.read_s for each in done]),
+        write=None if on_card else Span.of([each.write_s for each in done]),
+        ready=Span.of([each.ready_s for each in done]),
         first_token_s=median(each.load.first_token_s for each in done),
-        ratio=median(each.ratio for each in done),
-        resident_bytes=None if on_card else round(resident),
+        ratio=median(each.ready_s / (each.read_s + each.write_s) for each in done),
+        resident_bytes=None
+        if on_card
+        else round(median(each.load.resident_bytes for each in done)),
         foretold_bytes=first.foretold_bytes,
-        notes=from_disk_notes(shares),
+        notes=from_disk_notes([each.from_disk for each in done if each.from_disk is not None]),
     )
 
 
-def _span(values: Sequence[float]) -> Span:
-    return Span(median_s=median(values), spread=spread_of(values))
+def _pass(
+    settings: Settings,
+    files: Sequence[Path],
+    file_bytes: int,
+    written_bytes: int,
+    threads: int | None,
+) -> _Pass:
+    drop_cached(files)
+    before = bytes_from_disk()
+    reading_s = read_s(files)
+    after = bytes_from_disk()
+    drop_cached(files)
+    writing_s = write_afresh(written_bytes, threads) if written_bytes else 0.0
+    load = load_afresh(settings, threads)
+    from_disk = None
+    if before is not None and after is not None and load.from_disk_bytes is not None:
+        from_disk = min(after - before, load.from_disk_bytes) / file_bytes
+    return _Pass(reading_s, writing_s, load, from_disk)
 
 
 def from_disk_notes(shares_from_disk: Sequence[float]) -> tuple[str, ...]:
-    """What to say where files may not have come from a disk; one share for each pass."""
+    """Warns if files may not have come from a disk; one share for each pass."""
     if not shares_from_disk:
-        return ("this system does not tell what came from a disk: it may have been none of it",)
+        return ("this system does not tell how much of the file came from a disk",)
     if min(shares_from_disk) >= FROM_DISK:
         return ()
     return (

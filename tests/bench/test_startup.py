@@ -80,7 +80,7 @@ def test_a_file_that_no_disk_holds_is_told(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_fit_is_not_loaded() -> None:
     ran = run("bench", "startup", "--model", "demo", "--kv-cache-bytes", str(10**15))
-    assert "does not fit on cpu as asked for; llorch inspect tells" in sentence(ran, 1)
+    assert "does not fit on cpu with these settings; llorch inspect shows" in sentence(ran, 1)
     assert "measuring" not in ran.err
 
 

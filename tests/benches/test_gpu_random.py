@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,10 +11,8 @@ from benches.gpu.random_weights import NAMES, RandomWeights
 from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.memory.load_plan import cache_shape
-from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.model import Llama, RaggedBatch
 from llorch_worker.settings import KvDtype
-from llorch_worker.weights.quantised_linear import QuantisedLinear
 from tests.benches.tiny_llama import CPU, TINY, tiny_llama
 
 
@@ -39,29 +35,24 @@ def test_a_random_model_computes_and_counts_its_bytes(weights: str) -> None:
 
 @pytest.mark.parametrize("weights", [name for name in NAMES if name not in ("bf16", "q4_k_m")])
 def test_quantised_matrices_have_the_spread_of_dense_ones(weights: str) -> None:
-    drawn = RandomWeights(weights, 1, dtype=torch.bfloat16, device=CPU, seed=0)
-    (matrix,) = pieces(drawn.linear(256, ("o", 300)))
-    values = matrix.dequantise()
-    assert values.shape == (300, 256)
+    drawn = RandomWeights(weights, 1, dtype=torch.float32, device=CPU, seed=0)
+    linear = drawn.linear(256, ("o", 300))
+    values = linear(torch.eye(256))
+    assert values.shape == (256, 300)
     assert float(values.std()) == pytest.approx(1 / 16, rel=0.1)
     assert abs(float(values.mean())) < 0.6 / 16  # half a step of two bits
-    assert drawn.total_bytes == matrix.nbytes
+    assert drawn.total_bytes == linear.weight_bytes
 
 
 def test_q4_k_m_keeps_six_bits_where_llama_cpp_does() -> None:
     blocks = tiny_llama("q4_k_m", layers=16).blocks
-    wide = [i for i, block in enumerate(blocks) if pieces(block.mlp.down)[0].bits == 6]
+    least = min(block.mlp.down.weight_bytes for block in blocks)
+    wide = [i for i, block in enumerate(blocks) if block.mlp.down.weight_bytes > least]
     assert wide == [0, 1, 4, 7, 10, 13, 14, 15]
-    for layer, block in enumerate(blocks):
-        bits = [piece.bits for piece in pieces(block.attention.qkv)]
-        assert bits == ([4, 6] if layer in wide else [4])
-        assert [piece.bits for piece in pieces(block.mlp.gate_up)] == [4]
-    assert [piece.bits for piece in pieces(tiny_llama("q4_k_m").output)] == [6]
-
-
-def pieces(linear: Any) -> list[QuantisedMatrix]:
-    assert isinstance(linear, QuantisedLinear)
-    return [piece for piece in linear._pieces if isinstance(piece, QuantisedMatrix)]
+    least = min(block.attention.qkv.weight_bytes for block in blocks)
+    assert wide == [i for i, b in enumerate(blocks) if b.attention.qkv.weight_bytes > least]
+    assert len({block.mlp.gate_up.weight_bytes for block in blocks}) == 1
+    assert tiny_llama("q4_k_m").output.weight_bytes > tiny_llama("q4_k").output.weight_bytes
 
 
 def test_a_7b_step_reads_what_is_known_of_it() -> None:

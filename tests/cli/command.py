@@ -1,4 +1,4 @@
-"""The real command as a subprocess: one that ends, or one that goes on."""
+"""The real command in a subprocess: one that ends, or one that keeps running."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ import psutil
 
 from llorch_worker.stack.children import Child, Program, python
 from tests.cli.forked import run_forked
-from tests.services import wait_until
+from tests.services import REPOSITORY, wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND_TIMEOUT_S = 90
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model that is being served: where, and under which name."""
+    """A served model: its Redis and its name."""
 
     redis_url: str
     model: str
@@ -43,7 +42,7 @@ class Ran:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The environment of a command: ours, one thread for torch, and these."""
+    """The environment of a command: this one, one torch thread, and ``variables``."""
     return {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),
@@ -62,7 +61,7 @@ def run(
     timeout_s: float = COMMAND_TIMEOUT_S,
     **variables: str,
 ) -> Ran:
-    """``llorch <arguments>`` in a process of its own, ended by force after ``timeout_s``.
+    """``llorch <arguments>`` in a process of its own, killed after ``timeout_s``.
 
     ``site`` is one more folder on the module path. The process is forked from one that has the
     libraries already, but where it is to find others or is to be ``fresh``: an interpreter that
@@ -98,7 +97,7 @@ os.execv(sys.executable, [sys.executable, "-P", "-m", "llorch_worker.cli", *sys.
 
 
 class Started:
-    """A command that goes on: its lines as they come, and a wait for any of them."""
+    """A command that keeps running; collects its lines and waits for any of them."""
 
     def __init__(self, *arguments: str | Path, **variables: str) -> None:
         self.lines: list[str] = []
@@ -143,7 +142,7 @@ class Started:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs (one that has ended and waits to be noticed does not)."""
+    """Whether the process runs; a zombie does not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -1,7 +1,7 @@
-"""Commands in processes of their own that need not import: forked from one that has.
+"""Commands in processes that need not import anything: forks of a process that has.
 
-Most of a short command's time is the import of torch and transformers. Nothing of a command runs
-before the fork, so that none can leave anything to the next.
+Importing torch and transformers takes most of a short command's time. No command runs before the
+fork, so none can affect the next.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from llorch_worker.client import Client
-from tests.cli.command import REPOSITORY, Ran, Started, run
+from tests.cli.command import Ran, Started, run
 from tests.fake_gpu.machine import SITE, Machine, card
-from tests.services import own_redis, wait_until
+from tests.services import REPOSITORY, own_redis, wait_until
 
 HOST = socket.gethostname()
 GET_S = 60
@@ -31,7 +31,7 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """A Redis of its own: workers are called after cards, and two machines here are one host."""
+    """A Redis of its own: workers are named after cards, and all tests share one host."""
     with own_redis() as server:
         yield server.url
 
@@ -42,7 +42,7 @@ def variables(machine: Machine, **more: str) -> dict[str, str]:
 
 
 def refused(*arguments: str, machine: Machine, **more: str) -> str:
-    """The one sentence with which the command ends."""
+    """The error sentence of a command."""
     ran: Ran = run(*arguments, **variables(machine, **more))
     assert ran.code != 0, ran
     assert "Traceback" not in ran.err, ran.err
@@ -50,7 +50,7 @@ def refused(*arguments: str, machine: Machine, **more: str) -> str:
     return line.removeprefix("error: ")
 
 
-def test_a_worker_is_called_after_its_card_and_is_the_only_one_there(
+def test_a_worker_is_named_after_its_card_and_is_the_only_one_on_it(
     machine: Machine, url: str
 ) -> None:
     arguments = ("worker", "--redis", url, "--model", "demo", "--device", "cuda:1")
@@ -81,7 +81,7 @@ def test_a_worker_is_called_after_its_card_and_is_the_only_one_there(
         worker.child.kill()
 
 
-def test_replicas_take_a_free_card_each_and_one_too_many_says_so(
+def test_each_replica_takes_a_free_card_and_a_surplus_one_is_refused(
     machine: Machine, url: str
 ) -> None:
     machine.show(card(0), card(1))
@@ -106,7 +106,7 @@ def test_replicas_take_a_free_card_each_and_one_too_many_says_so(
             replica.child.kill()
 
 
-def test_up_runs_a_worker_a_card_restarts_a_dead_one_and_drains_all(machine: Machine) -> None:
+def test_up_runs_a_worker_per_card_restarts_a_dead_one_and_drains_all(machine: Machine) -> None:
     machine.show(card(0), card(1, model="NVIDIA A10"), card(2))
     command = Started(
         "up",
@@ -154,14 +154,12 @@ def test_up_runs_a_worker_a_card_restarts_a_dead_one_and_drains_all(machine: Mac
         (("--gpus", "0", "--devices", "cpu"), "--gpus and --devices both place workers"),
     ],
 )  # fmt: skip
-def test_up_refuses_cards_that_are_not_there(
-    machine: Machine, options: tuple[str, ...], sentence: str
-) -> None:
+def test_up_refuses_wrong_cards(machine: Machine, options: tuple[str, ...], sentence: str) -> None:
     assert sentence in refused("up", "--no-flower", "--model", "demo", *options, machine=machine)
 
 
 @pytest.mark.parametrize("command", [("worker", "--device", "cuda"), ("up", "--gpus", "all")])
-def test_without_a_driver_nothing_becomes_the_cpu(
+def test_without_a_driver_no_command_falls_back_to_the_cpu(
     machine: Machine, redis_url: str, command: tuple[str, ...]
 ) -> None:
     machine.lose_driver()
@@ -169,7 +167,7 @@ def test_without_a_driver_nothing_becomes_the_cpu(
     assert said.startswith("no NVIDIA driver responds (Driver Not Loaded); check `nvidia-smi`")
 
 
-def test_a_card_that_is_full_already_is_refused_with_needed_and_available(
+def test_inspect_refuses_a_full_card_with_needed_and_free_memory(
     machine: Machine, redis_url: str, demo_model: Path
 ) -> None:
     machine.show(card(0, free=20 * 2**20))

@@ -1,4 +1,4 @@
-"""Dead letters from the command line: seen without prompts, retried to a whole result, dropped."""
+"""``llorch dead``: letters are shown without prompts, retried to a complete result, dropped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _redis(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def second_worker(redis_server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
-    """Meets what the first left behind."""
+    """Finds the job that the first worker left behind."""
     with running_worker(
         redis_server.url, tmp_path, name="second", model_name="toy", TOY_STEP_MS=5,
         lease_s=1, sweep_s=0.2, max_attempts=1,
@@ -47,7 +47,7 @@ def second_worker(redis_server: RedisServer, tmp_path: Path) -> Iterator[WorkerP
 def dead_job(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, client: Client
 ) -> Job:
-    """A job that lost in mid-generation the one worker that it may lose."""
+    """A job whose only attempt died in the middle of its generation."""
     folder = tmp_path_factory.mktemp("first")
     with running_worker(
         redis_server.url, folder, model_name="toy", TOY_STEP_MS=5, lease_s=1, max_attempts=1
@@ -104,7 +104,7 @@ def test_a_dead_job_is_shown_and_its_retry_completes_it(
     assert run("dead", "list").out == "No dead letters.\n"
 
 
-def test_a_body_with_half_a_character_is_shown(toy_worker: WorkerProcess, client: Client) -> None:
+def test_a_body_with_a_lone_surrogate_is_shown(toy_worker: WorkerProcess, client: Client) -> None:
     headers = {"task": "llorch.nonsense", "id": "half"}
     message = envelope([[], {"prompt": "Zürich \ud83e"}, {}], headers=headers)
     client.redis.lpush("llorch.toy", json.dumps(message))
@@ -115,7 +115,7 @@ def test_a_body_with_half_a_character_is_shown(toy_worker: WorkerProcess, client
     assert run("dead", "drop", "half").code == 0
 
 
-def test_all_are_retried_but_what_cannot_be_and_dropped(
+def test_malformed_letters_are_listed_not_retried_and_dropped(
     toy_worker: WorkerProcess, client: Client
 ) -> None:
     client.redis.lpush("llorch.toy", "no json", '{"headers": {"id": 5}}')
@@ -138,7 +138,7 @@ def test_all_are_retried_but_what_cannot_be_and_dropped(
     assert dead_letters.count(client.redis) == 0
 
 
-def test_an_id_that_is_none_and_a_wrong_command_are_told() -> None:
+def test_an_unknown_id_and_a_wrong_command_are_refused() -> None:
     for command in ("show", "retry", "drop"):
         ran = run("dead", command, "nobody", "--json")
         assert ran.code == 1
@@ -148,7 +148,7 @@ def test_an_id_that_is_none_and_a_wrong_command_are_told() -> None:
         assert run("dead", command, "nobody", "--all").code == 2
 
 
-def test_a_suspect_counts_as_queued_and_is_pointed_out() -> None:
+def test_status_counts_a_suspect_as_queued_and_mentions_it() -> None:
     with own_redis() as idle, Client(idle.url) as client:
         card = ModelCard(name="toy", max_context=4096, last_seen=0)
         client.redis.hset(keys.MODELS, "toy", card.model_dump_json())

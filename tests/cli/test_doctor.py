@@ -20,14 +20,14 @@ def by_subject(ran: Ran) -> dict[str, Any]:
 
 @pytest.fixture
 def careless_redis() -> Iterator[str]:
-    """A Redis that throws keys away when it is full."""
+    """A Redis that evicts keys when it is full."""
     with own_redis() as server, connect(server.url) as client:
         client.config_set("maxmemory", "100mb")
         client.config_set("maxmemory-policy", "allkeys-lru")
         yield server.url
 
 
-def test_a_healthy_place_passes(served: Served, demo_model: Path) -> None:
+def test_a_healthy_machine_passes(served: Served, demo_model: Path) -> None:
     ran = run("doctor", "--redis", served.redis_url, "--model", demo_model, "--json", fresh=True)
     assert (ran.code, ran.json["ok"]) == (0, True), ran
     found = by_subject(ran)
@@ -38,7 +38,7 @@ def test_a_healthy_place_passes(served: Served, demo_model: Path) -> None:
     assert "appendonly yes" in found["storage"]["remedy"]
 
 
-def test_what_is_wrong_fails_with_a_remedy(careless_redis: str) -> None:
+def test_failed_checks_have_a_remedy(careless_redis: str) -> None:
     arguments = ("--model", "/nowhere.gguf", "--device", "cuda:77", "--json")
     ran = run("doctor", "--redis", careless_redis, *arguments)
     assert (ran.code, ran.json["ok"]) == (1, False), ran
@@ -49,7 +49,7 @@ def test_what_is_wrong_fails_with_a_remedy(careless_redis: str) -> None:
     assert found["workers"]["verdict"] == "warn"
 
 
-def test_a_redis_that_was_asked_for_and_is_not_there_fails() -> None:
+def test_a_given_redis_that_does_not_answer_fails() -> None:
     ran = run("doctor", "--redis", "redis://127.0.0.1:1/0", "--model", "demo")
     assert ran.code == 1, ran
     assert "No Redis at redis://127.0.0.1:1/0" in ran.out.replace("\n            ", " ")
@@ -63,7 +63,7 @@ def test_a_redis_that_was_asked_for_and_is_not_there_fails() -> None:
         ("jobs", "is not a Redis URL: it must end with the number of a database"),
     ],
 )
-def test_a_url_at_fault_is_not_a_redis_to_be_started(
+def test_a_wrong_url_fails_with_the_right_remedy(
     redis_url: str, database: str, finding: str
 ) -> None:
     ran = run("doctor", "--redis", redis_url.removesuffix("0") + database, "--json")
@@ -83,7 +83,7 @@ def test_a_wrong_device_is_not_blamed_on_the_model(redis_url: str) -> None:
         assert "fit" not in found, "on which device?"
 
 
-def test_a_context_beyond_the_models_own_is_a_check_that_fails(redis_url: str) -> None:
+def test_a_context_beyond_the_models_own_fails(redis_url: str) -> None:
     ran = run(
         "doctor", "--redis", redis_url, "--model", "demo", "--json", LLORCH_MAX_CONTEXT="9999"
     )
@@ -93,7 +93,7 @@ def test_a_context_beyond_the_models_own_is_a_check_that_fails(redis_url: str) -
     assert found["remedy"].startswith("lower LLORCH_MAX_CONTEXT")
 
 
-def test_a_busy_port_that_was_asked_for_fails_with_the_remedy_of_up(redis_url: str) -> None:
+def test_a_requested_busy_port_fails_with_the_remedy_of_up(redis_url: str) -> None:
     with socket.socket() as holder:
         holder.bind((LOCALHOST, 0))
         holder.listen()

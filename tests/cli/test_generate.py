@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.cli.command import run
 
 
-def test_into_a_pipe_goes_the_text_alone_and_the_same_for_the_same_seed(demo_model: Path) -> None:
+def test_a_pipe_gets_only_the_text_and_the_same_for_the_same_seed(demo_model: Path) -> None:
     options = ("generate", "--max-tokens", "30", "--seed", "7", "--model", "demo")
     argument, standard_input = run(*options, "Lily", fresh=True), run(*options, "-", stdin="Lily")
     assert argument.code == 0, argument
@@ -29,12 +29,12 @@ def test_a_chat_goes_through_the_models_format(demo_model: Path) -> None:
     assert ran.json["usage"]["prompt"] > 10
 
 
-def test_what_a_worker_would_refuse_to_load_is_refused_here(demo_model: Path) -> None:
+def test_it_refuses_to_load_what_a_worker_refuses(demo_model: Path) -> None:
     ran = run("generate", "Lily", LLORCH_KV_CACHE_BYTES="1000")
     assert ran.code == 1, ran
     assert "kv_cache_bytes allows 1000 B; raise it or lower max_context" in ran.err
 
 
-def test_the_model_is_called_as_a_worker_would_call_it(demo_model: Path) -> None:
+def test_the_model_has_the_name_that_a_worker_gives_it(demo_model: Path) -> None:
     ran = run("generate", "Lily", "--max-tokens", "2", "--json", LLORCH_MODEL_NAME="tales")
     assert ran.json["model"] == "tales"

@@ -62,12 +62,12 @@ def test_prose_flows_to_the_width_of_the_terminal(command: str) -> None:
     assert all(len(line) > 60 for line in paragraph[:-1]), "\n".join(paragraph)
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_shown() -> None:
     assert run("--version").out.startswith("llorch ")
 
 
 @pytest.mark.parametrize("group", [(), ("dead",), ("bench",)])
-def test_without_a_command_the_help_is_all_that_is_said(group: tuple[str, ...]) -> None:
+def test_without_a_command_only_the_help_is_shown(group: tuple[str, ...]) -> None:
     ran = run(*group)
     assert ran.code == 2
     assert "--help" in ran.out + ran.err

@@ -1,4 +1,4 @@
-"""``llorch inspect`` tells what a file is, with the figures that the worker will use."""
+"""``llorch inspect`` describes a file with the figures that a worker uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llorch_worker.kernels import native_kernels_load
 from tests.cli.command import run
 
 
-def test_the_figures_are_the_engines_own(stories260k: Path) -> None:
+def test_the_figures_are_those_of_the_engine(stories260k: Path) -> None:
     from llorch_worker.engine import Engine
 
     path = stories260k / "q8_0.gguf"
@@ -35,7 +35,7 @@ def test_a_gguf_file_and_its_folder_are_the_same_model(stories260k: Path) -> Non
     assert (file["layout"], folder["layout"]) == ("gguf", "hugging_face")
 
 
-def test_a_kv_cache_that_does_not_fit_is_shown_as_large_as_it_is(demo_model: Path) -> None:
+def test_a_kv_cache_that_does_not_fit_is_shown_in_full_size(demo_model: Path) -> None:
     asked = 10**15
     memory = run("inspect", "demo", "--kv-cache-bytes", str(asked), "--json").json["memory"]
     assert memory["fits"] is False
@@ -49,14 +49,14 @@ def test_a_kv_cache_that_does_not_fit_is_shown_as_large_as_it_is(demo_model: Pat
     assert said.endswith("beside weights, tables and masks; lower it or free memory")
 
 
-def test_a_kv_cache_within_what_is_free_and_beyond_its_share_says_so(demo_model: Path) -> None:
+def test_a_kv_cache_beyond_its_share_of_free_memory_is_explained(demo_model: Path) -> None:
     free = run("inspect", "demo", "--json").json["memory"]["free_bytes"]
     ran = run("inspect", "demo", "--kv-cache-bytes", str(free * 8 // 10))
     assert ran.code == 1, ran
     assert "a cache may take 60% of what the weights leave free" in ran.out
 
 
-def test_what_is_too_small_for_one_context_is_said_with_a_remedy(demo_model: Path) -> None:
+def test_a_kv_cache_too_small_for_one_context_has_a_remedy(demo_model: Path) -> None:
     ran = run("inspect", "demo", "--kv-cache-bytes", "1000")
     assert ran.code == 1, ran
     assert "0 full contexts" in ran.out
@@ -64,13 +64,13 @@ def test_what_is_too_small_for_one_context_is_said_with_a_remedy(demo_model: Pat
     assert "a cache may take" not in ran.out
 
 
-def test_a_person_reads_it_in_80_columns(demo_model: Path) -> None:
+def test_it_fits_80_columns(demo_model: Path) -> None:
     shown = run("inspect", "demo", fresh=True).out
     assert "Memory on cpu, 16 sequences" in shown
     assert max(map(len, shown.splitlines()[1:])) <= 80
 
 
-def test_weights_that_stay_quantised_are_not_said_to_be_in_the_compute_dtype(
+def test_the_dtype_of_weights_says_which_stay_quantised(
     stories260k: Path,
 ) -> None:
     native = native_kernels_load()
@@ -84,7 +84,7 @@ def test_weights_that_stay_quantised_are_not_said_to_be_in_the_compute_dtype(
         assert weights.split("as ")[1].strip() == kept
 
 
-def test_blocks_that_take_other_room_in_memory_than_in_the_file_are_said_to(
+def test_blocks_of_another_size_in_memory_say_their_bits(
     random256: Path,
 ) -> None:
     if not native_kernels_load():
@@ -100,7 +100,7 @@ def test_blocks_that_take_other_room_in_memory_than_in_the_file_are_said_to(
         assert f" as {kept}, the rest in bfloat16" in ran.out, ran
 
 
-def test_one_of_a_thing_is_not_a_plural() -> None:
+def test_one_sequence_is_singular() -> None:
     assert (
         "Memory on cpu, 1 sequence of up to 512 tokens"
         in run("inspect", "demo", "--max-sequences", "1").out

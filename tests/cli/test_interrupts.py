@@ -33,7 +33,7 @@ main()
     [("default_int_handler", 130, ("", "error: interrupted\n")), ("SIG_IGN", 0, ("llorch", ""))],
     ids=["heard", "ignored"],
 )
-def test_ctrl_c_while_the_command_loads_ends_it_without_a_traceback(
+def test_ctrl_c_during_imports_ends_the_command_without_a_traceback(
     handler: str, code: int, says: tuple[str, str]
 ) -> None:
     ran = subprocess.run(
@@ -81,7 +81,7 @@ def test_ctrl_c_interrupts_a_service_but_not_its_exit() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_not_installed_from_python_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     changes: list[object] = []
     # As where a program in C embeds the interpreter.
     with monkeypatch.context() as patch:

@@ -25,7 +25,7 @@ def _redis(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLORCH_REDIS_URL", served.redis_url)
 
 
-def test_submit_prints_the_id_and_watch_the_tokens_from_the_first_on() -> None:
+def test_submit_prints_the_id_and_watch_all_the_tokens() -> None:
     submitted = run("submit", "Once upon a time", "--max-tokens", "20", "-t", "0", fresh=True)
     assert submitted.code == 0, submitted
     job = submitted.out.strip()
@@ -60,7 +60,7 @@ def test_json_is_one_document_with_the_result() -> None:
     assert set(run("submit", "x", "--max-tokens", "1", "--json").json) == {"id"}
 
 
-def test_a_cancelled_job_ends_as_cancelled_and_its_watcher_is_told(served: Served) -> None:
+def test_a_cancelled_job_ends_as_cancelled_also_for_its_watcher(served: Served) -> None:
     # Behind what keeps the worker busy for minutes: it cannot have ended before the cancel comes.
     lines = '{"prompt": "hold", "n": 16}\n' * 20
     held = run("submit", "--file", "-", *LONG, stdin=lines).out.split()
@@ -118,7 +118,7 @@ def test_a_second_ctrl_c_leaves_no_job_of_a_file_behind(
     assert json.loads(kept)["result"]["usage"]["completion"] == 1
 
 
-def test_ctrl_c_while_a_file_is_enqueued_tells_the_ids_of_what_was(
+def test_ctrl_c_while_enqueueing_a_file_prints_the_ids_so_far(
     served: Served, tmp_path: Path
 ) -> None:
     lines = tmp_path / "jobs.jsonl"
@@ -153,14 +153,14 @@ def test_a_file_of_jobs_is_run_and_reported_line_by_line(tmp_path: Path) -> None
     assert results[5]["error"]["code"] == "CONTEXT_LENGTH_EXCEEDED"
 
 
-def test_a_file_of_jobs_without_waiting_gives_an_id_a_line() -> None:
+def test_a_file_of_jobs_without_wait_prints_one_id_per_line() -> None:
     ran = run("submit", "--file", "-", stdin='{"prompt": "a", "max_tokens": 1}\n' * 3)
     assert ran.code == 0, ran
     assert len(set(ran.out.split())) == 3
 
 
 @pytest.mark.parametrize("options", [(), ("--wait",)])
-def test_a_file_with_a_job_that_is_refused_leaves_none_in_the_queue(
+def test_a_file_with_a_refused_job_leaves_none_in_the_queue(
     served: Served, options: tuple[str, ...]
 ) -> None:
     fits = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "n": 16}
@@ -189,7 +189,7 @@ def test_status_shows_workers_models_and_queues(served: Served) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_status_tells_how_long_a_worker_has_been_silent_and_cuts_no_name_in_a_pipe(
+def test_status_shows_since_when_a_worker_is_silent_and_cuts_no_name_in_a_pipe(
     served: Served,
 ) -> None:
     name = f"gpu0@{'a-long-name.' * 12}example"
@@ -207,7 +207,7 @@ def test_status_tells_how_long_a_worker_has_been_silent_and_cuts_no_name_in_a_pi
     assert re.search(r"1\d s ago$", line.rstrip())
 
 
-def test_status_shows_a_queue_that_nobody_serves(served: Served) -> None:
+def test_status_shows_a_queue_that_no_worker_serves(served: Served) -> None:
     with connect(served.redis_url) as client:
         client.lpush("llorch.tyo", "a job", "another", "and one more")
         document = run("status", "--json").json

@@ -99,7 +99,7 @@ def connect_to(url: str) -> Client:
 
 
 class FlowerPage:
-    """Flower as the banner's line gives it: address, user, password."""
+    """Flower, with the address, user and password from the banner."""
 
     def __init__(self, line: str) -> None:
         found = re.search(r"http://(\S+?):(\d+)  \(user (\S+), password (\S+)\)", line)
@@ -118,7 +118,7 @@ class FlowerPage:
         return text
 
 
-def test_two_workers_share_a_redis_that_was_given_and_flower_shows_them(
+def test_two_workers_share_a_given_redis_and_flower_shows_them(
     redis_url: str, demo_model: Path
 ) -> None:
     command = Started(

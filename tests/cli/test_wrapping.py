@@ -1,4 +1,4 @@
-"""Words are not broken at the terminal's edge, however the pieces come."""
+"""Words are not broken at the terminal's edge, whatever the pieces."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def show(pieces: list[str], columns: int, monkeypatch: pytest.MonkeyPatch) -> li
     return screen("".join(written))
 
 
-def test_a_word_that_runs_over_the_edge_moves_to_the_next_line(
+def test_a_word_that_crosses_the_edge_moves_to_the_next_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = show(["Once upon a time there ", "w", "as", " a fox"], 25, monkeypatch)

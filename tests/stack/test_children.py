@@ -1,4 +1,4 @@
-"""Children of a command end with it, however it ends."""
+"""Children end with the process that started them, however it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def start(code: str) -> tuple[Child, SimpleQueue[str], SimpleQueue[Child]]:
     return Child(program, lambda _name, line: lines.put(line), exits.put), lines, exits
 
 
-def test_lines_arrive_one_by_one_and_the_end_is_told() -> None:
+def test_lines_arrive_one_by_one_and_the_exit_is_reported() -> None:
     child, lines, exits = start("print('one'); print('two'); raise SystemExit(3)")
     assert exits.get(timeout=20) is child
     assert child.wait(20)
@@ -39,7 +39,7 @@ def test_lines_arrive_one_by_one_and_the_end_is_told() -> None:
     assert child.exit_code == 3
 
 
-def test_a_child_has_its_own_process_group_so_that_ctrl_c_in_the_terminal_spares_it() -> None:
+def test_a_child_has_its_own_process_group_which_ctrl_c_does_not_reach() -> None:
     child, lines, _ = start(SLEEPER)
     try:
         assert int(lines.get(timeout=20)) == child.pid
@@ -64,7 +64,7 @@ def test_a_child_dies_when_its_parent_is_killed_without_warning() -> None:
         wait_until(lambda: not alive(pid), timeout_s=20)
 
 
-def test_a_child_does_not_import_what_lies_in_the_working_directory(
+def test_a_child_does_not_import_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tasks.py").write_text("raise SystemExit('the wrong tasks')")
@@ -75,16 +75,16 @@ def test_a_child_does_not_import_what_lies_in_the_working_directory(
     assert child.exit_code == 0, child.tail
 
 
-def test_the_last_words_are_the_error_sentence_where_there_is_one() -> None:
+def test_the_last_words_are_the_error_if_there_is_one() -> None:
     child, _, exits = start("print('error: no such file'); print('bye')")
     exits.get(timeout=20)
     assert child.last_words() == "no such file"
 
 
-def test_restarts_wait_longer_each_time_up_to_a_bound() -> None:
+def test_restarts_wait_longer_each_time_up_to_a_limit() -> None:
     assert [backoff_s(count) for count in (0, 1, 2, 10)] == [1, 2, 4, 30]
 
 
-def test_an_exit_is_told_in_words() -> None:
+def test_an_exit_is_described_in_words() -> None:
     assert describe_exit(1) == "exit code 1"
     assert describe_exit(-9) == "killed by SIGKILL"

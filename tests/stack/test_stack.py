@@ -1,4 +1,4 @@
-"""What children say while they start reaches the user, once."""
+"""The output of children that start reaches the user, once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ while not others.exists():
     time.sleep(0.01)
 sys.exit(1)
 """
-"""Once the other has said its sentence too."""
+"""Exits once the other has printed its error too."""
 
 TALKS = """
 import runpy, sys
@@ -38,7 +38,7 @@ runpy.run_module("llorch_worker.cli", run_name="__main__")
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """A Redis of its own: other tests' workers are of this process' host too."""
+    """A Redis of its own: the workers of other tests run on this host too."""
     with own_redis() as server:
         yield server.url
 
@@ -60,7 +60,7 @@ def start(stack: Stack) -> None:
 def fail_two(
     monkeypatch: pytest.MonkeyPatch, folder: Path, plan: Plan, sentences: dict[str, str]
 ) -> tuple[str, list[str]]:
-    """The error of the stack, and the lines before it."""
+    """The stack's error, and the lines before it."""
     here, there = sentences
 
     def worker(name: str, *_: object, **__: object) -> Program:
@@ -76,7 +76,7 @@ def fail_two(
     return caught.value.message, lines
 
 
-def test_two_workers_that_fail_differently_are_both_heard(
+def test_different_errors_of_two_workers_are_both_shown(
     url: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sentences = {"gpu0": "this card is taken", "gpu1": "that card is broken"}
@@ -86,7 +86,7 @@ def test_two_workers_that_fail_differently_are_both_heard(
     assert lines == [f"error: {sentences[second]}"]
 
 
-def test_two_workers_that_fail_alike_are_heard_once(
+def test_the_same_error_of_two_workers_is_shown_once(
     url: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sentences = {"gpu0": "no such model", "gpu1": "no such model"}
@@ -95,7 +95,7 @@ def test_two_workers_that_fail_alike_are_heard_once(
     assert lines == []
 
 
-def test_an_error_of_a_worker_that_starts_all_the_same_is_heard(
+def test_an_error_line_of_a_worker_that_starts_anyway_is_shown(
     url: str, demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = programs.worker

@@ -1,1 +1,1 @@
-"""Those that ``llorch bench peers`` measures side by side, each in a process of its own."""
+"""The contestants of ``python -m benches.peers``, each in a process of its own."""

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 from llorch_worker.bench.instruments.loaded_engine import engine_for
-from llorch_worker.bench.instruments.passes import Load, Pass, run_pass
+from llorch_worker.bench.instruments.timed_load import Load, Pass, run_pass
 from llorch_worker.settings import Settings
 
 WARM_UP_TOKENS = 2

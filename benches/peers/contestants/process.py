@@ -25,7 +25,7 @@ from benches.peers.contestants.contestant import (
     Terms,
     Work,
 )
-from llorch_worker.bench.jobs.rig import thread_environment
+from llorch_worker.bench.jobs.sandbox import thread_environment
 
 ROOM = "benches.peers.contestants"
 CLASSES = {

@@ -1,4 +1,4 @@
-"""What the machine can do at most, as the same process measures it: reading and multiplying."""
+"""What the machine can do at most, measured in this process: reading and multiplying."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Callable
 import psutil
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict
 
-MIN_PASSES = 5
+from llorch_worker.bench.instruments.provenance import Frozen
+
+MIN_RUNS = 5
 MIN_MEASURED_S = 0.5
-"""Each ceiling is the best of so many runs: what the machine does when nothing disturbs it."""
-CPU_READ_BYTES = 512 * 2**20
-CUDA_READ_BYTES = 4 * 2**30
+"""A ceiling is the best of so many runs: what the machine does when nothing disturbs it."""
+READ_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
 """Far more than any cache holds."""
-CPU_GEMM_SHAPES = ((512, 4096, 4096), (1024, 1024, 1024), (2048, 2048, 2048))
-CUDA_GEMM_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192))
+GEMM_SHAPES = {
+    "cpu": ((512, 4096, 4096), (1024, 1024, 1024), (2048, 2048, 2048)),
+    "cuda": ((4096, 4096, 4096), (8192, 8192, 8192)),
+}
 """Rows, columns in and columns out. Which of them is fastest depends on the machine."""
 MAX_SHARE_OF_FREE = 0.25
 
 
-class Ceilings(BaseModel):
-    """``read_bytes_per_s`` is None, with the reason, where memory is too short to measure it."""
-
-    model_config = ConfigDict(frozen=True)
+class Ceilings(Frozen):
+    """``read_bytes_per_s`` is None, with the reason, if memory is too short to measure it."""
 
     read_bytes_per_s: float | None
     read_array_bytes: int
@@ -39,12 +39,12 @@ class Ceilings(BaseModel):
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """Read bandwidth over a large array, and FLOP/s of a large matrix product in ``dtype``.
 
-    With torch's present number of threads. Takes some seconds, and memory that is given back.
+    Uses torch's present number of threads. Takes some seconds, and memory that is given back.
     """
-    cuda = device.type == "cuda"
-    read_bytes = CUDA_READ_BYTES if cuda else CPU_READ_BYTES
-    shapes = CUDA_GEMM_SHAPES if cuda else CPU_GEMM_SHAPES
+    read_bytes = READ_BYTES[device.type]
+    shapes = GEMM_SHAPES[device.type]
     flops_per_s, shape = max((_flops_per_s(device, dtype, shape), shape) for shape in shapes)
+    cuda = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if cuda else psutil.virtual_memory().available
     fits = read_bytes <= MAX_SHARE_OF_FREE * free
     return Ceilings(
@@ -62,7 +62,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 def _read_bytes_per_s(device: torch.device, size_bytes: int) -> float:
     array = torch.ones(size_bytes // 4, dtype=torch.int32, device=device)
-    # Which of these is held up by the memory alone depends on the machine: the fastest tells.
+    # The fastest counts: which of these only waits for memory depends on the machine.
     readings = (
         lambda: array.amax(),
         lambda: array.view(torch.float32).sum(),
@@ -79,9 +79,9 @@ def _flops_per_s(device: torch.device, dtype: torch.dtype, shape: tuple[int, int
 
 
 def _fastest_s(work: Callable[[], torch.Tensor], device: torch.device) -> float:
-    """Seconds of the fastest run, the first left out."""
+    """Seconds of the fastest run after the first."""
     taken_s: list[float] = []
-    while len(taken_s) <= MIN_PASSES or sum(taken_s) < MIN_MEASURED_S:
+    while len(taken_s) <= MIN_RUNS or sum(taken_s) < MIN_MEASURED_S:
         began_s = time.perf_counter()
         work()
         if device.type == "cuda":

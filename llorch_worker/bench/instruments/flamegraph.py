@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from llorch_worker.contract.command_errors import CommandError, usage_error
 
@@ -25,7 +25,7 @@ _PR_SET_PTRACER = 0x59616D61
 
 @dataclass
 class Made:
-    """``path`` is None where nothing was written; ``notes`` say why, or what is missing in it."""
+    """``path`` is None if nothing was written; ``notes`` say why, or what is missing in it."""
 
     path: Path | None = None
     notes: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Flamegraph:
 
     @classmethod
     def at(cls, path: Path) -> Flamegraph:
-        """Raises CommandError without py-spy, and for what it cannot write."""
+        """Raises CommandError without py-spy, and for a path that it cannot write."""
         if path.suffix not in FORMATS:
             raise usage_error(
                 f"--flamegraph must end in .svg (a picture) or .json (for speedscope) "
@@ -58,24 +58,24 @@ class Flamegraph:
 
     @contextmanager
     def recording(self) -> Iterator[Made]:
-        """Samples this process while the block runs. Idle threads are left out.
+        """Sample this process while the block runs, idle threads left out.
 
-        With frames of native code where py-spy can tell them on this machine. Where it may not
-        look at this process, the block runs all the same.
+        Native frames are included if py-spy can read them on this machine. The block also runs if
+        py-spy may not look at this process.
         """
         made = Made()
         spy = self._start(made, "--native") or self._start(made)
         yield made
         if spy is not None:
             spy.send_signal(signal.SIGINT)
-            words, _ = spy.communicate(timeout=WRITE_TIMEOUT_S)
+            output, _ = spy.communicate(timeout=WRITE_TIMEOUT_S)
             if spy.returncode == 0 and self.path.exists():
                 made.path = self.path
             else:
-                made.notes.append(f"no flamegraph: {_last_line(words)}")
+                made.notes.append(f"no flamegraph: {_last_line(output)}")
 
     def _start(self, made: Made, *options: str) -> subprocess.Popen[str] | None:
-        """py-spy once it samples; None, with a note, where it ended instead."""
+        """py-spy once it samples; None, with a note, if it ended instead."""
         spy = subprocess.Popen(
             [
                 self.program, "record", *options,
@@ -86,13 +86,17 @@ class Flamegraph:
             stderr=subprocess.STDOUT,
             text=True,
         )  # fmt: skip
-        _let_trace(spy.pid)
-        words = _until_sampling(spy.stdout)
-        if words is None:
-            return spy
+        if sys.platform == "linux":
+            # Linux with Yama lets only parents trace a process, unless it says otherwise.
+            ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(spy.pid), 0, 0, 0)
+        said = ""
+        for line in spy.stdout or ():
+            if _SAMPLING in line:
+                return spy
+            said += line
         spy.wait()
-        what = "no native frames in the flamegraph" if options else "no flamegraph"
-        made.notes.append(f"{what}: {_last_line(words)}")
+        missing = "no native frames in the flamegraph" if options else "no flamegraph"
+        made.notes.append(f"{missing}: {_last_line(said)}")
         return None
 
 
@@ -102,22 +106,6 @@ def py_spy() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-def _until_sampling(output: IO[str] | None) -> str | None:
-    """None as soon as it samples; all that it said where it ended without."""
-    said = []
-    for line in output or ():
-        if _SAMPLING in line:
-            return None
-        said.append(line)
-    return "".join(said)
-
-
-def _let_trace(pid: int) -> None:
-    """Linux with Yama lets a process be traced by its parents only, unless it says otherwise."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
-
-
-def _last_line(words: str) -> str:
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
+def _last_line(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "py-spy said nothing"

@@ -1,4 +1,4 @@
-"""A load, and a write to new memory, each in a process of its own."""
+"""A load of a model, or a write to new memory, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import psutil
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.bench.instruments.disk import bytes_from_disk
+from llorch_worker.bench.instruments.provenance import Frozen
 from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine import Engine
@@ -20,10 +20,8 @@ from llorch_worker.settings import Settings
 from llorch_worker.stack.children import Child, Program, python
 
 
-class FreshLoad(BaseModel):
-    """What a process tells that loaded the model and generated a token."""
-
-    model_config = ConfigDict(frozen=True)
+class FreshLoad(Frozen):
+    """What a process reports that loaded the model and generated a token."""
 
     device: str
     dtype: str
@@ -36,31 +34,31 @@ class FreshLoad(BaseModel):
     resident_bytes: int
     """Of the process, when the token was there."""
     from_disk_bytes: int | None
-    """Read during the load; None where the system does not tell."""
+    """Read during the load; None if the system does not tell."""
 
 
 def load_afresh(settings: Settings, threads: int | None) -> FreshLoad:
-    """Loads the model of ``settings``.
+    """Load the model of ``settings``.
 
-    Like :func:`write_afresh` it waits for the process, which is killed with this one and by an
-    exception that comes here, and raises CommandError with what the process said where it failed.
+    Like :func:`write_afresh` it waits for the process, which never outlives this call. Raises
+    CommandError with the process' own words if it fails.
     """
-    answer = _answer(("load", str(threads or 0)), settings.environment)
-    return FreshLoad.model_validate_json(answer)
+    return FreshLoad.model_validate_json(_answer(settings.environment, "load", threads))
 
 
 def write_afresh(size: int, threads: int | None) -> float:
-    """Writes once to ``size`` bytes of new memory; seconds.
+    """Write once to ``size`` bytes of new memory; returns seconds.
 
-    In a process as young as one that loads: memory that was given back a moment ago is had sooner
-    than other, in a virtual machine by far.
+    The process is as young as one that loads: memory that was just given back is faster to get,
+    by far so in a virtual machine.
     """
-    return float(_answer(("write", str(threads or 0), str(size)), {}))
+    return float(_answer({}, "write", threads, str(size)))
 
 
-def _answer(arguments: tuple[str, ...], environment: Mapping[str, str]) -> str:
+def _answer(environment: Mapping[str, str], what: str, threads: int | None, *arguments: str) -> str:
     lines: list[str] = []
-    program = Program(f"the {arguments[0]}", python("-m", __name__, *arguments), environment)
+    command = python("-m", __name__, what, str(threads or 0), *arguments)
+    program = Program(f"the {what}", command, environment)
     child = Child(program, lambda _, line: lines.append(line), lambda _: None)
     try:
         child.wait(None)
@@ -75,7 +73,7 @@ def _write_s(size: int) -> float:
     began_s = time.perf_counter()
     held = Arena().empty(size, dtype=torch.uint8)
     held.fill_(1)
-    # Before it is given back.
+    # Before the memory is given back.
     return time.perf_counter() - began_s
 
 
@@ -89,6 +87,7 @@ def _load(settings: Settings) -> FreshLoad:
         engine.submit(request).result()
         ready_s = time.perf_counter()
         read_after = bytes_from_disk()
+        known = read_before is not None and read_after is not None
         stats = engine.stats()
         return FreshLoad(
             device=stats.device,
@@ -98,23 +97,15 @@ def _load(settings: Settings) -> FreshLoad:
             held_bytes=sum(stats.bytes.values()),
             foretold_bytes=foretold_bytes,
             resident_bytes=psutil.Process().memory_info().rss,
-            from_disk_bytes=None
-            if read_before is None or read_after is None
-            else read_after - read_before,
+            from_disk_bytes=(read_after or 0) - (read_before or 0) if known else None,
         )
 
 
-def _main(what: str, threads: str, *rest: str) -> None:
+if __name__ == "__main__":
+    what, threads, *rest = sys.argv[1:]
     if int(threads):
         torch.set_num_threads(int(threads))
-    if what == "write":
-        print(_write_s(int(rest[0])))
-        return
     try:
-        print(_load(Settings()).model_dump_json())
+        print(_write_s(int(rest[0])) if what == "write" else _load(Settings()).model_dump_json())
     except LlorchError as error:
         sys.exit(f"error: {error.message}")
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

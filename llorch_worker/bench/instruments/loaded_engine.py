@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from llorch_worker.bench.instruments.passes import Load
+from llorch_worker.bench.instruments.timed_load import Load
 from llorch_worker.bench.instruments.watched_model import WatchedModel
 from llorch_worker.cache import BLOCK_SIZE_TOKENS
 from llorch_worker.contract.command_errors import CommandError, usage_error
@@ -22,7 +22,7 @@ from llorch_worker.weights import Checkpoint, open_checkpoint
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """What passes run on. It is idle between them."""
+    """What loads run on. It is idle between them."""
 
     engine: Engine
     watched: WatchedModel
@@ -30,11 +30,11 @@ class LoadedEngine:
     load_s: float
 
     def no_room(self, load: Load) -> str | None:
-        """Why the load's requests cannot all be in the KV cache at once; None where they can."""
-        needed, there_are = _blocks_for_all(load), self.engine.cache.blocks.total
-        if needed <= there_are:
+        """Why the KV cache cannot hold all the load's requests at once; None if it can."""
+        needed, total = _blocks_for_all(load), self.engine.cache.blocks.total
+        if needed <= total:
             return None
-        return f"needs {needed} KV blocks at once, and memory holds {there_are}"
+        return f"needs {needed} KV blocks at once, and memory holds {total}"
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def engine_for(
     threads: int | None,
     progress: Callable[[int, int], None],
 ) -> Iterator[LoadedEngine]:
-    """Loads the model of ``settings`` for loads up to ``largest``; ``progress`` in bytes.
+    """Load the model of ``settings`` for loads up to ``largest``; ``progress`` is in bytes.
 
     Raises:
         CommandError: the load is longer than the model's context, or the model with one context
@@ -67,10 +67,16 @@ def engine_for(
         | {
             "max_sequences": largest.concurrency,
             "max_context": plan.shape.max_context,
+            # The engine takes less if memory is short.
             "kv_cache_bytes": _blocks_for_all(largest) * plan.block_bytes,
         },
     ) as engine:
         yield LoadedEngine(engine, watches[0], plan.checkpoint, time.perf_counter() - began_s)
+
+
+def own_context(settings: Settings) -> int:
+    """The most tokens that the model of ``settings`` can hold."""
+    return resolve_config(open_checkpoint(settings.model)).max_context
 
 
 def _blocks(load: Load) -> int:
@@ -79,14 +85,14 @@ def _blocks(load: Load) -> int:
 
 
 def _blocks_for_all(load: Load) -> int:
-    """So many that no request of the load waits: the scheduler keeps a block free for each."""
+    """Enough that no request waits: the scheduler keeps a block free for each."""
     return load.concurrency * (_blocks(load) + 1)
 
 
 def _checked_plan(settings: Settings, load: Load) -> LoadPlan:
     """The plan of a load with one context as long as ``load`` needs."""
     wanted = load.prompt_tokens + load.new_tokens
-    own = resolve_config(open_checkpoint(settings.model)).max_context
+    own = own_context(settings)
     if wanted > own:
         raise usage_error(
             f"prompts of {load.prompt_tokens} tokens and {load.new_tokens} new ones exceed the "

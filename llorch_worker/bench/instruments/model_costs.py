@@ -1,56 +1,37 @@
-"""What a forward pass must at least read and compute, from the model's shape."""
+"""What a forward pass must at least read and compute, from the model's shape.
+
+Intermediate results are left out, so that shares of the machine's ceilings are never flattered.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
-
-from llorch_worker.model import LlamaConfig
+from llorch_worker.engine import Engine
 
 
-@dataclass(frozen=True)
-class ModelCosts:
-    """Lower bounds: what intermediate results cost on top is not in them, so that a share of the
-    machine's ceiling is never flattered."""
+def decode_step_bytes(engine: Engine, sequences: int, context_tokens: float) -> float:
+    """Bytes that one decode step reads: the weights once, and each sequence's keys and values.
 
-    config: LlamaConfig
-    weight_bytes: int
-    """All weights as they lie in memory."""
-    kv_dtype: torch.dtype
-    embedding_bytes: int
-    """The input embedding, of which a step reads single rows; 0 where it is the output too."""
+    ``context_tokens``: mean length of a sequence.
+    """
+    config, dtype = engine.config, engine.cache.kv.dtype
+    weights = engine.stats().bytes["weights"]
+    if not config.tie_word_embeddings:
+        # A step reads single rows of the input embedding.
+        weights -= config.vocab_size * config.hidden_size * dtype.itemsize
+    kv_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return weights + sequences * context_tokens * kv_token
 
-    @property
-    def matrix_parameters(self) -> int:
-        """Parameters that each token is multiplied with, the output matrix left out."""
-        config = self.config
-        attention = (
-            config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
-        )
-        mlp = 3 * config.hidden_size * config.intermediate_size
-        return config.num_layers * (attention + mlp)
 
-    def decode_step_bytes(self, sequences: int, context_tokens: float) -> float:
-        """Bytes that one decode step reads: the weights once, and each sequence's keys and values.
+def prefill_flops(engine: Engine, prompts: int, prompt_tokens: int) -> float:
+    """Floating-point operations of a causal prefill with logits for each prompt's last token.
 
-        ``context_tokens``: mean length of a sequence.
-        """
-        config = self.config
-        kv_token_bytes = (
-            2 * config.num_layers * config.num_kv_heads * config.head_dim * self.kv_dtype.itemsize
-        )
-        weights = self.weight_bytes - self.embedding_bytes
-        return weights + sequences * context_tokens * kv_token_bytes
-
-    def prefill_flops(self, prompts: int, prompt_tokens: int) -> float:
-        """Floating-point operations of a causal prefill with logits for each prompt's last token.
-
-        A multiplication and an addition count as two.
-        """
-        config = self.config
-        matrices = 2 * self.matrix_parameters * prompt_tokens
-        pairs = prompt_tokens * (prompt_tokens + 1) / 2
-        attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
-        output = 2 * config.vocab_size * config.hidden_size
-        return prompts * (matrices + attention + output)
+    A multiplication and an addition count as two.
+    """
+    config = engine.config
+    heads = 2 * (config.num_heads + config.num_kv_heads)
+    layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+    matrices = 2 * config.num_layers * layer * prompt_tokens
+    pairs = prompt_tokens * (prompt_tokens + 1) / 2
+    attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
+    output = 2 * config.vocab_size * config.hidden_size
+    return prompts * (matrices + attention + output)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median, quantiles
 
-from pydantic import BaseModel, ConfigDict
+from llorch_worker.bench.instruments.provenance import Frozen
 
 
-class Percentiles(BaseModel):
+class Percentiles(Frozen):
     """In milliseconds, interpolated between samples."""
-
-    model_config = ConfigDict(frozen=True)
 
     p50: float
     p95: float
@@ -24,15 +22,13 @@ class Percentiles(BaseModel):
 
 
 def percentiles_ms(durations_s: Sequence[float]) -> Percentiles:
-    """Of one duration at least."""
-    # The function wants two at least.
+    """``durations_s`` holds at least one duration."""
+    # `quantiles` needs two values.
     two_or_more = [*durations_s, *durations_s] if len(durations_s) == 1 else durations_s
     cuts = [1e3 * cut for cut in quantiles(two_or_more, n=100, method="inclusive")]
     return Percentiles(p50=cuts[49], p95=cuts[94], p99=cuts[98], samples=len(durations_s))
 
 
 def spread_of(passes: Sequence[float]) -> float | None:
-    """Largest less smallest, as a share of the median; None for one pass, which shows none."""
-    if len(passes) < 2:
-        return None
-    return (max(passes) - min(passes)) / median(passes)
+    """Largest minus smallest, as a share of the median; None for a single pass."""
+    return None if len(passes) < 2 else (max(passes) - min(passes)) / median(passes)

@@ -11,33 +11,31 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.worker.card.assignment import SPIN_COUNT, SPINS
 
 MEASURED_WITH = ("torch", "numpy", "gguf")
 _SETTINGS_PREFIXES = (
-    "LLORCH_",
-    "OMP_",
-    "GOMP_",
-    "MKL_",
-    "ONEDNN_",
-    "DNNL_",
-    "TORCH_",
-    "CUDA_",
-    "MALLOC_",
+    *("LLORCH_", "OMP_", "GOMP_", "MKL_", "ONEDNN_"),
+    *("DNNL_", "TORCH_", "CUDA_", "MALLOC_"),
 )
 _LEFT_OUT = {"LLORCH_REDIS_URL", "CUDA_DEVICE_ORDER"}
-"""A secret, and what a process sets for itself."""
+"""A secret, and a variable that the process sets for itself."""
 
 
-class Machine(BaseModel):
-    """The hardware, and how busy it was with other things when the command began."""
+class Frozen(BaseModel):
+    """A part of a command's JSON document."""
 
     model_config = ConfigDict(frozen=True)
+
+
+class Machine(Frozen):
+    """The hardware, and how busy it was with other things when the command began."""
 
     processor: str
     usable_cpus: int
     vector_unit: str
-    """What torch makes use of: AVX2, AVX512 and the like."""
+    """What torch uses: AVX2, AVX512 and the like."""
     memory_bytes: int
     system: str
     device: str
@@ -45,18 +43,36 @@ class Machine(BaseModel):
     """Processes that wanted a CPU over the last minute; None where the system does not tell."""
 
 
-class Provenance(BaseModel):
+class Provenance(Frozen):
     """All that it takes to measure again."""
-
-    model_config = ConfigDict(frozen=True)
 
     command: str
     environment: dict[str, str]
-    """Variables that may change what is measured."""
+    """Variables that may change the figures."""
     machine: Machine
     versions: dict[str, str]
     threads: int
     seed: int
+
+    def lines(self) -> list[str]:
+        """For a person: what stands above every table and plot."""
+        machine = self.machine
+        settings = [f"{name}={value}" for name, value in self.environment.items()]
+        busy = "" if machine.load_1min is None else f", load {machine.load_1min:.1f} at the start"
+        return [
+            " ".join(["$", *settings, self.command]),
+            f"  {machine.processor} ({machine.vector_unit}), {counted(machine.usable_cpus, 'CPU')}"
+            f", {human_bytes(machine.memory_bytes)}{busy}",
+            f"  {machine.system}; device {machine.device}",
+            "  " + ", ".join(f"{name} {number}" for name, number in self.versions.items()),
+            f"  {counted(self.threads, 'thread')}, seed {self.seed}",
+        ]
+
+
+class Figures(Frozen):
+    """The document of a command's ``--json``."""
+
+    provenance: Provenance
 
 
 def provenance(
@@ -68,8 +84,8 @@ def provenance(
 ) -> Provenance:
     """Of this process as it is now; ``device`` is torch's name for it, ``cpu`` or ``cuda:0``.
 
-    ``program``: what stands before the arguments; ``measured_with``: further packages whose
-    versions matter.
+    ``program``: the words before the arguments; ``measured_with``: more packages whose versions
+    matter.
     """
     import torch
 
@@ -99,9 +115,10 @@ def _machine(device: str) -> Machine:
 
     place = torch.device(device)
     name = "cpu" if place.type == "cpu" else f"{place}: {torch.cuda.get_device_name(place)}"
+    affinity = getattr(os, "sched_getaffinity", None)
     return Machine(
         processor=_processor(),
-        usable_cpus=_usable_cpus(),
+        usable_cpus=len(affinity(0)) if affinity else os.cpu_count() or 1,
         vector_unit=torch.backends.cpu.get_cpu_capability(),
         memory_bytes=psutil.virtual_memory().total,
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -114,15 +131,9 @@ def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor() or "unknown"
+        lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "unknown"
-
-
-def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _version(package: str) -> str:

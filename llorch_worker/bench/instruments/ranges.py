@@ -1,11 +1,12 @@
 """The engine's parts as ranges in a torch profile: put around them from outside, then taken off.
 
-Nothing in the engine knows of it, so a worker pays nothing for it.
+The engine knows nothing of them, so a worker pays nothing for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from functools import wraps
 from types import TracebackType
 from typing import Any, Final, Self
@@ -13,7 +14,6 @@ from typing import Any, Final, Self
 import torch
 from torch.profiler import record_function
 
-from llorch_worker.bench.instruments.components import Component
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Chosen, Sampler
@@ -28,7 +28,31 @@ FORWARD: Final = PREFIX + "forward pass of "
 _ABSENT = object()
 
 Namer = Callable[..., str | None]
-"""Of a call's own arguments, ``self`` first; None where the call is no range."""
+"""Names a call's range by its arguments, ``self`` first; None if the call is no range."""
+
+
+class Component(StrEnum):
+    """A part of the engine, by the name that tables show."""
+
+    QKV = "QKV projection"
+    ROPE_AND_WRITE = "RoPE and KV write"
+    ATTENTION = "attention"
+    ATTENTION_OUTPUT = "attention's output projection"
+    NORM = "RMS norm and residual"
+    GATE_UP = "gate and up projection"
+    SILU_AND_MUL = "SiLU and product"
+    DOWN = "down projection"
+    EMBEDDING = "embedding"
+    OUTPUT_MATRIX = "output matrix"
+    PREPARATION = "angles, indices and masks"
+    BETWEEN = "between the model's parts"
+    """Python from part to part, and what the forward pass does itself."""
+    BATCH = "laying out the batch"
+    SAMPLER = "sampler"
+    SCHEDULER = "scheduler"
+    DELIVERY = "detokeniser and events"
+    REST = "rest"
+    """Time of a step outside all other components."""
 
 
 def range_of(component: Component) -> str:
@@ -37,16 +61,16 @@ def range_of(component: Component) -> str:
 
 
 def forward_range(sequences: int, tokens: int) -> str:
-    """The name of a forward pass's range; by it a decode step is told from others."""
+    """The name of a forward pass's range; it tells a decode step from others."""
     return f"{FORWARD}{sequences} sequences, {tokens} tokens"
 
 
 class Ranges:
-    """While it is entered, every call of a part of ``model`` and of any engine is a range.
+    """While entered, every call of a part of ``model`` and of any engine is a range.
 
-    Ranges nest: what a part calls that is a part too counts as its own. On a card each range waits
-    until the card has done its work, so that host and card do not overlap. To be entered and left
-    while the engine is idle.
+    Ranges nest: a part that another calls counts as its own. On a card each range waits until the
+    card has done its work, so that host and card do not overlap. Enter and leave it while the
+    engine is idle.
     """
 
     def __init__(self, model: Llama, device: torch.device) -> None:
@@ -68,8 +92,8 @@ class Ranges:
             (ForwardPass, "__init__", Component.PREPARATION),
             *self._operations(),
         ):
-            self._wrap(owner, method, _always(range_of(component)))
-        self._wrap(EngineCore, "step", _always(STEP))
+            self._wrap(owner, method, range_of(component))
+        self._wrap(EngineCore, "step", STEP)
         self._wrap(type(self._model), "forward", _forward_name)
         linears = {id(linear): component for linear, component in self._linears()}
 
@@ -100,7 +124,7 @@ class Ranges:
         yield ops, "add_rms_norm", Component.NORM
         yield ops, "silu_and_mul", Component.SILU_AND_MUL
         yield ops, "rope_and_write", Component.ROPE_AND_WRITE
-        # What these prepare is attention itself, of a type of the kernels' choice.
+        # These prepare attention itself, of a type that the kernels choose.
         self._wrap_results(ops, "paged_decode")
         self._wrap_results(ops, "paged_prefill")
 
@@ -120,18 +144,18 @@ class Ranges:
             prepared = plain(*args, **options)
             kind = type(prepared)
             if not any(kind is wrapped for wrapped, _, _ in self._plain):
-                self._wrap(kind, "__call__", _always(range_of(Component.ATTENTION)))
+                self._wrap(kind, "__call__", range_of(Component.ATTENTION))
             return prepared
 
         self._replace(owner, method, prepare)
 
-    def _wrap(self, owner: type, method: str, name: Namer) -> None:
+    def _wrap(self, owner: type, method: str, name: str | Namer) -> None:
         plain = getattr(owner, method)
         synchronises = self._device.type == "cuda"
 
         @wraps(plain)
         def ranged(*args: Any, **options: Any) -> Any:
-            title = name(*args)
+            title = name if isinstance(name, str) else name(*args)
             if title is None:
                 return plain(*args, **options)
             with record_function(title):
@@ -145,10 +169,6 @@ class Ranges:
     def _replace(self, owner: type, method: str, by: Callable[..., Any]) -> None:
         self._plain.append((owner, method, vars(owner).get(method, _ABSENT)))
         setattr(owner, method, by)
-
-
-def _always(title: str) -> Namer:
-    return lambda *_: title
 
 
 def _forward_name(_model: Llama, batch: RaggedBatch, *_: object) -> str:

@@ -1,4 +1,4 @@
-"""A stock Celery application with a task that does nothing: what our queue is measured against."""
+"""A stock Celery application with a task that does nothing: what our queue is compared to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def stock_app(redis_url: str) -> Celery:
 
 
 def do_nothing(**_fields: object) -> None:
-    """Takes what a generation job takes, and returns at once."""
+    """Take what a generation job takes, and return at once."""
 
 
 app = stock_app(os.environ.get(REDIS_VARIABLE, "redis://localhost:6379/0"))

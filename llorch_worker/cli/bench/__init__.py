@@ -1,4 +1,4 @@
-"""``llorch bench``: what the engine does with the machine that it runs on.
+"""``llorch bench``: what the engine makes of the machine that it runs on.
 
 Commands are light to import; what they measure with is imported when they run.
 """
@@ -17,7 +17,7 @@ from llorch_worker.cli.bench.startup import startup
 app = typer.Typer(
     no_args_is_help=True,
     help="Measure the engine on this machine.",
-    epilog="Every table says on what, with what and by which command it was measured.",
+    epilog="Every table names its machine, its versions and the command that made it.",
 )
 for command in (engine, overhead, profile, queue, startup, report):
     app.command(command.__name__)(command)

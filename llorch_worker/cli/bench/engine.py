@@ -2,184 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli.bench.headings import median_of, show_provenance
-from llorch_worker.cli.bench.number_list import parse_numbers
-from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
-from llorch_worker.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    MaxStepTokensOption,
-    ModelFileOption,
-    settings_from,
+from llorch_worker.cli import options as common
+from llorch_worker.cli.bench import options
+from llorch_worker.cli.bench.output import (
+    Cell,
+    median_of,
+    print_figures,
+    remark,
+    shown,
+    table,
+    title,
 )
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.quantities import counted, human_bytes
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from llorch_worker.bench.engine import EngineFigures, Row
 
 MAX_CONCURRENCY = 1024
 
 
 def engine(
-    model: ModelFileOption = None,
-    prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", min=1, help="Tokens of each prompt.")
-    ] = 128,
-    new_tokens: Annotated[
-        int, typer.Option("--new-tokens", min=1, help="Tokens that each request generates.")
-    ] = 32,
+    model: common.ModelFileOption = None,
+    prompt_tokens: options.PromptTokensOption = 128,
+    new_tokens: options.NewTokensOption = 32,
     concurrency: Annotated[
         str, typer.Option("--concurrency", help="Requests at once: a number, or a list 1,8,16.")
     ] = "16",
-    threads: ThreadsOption = None,
-    passes: Annotated[
-        int, typer.Option("--passes", min=1, help="Passes to take the median of.")
-    ] = 3,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.")
-    ] = 0.0,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    max_step_tokens: MaxStepTokensOption = None,
-    as_json: JsonOption = False,
+    threads: options.ThreadsOption = None,
+    passes: options.PassesOption = 3,
+    temperature: options.TemperatureOption = 0.0,
+    seed: options.SeedOption = 0,
+    device: common.DeviceOption = None,
+    dtype: common.DtypeOption = None,
+    max_step_tokens: common.MaxStepTokensOption = None,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Measure the engine alone, without a queue.
 
-    Prompts are random ids, and no request ends early. Prefill is timed by passes that ask for one
-    token, decode where all sequences decode and none prefills; a warm-up comes before and counts
-    apart. Bytes and FLOP are those the model's shape calls for, at least; the machine's ceilings
-    are measured in the same process.
+    Prompts are random ids, and no request ends early. Passes that ask for one token time prefill.
+    Decode is timed while all sequences decode and none prefills. A warm-up comes first and counts
+    apart. Bytes and FLOP are the least that the model's shape calls for; the same process measures
+    the machine's ceilings.
     """
     screen = Screen(as_json=as_json)
-    concurrencies = parse_numbers("--concurrency", concurrency, MAX_CONCURRENCY)
-    settings = settings_from(
+    concurrencies = options.parse_numbers("--concurrency", concurrency, MAX_CONCURRENCY)
+    settings = common.settings_from(
         model=model, device=device, dtype=dtype, max_step_tokens=max_step_tokens
     )
     extras.require("worker")
     from llorch_worker.bench.engine import Plan, measure_engine
-    from llorch_worker.bench.instruments.passes import Load
+    from llorch_worker.bench.instruments.timed_load import Load
 
-    plan = Plan(
-        settings=settings,
-        load=Load(prompt_tokens, new_tokens, max(concurrencies), temperature, seed),
-        concurrencies=concurrencies,
-        passes=passes,
-        threads=threads,
-    )
+    load = Load(prompt_tokens, new_tokens, max(concurrencies), temperature, seed)
     figures = measure_engine(
-        plan,
+        Plan(settings, load, concurrencies, passes, threads),
         screen.loading_bar(f"loading {settings.served_name}"),
         lambda what: screen.note(f"measuring {what}"),
     )
-    if as_json:
-        screen.document(figures.model_dump(mode="json"))
-    else:
-        _show(screen, figures)
+    print_figures(screen, figures, _lay_out)
 
 
-def _show(screen: Screen, figures: EngineFigures) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    show_provenance(screen, figures.provenance)
-    show = screen.out.print
+def _lay_out(figures: EngineFigures) -> Iterator[RenderableType]:
     kinds = ", ".join(figures.file_types)
-    show(Text(f"{figures.model}  ({kinds}; {figures.parameters:,} parameters)", "bold"))
-    show(
-        Text(
-            f"  computed in {figures.dtype} on {figures.device}; weights "
-            f"{human_bytes(figures.weight_bytes)}, loaded in {figures.load_s:.1f} s\n"
-            f"  prompts of {counted(figures.prompt_tokens, 'token')}, "
-            f"{counted(figures.new_tokens, 'new one')} each, "
-            f"{'greedy' if figures.temperature == 0 else f'temperature {figures.temperature:g}'}; "
-            f"{median_of(figures.passes)} after a warm-up\n"
-        )
+    greedy = "greedy" if figures.temperature == 0 else f"temperature {figures.temperature:g}"
+    yield title(f"{figures.model}  ({kinds}; {figures.parameters:,} parameters)")
+    yield (
+        f"  computed in {figures.dtype} on {figures.device}; weights "
+        f"{human_bytes(figures.weight_bytes)}, loaded in {figures.load_s:.1f} s\n"
+        f"  prompts of {counted(figures.prompt_tokens, 'token')}, "
+        f"{counted(figures.new_tokens, 'new one')} each, {greedy}; "
+        f"{median_of(figures.passes)} after a warm-up\n"
     )
     rows = [row for row in figures.rows if row.kind == "measured"]
+    lines = [(label, *(shown(cell(row), form) for row in rows)) for label, form, cell in _LINES]
     if rows:
-        table = Table(box=None, header_style="dim", pad_edge=False)
-        table.add_column("sequences", style="dim")
-        for row in rows:
-            table.add_column(str(row.concurrency), justify="right")
-        for label, cell in _LINES:
-            if label != _SPREAD or figures.passes > 1:
-                table.add_row(label, *map(cell, rows))
-        show(table)
-    for each in figures.rows:
-        remarks = (f"skipped: {each.reason}",) if each.kind == "skipped" else each.notes
-        for remark in remarks:
-            show(Text(f"{counted(each.concurrency, 'sequence')}: {remark}", "yellow"))
-    _show_limits(screen, figures)
-
-
-def _show_limits(screen: Screen, figures: EngineFigures) -> None:
-    from rich.text import Text
-
-    ceilings = figures.ceilings
-    lines = []
-    if ceilings.read_bytes_per_s is not None:
-        lines.append(
-            f"reads {ceilings.read_bytes_per_s / 1e9:.1f} GB/s "
-            f"(an array of {human_bytes(ceilings.read_array_bytes)})"
+        yield table(
+            [("sequences", ""), *((str(row.concurrency), "") for row in rows)],
+            [line for line in lines if any(cell is not None for cell in line[1:])],
         )
+    for each in figures.rows:
+        for text in (f"skipped: {each.reason}",) if each.kind == "skipped" else each.notes:
+            yield remark(f"{counted(each.concurrency, 'sequence')}: {text}")
+    yield ""
+    yield from _limits(figures)
+
+
+def _limits(figures: EngineFigures) -> Iterator[str]:
+    ceilings = figures.ceilings
+    if ceilings.read_bytes_per_s is not None:
+        size = human_bytes(ceilings.read_array_bytes)
+        yield f"  reads {ceilings.read_bytes_per_s / 1e9:.1f} GB/s (an array of {size})"
     shape = " x ".join(f"{size:,}" for size in ceilings.gemm_shape)
-    lines.append(
-        f"computes {ceilings.flops_per_s / 1e9:,.1f} GFLOP/s ({ceilings.gemm_dtype}, {shape})"
-    )
-    lines += [] if ceilings.not_measured is None else [ceilings.not_measured]
+    rate = f"{ceilings.flops_per_s / 1e9:,.1f} GFLOP/s"
+    yield f"  computes {rate} ({ceilings.gemm_dtype}, {shape})"
+    if ceilings.not_measured is not None:
+        yield f"  {ceilings.not_measured}"
     if figures.peak_memory_bytes is not None:
-        lines.append(f"peak memory of this process {human_bytes(figures.peak_memory_bytes)}")
+        yield f"  peak memory of this process {human_bytes(figures.peak_memory_bytes)}"
     if figures.peak_device_memory_bytes is not None:
-        lines.append(f"peak memory on the card {human_bytes(figures.peak_device_memory_bytes)}")
-    screen.out.print()
-    for line in lines:
-        screen.out.print(Text(f"  {line}"))
+        yield f"  peak memory on the card {human_bytes(figures.peak_device_memory_bytes)}"
 
 
-def _rate(tokens_per_s: float | None) -> str:
-    return _NOTHING if tokens_per_s is None else f"{tokens_per_s:,.1f}"
+def _giga(per_s: float | None) -> float | None:
+    return None if per_s is None else per_s / 1e9
 
 
-def _giga(per_s: float | None) -> str:
-    return _NOTHING if per_s is None else f"{per_s / 1e9:,.2f}"
+def _between(row: Row, which: str) -> float | None:
+    return getattr(row.between_tokens_ms, which, None)
 
 
-def _percent(share: float | None) -> str:
-    return _NOTHING if share is None else f"{share:.1%}"
-
-
-def _between(row: Row, which: Literal["p50", "p95", "p99"]) -> str:
-    gaps = row.between_tokens_ms
-    return _NOTHING if gaps is None else f"{getattr(gaps, which):,.2f}"
-
-
-_NOTHING = "–"
-_SPREAD = "  spread of passes"
-_LINES: tuple[tuple[str, Callable[[Row], str]], ...] = (
-    ("prefill, tokens/s", lambda row: _rate(row.prefill_tokens_per_s)),
-    ("decode, tokens/s", lambda row: _rate(row.decode_tokens_per_s)),
-    ("total, tokens/s", lambda row: _rate(row.total_tokens_per_s)),
-    (_SPREAD, lambda row: _percent(row.total_spread)),
-    ("first token p50, ms", lambda row: f"{row.first_token_ms.p50:,.2f}"),
-    ("  p95", lambda row: f"{row.first_token_ms.p95:,.2f}"),
-    ("  p99", lambda row: f"{row.first_token_ms.p99:,.2f}"),
-    ("between tokens p50, ms", lambda row: _between(row, "p50")),
-    ("  p95", lambda row: _between(row, "p95")),
-    ("  p99", lambda row: _between(row, "p99")),
-    ("decode reads, GB/s", lambda row: _giga(row.decode_read_bytes_per_s)),
-    ("  of the machine's", lambda row: _percent(row.decode_read_share)),
-    ("prefill computes, GFLOP/s", lambda row: _giga(row.prefill_flops_per_s)),
-    ("  of the machine's", lambda row: _percent(row.prefill_flops_share)),
-    ("decode step outside the model", lambda row: _percent(row.outside_model_share)),
-    ("KV cache at its fullest", lambda row: human_bytes(row.kv_peak_bytes)),
-    ("warm-up, s", lambda row: f"{row.warm_up_s:.2f}"),
+_LINES: tuple[tuple[str, str, Callable[[Row], Cell]], ...] = (
+    ("prefill, tokens/s", ",.1f", lambda row: row.prefill_tokens_per_s),
+    ("decode, tokens/s", ",.1f", lambda row: row.decode_tokens_per_s),
+    ("total, tokens/s", ",.1f", lambda row: row.total_tokens_per_s),
+    ("  spread of passes", ".1%", lambda row: row.total_spread),
+    ("first token p50, ms", ",.2f", lambda row: row.first_token_ms.p50),
+    ("  p95", ",.2f", lambda row: row.first_token_ms.p95),
+    ("  p99", ",.2f", lambda row: row.first_token_ms.p99),
+    ("between tokens p50, ms", ",.2f", lambda row: _between(row, "p50")),
+    ("  p95", ",.2f", lambda row: _between(row, "p95")),
+    ("  p99", ",.2f", lambda row: _between(row, "p99")),
+    ("decode reads, GB/s", ",.2f", lambda row: _giga(row.decode_read_bytes_per_s)),
+    ("  of the machine's", ".1%", lambda row: row.decode_read_share),
+    ("prefill computes, GFLOP/s", ",.2f", lambda row: _giga(row.prefill_flops_per_s)),
+    ("  of the machine's", ".1%", lambda row: row.prefill_flops_share),
+    ("decode step outside the model", ".1%", lambda row: row.outside_model_share),
+    ("KV cache at its fullest", "", lambda row: human_bytes(row.kv_peak_bytes)),
+    ("warm-up, s", ".2f", lambda row: row.warm_up_s),
 )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli.bench.headings import show_provenance
-from llorch_worker.cli.bench.options import SeedOption, ThreadsOption
-from llorch_worker.cli.options import DeviceOption, DtypeOption, JsonOption, settings_from
+from llorch_worker.cli import options as common
+from llorch_worker.cli.bench import options
+from llorch_worker.cli.bench.output import print_figures, table, title
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.quantities import counted
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from llorch_worker.bench.overhead import OverheadFigures
 
 
@@ -22,23 +25,21 @@ def overhead(
         str | None,
         typer.Option("--model", metavar="PATH", help="Also as a share of this model's steps."),
     ] = None,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, max=1024, help="Sequences at once.")
-    ] = 16,
+    concurrency: options.InFlightOption = 16,
     steps: Annotated[int, typer.Option("--steps", min=2, help="Decode steps of a row.")] = 200,
-    threads: ThreadsOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    as_json: JsonOption = False,
+    threads: options.ThreadsOption = None,
+    seed: options.SeedOption = 0,
+    device: common.DeviceOption = None,
+    dtype: common.DtypeOption = None,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Measure a decode step outside the model: scheduler, sampler, detokeniser, events.
 
-    Around a model that computes nothing, at two sizes of vocabulary; with --model around that one
-    too.
+    The engine runs around a model that computes nothing, at two vocabulary sizes. With --model it
+    also runs around that one.
     """
     screen = Screen(as_json=as_json)
-    settings = settings_from(model=model, device=device, dtype=dtype) if model else None
+    settings = common.settings_from(model=model, device=device, dtype=dtype) if model else None
     extras.require("worker")
     import torch
 
@@ -46,38 +47,23 @@ def overhead(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    figures = measure_overhead(
-        sequences=concurrency,
-        steps=steps,
-        seed=seed,
-        settings=settings,
-        progress=screen.loading_bar("loading"),
+    loading = screen.loading_bar("loading")
+    print_figures(screen, measure_overhead(concurrency, steps, seed, settings, loading), _lay_out)
+
+
+def _lay_out(figures: OverheadFigures) -> Iterator[RenderableType]:
+    yield title(f"A decode step of {counted(figures.sequences, 'sequence')} outside the model")
+    yield table(
+        [
+            *(("model", ""), ("vocabulary", ","), ("sampling", ""), ("ms p50", ".3f")),
+            *(("p95", ".3f"), ("p99", ".3f"), ("mean", ".3f"), ("of a step", ".1%")),
+        ],
+        [
+            (
+                *(row.model, row.vocab_size, row.sampling),
+                *(*row.outside_model_ms.in_order, row.outside_model_mean_ms, row.share),
+            )
+            for row in figures.rows
+        ],
+        words=3,
     )
-    if as_json:
-        screen.document(figures.model_dump(mode="json"))
-    else:
-        _show(screen, figures)
-
-
-def _show(screen: Screen, figures: OverheadFigures) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    show_provenance(screen, figures.provenance)
-    screen.out.print(
-        Text(f"A decode step of {counted(figures.sequences, 'sequence')} outside the model", "bold")
-    )
-    table = Table("model", "vocabulary", "sampling", box=None, header_style="dim", pad_edge=False)
-    of_a_step = any(row.share is not None for row in figures.rows)
-    for title in ("ms p50", "p95", "p99", "mean", *(("of a step",) if of_a_step else ())):
-        table.add_column(title, justify="right")
-    for row in figures.rows:
-        table.add_row(
-            row.model,
-            f"{row.vocab_size:,}",
-            row.sampling,
-            *(f"{ms:.3f}" for ms in row.outside_model_ms.in_order),
-            f"{row.outside_model_mean_ms:.3f}",
-            *(("" if row.share is None else f"{row.share:.1%}",) if of_a_step else ()),
-        )
-    screen.out.print(table)

@@ -26,13 +26,12 @@ def report(
 ) -> None:
     """Put saved runs on one HTML page with plots.
 
-    Takes what llorch bench prints with --json, and pytest-benchmark's own files. Runs of one
-    command with the same load are set side by side, with ratios to the first. What is no such run
-    or cannot be read is skipped, and said so.
+    Takes the output of llorch bench with --json, and the files of pytest-benchmark. Runs of one
+    command share their plots; tables add the ratios to the first run. Files that hold no run are
+    skipped with the reason.
     """
     screen = Screen(as_json=as_json)
-    from llorch_worker.bench.report.readings import NotARun, Run
-    from llorch_worker.bench.report.runs import read_run
+    from llorch_worker.bench.report import NotARun, Run, page, read_run
 
     found: list[Run] = []
     skipped: dict[Path, str] = {}
@@ -42,10 +41,12 @@ def report(
         except NotARun as reason:
             skipped[path] = str(reason)
     if not found:
-        raise CommandError("NO_RUNS", _none_found(skipped))
+        reasons = "; ".join(f"{path}: {reason}" for path, reason in skipped.items())
+        raise CommandError(
+            "NO_RUNS",
+            f"no file holds a run ({reasons}); save one with llorch bench engine --json",
+        )
     extras.require("bench")
-    from llorch_worker.bench.report.page import page
-
     for path, why in skipped.items():
         screen.note(f"skipped {path}: {why}", "yellow")
     out.write_text(page(found, datetime.now().astimezone()), encoding="utf-8")
@@ -58,9 +59,4 @@ def report(
             }
         )
     else:
-        screen.write_raw(f"{counted(len(found), 'run')} on {out}\n")
-
-
-def _none_found(skipped: dict[Path, str]) -> str:
-    reasons = "; ".join(f"{path}: {reason}" for path, reason in skipped.items())
-    return f"none of these is a saved run ({reasons}); save one with llorch bench engine --json"
+        screen.write_raw(f"wrote {counted(len(found), 'run')} to {out}\n")

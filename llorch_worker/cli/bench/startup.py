@@ -2,52 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import typer
-
-from llorch_worker.cli.bench.headings import median_of, show_provenance, spread_cell, spread_title
-from llorch_worker.cli.bench.options import ThreadsOption
-from llorch_worker.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    KvCacheBytesOption,
-    MaxContextOption,
-    MaxSequencesOption,
-    ModelFileOption,
-    settings_from,
-)
+from llorch_worker.cli import options as common
+from llorch_worker.cli.bench import options
+from llorch_worker.cli.bench.output import median_of, print_figures, remark, table, title
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.quantities import counted, human_bytes
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from llorch_worker.bench.startup import StartupFigures
 
 
 def startup(
-    model: ModelFileOption = None,
-    max_sequences: MaxSequencesOption = None,
-    max_context: MaxContextOption = None,
-    kv_cache_bytes: KvCacheBytesOption = None,
-    passes: Annotated[
-        int, typer.Option("--passes", min=1, help="Passes to take the median of.")
-    ] = 4,
-    threads: ThreadsOption = None,
-    device: DeviceOption = None,
-    dtype: DtypeOption = None,
-    as_json: JsonOption = False,
+    model: common.ModelFileOption = None,
+    max_sequences: common.MaxSequencesOption = None,
+    max_context: common.MaxContextOption = None,
+    kv_cache_bytes: common.KvCacheBytesOption = None,
+    passes: options.PassesOption = 4,
+    threads: options.ThreadsOption = None,
+    device: common.DeviceOption = None,
+    dtype: common.DtypeOption = None,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Measure how long a model takes from its file to its first token.
 
-    Beside it, by turns, as a yardstick: reading the file from the disk with one thread, and writing
-    once to as much new memory as the model then holds. A load that overlaps the two can beat their
-    sum. The system's copy of the file is dropped before each. Every load and write is in a process
-    of its own; its time begins when torch is imported.
+    The yardstick is one thread reading the file from the disk, and writing once to as much new
+    memory as the model then holds. A load that overlaps the two can beat their sum. The system's
+    copy of the file is dropped before each. Every load and write runs in its own process; its time
+    begins when torch is imported.
     """
     screen = Screen(as_json=as_json)
-    settings = settings_from(
+    settings = common.settings_from(
         model=model,
         device=device,
         dtype=dtype,
@@ -61,57 +51,36 @@ def startup(
 
     with terminable():
         figures = measure_startup(
-            settings,
-            passes=passes,
-            threads=threads,
-            now=lambda what: screen.note(f"measuring {what}"),
+            settings, passes, threads, lambda what: screen.note(f"measuring {what}")
         )
-    if as_json:
-        screen.document(figures.model_dump(mode="json"))
-    else:
-        _show(screen, figures)
+    print_figures(screen, figures, _lay_out)
 
 
-def _show(screen: Screen, figures: StartupFigures) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    show_provenance(screen, figures.provenance)
-    show = screen.out.print
-    show(Text(f"{figures.model} as {figures.dtype} on {figures.device}", "bold"))
-    show(
-        Text(
-            f"  {counted(figures.max_sequences, 'sequence')} of up to {figures.max_context:,} "
-            f"tokens; {median_of(figures.passes)}, by turns\n"
-        )
+def _lay_out(figures: StartupFigures) -> Iterator[RenderableType]:
+    yield title(f"{figures.model} as {figures.dtype} on {figures.device}")
+    yield (
+        f"  {counted(figures.max_sequences, 'sequence')} of up to {figures.max_context:,} "
+        f"tokens; {median_of(figures.passes)}; reads, writes and loads alternate\n"
     )
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("")
-    for title in ("bytes", "s", *spread_title(figures.passes)):
-        table.add_column(title, justify="right")
-    rows = [("read the file, one thread", human_bytes(figures.file_bytes), figures.read)]
+    spans = [("read the file, one thread", human_bytes(figures.file_bytes), figures.read)]
+    yardstick = "the read takes"
     if figures.write is not None:
-        rows.append(
-            ("write once what the model holds", human_bytes(figures.held_bytes), figures.write)
-        )
-    rows.append(("load and first token", "", figures.ready))
-    for label, size, span in rows:
-        table.add_row(label, size, f"{span.median_s:.3g}", *spread_cell(span.spread, digits=0))
-    show(table)
-    yardstick = "the read takes" if figures.write is None else "read and write take together"
-    show(
-        Text(
-            f"\nready in {figures.ratio:.2f} times what {yardstick}; the first token is "
-            f"{figures.first_token_s:.2g} s of the load"
-        )
+        held = human_bytes(figures.held_bytes)
+        spans.append(("write once what the model holds", held, figures.write))
+        yardstick = "read and write take together"
+    spans.append(("load and first token", "", figures.ready))
+    yield table(
+        [("", ""), ("bytes", ""), ("s", ".3g"), ("spread", ".0%")],
+        [(label, size, span.median_s, span.spread) for label, size, span in spans],
+    )
+    yield (
+        f"\nready in {figures.ratio:.2f} times what {yardstick}; the first token is "
+        f"{figures.first_token_s:.2g} s of the load"
     )
     if figures.resident_bytes is not None:
         apart = figures.resident_bytes / figures.foretold_bytes - 1
-        show(
-            Text(
-                f"resident when ready {human_bytes(figures.resident_bytes)}, foretold "
-                f"{human_bytes(figures.foretold_bytes)} ({apart:+.1%})"
-            )
+        yield (
+            f"resident when ready {human_bytes(figures.resident_bytes)}, foretold "
+            f"{human_bytes(figures.foretold_bytes)} ({apart:+.1%})"
         )
-    for note in figures.notes:
-        show(Text(note, "yellow"))
+    yield from map(remark, figures.notes)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -26,12 +27,12 @@ STOP_S = 20.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class Rig:
+class Sandbox:
     """Starts a Redis on entry; leaving the block ends it and every worker."""
 
     def __init__(self) -> None:
         plan = Plan(settings=Settings(), workers=(), redis_url=None, flower_port=None)
-        self._stack = Stack(plan, _ignore)
+        self._stack = Stack(plan, lambda _name, _line: None)
         self._workers: list[Child] = []
 
     def __enter__(self) -> Self:
@@ -63,13 +64,13 @@ class Rig:
         return self._stack.redis_url
 
     def start_worker(self, program: Program, hostname: Callable[[int], str]) -> Child:
-        """A Celery worker that takes jobs when this returns; ``hostname`` of its process id is
-        its node name.
+        """Start a Celery worker; it takes jobs when this returns. ``hostname`` of its process id
+        is its node name.
 
         Raises:
-            CommandError: in its own last words, where it ends before.
+            CommandError: the worker ended early; in its own last words.
         """
-        worker = Child(program, _ignore, _ignore_exit)
+        worker = Child(program, lambda _name, _line: None, lambda _child: None)
         self._workers.append(worker)
         name = hostname(worker.pid)
         give_up_s = time.monotonic() + READY_TIMEOUT_S
@@ -91,23 +92,18 @@ class Rig:
 
 def with_environment(program: Program, variables: Mapping[str, str]) -> Program:
     """``program`` with these variables on top of its own."""
-    return Program(
-        program.name,
-        program.command,
-        {**program.environment, **variables},
-        program.death_signal,
-    )
+    return replace(program, environment={**program.environment, **variables})
 
 
 def thread_environment(threads: int | None) -> dict[str, str]:
-    """What makes a process compute with so many threads."""
+    """Variables that make a process compute with so many threads."""
     return {} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 @contextmanager
-def frozen(worker: Child) -> Iterator[None]:
-    """The worker stands still meanwhile, so that its queue fills before it begins."""
-    # The tether that started it is no process any more: it became the worker.
+def suspended(worker: Child) -> Iterator[None]:
+    """Stop the worker meanwhile, so that its queue fills before it begins."""
+    # The tether execs the worker, so the process id is the worker's own.
     os.kill(worker.pid, signal.SIGSTOP)
     try:
         process = psutil.Process(worker.pid)
@@ -116,9 +112,3 @@ def frozen(worker: Child) -> Iterator[None]:
         yield
     finally:
         os.kill(worker.pid, signal.SIGCONT)
-
-
-def _ignore(_name: str, _line: str) -> None: ...
-
-
-def _ignore_exit(_child: Child) -> None: ...

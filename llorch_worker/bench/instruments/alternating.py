@@ -1,4 +1,4 @@
-"""Two sides of a comparison, measured by turns."""
+"""Two sides of a comparison, measured alternately."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Ours = TypeVar("Ours")
 Theirs = TypeVar("Theirs")
 
 
-def by_turns(
+def alternate(
     ours: Callable[[Work], Ours], theirs: Callable[[Work], Theirs], works: Iterable[Work]
 ) -> list[tuple[Ours, Theirs]]:
-    """What the two made of each of ``works``. Each time the other is first: what slows the machine
-    meets both."""
+    """Give each of ``works`` to both sides. The side that goes first changes every time, so that
+    whatever slows the machine meets both."""
     pairs = []
     for number, work in enumerate(works):
         if number % 2 == 0:

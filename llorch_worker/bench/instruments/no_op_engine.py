@@ -1,6 +1,13 @@
-"""A model that computes nothing, and what an engine needs around it."""
+"""An engine around a model that computes nothing.
+
+``python -m llorch_worker.bench.instruments.no_op_engine`` runs the whole worker around it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,10 +24,12 @@ from llorch_worker.text.tokenizer import Tokenizer
 
 LOGIT_SPREAD = 3.0
 """Standard deviation: as in a language model, a few tokens are likely and none is certain."""
+WORKER_VOCABULARY = 512
+WORKER_CONTEXT_TOKENS = 64
 
 
 class NoOpModel:
-    """Gives the same random logits at every step, whatever it is asked."""
+    """Returns the same random logits at every step."""
 
     def __init__(self, vocab_size: int, sequences: int, seed: int) -> None:
         chance = torch.Generator().manual_seed(seed)
@@ -82,3 +91,34 @@ def made_up_tokenizer(vocab_size: int) -> Tokenizer:
         eos_token_ids=(),
         chat=Llama2Chat(codec, None, None),
     )
+
+
+class NoOpEngine:
+    """Takes the place of the worker's engine class."""
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,  # noqa: ARG003 - the worker's call
+        *,
+        max_sequences: int,
+        progress: Callable[[int, int], None] | None = None,
+        **_: Any,
+    ) -> Engine:
+        """An engine for ``max_sequences`` sequences of up to 64 tokens."""
+        torch.set_num_threads(1)
+        if progress is not None:
+            progress(1, 1)
+        return no_op_engine(
+            NoOpModel(WORKER_VOCABULARY, max_sequences, seed=0),
+            WORKER_VOCABULARY,
+            sequences=max_sequences,
+            context_tokens=WORKER_CONTEXT_TOKENS,
+        )
+
+
+if __name__ == "__main__":
+    from llorch_worker.settings import Settings
+    from llorch_worker.worker.main import run_worker
+
+    run_worker(Settings(), engine_class=f"{__spec__.name}:NoOpEngine")

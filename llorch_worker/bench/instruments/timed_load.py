@@ -1,4 +1,4 @@
-"""Loads for a running engine, timed where it computes its steps and delivers its tokens."""
+"""A load for a running engine, timed where it computes its steps and delivers its tokens."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Load:
     temperature: float
     seed: int
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """What each request asks for besides."""
+    """More fields of each request."""
 
     def requests(self, vocab_size: int) -> list[GenerationRequest]:
-        """Random prompts, all different, so that no cache can know one from another."""
+        """Random prompts that all differ, so that no cache can know one from another."""
         chance = random.Random(self.seed)
         return [
             GenerationRequest(
@@ -48,33 +48,30 @@ class Load:
 
 @dataclass(frozen=True)
 class DecodePhase:
-    """The steps of a pass in which all its requests decode and none prefills, in a row."""
+    """Steps in a row in which all requests of a pass decode and none prefills; two at least."""
 
     steps: tuple[Step, ...]
 
     @property
-    def sequences(self) -> int:
-        return self.steps[0].sequences
-
-    @property
     def step_s(self) -> float:
-        """From the start of one forward pass to that of the next: all that a step takes."""
+        """Mean time from the start of one forward pass to the start of the next."""
         return (self.steps[-1].began_s - self.steps[0].began_s) / (len(self.steps) - 1)
 
     @property
     def mean_context_tokens(self) -> float:
-        return sum(step.kv_tokens for step in self.steps) / (len(self.steps) * self.sequences)
+        sequences = sum(step.sequences for step in self.steps)
+        return sum(step.kv_tokens for step in self.steps) / sequences
 
     @property
     def outside_model_s(self) -> list[float]:
-        """For each step, what passes between its forward pass and the next: sampler, scheduler,
-        detokeniser, events, and putting the next batch together."""
+        """For each step, the time between its forward pass and the next: sampler, scheduler,
+        detokeniser, events, and laying out the next batch."""
         return [late.began_s - early.ended_s for early, late in pairwise(self.steps)]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One load from its submission to its last token; durations in seconds."""
+    """One run of a load, from its submission to its last token; durations in seconds."""
 
     load: Load
     token_times_s: tuple[tuple[float, ...], ...]
@@ -92,25 +89,18 @@ class Pass:
 
     @property
     def between_tokens_s(self) -> list[float]:
-        """Gaps between the tokens of each request, a neighbour's prefill included."""
+        """Gaps between the tokens of each request; a neighbour's prefill counts."""
         return [late - early for times in self.token_times_s for early, late in pairwise(times)]
 
-    @property
-    def peak_kv_blocks(self) -> int:
-        return max(step.kv_blocks for step in self.steps)
-
     def decode_phase(self) -> DecodePhase | None:
-        """None where it has not two steps, or some request was preempted."""
-        steps = tuple(
-            step
-            for step in self.steps
-            if step.decodes_only and step.sequences == self.load.concurrency
-        )
+        """None if it is shorter than two steps, or if a request was preempted."""
+        all_of_them = self.load.concurrency
+        steps = tuple(s for s in self.steps if s.tokens == s.sequences == all_of_them)
         return None if len(steps) < 2 or self.preemptions else DecodePhase(steps)
 
 
 def run_pass(engine: Engine, watched: WatchedModel, load: Load) -> Pass:
-    """Runs the load from the moment when all its requests are in. The engine must be idle."""
+    """Run the load; the clock starts when all its requests are in. The engine must be idle."""
     times: list[list[float]] = [[] for _ in range(load.concurrency)]
 
     def note(request: int, event: Event) -> None:
@@ -119,7 +109,7 @@ def run_pass(engine: Engine, watched: WatchedModel, load: Load) -> Pass:
 
     requests = load.requests(engine.config.vocab_size)
     preempted_before = engine.stats().preempted_total
-    with _held(engine):
+    with _busy(engine):
         watched.take_steps()
         generations = [
             engine.submit(request, on_event=partial(note, number))
@@ -137,10 +127,11 @@ def run_pass(engine: Engine, watched: WatchedModel, load: Load) -> Pass:
 
 
 @contextmanager
-def _held(engine: Engine) -> Iterator[None]:
-    """Keeps the idle engine waiting, so that what is submitted meanwhile starts together.
+def _busy(engine: Engine) -> Iterator[None]:
+    """Keep the idle engine busy, so that all that is submitted meanwhile starts together.
 
-    Else the first request would prefill alone, and the figures hang on the submitter's speed.
+    Otherwise the first request would prefill alone, and figures would depend on how fast the
+    others follow.
     """
     holding, released = threading.Event(), threading.Event()
 

@@ -1,1 +1,0 @@
-"""Saved runs of benchmarks as one page. Needs neither torch nor the machine that measured."""
