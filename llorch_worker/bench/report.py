@@ -12,14 +12,11 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pydantic import ValidationError
-
 from llorch_worker.bench.instruments.provenance import Provenance
 
 STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
-pre { color: #666; white-space: pre-wrap } table { border-spacing: 1.5rem 0 }
-td { text-align: right } td:first-child { text-align: left }
+pre { color: #666; white-space: pre-wrap } td + td { text-align: right; padding-left: 2rem }
 """
 
 
@@ -66,12 +63,12 @@ class NotARun(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """One saved run. ``figures``: for each title of a plot, the value of each row."""
+    """One saved run. ``origin``: command, machine, versions and remarks; ``figures``: by the title
+    of a plot and the name of a row."""
 
     path: Path
     kind: str
     origin: tuple[str, ...]
-    """Command, machine, versions; then what the run itself remarks."""
     figures: dict[str, dict[str, float]]
 
 
@@ -156,7 +153,7 @@ def _kind(document: Any) -> tuple[str, list[str]]:
     try:
         origin = Provenance.model_validate(_at(document, "provenance"))
         words = shlex.split(origin.command)
-    except (ValidationError, ValueError):
+    except ValueError:  # of pydantic or of shlex
         raise NotARun("it does not say which command of llorch bench saved it") from None
     kind = words[2].removeprefix("benches.") if len(words) > 2 else ""
     if kind not in KINDS:
