@@ -3,7 +3,7 @@
     python benches/bench_text.py MODEL [--text FILE]
 
 MODEL is a .gguf file or a Hugging Face folder. Without --text, the text is English, CJK, and one
-run without spaces (the worst case: no word is ever in the cache).
+run without spaces.
 """
 
 from __future__ import annotations

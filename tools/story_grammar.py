@@ -28,8 +28,8 @@ from story_world import (
 )
 
 PRONOUNS = {"m": ("he", "him", "his", "himself"), "f": ("she", "her", "her", "herself")}
-OWN_PLOT = 0.75  # share of stories told with a plot that the character is drawn to
-OWN_VOICE = 0.6  # share of sentences told in the character's own voice
+OWN_PLOT = 0.75  # share of stories with a plot that suits the character
+OWN_VOICE = 0.6  # share of sentences in the character's voice
 VOICES = 3
 OPENING_WEIGHTS = {
     "upon": 5, "there": 4, "place": 4, "little": 4, "name": 4, "the": 4, "ago": 2, "habit": 2,
@@ -50,7 +50,7 @@ class Story:
 
 
 def voiced(rng: random.Random, beat: Sequence[str], voice: int) -> str:
-    """One alternative of ``beat``; more often than not one of those of ``voice``."""
+    """One alternative of ``beat``, preferably one of the ``voice``."""
     own = beat[voice::VOICES]
     if own and rng.random() < OWN_VOICE:
         return rng.choice(own)
@@ -58,7 +58,7 @@ def voiced(rng: random.Random, beat: Sequence[str], voice: int) -> str:
 
 
 def with_articles(text: str) -> str:
-    """``text`` with every "a" before a vowel sound turned into "an"."""
+    """``text`` with every "a" before a vowel sound replaced by "an"."""
 
     def fix(match: re.Match[str]) -> str:
         word = match.group(2).lower()
@@ -73,10 +73,10 @@ def upper_first(text: str) -> str:
 
 
 class Cast:
-    """What the slots of one story stand for."""
+    """The values of one story's slots."""
 
     def __init__(self, rng: random.Random, kind: Kind, opening: str) -> None:
-        """Draws everything that stays fixed through one story of a ``kind``."""
+        """Draw everything that stays fixed throughout one story of a ``kind``."""
         gender = rng.choice(kind.genders)
         child = kind.noun in ("girl", "boy")
         calls_by_name = opening in ("name", "tell", "habit") or child or rng.random() < 0.6
@@ -109,7 +109,7 @@ class Cast:
         self._draw_ally(rng, kind)
 
     def _draw_ally(self, rng: random.Random, kind: Kind) -> None:
-        """Draws a helper that is of another kind than the hero."""
+        """Draw a helper of another kind than the hero."""
         ally = ALLIES[rng.choice([k for k in self.place.allies if k != kind.noun])]
         gender = rng.choice(ally.genders)
         names = [n for n in ALLY_NAMES[gender] if n not in kind.names]
@@ -146,7 +146,7 @@ class Cast:
 
 
 def draw_plot(rng: random.Random, kind: Kind) -> tuple[str, list[str]]:
-    """A plot's name and its row, each cell already cut down to one alternative."""
+    """A plot's name and its row, with one alternative chosen in each cell."""
     if rng.random() < OWN_PLOT:
         plot, payload = rng.choice(kind.plots).split(":")
     else:
@@ -158,13 +158,13 @@ def draw_plot(rng: random.Random, kind: Kind) -> tuple[str, list[str]]:
 
 
 def draw_opening(rng: random.Random, kind: Kind) -> str:
-    """The name of an opening; children are never "the girl" at once."""
+    """The name of an opening; children are never introduced as "the girl"."""
     names = [o for o in OPENING_WEIGHTS if o != "the" or kind.noun not in ("girl", "boy")]
     return rng.choices(names, [OPENING_WEIGHTS[o] for o in names])[0]
 
 
 def story(rng: random.Random) -> Story:
-    """One story drawn from ``rng``: three or four paragraphs with an empty line between."""
+    """One story drawn from ``rng``: three or four paragraphs, separated by empty lines."""
     kind = rng.choice(KINDS)
     opening = draw_opening(rng, kind)
     cast = Cast(rng, kind, opening)

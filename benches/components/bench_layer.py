@@ -27,7 +27,7 @@ from benches.components.sizes import (
     randoms,
 )
 from llorch_worker.cache import CacheShape, UnifiedCache
-from llorch_worker.kernels import Ops, PagedAttention, PagedSequences, select_ops
+from llorch_worker.kernels import Ops, PagedAttention, PagedSequences, choose_ops
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.model import ForwardPass, RaggedBatch
 from llorch_worker.model.block import Attention, Block, RmsNorm, SwiGlu
@@ -73,7 +73,7 @@ class Layer:
 
     @classmethod
     def of(cls, shape: Shape) -> Layer:
-        ops = select_ops(CPU, DTYPE, head_dim=shape.head_dim)
+        ops = choose_ops(CPU, DTYPE, head_dim=shape.head_dim).ops
         hidden, intermediate = shape.hidden, shape.intermediate
         qkv, output = matrix(3 * hidden, hidden, DTYPE), matrix(hidden, hidden, DTYPE, seed=2)
         gate_up = matrix(2 * intermediate, hidden, DTYPE, seed=3)

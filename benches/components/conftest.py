@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benches.components.sizes import HEAD_DIM
-from llorch_worker.kernels import Ops, select_ops
+from llorch_worker.kernels import Ops, choose_ops
 
 EVICTING_BYTES = 256 * 2**20
 """More than the processor's caches hold."""
@@ -26,7 +26,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture(scope="module")
 def ops(dtype: torch.dtype) -> Ops:
     """What the engine would use."""
-    return select_ops(torch.device("cpu"), dtype, head_dim=HEAD_DIM)
+    return choose_ops(torch.device("cpu"), dtype, head_dim=HEAD_DIM).ops
 
 
 @pytest.fixture(scope="module")

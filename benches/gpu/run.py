@@ -19,7 +19,7 @@ from llorch_worker.cache import BLOCK_SIZE_TOKENS
 from llorch_worker.engine.device.graphs import Recorder
 from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.load_plan import CACHE_SHARE
-from llorch_worker.kernels import select_ops
+from llorch_worker.kernels import choose_ops
 from llorch_worker.model import LlamaConfig
 from llorch_worker.settings import KvDtype
 
@@ -72,7 +72,8 @@ class Run:
     def _measure_model(self, weights: str) -> None:
         plan, report = self._plan, self._report
         dtype, kv_dtype = torch.bfloat16, plan.kv_dtype
-        ops = select_ops(self._device, dtype, head_dim=plan.config.head_dim, kv_dtype=kv_dtype)
+        chosen = choose_ops(self._device, dtype, head_dim=plan.config.head_dim, kv_dtype=kv_dtype)
+        ops = chosen.ops
         model = random_llama(plan.config, ops, weights=weights, dtype=dtype, device=self._device)
         report.note(
             "model",

@@ -19,7 +19,6 @@ from llorch_worker.kernels.select import (
     choose_ops,
     native_absence,
     native_kernels_load,
-    select_ops,
     select_sample,
     select_truncate_rows,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "end_own_threads",
     "native_absence",
     "native_kernels_load",
-    "select_ops",
     "select_sample",
     "select_truncate_rows",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -20,8 +19,6 @@ from llorch_worker.settings import KernelChoice, KvDtype
 FP8_CAPABILITY = (8, 9)
 """Ada and later cards convert float8 e4m3; Triton refuses to compile it for earlier ones."""
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class ChosenOps:
@@ -29,20 +26,6 @@ class ChosenOps:
 
     ops: Ops
     reason: str
-
-
-def select_ops(
-    device: torch.device,
-    dtype: torch.dtype,
-    kernels: KernelChoice = "auto",
-    *,
-    head_dim: int,
-    kv_dtype: KvDtype = "auto",
-) -> Ops:
-    """The operations for a model in ``dtype`` on ``device``; logs which they are, and why."""
-    chosen = choose_ops(device, dtype, kernels, head_dim=head_dim, kv_dtype=kv_dtype)
-    _log.info("kernels: %s for %s on %s: %s", chosen.ops.name, dtype, device, chosen.reason)
-    return chosen.ops
 
 
 def choose_ops(
@@ -53,7 +36,7 @@ def choose_ops(
     head_dim: int,
     kv_dtype: KvDtype = "auto",
 ) -> ChosenOps:
-    """As ``select_ops``, without logging. The first call on a machine may compile."""
+    """The operations for a model in ``dtype`` on ``device``. The first call may compile."""
     if kernels == "torch":
         return ChosenOps(TorchOps(), "requested")
     if device.type == "cuda":

@@ -150,7 +150,8 @@ def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
     for architecture in named if isinstance(named, list) else [named]:
         if not str(architecture).endswith("ForCausalLM"):
             raise read.refused(
-                f"its architecture is {architecture}", "it has no language model head"
+                f"its architecture is {architecture}",
+                "a model with no language model head cannot generate",
             )
     read.refuse_unless("hidden_act", ("silu", "swish"), "only SiLU is supported")
     for key in ("attention_bias", "mlp_bias"):
@@ -182,7 +183,7 @@ def _hugging_face_rope(read: _Reader) -> tuple[float, RopeScaling | None]:
     """Theta and scaling; new files keep both in rope_parameters, old ones have two keys."""
     settings = read.value("rope_parameters") or read.value("rope_scaling") or {}
     if not isinstance(settings, dict):
-        raise read.refused("its RoPE settings are not an object", "they cannot be read")
+        raise read.refused("its RoPE settings are not an object", "they must be one")
     rope = _Reader(read.path, settings)
     theta = rope.number("rope_theta", read.number("rope_theta", _DEFAULT_ROPE_THETA))
     for reader in (read, rope):

@@ -1,4 +1,4 @@
-"""Vocabularies out of a GGUF file's metadata."""
+"""Vocabularies from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LLAMA_3 = (
 )
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-# tokenizer.ggml.pre -> the regexes that cut text into words, one after the other.
+# tokenizer.ggml.pre -> the regexes that split text into words, applied in order.
 _WORD_PATTERNS = {
     "llama-bpe": (_LLAMA_3,),
     "llama3": (_LLAMA_3,),
@@ -30,7 +30,7 @@ _WORD_PATTERNS = {
 
 
 def codec_from_gguf(metadata: Mapping[str, Any]) -> SentencePieceCodec | TokenizersCodec:
-    """Raises ValueError where the vocabulary is missing, damaged or of an unknown kind."""
+    """Raises ValueError if the vocabulary is missing, damaged or of an unknown kind."""
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None or not metadata.get("tokenizer.ggml.tokens"):
         raise ValueError("it holds no vocabulary (tokenizer.ggml.model, tokenizer.ggml.tokens)")
@@ -40,14 +40,15 @@ def codec_from_gguf(metadata: Mapping[str, Any]) -> SentencePieceCodec | Tokeniz
         case "gpt2":
             return TokenizersCodec(_byte_level_definition(metadata))
         case _:
-            raise ValueError(f"its vocabulary is of the unknown kind {str(kind)[:40]!r}")
+            raise ValueError(
+                f"unknown kind {str(kind)[:40]!r} of vocabulary; supported: gpt2, llama"
+            )
 
 
 def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
-    """Whether BOS starts a text where the file does not say (tokenizer.ggml.add_bos_token)."""
-    return metadata["tokenizer.ggml.model"] == "llama" or _WORD_PATTERNS.get(
-        str(metadata.get("tokenizer.ggml.pre"))
-    ) == (_LLAMA_3,)
+    """Whether BOS starts a text if tokenizer.ggml.add_bos_token is absent."""
+    pre = str(metadata.get("tokenizer.ggml.pre"))
+    return metadata["tokenizer.ggml.model"] == "llama" or _WORD_PATTERNS.get(pre) == (_LLAMA_3,)
 
 
 def _sentencepiece_codec(metadata: Mapping[str, Any]) -> SentencePieceCodec:
@@ -66,15 +67,14 @@ def _sentencepiece_codec(metadata: Mapping[str, Any]) -> SentencePieceCodec:
 
 
 def _kinds(metadata: Mapping[str, Any]) -> list[PieceKind]:
-    known = frozenset(PieceKind)
-    kinds = [int(kind) for kind in metadata.get("tokenizer.ggml.token_type", ())]
-    if not known.issuperset(kinds):
-        raise ValueError("its token types (tokenizer.ggml.token_type) are not all known")
-    return list(map(PieceKind, kinds))
+    try:
+        return [PieceKind(kind) for kind in metadata.get("tokenizer.ggml.token_type", ())]
+    except ValueError as error:
+        raise ValueError(f"unknown token types in tokenizer.ggml.token_type ({error})") from error
 
 
 def _byte_level_definition(metadata: Mapping[str, Any]) -> str:
-    """The same vocabulary as a tokenizer.json."""
+    """The vocabulary as the content of a tokenizer.json."""
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
     if pre not in _WORD_PATTERNS:
         known = ", ".join(sorted(_WORD_PATTERNS))

@@ -1,4 +1,4 @@
-"""sentencepiece vocabularies (tokenizer.model, and the kind "llama" of GGUF), through its library.
+"""Vocabularies of tokenizer.model and of GGUF's kind "llama", through the `sentencepiece` library.
 
 The library releases the GIL while it encodes, and its time is linear in the length of the text:
 ``python benches/bench_text.py MODEL``.

@@ -58,14 +58,13 @@ class GgufCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stored: dict[str, _StoredTensor] = {}
-        tensors: dict[str, TensorInfo] = {}
+        self.tensors: dict[str, TensorInfo] = {}
         files = [ModelFile(part) for part in _parts(path)]
         self.files = tuple(file.path for file in files)
         headers = [read_gguf_header(file) for file in files]
         for file, header in zip(files, headers, strict=True):
-            tensors.update(self._index(file, header))
+            self._index(file, header)
         self.metadata: Mapping[str, Any] = headers[0].metadata
-        self.tensors: Mapping[str, TensorInfo] = tensors
         parts = self.metadata.get("split.count", 1) or 1
         if parts != len(files):
             raise ModelLoadFailed(
@@ -75,11 +74,10 @@ class GgufCheckpoint(Checkpoint):
         architecture = str(self.metadata.get("general.architecture"))
         self._interleaved = architecture in _INTERLEAVED_ARCHITECTURES
 
-    def _index(self, file: ModelFile, header: GgufHeader) -> dict[str, TensorInfo]:
-        infos: dict[str, TensorInfo] = {}
+    def _index(self, file: ModelFile, header: GgufHeader) -> None:
         for entry in header.entries:
             name = canonical_name(entry.name)
-            if name in infos or name in self._stored:
+            if name in self._stored:
                 raise ModelLoadFailed(
                     f"{file.path} has tensor {entry.name} twice; convert it again."
                 )
@@ -109,8 +107,7 @@ class GgufCheckpoint(Checkpoint):
                     f"{start + stored_bytes}, the file at {file.size_bytes}); download it again."
                 )
             self._stored[name] = _StoredTensor(file, start, type_)
-            infos[name] = TensorInfo(name, entry.shape, type_.name, stored_bytes)
-        return infos
+            self.tensors[name] = TensorInfo(name, entry.shape, type_.name, stored_bytes)
 
     def read_into(self, name: str, out: torch.Tensor, rope_heads: int | None = None) -> None:
         self.require(name, tuple(out.shape))

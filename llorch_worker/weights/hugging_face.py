@@ -42,8 +42,7 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        names = _weight_files(path)
-        self.files = tuple(path / name for name in names)
+        self.files = tuple(path / name for name in _weight_files(path))
         if not (path / "config.json").exists():
             raise ModelLoadFailed(
                 f"{path} has no config.json; "
@@ -55,12 +54,11 @@ class HuggingFaceCheckpoint(Checkpoint):
                 metadata[name] = _read_json(path / f"{name}.json")
         self.metadata: Mapping[str, Any] = metadata
         self._stored: dict[str, _StoredTensor] = {}
-        tensors: dict[str, TensorInfo] = {}
-        for name in names:
-            tensors.update(self._index(ModelFile(path / name)))
-        self.tensors: Mapping[str, TensorInfo] = tensors
+        self.tensors: dict[str, TensorInfo] = {}
+        for file in self.files:
+            self._index(ModelFile(file))
 
-    def _index(self, file: ModelFile) -> dict[str, TensorInfo]:
+    def _index(self, file: ModelFile) -> None:
         header_bytes = int.from_bytes(file.read(0, 8), "little")
         if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, file.size_bytes - 8):
             raise _damaged(file, f"its header announces {header_bytes} bytes")
@@ -70,7 +68,6 @@ class HuggingFaceCheckpoint(Checkpoint):
             raise _damaged(file, "its header is not valid JSON") from error
         if not isinstance(header, dict):
             raise _damaged(file, "its header is not a JSON object")
-        infos: dict[str, TensorInfo] = {}
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
@@ -87,8 +84,7 @@ class HuggingFaceCheckpoint(Checkpoint):
             if dtype is not None and end - begin != math.prod(shape) * dtype.itemsize:
                 raise _damaged(file, f"tensor {name} does not have the bytes of its shape")
             self._stored[name] = _StoredTensor(file, start)
-            infos[name] = TensorInfo(name, shape, dtype_name, end - begin)
-        return infos
+            self.tensors[name] = TensorInfo(name, shape, dtype_name, end - begin)
 
     def read_into(
         self,

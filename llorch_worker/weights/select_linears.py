@@ -18,7 +18,7 @@ def select_linears(
     """How to keep matrices for activations of ``dtype`` on ``device``.
 
     float32 is the exact reference, so everything is dequantised for it. When kernels are missing,
-    ``select_ops`` logs the reason.
+    ``choose_ops`` gives the reason.
     """
     quantised = kernels == "auto" and dtype is not torch.float32
     # Kernels are imported where they run: Triton reads the environment at import, and a card's

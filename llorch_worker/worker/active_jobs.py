@@ -98,14 +98,12 @@ class ActiveJobs:
 
     def cancel(self, job_id: str) -> None:
         """Cancels the job if it is here, within one engine step."""
-        job = self._find(job_id)
-        if job is not None:
+        if job := self._jobs.get(job_id):
             job.cancel()
 
     def hand_back(self, job_id: str) -> None:
         """Stops the job if it is here; it runs again elsewhere."""
-        job = self._find(job_id)
-        if job is not None:
+        if job := self._jobs.get(job_id):
             job.hand_back()
 
     def hand_back_all(self) -> None:
@@ -119,10 +117,6 @@ class ActiveJobs:
     def ids(self) -> list[str]:
         with self._lock:
             return list(self._jobs)
-
-    def _find(self, job_id: str) -> ActiveJob | None:
-        with self._lock:
-            return self._jobs.get(job_id)
 
     def _get_or_add(self, job_id: str) -> ActiveJob:
         job = self._jobs.get(job_id)

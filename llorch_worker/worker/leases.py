@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import claims, worker_queues
-from llorch_worker.broker.held_claims import HeldClaims
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.settings import Settings
 from llorch_worker.worker.redis_outage import RedisOutage
 
@@ -41,7 +41,6 @@ class LeaseKeeper:
     def __init__(
         self,
         client: redis.Redis,
-        held: HeldClaims,
         settings: Settings,
         *,
         stalled_for_s: Callable[[], float],
@@ -51,7 +50,6 @@ class LeaseKeeper:
         """``on_lost`` is called with the id of a job whose claim was lost, ``on_away`` each time
         that Redis does not answer."""
         self._redis = client
-        self._held = held
         self._settings = settings
         self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
@@ -112,7 +110,7 @@ class LeaseKeeper:
 
     def _renew(self) -> None:
         # Also without claims, to notice when Redis is away.
-        held = self._held.all()
+        held = HELD_CLAIMS.all()
         for job_id in claims.renew(self._redis, held, lease_ms=round(self._settings.lease_s * 1e3)):
             self._on_lost(job_id)
 

@@ -47,19 +47,18 @@ class Residency:
         settings: Settings,
         hostname: str,
         active_jobs: ActiveJobs,
+        assignment: Assignment,
         *,
         on_broken: Callable[[], None],
-        assignment: Assignment | None = None,
     ) -> None:
-        """``on_broken`` is called once the engine can run nothing more. ``assignment``: the device
-        of this process; by default the engine's."""
+        """``on_broken`` is called once the engine can run nothing more."""
         self._engine = engine
-        self.active_jobs = active_jobs
+        self._active_jobs = active_jobs
         self._settings = settings
         self._hostname = hostname
         self._on_broken = on_broken
         self._warned_of_absent_redis = False
-        self._assignment = assignment or Assignment(str(engine.stats().device))
+        self._assignment = assignment
         self._started_at = time.time()
         self._redis = connect(settings.redis_url)
         self._publisher = Publisher(
@@ -73,7 +72,6 @@ class Residency:
         )
         self._leases = LeaseKeeper(
             self._leases_redis,
-            HELD_CLAIMS,
             settings,
             stalled_for_s=engine.stalled_for_s,
             on_lost=active_jobs.hand_back,
@@ -116,7 +114,7 @@ class Residency:
     def leave(self, reason: str) -> None:
         """Hands every job back to other workers and ends this one."""
         logger.critical("%s; the worker ends, its jobs resume elsewhere", reason)
-        self.active_jobs.hand_back_all()
+        self._active_jobs.hand_back_all()
         self._on_broken()
 
     def stats(self) -> dict[str, Any]:

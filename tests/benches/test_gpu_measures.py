@@ -164,6 +164,14 @@ def test_a_card_works_in_the_kernels_and_copies_that_the_profiler_saw(
     assert happened == ["start", "work", "wait", "stop"]
 
 
+def test_without_a_profiler_nothing_is_known_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(activities: Any) -> None:
+        raise AssertionError("No activities specified for the profiler")
+
+    monkeypatch.setattr(device_trace, "profile", refused)
+    assert device_trace.device_spans(lambda: None, torch.device("cuda:0")) == []
+
+
 def test_idle_is_what_no_kernel_covers() -> None:
     assert idle_share([]) is None
     assert idle_share([(0, 4), (6, 10)]) == pytest.approx(0.2)

@@ -149,7 +149,7 @@ def test_withdrawn_contents_are_gone_with_all_that_follows_them() -> None:
 def test_only_a_held_block_without_contents_is_published() -> None:
     pool = BlockPool(2)
     blocks, _ = filled(pool, 1)
-    with pytest.raises(BlockAccountingError, match="published before"):
+    with pytest.raises(BlockAccountingError, match="already published"):
         pool.publish(blocks[0], pool.root, (2,))
     with pytest.raises(BlockAccountingError, match="is free"):
         pool.publish(1, pool.root, (2,))

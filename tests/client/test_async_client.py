@@ -44,7 +44,7 @@ def test_many_jobs_are_followed_in_one_thread(
         assert isinstance(entries[-1].event, Finished)
 
 
-def test_a_reader_resumes_and_a_cancel_is_heard(
+def test_a_reader_resumes_and_sees_a_cancel(
     toy_worker: WorkerProcess, redis_server: RedisServer
 ) -> None:
     async def use(client: AsyncClient) -> None:
@@ -77,7 +77,7 @@ def test_refusals_and_timeouts_are_those_of_the_client(
     run(redis_server.url, use)
 
 
-def test_no_redis_is_one_sentence() -> None:
+def test_an_unreachable_redis_is_one_sentence() -> None:
     async def use(client: AsyncClient) -> None:
         for attempt in (client.submit(prompt="x"), client.job("a").result(5)):
             with pytest.raises(BrokerUnavailable, match="LLORCH_REDIS_URL"):

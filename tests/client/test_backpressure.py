@@ -1,4 +1,4 @@
-"""A full queue is told by the workers' limit, and what was refused was never there."""
+"""A full queue refuses jobs by the workers' limit, and a refused job leaves no trace."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def one_slot(
 
 
 def fill(client: Client) -> list[Job]:
-    """One that runs, and as many that wait as may."""
+    """One running job, and as many waiting ones as the limit allows."""
     runs = client.submit(prompt="x", max_tokens=4000)
     wait_until(lambda: runs.status().state == "running")
     return [runs, *(client.submit(prompt="x", max_tokens=1) for _ in range(LIMIT))]
 
 
-def test_the_workers_limit_holds_for_clients_and_room_is_used_again(
+def test_clients_obey_the_workers_limit_and_use_room_that_is_free_again(
     one_slot: WorkerProcess, client: Client
 ) -> None:
     runs, *waiting = fill(client)
     before = set(client.redis.keys(keys.sent("*")))
-    with pytest.raises(QueueFull, match=f"no more than {LIMIT} may"):
+    with pytest.raises(QueueFull, match=f"the limit is {LIMIT}"):
         client.submit(prompt="x")
     assert set(client.redis.keys(keys.sent("*"))) == before
 
@@ -61,7 +61,7 @@ def test_the_workers_limit_holds_for_clients_and_room_is_used_again(
     assert client.submit(prompt="x", max_tokens=1).result(GET_S).text == "w0 "
 
 
-def test_the_command_line_says_so_with_the_code(
+def test_the_command_line_reports_a_full_queue_with_its_code(
     one_slot: WorkerProcess, client: Client, redis_server: RedisServer
 ) -> None:
     runs, *waiting = fill(client)

@@ -1,4 +1,4 @@
-"""A client that was closed says so, also to those who wait."""
+"""A closed client raises, also in threads and tasks that wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 TOLD_S = 30.0
 JOB_S = 4 * TOLD_S
-"""Not what ends the wait."""
+"""Longer than any test waits."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def read_stream(job: Job) -> object:
 @pytest.mark.parametrize(
     ("use", "waits"), [(wait_for_result, someone_listens), (read_stream, someone_reads)]
 )
-def test_threads_that_wait_are_told(
+def test_closing_ends_the_waits_of_threads(
     server: RedisServer,
     observer: redis.Redis,
     use: Callable[[Job], object],
@@ -67,7 +67,7 @@ def test_threads_that_wait_are_told(
     wait_until(lambda: is_alone(observer))
 
 
-def test_a_task_that_reads_is_told(server: RedisServer, observer: redis.Redis) -> None:
+def test_closing_ends_the_reads_of_a_task(server: RedisServer, observer: redis.Redis) -> None:
     async def main() -> None:
         client = AsyncClient(server.url)
 
@@ -89,7 +89,7 @@ def test_a_task_that_reads_is_told(server: RedisServer, observer: redis.Redis) -
     wait_until(lambda: is_alone(observer))
 
 
-def test_nothing_is_sent_any_more(server: RedisServer, observer: redis.Redis) -> None:
+def test_a_closed_client_sends_nothing(server: RedisServer, observer: redis.Redis) -> None:
     client = Client(server.url)
     client.models()
     job = client.job("a")

@@ -1,4 +1,4 @@
-"""Any number of results are awaited over one connection, whatever becomes of it."""
+"""Any number of results are awaited over one connection, even if it breaks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GET_S = 30.0
 
 
 class Results:
-    """What a Redis and its listeners look like from outside, and results stored as workers do."""
+    """A Redis and its listeners seen from outside, and results stored as workers store them."""
 
     def __init__(self, url: str) -> None:
         self.redis = redis.Redis.from_url(url, decode_responses=True)
@@ -44,7 +44,7 @@ class Results:
         await asyncio.to_thread(wait_until, lambda: wanted <= self._channels())
 
     async def not_listened_to(self, job_id: str) -> None:
-        """Waits until that job's result is not."""
+        """Waits until that job's result is not listened to."""
         await asyncio.to_thread(wait_until, lambda: keys.result(job_id) not in self._channels())
 
     def _channels(self) -> set[str]:
@@ -53,7 +53,7 @@ class Results:
 
 @pytest.fixture(autouse=True)
 def _never_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that nothing is found but by what a test is about."""
+    """So that a test finds a result only in the way that it is about."""
     monkeypatch.setattr(result_listener, "RESULT_POLL_S", 100 * GET_S)
 
 
@@ -105,7 +105,7 @@ def test_hundreds_of_results_are_awaited_over_one_connection(
     run(server.url, use)
 
 
-def test_what_has_ended_already_is_fetched_in_few_commands(
+def test_results_that_exist_already_are_fetched_in_few_commands(
     server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(result_listener, "MOST_AT_ONCE", 20)
@@ -121,7 +121,7 @@ def test_what_has_ended_already_is_fetched_in_few_commands(
     assert results.calls("subscribe") == 0
 
 
-def test_what_nobody_waits_for_is_heard_no_more(
+def test_a_job_that_nobody_waits_for_is_unsubscribed(
     server: RedisServer, results: Results, looks_often: float
 ) -> None:
     async def use(client: AsyncClient) -> None:
@@ -133,7 +133,6 @@ def test_what_nobody_waits_for_is_heard_no_more(
         await results.listened_to("late")
         results.end("late")
         await waits
-        # Nor is anything kept that nobody needs.
         await results.not_listened_to("late")
         async with asyncio.timeout(GET_S):
             while listening():
@@ -154,7 +153,7 @@ def test_a_result_that_was_not_announced_is_found(
     run(server.url, use)
 
 
-def test_what_ends_between_the_first_look_and_the_subscription_is_found(
+def test_a_result_between_the_first_look_and_the_subscription_is_found(
     server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subscribe = ResultListener._subscribe
@@ -167,7 +166,7 @@ def test_what_ends_between_the_first_look_and_the_subscription_is_found(
     run(server.url, lambda client: ended(client, "a"))
 
 
-def test_two_who_wait_for_one_job_are_both_told_and_either_may_leave(
+def test_two_waiters_for_one_job_both_get_its_end_and_either_may_leave(
     server: RedisServer, results: Results
 ) -> None:
     async def use(client: AsyncClient) -> None:
@@ -182,7 +181,7 @@ def test_two_who_wait_for_one_job_are_both_told_and_either_may_leave(
         results.end("a")
         results.end("b")
         await asyncio.gather(*others)
-        # Again, when its channel is listened to still.
+        # Again, while its channel is still subscribed.
         await ended(client, "a")
 
     run(server.url, use)
@@ -197,7 +196,7 @@ def test_a_lost_connection_is_opened_again(
         await results.listened_to("a", "b")
         (before,) = results.redis.client_list(_type="pubsub")
         if not announced:
-            # Found when it listens again, because it may have been announced meanwhile.
+            # Found after the reconnect, which looks for missed results.
             results.end("a", announced=False)
         results.redis.client_kill_filter(_type="pubsub")
         await results.listened_to("b")
@@ -211,13 +210,13 @@ def test_a_lost_connection_is_opened_again(
     run(server.url, use)
 
 
-def test_a_connection_that_brings_nothing_is_given_up(
+def test_a_silent_connection_is_replaced(
     server: RedisServer, results: Results, looks_often: float
 ) -> None:
     with FaultProxy(LOCALHOST, server.port) as proxy:
 
         async def use(client: AsyncClient) -> None:
-            # As when a firewall has forgotten it: open, and silent.
+            # As after a firewall has dropped it: open and silent.
             dead = proxy.lose_request(contains("SUBSCRIBE"), freeze=True)
             waits = asyncio.gather(ended(client, "a"), ended(client, "b"))
             assert await asyncio.to_thread(dead.wait, GET_S)
@@ -229,7 +228,7 @@ def test_a_connection_that_brings_nothing_is_given_up(
         run(proxy.url, use)
 
 
-def test_all_are_told_of_a_redis_that_is_gone_and_wait_again_when_it_is_back(
+def test_a_lost_redis_fails_all_waits_and_new_ones_succeed_when_it_is_back(
     server: RedisServer, results: Results
 ) -> None:
     async def use(client: AsyncClient) -> None:
@@ -247,9 +246,7 @@ def test_all_are_told_of_a_redis_that_is_gone_and_wait_again_when_it_is_back(
     run(server.url, use)
 
 
-def test_a_result_that_cannot_be_read_is_its_own_jobs_alone(
-    server: RedisServer, results: Results
-) -> None:
+def test_an_unreadable_result_fails_only_its_own_job(server: RedisServer, results: Results) -> None:
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(ended(client, "b"))
         await results.listened_to("b")

@@ -1,4 +1,4 @@
-"""Errors keep their meaning on their way through Celery's JSON backend."""
+"""Errors survive Celery's JSON backend."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_an_event_survives_the_stream(event: Event) -> None:
     assert decode_event(encode_event(event).encode()) == event
 
 
-def test_what_is_no_event_is_refused() -> None:
+def test_an_unknown_event_is_refused() -> None:
     with pytest.raises(ValidationError):
         decode_event('{"type": "tokenz"}')
 

@@ -1,4 +1,4 @@
-"""The events of all attempts fold into what each choice has so far."""
+"""The events of all attempts add up to what each choice has so far."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def logprob(token_id: int) -> TokenLogprobs:
     return TokenLogprobs(id=token_id, text="t", logprob=-0.1 * token_id)
 
 
-def test_no_events_give_an_empty_journal_which_is_false() -> None:
+def test_a_journal_without_events_is_false() -> None:
     assert not read_journal([])
     assert not read_journal([STARTED, STARTED.model_copy(update={"attempt": 2})])
 
@@ -57,7 +57,7 @@ def test_tokens_of_all_attempts_are_put_together_choice_by_choice() -> None:
     assert read_journal(map(decode_event, map(encode_event, events))) == journal
 
 
-def test_logprobs_are_kept_where_the_events_have_them() -> None:
+def test_logprobs_are_kept_if_the_events_have_them() -> None:
     events = [
         Tokens(index=0, ids=(5,), text="a", logprobs=(logprob(5),)),
         Tokens(index=1, ids=(6, 7), text="bc", logprobs=(logprob(6), logprob(7))),
@@ -70,7 +70,7 @@ def test_logprobs_are_kept_where_the_events_have_them() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_logprobs_of_some_tokens_only_are_refused(first: bool) -> None:
+def test_logprobs_of_only_some_tokens_are_refused(first: bool) -> None:
     entry = (logprob(5),)
     events = [
         Tokens(index=0, ids=(5,), text="", logprobs=entry if first else None),
@@ -97,7 +97,7 @@ def test_the_first_terminal_event_is_kept() -> None:
     assert journal.terminal == FINISHED
 
 
-def test_a_journal_shows_no_text_when_it_is_printed() -> None:
+def test_the_repr_of_a_journal_hides_its_text() -> None:
     entry = TokenLogprobs(id=5, text="secret", logprob=-1)
     journal = read_journal([Tokens(index=0, ids=(77,), text="secret", logprobs=(entry,))])
     assert "secret" not in repr(journal)

@@ -1,4 +1,4 @@
-"""What a request accepts, and what it says when it does not."""
+"""What a request accepts, and how it refuses the rest."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], field: str) -> N
     "fields",
     [{}, {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, {"prompt": None}],
 )
-def test_exactly_one_prompt_is_wanted(fields: dict[str, Any]) -> None:
+def test_exactly_one_prompt_is_required(fields: dict[str, Any]) -> None:
     assert list(faults_of(**fields)) == ["prompt | prompt_token_ids | messages"]
 
 
@@ -107,7 +107,7 @@ def test_a_refusal_names_rule_and_size_but_never_the_prompt() -> None:
     assert f"at most {MAX_PROMPT_CHARS} characters" in text
 
 
-def test_a_refusal_names_no_key_that_the_user_wrote() -> None:
+def test_a_refusal_never_names_a_key_of_the_users() -> None:
     secret = "the-secret-key " * 60_000
     with pytest.raises(InvalidRequest) as caught:
         GenerationRequest(prompt="a", logit_bias={secret: 1.0})
@@ -123,7 +123,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("depth", [600, 1_000, 3_000, 100_000])
-def test_metadata_nested_beyond_all_depth_is_refused_as_too_large_or_no_json(depth: int) -> None:
+def test_deeply_nested_metadata_is_refused(depth: int) -> None:
     assert list(faults_of(prompt="a", metadata=nested(depth), top_p=7)) == ["top_p", "metadata"]
 
 
@@ -135,7 +135,7 @@ def test_a_number_of_thousands_of_digits_is_refused_by_its_size(field: str) -> N
     assert (fault.field, fault.got) == (field, "an integer of 16610 bits")
 
 
-def test_a_request_never_prints_what_the_user_wrote() -> None:
+def test_a_request_never_prints_the_users_text() -> None:
     request = GenerationRequest(
         prompt="private words", stop="private stop", metadata={"who": "private"}, max_tokens=7
     )

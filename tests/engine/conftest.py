@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Ids
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ class LoadedModel:
         )
 
 
-def continuation(tokenizer: Tokenizer, token_ids: Ids[int]) -> str:
+def continuation(tokenizer: Tokenizer, token_ids: Iterable[int]) -> str:
     """The text that ``token_ids`` add to a text before them."""
     return tokenizer.decode([*tokenizer.encode("a"), *token_ids]).removeprefix("a")
 

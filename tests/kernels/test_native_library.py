@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import subprocess
@@ -12,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from llorch_worker.kernels import native_absence, select_ops
+from llorch_worker.kernels import choose_ops, native_absence
 from llorch_worker.kernels.native import compiler
 from llorch_worker.kernels.native.compiler import NativeUnavailable
+from llorch_worker.settings import KernelChoice
 from tests.kernels.native import library_or_skip
 
 CPU = torch.device("cpu")
@@ -24,8 +24,8 @@ import re
 from pathlib import Path
 import torch
 torch.set_num_threads(3)
-from llorch_worker.kernels import select_ops
-ops = select_ops(torch.device("cpu"), torch.bfloat16, head_dim=64)
+from llorch_worker.kernels import choose_ops
+ops = choose_ops(torch.device("cpu"), torch.bfloat16, head_dim=64).ops
 def threads():
     return len(list(Path("/proc/self/task").iterdir()))
 ops.silu_and_mul(torch.zeros(64, 4096, dtype=torch.bfloat16))
@@ -153,25 +153,20 @@ def test_a_user_without_a_home_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
         (torch.bfloat16, 64, "torch", "requested"),
     ],
 )
-def test_the_chosen_kernels_are_logged_once_with_the_reason(
-    caplog: pytest.LogCaptureFixture, dtype: torch.dtype, head_dim: int, kernels: str, reason: str
+def test_torch_is_chosen_with_the_reason(
+    dtype: torch.dtype, head_dim: int, kernels: KernelChoice, reason: str
 ) -> None:
-    with caplog.at_level(logging.INFO, "llorch_worker.kernels.select"):
-        ops = select_ops(CPU, dtype, kernels, head_dim=head_dim)
-    assert ops.name == "torch"
-    (line,) = caplog.messages
-    assert line.startswith("kernels: torch for")
-    assert reason in line
+    chosen = choose_ops(CPU, dtype, kernels, head_dim=head_dim)
+    assert chosen.ops.name == "torch"
+    assert reason in chosen.reason
 
 
-def test_without_native_kernels_a_model_uses_torch(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_native_kernels_a_model_uses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise NativeUnavailable("the processor lacks avx512_vnni")
 
     monkeypatch.setattr("llorch_worker.kernels.select.native_library", missing)
-    with caplog.at_level(logging.INFO, "llorch_worker.kernels.select"):
-        assert select_ops(CPU, torch.bfloat16, head_dim=64).name == "torch"
-    assert "lacks avx512_vnni" in caplog.text
+    chosen = choose_ops(CPU, torch.bfloat16, head_dim=64)
+    assert chosen.ops.name == "torch"
+    assert "lacks avx512_vnni" in chosen.reason
     assert native_absence() == "the processor lacks avx512_vnni"

@@ -79,7 +79,7 @@ def test_no_user_can_write_a_control_token_into_llama2s_format(llama2: Tokenizer
         (["user", "user", "user"], ["messages.1.role", "messages.2.role"]),
     ],
 )
-def test_turns_out_of_order_are_all_named(
+def test_every_turn_out_of_order_is_named(
     llama2: Tokenizer, roles: list[str], fields: list[str]
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -104,7 +104,7 @@ def test_a_files_template_is_used(with_template: WithTemplate, reference: Refere
     ]
 
 
-def test_bos_is_not_doubled_where_the_template_writes_it(with_template: WithTemplate) -> None:
+def test_bos_is_not_doubled_if_the_template_writes_it(with_template: WithTemplate) -> None:
     with_bos = with_template("{{ bos_token }}" + CHATML)
     messages = _messages(("user", "Hi"))
     assert with_bos.encode_chat(messages) == with_template(CHATML).encode_chat(messages)
@@ -164,7 +164,7 @@ def test_a_template_in_tokenizer_config_is_found(
         assert tokenizer.decode(ids) == "only this"
 
 
-def test_a_templates_own_complaint_is_passed_on(with_template: WithTemplate) -> None:
+def test_a_templates_own_error_message_is_passed_on(with_template: WithTemplate) -> None:
     tokenizer = with_template("{{ raise_exception('Roles must alternate') }}")
     with pytest.raises(InvalidRequest, match="Roles must alternate") as caught:
         tokenizer.encode_chat(_messages(("user", "Hi")))

@@ -29,7 +29,7 @@ def load(source: Any) -> Load:
 
 @pytest.fixture(scope="module")
 def library(byte_level_metadata: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The same vocabulary, put together by hand with the library's own parts."""
+    """The same vocabulary, built by hand from the library's own parts."""
     tokens = byte_level_metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split()) for merge in byte_level_metadata["tokenizer.ggml.merges"]]
     tokenizer = tokenizers.Tokenizer(
@@ -100,21 +100,21 @@ def test_a_user_cannot_spell_a_control_token(byte_level: Tokenizer) -> None:
     assert byte_level.decode(ids) == "<|eot_id|>"
 
 
-def test_what_the_file_leaves_out_is_as_in_every_llama(load: Load) -> None:
+def test_missing_settings_default_to_llamas(load: Load) -> None:
     tokenizer = load(SMALL)
     assert tokenizer.bos_token_id == 1
     assert tokenizer.eos_token_ids == {2}
     assert tokenizer.encode("a") == [1, 3]
 
 
-def test_the_files_own_settings_hold(load: Load) -> None:
+def test_the_files_own_settings_are_obeyed(load: Load) -> None:
     settings = {"add_bos_token": False, "add_eos_token": True, "add_space_prefix": False}
     tokenizer = load({**SMALL, **{f"tokenizer.ggml.{k}": v for k, v in settings.items()}})
     assert tokenizer.encode("a a") == [5, 3, 2]
     assert tokenizer.decode([3, 3]) == " a a"
 
 
-def test_ids_that_only_the_padded_embedding_has_stand_for_no_text(load: Load) -> None:
+def test_ids_of_a_padded_embedding_have_no_text(load: Load) -> None:
     tokenizer = load({**SMALL, "llama.vocab_size": 64})
     assert tokenizer.vocab_size == 64
     assert tokenizer.decode([3, 63, 3]) == "a a"
@@ -130,7 +130,7 @@ def test_ids_that_only_the_padded_embedding_has_stand_for_no_text(load: Load) ->
         ({"tokenizer.ggml.model": "bert"}, "unknown kind 'bert'"),
         ({"tokenizer.ggml.scores": []}, "6 pieces, 0 scores"),
         ({"tokenizer.ggml.token_type": [1]}, "1 types"),
-        ({"tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 99]}, "token types"),
+        ({"tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 99]}, "unknown token types"),
         ({"tokenizer.ggml.token_type": [3, 3, 3, 1, 1, 1]}, "256 byte tokens"),
         ({"tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 6]}, "byte token 'a'"),
         ({"tokenizer.ggml.bos_token_id": 6}, "bos_token_id is 6"),
@@ -156,7 +156,7 @@ def test_a_broken_vocabulary_is_refused_in_one_sentence(
         ({"tokenizer.ggml.merges": ["zz yy"]}, "damaged"),
     ],
 )
-def test_a_byte_level_vocabulary_that_would_be_misread_is_refused(
+def test_a_byte_level_vocabulary_that_cannot_be_read_is_refused(
     load: Load, byte_level_metadata: dict[str, Any], change: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ModelLoadFailed, match=reason):

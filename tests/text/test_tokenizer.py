@@ -23,7 +23,7 @@ def demo(demo_model: Path) -> Tokenizer:
     return load_tokenizer(open_checkpoint(demo_model))
 
 
-def test_bos_comes_first_where_the_file_asks_for_it(llama2: Tokenizer) -> None:
+def test_bos_comes_first_if_the_file_asks_for_it(llama2: Tokenizer) -> None:
     assert llama2.encode("Hi")[0] == llama2.bos_token_id == 1
     assert llama2.encode("") == [1]
     assert llama2.encode("", add_special_tokens=False) == []
@@ -41,7 +41,7 @@ def test_a_lone_surrogate_counts_as_the_replacement_character(any_tokenizer: Tok
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60))
 def test_the_demo_model_can_write_any_text(demo: Tokenizer, text: str) -> None:
-    text = text.replace("▁", "_")  # the vocabulary's own sign for a space
+    text = text.replace("▁", "_")  # the vocabulary's stand-in for a space
     assert demo.decode(demo.encode(text)) == text
 
 

@@ -1,4 +1,4 @@
-"""What is no job, or no valid one, is answered where it can be, and the worker serves on."""
+"""Messages that are not valid jobs are answered or kept, and the worker serves on."""
 
 from __future__ import annotations
 

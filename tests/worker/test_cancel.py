@@ -1,4 +1,4 @@
-"""A running job obeys: whoever asks, within one step, and its neighbour goes on."""
+"""A running job obeys every kind of cancel within one step, and its neighbour goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the keeper of leases says and does where Redis fails a part of its work."""
+"""What the lease keeper logs and does when Redis fails a part of its work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import redis
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.held_claims import HeldClaims
 from llorch_worker.settings import Settings
 from llorch_worker.worker.leases import LeaseKeeper
 from tests.services import RedisServer, wait_until
@@ -24,7 +23,6 @@ NO_RENEWAL = "cannot renew leases"
 def keeping(client: redis.Redis, away: threading.Event) -> Iterator[None]:
     keeper = LeaseKeeper(
         client,
-        HeldClaims(),
         Settings().model_copy(update={"lease_s": 0.2, "sweep_s": 0.02}),
         stalled_for_s=lambda: 0.0,
         on_lost=lambda _job_id: None,

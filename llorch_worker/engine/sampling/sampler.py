@@ -136,10 +136,8 @@ class Sampler:
         raw = None
         if batch.logprob_rows:
             raw = logits[batch.logprob_rows].log_softmax(dim=-1)
-
-        _shape_logits(logits, batch, draw.positions)
-        chosen = self._choose(logits, batch, draw.positions)
-
+        _shape_logits(logits, draw)
+        chosen = self._choose(logits, draw)
         if batch.penalties is not None:
             batch.penalties.count(chosen)
         logprobs = None if raw is None else _logprobs(raw, chosen, batch)
@@ -158,18 +156,16 @@ class Sampler:
             shares = uniforms(rows.seeds, positions)
         return fused(logits, rows.temperatures, rows.log_min_p, shares)
 
-    def _choose(
-        self, logits: torch.Tensor, batch: SamplingBatch, positions: list[int]
-    ) -> torch.Tensor:
+    def _choose(self, logits: torch.Tensor, draw: Draw) -> torch.Tensor:
         """[rows] int64."""
-        random = batch.random
+        random = draw.batch.random
         if random is None:
             return likeliest(logits)
-        row_positions = on_device(positions, torch.int64, self._device)
+        positions = on_device(draw.positions, torch.int64, self._device)
         if random.rows is None:
-            return self._draw(logits, random, row_positions)
+            return self._draw(logits, random, positions)
         chosen = likeliest(logits)
-        chosen[random.rows] = self._draw(logits[random.rows], random, row_positions[random.rows])
+        chosen[random.rows] = self._draw(logits[random.rows], random, positions[random.rows])
         return chosen
 
     def _draw(
@@ -214,8 +210,9 @@ def _read_logprobs(logprobs: DeviceLogprobs, batch: SamplingBatch) -> dict[int, 
     }
 
 
-def _shape_logits(logits: torch.Tensor, batch: SamplingBatch, positions: list[int]) -> None:
+def _shape_logits(logits: torch.Tensor, draw: Draw) -> None:
     """Applies logit_bias, min_tokens and penalties, to greedy rows too, in place."""
+    batch, positions = draw.batch, draw.positions
     if batch.biases is not None:
         logits[batch.biases.rows, batch.biases.ids] += batch.biases.values
     suppressed = batch.suppressions

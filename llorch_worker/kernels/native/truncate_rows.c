@@ -1,7 +1,7 @@
-// What min_p, top_k and top_p leave of rows of probabilities: all tokens at or above a threshold.
+// Truncates rows of probabilities by min_p, top_k and top_p: keeps the tokens at or above a threshold.
 //
-// No row is sorted. Thresholds are found digit by digit in the floats' own bits, by counting tokens or
-// adding up their mass, so they are exact; engine/sampling/truncation.py does the same in NumPy.
+// No row is sorted. The threshold is found digit by digit in the bits of the floats, by counting tokens
+// or adding up their mass, so it is exact. engine/sampling/truncation.py does the same in NumPy.
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -11,10 +11,10 @@
 enum { MOST_BINS = 2048 };
 static const int SHIFTS[] = {21, 10, 0}, BINS[] = {2048, 2048, 1024};
 
-// On a bound of float32 numbers whose exponentials err by millionths.
+// Lowers a bound on float32 weights, whose exponentials have rounding errors.
 static const double SLACK = 0.99;
 
-// In the order of the values: the bits of negative floats fall as they rise.
+// Keys sort as the values do: the bits of negative floats sort in reverse.
 static inline uint32_t key_of(float value) {
     int32_t bits;
     memcpy(&bits, &value, 4);
@@ -28,7 +28,7 @@ static inline float value_of(uint32_t key) {
     return value;
 }
 
-// Keeps the keys, and where there are any the masses, whose digit is `digit`; returns how many.
+// Keeps the keys, and the masses if given, whose digit is `digit`; returns how many.
 static long members(uint32_t *keys, float *masses, long count, int shift, int bins, uint32_t digit) {
     long kept = 0;
     for (long i = 0; i < count; i++) {
@@ -54,8 +54,8 @@ static float kth_largest(uint32_t *keys, long count, long k) {
     return value_of(found);
 }
 
-// The largest value such that the masses at and above it reach `target`, or the smallest where a sum
-// in this order misses it by a rounding error; both arrays are overwritten.
+// The largest value such that the masses at and above it reach `target`, or the smallest value if
+// rounding keeps the sum below it; both arrays are overwritten.
 static float floor_reaching(uint32_t *keys, float *masses, long count, double target) {
     uint32_t found = 0;
     double sums[MOST_BINS];
@@ -80,7 +80,7 @@ static float floor_reaching(uint32_t *keys, float *masses, long count, double ta
     return value_of(found);
 }
 
-// Sixteen values from place i on; behind the row's end they are -inf, and their weights 0.
+// Sixteen values from place i on; beyond the row's end values are -inf and weights 0.
 static inline __m512 values_at(const float *values, long i, long vocab) {
     const __m512 nothing = _mm512_set1_ps(-INFINITY);
     return _mm512_mask_loadu_ps(nothing, first_lanes(vocab - i), values + i);
@@ -105,8 +105,8 @@ static long keys_from(const float *values, long vocab, float bound, uint32_t *ke
 }
 
 static float kth_largest_of_row(const float *values, long vocab, long k, uint32_t *keys) {
-    // As many values as there are maxima of eight lie at or above the k-th largest maximum: few are
-    // left to look at.
+    // At least k values lie at or above the k-th largest of the maxima of blocks, so few values are
+    // left to search.
     const long block = 8 * LANES;
     long maxima = 0;
     for (long i = 0; i + block <= vocab; i += block) {
@@ -150,7 +150,7 @@ static long candidates(
         const __mmask16 chosen = first_lanes(vocab - i)
             & _mm512_cmp_ps_mask(value, _mm512_set1_ps(floor), _CMP_GE_OQ)
             & _mm512_cmp_ps_mask(weight, _mm512_set1_ps(bound), _CMP_GE_OQ);
-        // Whole vectors are written, as they cost no more: what is behind the last is overwritten.
+        // Whole vectors are written; the next store overwrites what lies beyond the last.
         _mm512_storeu_ps(masses + count, _mm512_maskz_compress_ps(chosen, weight));
         const __m512i bits = _mm512_castps_si512(_mm512_maskz_compress_ps(chosen, value));
         const __m512i flips = _mm512_or_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MIN));
@@ -170,7 +170,7 @@ static void truncate_row(
     float *weights, const float *values, long vocab, float log_min_p, long top_k, double top_p,
     uint32_t *keys, float *masses
 ) {
-    if (isnan(weights[0])) return;  // damaged: it has no threshold
+    if (isnan(weights[0])) return;  // a damaged row has no threshold
     float floor = largest_of(values, vocab) + log_min_p;
     if (top_k < vocab) floor = fmaxf(floor, kth_largest_of_row(values, vocab, top_k, keys));
     if (top_p < 1) {
@@ -190,7 +190,7 @@ static void truncate_row(
     for (long i = 0; i < vocab; i++) weights[i] = values[i] >= floor ? weights[i] : 0.0f;
 }
 
-// Bytes that one call needs to work in: keys and masses for each thread, and a vector behind each.
+// The bytes of `work` for one call: keys and masses for each thread, and a vector behind each.
 long llorch_truncate_rows_work_bytes(long vocab, int threads) { return threads * 2 * (vocab + LANES) * 4; }
 
 // Truncates `count` rows of weights[any][vocab] in place: row i, or rows[i] if rows is given.

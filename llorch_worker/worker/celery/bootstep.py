@@ -79,8 +79,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             worker.app.settings,
             worker.hostname,
             worker.pool.active_jobs,
+            assignment,
             on_broken=_shut_down,
-            assignment=assignment,
         )
         residency.start()
         worker.pool.figures = residency.figures

@@ -119,3 +119,4 @@ def test_a_load_takes_fewer_blocks_than_planned_if_less_is_free_by_then(
     ):
         assert engine.stats().kv_blocks_total == 10
     assert "10 of 28 planned KV blocks fit" in caplog.text
+    assert "kernels: torch for torch.float32 on cpu: requested" in caplog.text

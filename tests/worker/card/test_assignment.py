@@ -1,4 +1,4 @@
-"""Which card a process takes, and what it says where it gets none."""
+"""Which card a process takes, and what it says if it gets none."""
 
 from __future__ import annotations
 
