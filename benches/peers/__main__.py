@@ -10,15 +10,15 @@ import typer
 
 from benches.peers.contestants.roster import PEERS
 from benches.peers.lengths import Lengths
-from llorch_worker.cli.bench.options import PassesOption, SeedOption, parse_numbers
 from llorch_worker.cli.bench.output import print_figures, remark, table, title
-from llorch_worker.cli.options import JsonOption, ModelFileOption, given_options, settings_from
+from llorch_worker.cli.bench.parameters import PassesOption, SeedOption, parse_numbers
+from llorch_worker.cli.options import JsonOption, given_options, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.command_line import command_line, run
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.contract.quantities import counted
-from llorch_worker.settings import Dtype
+from llorch_worker.settings import Dtype, Settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,9 +33,10 @@ WIDE_MARK = "*"
 DEFAULT_PEERS = "llama.cpp,transformers,transformers-cb,llama-server"
 
 
+@settings_options("model")
 def peers(
     context: typer.Context,
-    model: ModelFileOption = None,
+    settings: Settings,
     names: Annotated[
         str,
         typer.Option(
@@ -94,7 +95,7 @@ def peers(
         _bounds("--job-new-tokens", job_new_tokens),
     )
     chosen = _chosen(names)
-    settings = settings_from(model=model, device="cpu", dtype=dtype)
+    settings = settings.model_copy(update={"device": "cpu", "dtype": dtype})
     extras.require("worker")
     import torch
 

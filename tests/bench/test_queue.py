@@ -12,7 +12,7 @@ import pytest
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.bench.jobs.mixed_load import MixedLoad, around
 from llorch_worker.broker.cluster import Cluster
-from llorch_worker.cli.bench.options import parse_numbers
+from llorch_worker.cli.bench.parameters import parse_numbers
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine.memory.load_plan import LoadPlan
 from llorch_worker.settings import Settings

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli import options as common
-from llorch_worker.cli.bench import options
+from llorch_worker.cli.bench import parameters
 from llorch_worker.cli.bench.output import (
     Cell,
     median_of,
@@ -18,9 +17,11 @@ from llorch_worker.cli.bench.output import (
     table,
     title,
 )
+from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.quantities import counted, human_bytes
+from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,21 +31,19 @@ if TYPE_CHECKING:
 MAX_CONCURRENCY = 1024
 
 
+@settings_options("model", "device", "dtype", "max_step_tokens")
 def engine(
-    model: common.ModelFileOption = None,
-    prompt_tokens: options.PromptTokensOption = 128,
-    new_tokens: options.NewTokensOption = 32,
+    settings: Settings,
+    prompt_tokens: parameters.PromptTokensOption = 128,
+    new_tokens: parameters.NewTokensOption = 32,
     concurrency: Annotated[
         str, typer.Option("--concurrency", help="Requests at once: a number, or a list 1,8,16.")
     ] = "16",
-    threads: options.ThreadsOption = None,
-    passes: options.PassesOption = 3,
-    temperature: options.TemperatureOption = 0.0,
-    seed: options.SeedOption = 0,
-    device: common.DeviceOption = None,
-    dtype: common.DtypeOption = None,
-    max_step_tokens: common.MaxStepTokensOption = None,
-    as_json: common.JsonOption = False,
+    threads: parameters.ThreadsOption = None,
+    passes: parameters.PassesOption = 3,
+    temperature: parameters.TemperatureOption = 0.0,
+    seed: parameters.SeedOption = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure the engine alone, without a queue.
 
@@ -54,10 +53,7 @@ def engine(
     the machine's ceilings.
     """
     screen = Screen(as_json=as_json)
-    concurrencies = options.parse_numbers("--concurrency", concurrency, MAX_CONCURRENCY)
-    settings = common.settings_from(
-        model=model, device=device, dtype=dtype, max_step_tokens=max_step_tokens
-    )
+    concurrencies = parameters.parse_numbers("--concurrency", concurrency, MAX_CONCURRENCY)
     extras.require("worker")
     from llorch_worker.bench.engine import Plan, measure_engine
     from llorch_worker.bench.instruments.timed_load import Load

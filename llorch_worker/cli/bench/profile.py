@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from llorch_worker.bench.instruments.flamegraph import Flamegraph
-from llorch_worker.cli import options as common
-from llorch_worker.cli.bench import options
+from llorch_worker.cli.bench import parameters
 from llorch_worker.cli.bench.output import print_figures, remark, table, title
+from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.quantities import counted
+from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,24 +27,22 @@ _SILENT: Final = "99"
 _STYLES: Final = {"critical": "bold red", "moderate": "yellow", "minor": "dim"}
 
 
+@settings_options("model", "device", "dtype", "max_step_tokens")
 def profile(
-    model: common.ModelFileOption = None,
-    prompt_tokens: options.PromptTokensOption = 128,
-    new_tokens: options.NewTokensOption = 32,
-    concurrency: options.InFlightOption = 16,
-    threads: options.ThreadsOption = None,
-    temperature: options.TemperatureOption = 0.0,
+    settings: Settings,
+    prompt_tokens: parameters.PromptTokensOption = 128,
+    new_tokens: parameters.NewTokensOption = 32,
+    concurrency: parameters.InFlightOption = 16,
+    threads: parameters.ThreadsOption = None,
+    temperature: parameters.TemperatureOption = 0.0,
     flamegraph: Annotated[
         Path | None,
         typer.Option(
             "--flamegraph", metavar="PATH", help="Also sample it with py-spy: out.svg or out.json."
         ),
     ] = None,
-    seed: options.SeedOption = 0,
-    device: common.DeviceOption = None,
-    dtype: common.DtypeOption = None,
-    max_step_tokens: common.MaxStepTokensOption = None,
-    as_json: common.JsonOption = False,
+    seed: parameters.SeedOption = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Show how much of a step each part of the engine takes, in prefill and in decode.
 
@@ -53,9 +52,6 @@ def profile(
     """
     screen = Screen(as_json=as_json)
     sampled = None if flamegraph is None else Flamegraph.at(flamegraph)
-    settings = common.settings_from(
-        model=model, device=device, dtype=dtype, max_step_tokens=max_step_tokens
-    )
     extras.require("worker")
     # Silences the profiler's own log; torch reads the variable when it loads.
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_worker.cli import options as common
-from llorch_worker.cli.bench import options
+from llorch_worker.cli.bench import parameters
 from llorch_worker.cli.bench.output import Cell, median_of, print_figures, table, title
+from llorch_worker.cli.options import JsonOption, given_options, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.contract.quantities import counted
+from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,9 +26,10 @@ _OF_NO_OP = frozenset({"no_op", "no_op_jobs", "single_jobs", "concurrency", "pas
 """Parameters that mean something with --no-op."""
 
 
+@settings_options("model", "device", "dtype", "max_step_tokens", "kv_cache_bytes")
 def queue(
     context: typer.Context,
-    model: common.ModelFileOption = None,
+    settings: Settings,
     jobs: Annotated[
         str, typer.Option("--jobs", help="Jobs at once: a number, or a list 10,100,1000.")
     ] = "64",
@@ -37,11 +39,11 @@ def queue(
     new_tokens: Annotated[
         int, typer.Option("--new-tokens", min=1, help="Mean tokens that a job generates.")
     ] = 32,
-    concurrency: options.InFlightOption = 16,
+    concurrency: parameters.InFlightOption = 16,
     single_jobs: Annotated[
         int, typer.Option("--single-jobs", min=2, help="Jobs timed one at a time.")
     ] = 100,
-    passes: options.PassesOption = 3,
+    passes: parameters.PassesOption = 3,
     no_op: Annotated[
         bool,
         typer.Option("--no-op", help="Only the queue, around a model that computes nothing."),
@@ -49,13 +51,9 @@ def queue(
     no_op_jobs: Annotated[
         int, typer.Option("--no-op-jobs", min=1, max=100_000, help="Jobs of a --no-op pass.")
     ] = 2_000,
-    threads: options.ThreadsOption = None,
-    seed: options.SeedOption = 0,
-    device: common.DeviceOption = None,
-    dtype: common.DtypeOption = None,
-    max_step_tokens: common.MaxStepTokensOption = None,
-    kv_cache_bytes: common.KvCacheBytesOption = None,
-    as_json: common.JsonOption = False,
+    threads: parameters.ThreadsOption = None,
+    seed: parameters.SeedOption = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Run one load straight through the engine and through Redis; passes alternate.
 
@@ -65,17 +63,9 @@ def queue(
     the same worker without a model to stock Celery's thread pool with a task that does nothing.
     """
     screen = Screen(as_json=as_json)
-    _refuse_ignored(common.given_options(context), no_op=no_op)
-    numbers = options.parse_numbers("--jobs", jobs, MOST_JOBS)
-    settings = common.settings_from(
-        model=model,
-        device=device,
-        dtype=dtype,
-        max_sequences=concurrency,
-        max_step_tokens=max_step_tokens,
-        kv_cache_bytes=kv_cache_bytes,
-        queue_limit=0,
-    )
+    _refuse_ignored(given_options(context), no_op=no_op)
+    numbers = parameters.parse_numbers("--jobs", jobs, MOST_JOBS)
+    settings = settings.model_copy(update={"max_sequences": concurrency, "queue_limit": 0})
     extras.require("worker")
     from llorch_worker.worker.card.assignment import limit_spinning
 

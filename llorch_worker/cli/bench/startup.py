@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from llorch_worker.cli import options as common
-from llorch_worker.cli.bench import options
+from llorch_worker.cli.bench import parameters
 from llorch_worker.cli.bench.output import median_of, print_figures, remark, table, title
+from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.quantities import counted, human_bytes
+from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,16 +19,12 @@ if TYPE_CHECKING:
     from llorch_worker.bench.startup import StartupFigures
 
 
+@settings_options("model", "max_sequences", "max_context", "kv_cache_bytes", "device", "dtype")
 def startup(
-    model: common.ModelFileOption = None,
-    max_sequences: common.MaxSequencesOption = None,
-    max_context: common.MaxContextOption = None,
-    kv_cache_bytes: common.KvCacheBytesOption = None,
-    passes: options.PassesOption = 4,
-    threads: options.ThreadsOption = None,
-    device: common.DeviceOption = None,
-    dtype: common.DtypeOption = None,
-    as_json: common.JsonOption = False,
+    settings: Settings,
+    passes: parameters.PassesOption = 4,
+    threads: parameters.ThreadsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure how long a model takes from its file to its first token.
 
@@ -37,14 +34,6 @@ def startup(
     begins when torch is imported.
     """
     screen = Screen(as_json=as_json)
-    settings = common.settings_from(
-        model=model,
-        device=device,
-        dtype=dtype,
-        max_sequences=max_sequences,
-        max_context=max_context,
-        kv_cache_bytes=kv_cache_bytes,
-    )
     extras.require("worker")
     from llorch_worker.bench.startup import measure_startup
     from llorch_worker.cli.terminal.interrupts import terminable
