@@ -1,4 +1,4 @@
-"""``llorch bench engine``: a model under loads of growing concurrency."""
+"""``llorch bench engine``: a model under loads of increasing concurrency."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from llorch_worker.settings import Settings
 from llorch_worker.weights.contents import file_bytes, stored_numbers, tensor_types
 
 WARM_UP_TOKENS = 2
-"""Enough to meet the shapes of prefill and of decode."""
+"""Enough to run the shapes of prefill and of decode once."""
 
 
 class Row(Frozen):
-    """The figures of one concurrency. Rates are medians over the passes, percentiles of all of
-    them together; a figure that could not be measured is None, and ``notes`` says why."""
+    """The figures for one concurrency. Rates are medians over the passes; percentiles cover all
+    passes together. A figure that could not be measured is None, and ``notes`` says why."""
 
     kind: Literal["measured"] = "measured"
     concurrency: int
@@ -37,7 +37,7 @@ class Row(Frozen):
     prefill_tokens_per_s: float
     decode_tokens_per_s: float | None
     total_tokens_per_s: float
-    """Prompt and generated tokens together, from the start to the last token."""
+    """Prompt and generated tokens, from the start to the last token."""
     total_spread: float | None
     """Largest minus smallest total of the passes, as a share of the median; None for one pass."""
     first_token_ms: Percentiles
@@ -51,7 +51,7 @@ class Row(Frozen):
     """The share of a decode step in which no forward pass runs."""
     kv_peak_bytes: int
     kv_peak_share: float
-    """Of all KV blocks."""
+    """Share of all KV blocks."""
     preemptions: int
     notes: tuple[str, ...]
 
@@ -83,18 +83,18 @@ class EngineFigures(Figures):
     kv_bytes: int
     rows: tuple[Row | Skipped, ...]
     peak_memory_bytes: int | None
-    """Resident, of this process, after all rows; None if the system does not tell."""
+    """Peak resident memory of this process over all rows; None if the system does not report it."""
     peak_device_memory_bytes: int | None
-    """As torch allocated it on a card."""
+    """Peak memory that torch allocated on the card."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured."""
+    """The loads to measure."""
 
     settings: Settings
     load: Load
-    """It runs at each of ``concurrencies``."""
+    """Runs once for each of ``concurrencies``."""
     concurrencies: tuple[int, ...]
     passes: int
     threads: int | None
@@ -114,7 +114,7 @@ def measure_engine(
 ) -> EngineFigures:
     """Load the model, run all passes, then measure the machine's ceilings.
 
-    ``progress`` reports the load, in bytes; ``now`` is told what begins.
+    ``progress`` receives the load's progress in bytes; ``now`` the name of each phase.
     """
     largest = replace(plan.load, concurrency=max(plan.concurrencies))
     with engine_for(plan.settings, largest, plan.threads, progress) as loaded:
@@ -167,7 +167,7 @@ def _passes(
         return Skipped(concurrency=load.concurrency, reason=reason)
 
     def run(new_tokens: int) -> Pass:
-        # Each pass has prompts of its own: none may profit from what another has left behind.
+        # Each pass has its own prompts, so that none finds another's in the prefix cache.
         one = replace(load, new_tokens=new_tokens, seed=next(seeds))
         return run_pass(loaded.engine, loaded.watched, one)
 

@@ -1,6 +1,6 @@
 """``llorch bench queue``: one load straight through the engine and through Redis.
 
-A job on its own may cost 5 ms at p50 beside the engine's time; at least 97% of the engine's tokens
+A single job may take 5 ms more than the engine's time at p50. At least 97% of the engine's tokens
 must arrive through Redis.
 """
 
@@ -34,7 +34,7 @@ from llorch_worker.worker.main import worker_hostname
 
 SINGLE_PROMPT_TOKENS = 16
 SINGLE_NEW_TOKENS = 8
-"""Of the jobs that are timed one at a time."""
+"""Tokens of the jobs that are timed one at a time."""
 
 
 class Way(Frozen):
@@ -42,22 +42,22 @@ class Way(Frozen):
 
     jobs_per_s: float
     tokens_per_s: float
-    """Generated ones."""
+    """Generated tokens."""
     spread: float | None
     """Largest minus smallest ``tokens_per_s``, as a share of the median; None for one pass."""
 
 
 class LoadRow(Frozen):
-    """So many jobs, all submitted at once."""
+    """One number of jobs, all submitted at once."""
 
     jobs: int
     straight: Way
     queued: Way
     share: float
-    """Of the engine's tokens a second, those that arrive through Redis."""
+    """Tokens a second through Redis, as a share of the engine's."""
     delivery_ms: Percentiles
     """The time of a job through Redis that is neither waiting nor computing: from the call of
-    ``submit`` to the queue, and from the last token to the result in the client's hands."""
+    ``submit`` to the queue, and from the last token to the result at the client."""
 
 
 class SingleJobs(Frozen):
@@ -73,9 +73,9 @@ class Rates(Frozen):
     """Jobs a second, medians over the passes."""
 
     sent_per_s: float
-    """By one producer."""
+    """Jobs a second sent by one producer."""
     run_per_s: float
-    """By one worker, from a full queue to the last stored result."""
+    """Jobs a second run by one worker, from a full queue to the last stored result."""
     spread: float | None
     """Largest minus smallest ``run_per_s``, as a share of the median; None for one pass."""
 
@@ -91,7 +91,7 @@ class NoOpFigures(Frozen):
     """Our jobs a second as a multiple of stock Celery's."""
     ours_alone_ms: Percentiles
     stock_alone_ms: Percentiles
-    """From the submission of a job to its result in the producer's hands, one job at a time."""
+    """From a job's submission to its result at the producer, one job at a time."""
 
 
 class QueueFigures(Figures):
@@ -110,11 +110,11 @@ class QueueFigures(Figures):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured."""
+    """The loads to measure."""
 
     settings: Settings
     load: MixedLoad
-    """It runs with each of ``jobs``."""
+    """Runs once for each of ``jobs``."""
     jobs: tuple[int, ...]
     single_jobs: int
     passes: int
@@ -126,7 +126,7 @@ def measure_queue(
 ) -> QueueFigures:
     """Load the model here and in a worker, and run all passes; the two ways alternate.
 
-    ``progress`` reports the load here, in bytes; ``now`` is told what begins.
+    ``progress`` receives the progress of the load here in bytes; ``now`` the name of each phase.
 
     Raises:
         CommandError: the load is longer than the model's context, memory does not hold the model
@@ -170,7 +170,7 @@ def measure_queue(
 
 
 def checked_settings(plan: Plan) -> Settings:
-    """The settings for the load, if model and memory allow it."""
+    """The settings for the load; raises if the model or memory does not allow it."""
     longest = plan.load.longest_tokens
     own = own_context(plan.settings)
     if longest > own:
@@ -198,11 +198,11 @@ class _Passes:
     def __init__(self, engine: Engine, client: Client, seed: int) -> None:
         self._engine = engine
         self._client = client
-        # Each pass has prompts of its own: both engines keep what they computed.
+        # Each pass has its own prompts, because both engines cache prefixes.
         self._seeds = count(seed)
 
     def both_ways(self, load: MixedLoad, passes: int) -> list[tuple[Throughput, QueuedPass]]:
-        """Straight and queued, alternately."""
+        """Passes straight and through the queue, alternately."""
         works = (self._requests(load) for _ in range(passes))
         return alternate(self._straight, self._queued, works)
 
@@ -227,7 +227,7 @@ class _Passes:
         return replace(load, seed=next(self._seeds)).requests(self._engine.config.vocab_size)
 
     def _straight(self, requests: list[GenerationRequest]) -> Throughput:
-        # A thread a job, as in the worker's pool: jobs that the engine has no room for wait there.
+        # A thread per job, as in the worker's pool, where jobs wait for room in the engine.
         with ThreadPoolExecutor(len(requests)) as threads:
             began_s = time.perf_counter()
             results = list(threads.map(lambda each: self._engine.submit(each).result(), requests))
@@ -256,7 +256,7 @@ def _row(jobs: int, pairs: list[tuple[Throughput, QueuedPass]]) -> LoadRow:
         jobs=jobs,
         straight=_way([straight for straight, _ in pairs]),
         queued=_way([queued for _, queued in pairs]),
-        # Of each pair, because its two passes had the same jobs.
+        # Per pair, because its two passes have the same jobs.
         share=median(queued.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
         delivery_ms=percentiles_ms([s for _, queued in pairs for s in queued.delivery_s]),
     )
