@@ -16,9 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Protocol
 
+import psutil
+import torch
+
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.bench.instruments.loaded_engine import own_context
 from llorch_worker.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
+from llorch_worker.bench.instruments.processor_time import ProcessorTime
 from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
 from llorch_worker.bench.jobs.client_load import QueuedPass, Throughput, engine_s, run_queued
 from llorch_worker.bench.jobs.mixed_load import MixedLoad
@@ -55,6 +59,9 @@ class LoadRow(Frozen):
     queued: Way
     share: float
     """Of the engine's tokens a second, those that arrive through Redis."""
+    beside_model: float
+    """The share of all processors' time that client, Redis and the worker use while jobs go
+    through Redis, without the threads that compute the model; median over the passes."""
     delivery_ms: Percentiles
     """The time of a job through Redis that is neither waiting nor computing: from the call of
     ``submit`` to the queue, and from the last token to the result in the client's hands."""
@@ -192,16 +199,25 @@ def checked_settings(plan: Plan) -> Settings:
     return settings
 
 
+@dataclass(frozen=True)
+class _Queued:
+    ran: QueuedPass
+    beside_model: float
+    """As :attr:`LoadRow.beside_model`."""
+
+
 class _Passes:
     """A loaded engine and a worker with the same model, and loads for both."""
 
     def __init__(self, engine: Engine, client: Client, seed: int) -> None:
         self._engine = engine
         self._client = client
+        # The worker has as many, and they are its busiest ones.
+        self._model_threads = torch.get_num_threads() if engine.stats().device == "cpu" else 1
         # Each pass has prompts of its own: both engines keep what they computed.
         self._seeds = count(seed)
 
-    def both_ways(self, load: MixedLoad, passes: int) -> list[tuple[Throughput, QueuedPass]]:
+    def both_ways(self, load: MixedLoad, passes: int) -> list[tuple[Throughput, _Queued]]:
         """Straight and queued, alternately."""
         works = (self._requests(load) for _ in range(passes))
         return alternate(self._straight, self._queued, works)
@@ -234,9 +250,12 @@ class _Passes:
             wall_s = time.perf_counter() - began_s
         return Throughput(len(results), sum(each.usage.completion for each in results), wall_s)
 
-    def _queued(self, requests: list[GenerationRequest]) -> QueuedPass:
+    def _queued(self, requests: list[GenerationRequest]) -> _Queued:
         url = self._client.settings.redis_url
-        return asyncio.run(run_queued(url, self._engine.model_name, requests))
+        before = ProcessorTime.now()
+        ran = asyncio.run(run_queued(url, self._engine.model_name, requests))
+        beside_s = ProcessorTime.now().since_s(before, without_busiest=self._model_threads)
+        return _Queued(ran, beside_s / ran.wall_s / psutil.cpu_count())
 
 
 class _Submitted(Protocol):
@@ -251,14 +270,15 @@ def _outside_s(
     return time.perf_counter() - began_s - engine_s(result)
 
 
-def _row(jobs: int, pairs: list[tuple[Throughput, QueuedPass]]) -> LoadRow:
+def _row(jobs: int, pairs: list[tuple[Throughput, _Queued]]) -> LoadRow:
     return LoadRow(
         jobs=jobs,
         straight=_way([straight for straight, _ in pairs]),
-        queued=_way([queued for _, queued in pairs]),
+        queued=_way([queued.ran for _, queued in pairs]),
         # Of each pair, because its two passes had the same jobs.
-        share=median(queued.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
-        delivery_ms=percentiles_ms([s for _, queued in pairs for s in queued.delivery_s]),
+        share=median(queued.ran.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
+        beside_model=median(queued.beside_model for _, queued in pairs),
+        delivery_ms=percentiles_ms([s for _, queued in pairs for s in queued.ran.delivery_s]),
     )
 
 

@@ -113,18 +113,20 @@ def _lay_out(figures: QueueFigures) -> Iterator[RenderableType]:
     for row in figures.rows:
         straight, queued = row.straight, row.queued
         rates = straight.jobs_per_s, straight.tokens_per_s, straight.spread
-        rows.append((row.jobs, "straight", *rates, None, None, None))
+        rows.append((row.jobs, "straight", *rates, None, None, None, None))
         rates = queued.jobs_per_s, queued.tokens_per_s, queued.spread
-        rows.append((None, "queued", *rates, row.share, row.delivery_ms.p50, row.delivery_ms.p95))
+        cost = row.share, row.beside_model, row.delivery_ms.p50, row.delivery_ms.p95
+        rows.append((None, "queued", *rates, *cost))
     yield table(
         [
             *(("jobs", ","), ("", ""), ("jobs/s", ".2f"), ("tokens/s", ",.1f"), ("spread", ".1%")),
-            *(("share", ".1%"), ("delivery p50", ".2f"), ("p95, ms", ".2f")),
+            *(("share", ".1%"), ("CPU", ".1%"), ("delivery p50", ".2f"), ("p95, ms", ".2f")),
         ],
         rows,
         words=2,
     )
     yield "  share: tokens that arrive through Redis, of the engine's; at least 97% is expected"
+    yield "  CPU: what the queue uses of all processors' time, without the model's threads"
     if (single := figures.single) is None:
         return
     yield ""
