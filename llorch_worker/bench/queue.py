@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from statistics import median
 from typing import Protocol
 
@@ -21,12 +20,13 @@ import torch
 
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.bench.instruments.loaded_engine import own_context
-from llorch_worker.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
+from llorch_worker.bench.instruments.percentiles import percentiles_ms, spread_of
 from llorch_worker.bench.instruments.processor_time import ProcessorTime
-from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
+from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.jobs.client_load import QueuedPass, Throughput, engine_s, run_queued
 from llorch_worker.bench.jobs.mixed_load import MixedLoad
 from llorch_worker.bench.jobs.sandbox import Sandbox
+from llorch_worker.bench.queue_figures import LoadRow, QueueFigures, SingleJobs, Way
 from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest, GenerationResult
 from llorch_worker.contract.command_errors import CommandError, usage_error
@@ -39,80 +39,6 @@ from llorch_worker.worker.main import worker_hostname
 SINGLE_PROMPT_TOKENS = 16
 SINGLE_NEW_TOKENS = 8
 """Of the jobs that are timed one at a time."""
-
-
-class Way(Frozen):
-    """One way of running a load; medians over the passes."""
-
-    jobs_per_s: float
-    tokens_per_s: float
-    """Generated ones."""
-    spread: float | None
-    """Largest minus smallest ``tokens_per_s``, as a share of the median; None for one pass."""
-
-
-class LoadRow(Frozen):
-    """So many jobs, all submitted at once."""
-
-    jobs: int
-    straight: Way
-    queued: Way
-    share: float
-    """Of the engine's tokens a second, those that arrive through Redis."""
-    beside_model: float
-    """The share of all processors' time that client, Redis and the worker use while jobs go
-    through Redis, without the threads that compute the model; median over the passes."""
-    delivery_ms: Percentiles
-    """The time of a job through Redis that is neither waiting nor computing: from the call of
-    ``submit`` to the queue, and from the last token to the result in the client's hands."""
-
-
-class SingleJobs(Frozen):
-    """Jobs one at a time: from submit to result, less the engine's own time on the job."""
-
-    straight_ms: Percentiles
-    queued_ms: Percentiles
-    added_p50_ms: float
-    added_p95_ms: float
-
-
-class Rates(Frozen):
-    """Jobs a second, medians over the passes."""
-
-    sent_per_s: float
-    """By one producer."""
-    run_per_s: float
-    """By one worker, from a full queue to the last stored result."""
-    spread: float | None
-    """Largest minus smallest ``run_per_s``, as a share of the median; None for one pass."""
-
-
-class NoOpFigures(Frozen):
-    """Jobs that do nothing: one worker each on the same Redis, with as many threads."""
-
-    jobs: int
-    concurrency: int
-    ours: Rates
-    stock: Rates
-    ratio: float
-    """Our jobs a second as a multiple of stock Celery's."""
-    ours_alone_ms: Percentiles
-    stock_alone_ms: Percentiles
-    """From the submission of a job to its result in the producer's hands, one job at a time."""
-
-
-class QueueFigures(Figures):
-    """The document of ``llorch bench queue --json``; with --no-op, ``no_op`` alone is measured."""
-
-    model: Path | None = None
-    dtype: str | None = None
-    concurrency: int
-    prompt_tokens: tuple[int, int]
-    new_tokens: tuple[int, int]
-    passes: int
-    rows: tuple[LoadRow, ...] = ()
-    single: SingleJobs | None = None
-    no_op: NoOpFigures | None = None
 
 
 @dataclass(frozen=True)
