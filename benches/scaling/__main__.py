@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from llorch_worker.cli import options as common
-from llorch_worker.cli.bench import options
-from llorch_worker.cli.bench.output import median_of, print_figures, table, title
+from llorch_worker.cli.bench import parameters
+from llorch_worker.cli.bench.output import print_figures
+from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.command_line import command_line, run
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import usage_error
-from llorch_worker.contract.quantities import counted
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from benches.scaling.measures import ScalingFigures
+from llorch_worker.settings import Settings
 
 MOST_QUEUED = 100_000
 MOST_TOKENS = 1_000_000
 
 
+@settings_options("model", "device", "dtype", "max_step_tokens")
 def scaling(
-    model: common.ModelFileOption = None,
+    settings: Settings,
     queued: Annotated[
         str, typer.Option("--queued", help="Requests at once: a number, or a list.")
     ] = "10,100,1000",
@@ -39,27 +34,21 @@ def scaling(
     new_tokens: Annotated[
         int, typer.Option("--new-tokens", min=2, help="Tokens that each request generates.")
     ] = 16,
-    concurrency: options.InFlightOption = 16,
-    passes: options.PassesOption = 3,
-    threads: options.ThreadsOption = None,
-    seed: options.SeedOption = 0,
-    device: common.DeviceOption = None,
-    dtype: common.DtypeOption = None,
-    max_step_tokens: common.MaxStepTokensOption = None,
-    as_json: common.JsonOption = False,
+    concurrency: parameters.InFlightOption = 16,
+    passes: parameters.PassesOption = 3,
+    threads: parameters.ThreadsOption = None,
+    seed: parameters.SeedOption = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure what a token costs as more requests wait, and as one request's context grows.
 
     Requests go straight to the engine; `llorch bench queue --jobs 10,100,1000` goes through Redis.
     """
     screen = Screen(as_json=as_json)
-    numbers = options.parse_numbers("--queued", queued, MOST_QUEUED)
-    lengths = options.parse_numbers("--contexts", contexts, MOST_TOKENS)
+    numbers = parameters.parse_numbers("--queued", queued, MOST_QUEUED)
+    lengths = parameters.parse_numbers("--contexts", contexts, MOST_TOKENS)
     if min(lengths) <= new_tokens:
         raise usage_error(f"each of --contexts must be more than --new-tokens, {new_tokens}")
-    settings = common.settings_from(
-        model=model, device=device, dtype=dtype, max_step_tokens=max_step_tokens
-    )
     extras.require("worker")
     from benches.scaling.measures import Plan, measure_scaling
 
@@ -79,39 +68,7 @@ def scaling(
         screen.loading_bar(f"loading {settings.served_name}"),
         lambda what: screen.note(f"measuring {what}"),
     )
-    print_figures(screen, figures, _lay_out)
-
-
-def _lay_out(figures: ScalingFigures) -> Iterator[RenderableType]:
-    yield title(f"{figures.model} as {figures.dtype}; {median_of(figures.passes)}")
-    yield (
-        f"  queued requests: prompts of {counted(figures.prompt_tokens, 'token')}, "
-        f"{counted(figures.new_tokens, 'new one')}, "
-        f"{counted(figures.concurrency, 'sequence')} at once\n"
-    )
-    yield table(
-        [("queued", ","), ("tokens/s", ",.1f"), ("spread", ".1%"), ("cost of a token", "")],
-        [(row.queued, row.tokens_per_s, row.spread, f"{row.cost:.2f}x") for row in figures.queued],
-        words=0,
-    )
-    yield ""
-    rates = [
-        ("prefill, tokens/s", ",.1f"),
-        ("cost", ""),
-        ("decode, tokens/s", ",.1f"),
-        ("cost", ""),
-    ]
-    yield table(
-        [("context", ","), *rates],
-        [
-            (
-                *(row.context_tokens, row.prefill_tokens_per_s, f"{row.prefill_cost:.2f}x"),
-                *(row.decode_tokens_per_s, f"{row.decode_cost:.2f}x"),
-            )
-            for row in figures.contexts
-        ],
-        words=0,
-    )
+    print_figures(screen, figures)
 
 
 if __name__ == "__main__":

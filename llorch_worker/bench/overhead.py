@@ -1,4 +1,4 @@
-"""``llorch bench overhead``: what a decode step costs outside the model."""
+"""``llorch bench overhead``: the cost of a decode step outside the model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from rich.console import RenderableType
+
 from llorch_worker.bench.instruments.loaded_engine import engine_for, own_context
 from llorch_worker.bench.instruments.no_op_engine import NoOpModel, no_op_engine
 from llorch_worker.bench.instruments.percentiles import Percentiles, percentiles_ms
 from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
 from llorch_worker.bench.instruments.timed_load import DecodePhase, Load, run_pass
 from llorch_worker.bench.instruments.watched_model import WatchedModel
+from llorch_worker.bench.tables import table, title
 from llorch_worker.contract.command_errors import CommandError, usage_error
+from llorch_worker.contract.quantities import counted
 from llorch_worker.engine import Engine
 from llorch_worker.settings import DEFAULT_MAX_STEP_TOKENS, Settings
 
@@ -32,11 +36,11 @@ SAMPLINGS: dict[str, tuple[float, dict[str, Any]]] = {
     "top_p 0.9": (1.0, {"top_p": 0.9}),
     "top_k 40, top_p 0.9": (1.0, {"top_k": 40, "top_p": 0.9}),
 }
-"""Temperature and other fields of requests; each way to choose a token has a cost of its own."""
+"""Temperature and further request fields, because each way of sampling has its own cost."""
 
 
 class OverheadRow(Frozen):
-    """Decode steps of one vocabulary and way of sampling, all sequences together."""
+    """Decode steps with one vocabulary and one way of sampling, for all sequences together."""
 
     model: str
     vocab_size: int
@@ -47,7 +51,7 @@ class OverheadRow(Frozen):
     outside_model_mean_ms: float
     step_mean_ms: float
     share: float | None
-    """Of the step; None for the no-op model, whose step is nearly all overhead."""
+    """Share of the step; None for the no-op model, whose step is nearly all overhead."""
 
 
 class OverheadFigures(Figures):
@@ -55,6 +59,23 @@ class OverheadFigures(Figures):
 
     sequences: int
     rows: tuple[OverheadRow, ...]
+
+    def parts(self) -> Iterator[RenderableType]:
+        yield title(f"A decode step of {counted(self.sequences, 'sequence')} outside the model")
+        yield table(
+            [
+                *(("model", ""), ("vocabulary", ","), ("sampling", ""), ("ms p50", ".3f")),
+                *(("p95", ".3f"), ("p99", ".3f"), ("mean", ".3f"), ("of a step", ".1%")),
+            ],
+            [
+                (
+                    *(row.model, row.vocab_size, row.sampling),
+                    *(*row.outside_model_ms.in_order, row.outside_model_mean_ms, row.share),
+                )
+                for row in self.rows
+            ],
+            words=3,
+        )
 
 
 def measure_overhead(
@@ -64,7 +85,7 @@ def measure_overhead(
     settings: Settings | None,
     progress: Callable[[int, int], None],
 ) -> OverheadFigures:
-    """Measure around no-op models, and around the model of ``settings``, if any.
+    """Measure the overhead around no-op models, and around the model of ``settings``, if any.
 
     Raises:
         CommandError: the real model's context is too short for so many steps.
@@ -96,7 +117,7 @@ def measure_overhead(
 
 
 def _new_tokens(steps: int, sequences: int) -> int:
-    """Enough that ``steps`` gaps between steps are left after prefill and warm-up."""
+    """Enough tokens to leave ``steps`` gaps between steps after prefill and warm-up."""
     prefill_steps = 1 + sequences * PROMPT_TOKENS // DEFAULT_MAX_STEP_TOKENS
     return prefill_steps + WARM_UP_STEPS + steps + 1
 

@@ -1,6 +1,6 @@
 """``llorch bench queue``: one load straight through the engine and through Redis.
 
-A job on its own may cost 5 ms at p50 beside the engine's time; at least 97% of the engine's tokens
+A single job may take 5 ms more than the engine's time at p50. At least 97% of the engine's tokens
 must arrive through Redis.
 """
 
@@ -12,17 +12,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from statistics import median
 from typing import Protocol
 
+import psutil
+import torch
+
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.bench.instruments.loaded_engine import own_context
-from llorch_worker.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
-from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
+from llorch_worker.bench.instruments.percentiles import percentiles_ms, spread_of
+from llorch_worker.bench.instruments.processor_time import ProcessorTime
+from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.jobs.client_load import QueuedPass, Throughput, engine_s, run_queued
 from llorch_worker.bench.jobs.mixed_load import MixedLoad
 from llorch_worker.bench.jobs.sandbox import Sandbox
+from llorch_worker.bench.queue_figures import LoadRow, QueueFigures, SingleJobs, Way
 from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest, GenerationResult
 from llorch_worker.contract.command_errors import CommandError, usage_error
@@ -34,87 +38,16 @@ from llorch_worker.worker.main import worker_hostname
 
 SINGLE_PROMPT_TOKENS = 16
 SINGLE_NEW_TOKENS = 8
-"""Of the jobs that are timed one at a time."""
-
-
-class Way(Frozen):
-    """One way of running a load; medians over the passes."""
-
-    jobs_per_s: float
-    tokens_per_s: float
-    """Generated ones."""
-    spread: float | None
-    """Largest minus smallest ``tokens_per_s``, as a share of the median; None for one pass."""
-
-
-class LoadRow(Frozen):
-    """So many jobs, all submitted at once."""
-
-    jobs: int
-    straight: Way
-    queued: Way
-    share: float
-    """Of the engine's tokens a second, those that arrive through Redis."""
-    delivery_ms: Percentiles
-    """The time of a job through Redis that is neither waiting nor computing: from the call of
-    ``submit`` to the queue, and from the last token to the result in the client's hands."""
-
-
-class SingleJobs(Frozen):
-    """Jobs one at a time: from submit to result, less the engine's own time on the job."""
-
-    straight_ms: Percentiles
-    queued_ms: Percentiles
-    added_p50_ms: float
-    added_p95_ms: float
-
-
-class Rates(Frozen):
-    """Jobs a second, medians over the passes."""
-
-    sent_per_s: float
-    """By one producer."""
-    run_per_s: float
-    """By one worker, from a full queue to the last stored result."""
-    spread: float | None
-    """Largest minus smallest ``run_per_s``, as a share of the median; None for one pass."""
-
-
-class NoOpFigures(Frozen):
-    """Jobs that do nothing: one worker each on the same Redis, with as many threads."""
-
-    jobs: int
-    concurrency: int
-    ours: Rates
-    stock: Rates
-    ratio: float
-    """Our jobs a second as a multiple of stock Celery's."""
-    ours_alone_ms: Percentiles
-    stock_alone_ms: Percentiles
-    """From the submission of a job to its result in the producer's hands, one job at a time."""
-
-
-class QueueFigures(Figures):
-    """The document of ``llorch bench queue --json``; with --no-op, ``no_op`` alone is measured."""
-
-    model: Path | None = None
-    dtype: str | None = None
-    concurrency: int
-    prompt_tokens: tuple[int, int]
-    new_tokens: tuple[int, int]
-    passes: int
-    rows: tuple[LoadRow, ...] = ()
-    single: SingleJobs | None = None
-    no_op: NoOpFigures | None = None
+"""Tokens of the jobs that are timed one at a time."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured."""
+    """The loads to measure."""
 
     settings: Settings
     load: MixedLoad
-    """It runs with each of ``jobs``."""
+    """Runs once for each of ``jobs``."""
     jobs: tuple[int, ...]
     single_jobs: int
     passes: int
@@ -126,7 +59,7 @@ def measure_queue(
 ) -> QueueFigures:
     """Load the model here and in a worker, and run all passes; the two ways alternate.
 
-    ``progress`` reports the load here, in bytes; ``now`` is told what begins.
+    ``progress`` receives the progress of the load here in bytes; ``now`` the name of each phase.
 
     Raises:
         CommandError: the load is longer than the model's context, memory does not hold the model
@@ -170,7 +103,7 @@ def measure_queue(
 
 
 def checked_settings(plan: Plan) -> Settings:
-    """The settings for the load, if model and memory allow it."""
+    """The settings for the load; raises if the model or memory does not allow it."""
     longest = plan.load.longest_tokens
     own = own_context(plan.settings)
     if longest > own:
@@ -192,17 +125,26 @@ def checked_settings(plan: Plan) -> Settings:
     return settings
 
 
+@dataclass(frozen=True)
+class _Queued:
+    ran: QueuedPass
+    beside_model: float
+    """As :attr:`LoadRow.beside_model`."""
+
+
 class _Passes:
     """A loaded engine and a worker with the same model, and loads for both."""
 
     def __init__(self, engine: Engine, client: Client, seed: int) -> None:
         self._engine = engine
         self._client = client
-        # Each pass has prompts of its own: both engines keep what they computed.
+        # The worker has as many. They are its busiest threads.
+        self._model_threads = torch.get_num_threads() if engine.stats().device == "cpu" else 1
+        # Each pass has its own prompts, because both engines cache prefixes.
         self._seeds = count(seed)
 
-    def both_ways(self, load: MixedLoad, passes: int) -> list[tuple[Throughput, QueuedPass]]:
-        """Straight and queued, alternately."""
+    def both_ways(self, load: MixedLoad, passes: int) -> list[tuple[Throughput, _Queued]]:
+        """Passes straight and through the queue, alternately."""
         works = (self._requests(load) for _ in range(passes))
         return alternate(self._straight, self._queued, works)
 
@@ -227,16 +169,19 @@ class _Passes:
         return replace(load, seed=next(self._seeds)).requests(self._engine.config.vocab_size)
 
     def _straight(self, requests: list[GenerationRequest]) -> Throughput:
-        # A thread a job, as in the worker's pool: jobs that the engine has no room for wait there.
+        # A thread per job, as in the worker's pool, where jobs wait for room in the engine.
         with ThreadPoolExecutor(len(requests)) as threads:
             began_s = time.perf_counter()
             results = list(threads.map(lambda each: self._engine.submit(each).result(), requests))
             wall_s = time.perf_counter() - began_s
         return Throughput(len(results), sum(each.usage.completion for each in results), wall_s)
 
-    def _queued(self, requests: list[GenerationRequest]) -> QueuedPass:
+    def _queued(self, requests: list[GenerationRequest]) -> _Queued:
         url = self._client.settings.redis_url
-        return asyncio.run(run_queued(url, self._engine.model_name, requests))
+        before = ProcessorTime.now()
+        ran = asyncio.run(run_queued(url, self._engine.model_name, requests))
+        beside_s = ProcessorTime.now().since_s(before, without_busiest=self._model_threads)
+        return _Queued(ran, beside_s / ran.wall_s / psutil.cpu_count())
 
 
 class _Submitted(Protocol):
@@ -251,14 +196,15 @@ def _outside_s(
     return time.perf_counter() - began_s - engine_s(result)
 
 
-def _row(jobs: int, pairs: list[tuple[Throughput, QueuedPass]]) -> LoadRow:
+def _row(jobs: int, pairs: list[tuple[Throughput, _Queued]]) -> LoadRow:
     return LoadRow(
         jobs=jobs,
         straight=_way([straight for straight, _ in pairs]),
-        queued=_way([queued for _, queued in pairs]),
-        # Of each pair, because its two passes had the same jobs.
-        share=median(queued.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
-        delivery_ms=percentiles_ms([s for _, queued in pairs for s in queued.delivery_s]),
+        queued=_way([queued.ran for _, queued in pairs]),
+        # Per pair, because its two passes have the same jobs.
+        share=median(queued.ran.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
+        beside_model=median(queued.beside_model for _, queued in pairs),
+        delivery_ms=percentiles_ms([s for _, queued in pairs for s in queued.ran.delivery_s]),
     )
 
 

@@ -130,12 +130,3 @@ def given_options(context: typer.Context) -> dict[str, str]:
         if source is not None and source.name == "COMMANDLINE":
             given[str(parameter.name)] = parameter.opts[0]
     return given
-
-
-ModelFileOption = Annotated[str | None, _setting_option("model")]
-DeviceOption = Annotated[str | None, _setting_option("device")]
-DtypeOption = Annotated[str | None, _setting_option("dtype")]
-MaxSequencesOption = Annotated[int | None, _setting_option("max_sequences")]
-MaxContextOption = Annotated[int | None, _setting_option("max_context")]
-MaxStepTokensOption = Annotated[int | None, _setting_option("max_step_tokens")]
-KvCacheBytesOption = Annotated[int | None, _setting_option("kv_cache_bytes")]

@@ -12,7 +12,7 @@ import pytest
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.bench.jobs.mixed_load import MixedLoad, around
 from llorch_worker.broker.cluster import Cluster
-from llorch_worker.cli.bench.options import parse_numbers
+from llorch_worker.cli.bench.parameters import parse_numbers
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine.memory.load_plan import LoadPlan
 from llorch_worker.settings import Settings
@@ -51,6 +51,7 @@ def test_a_load_goes_both_ways(queue_document: Any) -> None:
             # Every job generates two tokens at least.
             assert row[way]["tokens_per_s"] > 2 * row[way]["jobs_per_s"]
         assert row["share"] > 0
+        assert 0 < row["beside_model"] < 1
         assert row["delivery_ms"]["samples"] == 2 * row["jobs"]
     assert queue_document["prompt_tokens"] == [4, 12]
     assert queue_document["no_op"] is None
@@ -134,7 +135,7 @@ def test_a_person_reads_both_ways_and_the_bounds() -> None:
     lines = ran.out.splitlines()
     (straight,) = [line.split() for line in lines if line.startswith("3     straight")]
     (queued,) = [line.split() for line in lines if line.startswith("      queued")]
-    assert (len(straight), len(queued)) == (4, 6)
+    assert (len(straight), len(queued)) == (4, 7)
     assert "spread" not in ran.out, "a single pass has none"
     said = " ".join(ran.out.split())
     assert "at least 97% is expected" in said

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from llorch_worker.cli import options as common
-from llorch_worker.cli.bench import options
-from llorch_worker.cli.bench.output import print_figures, table, title
+from llorch_worker.cli.bench import parameters
+from llorch_worker.cli.bench.output import print_figures
+from llorch_worker.cli.options import JsonOption, model_path, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.contract.quantities import counted
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from llorch_worker.bench.overhead import OverheadFigures
+from llorch_worker.settings import Settings
 
 
+@settings_options("device", "dtype")
 def overhead(
     model: Annotated[
         str | None,
         typer.Option("--model", metavar="PATH", help="Also as a share of this model's steps."),
     ] = None,
-    concurrency: options.InFlightOption = 16,
+    concurrency: parameters.InFlightOption = 16,
     steps: Annotated[int, typer.Option("--steps", min=2, help="Decode steps of a row.")] = 200,
-    threads: options.ThreadsOption = None,
-    seed: options.SeedOption = 0,
-    device: common.DeviceOption = None,
-    dtype: common.DtypeOption = None,
-    as_json: common.JsonOption = False,
+    threads: parameters.ThreadsOption = None,
+    seed: parameters.SeedOption = 0,
+    *,
+    settings: Settings,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure a decode step outside the model: scheduler, sampler, detokeniser, events.
 
@@ -39,7 +34,6 @@ def overhead(
     also runs around that one.
     """
     screen = Screen(as_json=as_json)
-    settings = common.settings_from(model=model, device=device, dtype=dtype) if model else None
     extras.require("worker")
     import torch
 
@@ -48,22 +42,5 @@ def overhead(
     if threads is not None:
         torch.set_num_threads(threads)
     loading = screen.loading_bar("loading")
-    print_figures(screen, measure_overhead(concurrency, steps, seed, settings, loading), _lay_out)
-
-
-def _lay_out(figures: OverheadFigures) -> Iterator[RenderableType]:
-    yield title(f"A decode step of {counted(figures.sequences, 'sequence')} outside the model")
-    yield table(
-        [
-            *(("model", ""), ("vocabulary", ","), ("sampling", ""), ("ms p50", ".3f")),
-            *(("p95", ".3f"), ("p99", ".3f"), ("mean", ".3f"), ("of a step", ".1%")),
-        ],
-        [
-            (
-                *(row.model, row.vocab_size, row.sampling),
-                *(*row.outside_model_ms.in_order, row.outside_model_mean_ms, row.share),
-            )
-            for row in figures.rows
-        ],
-        words=3,
-    )
+    chosen = settings.model_copy(update={"model": model_path(model)}) if model else None
+    print_figures(screen, measure_overhead(concurrency, steps, seed, chosen, loading))
