@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from redis.retry import Retry
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
 from llorch_worker.client import Job
+from llorch_worker.client.stream import StreamEntry
 from llorch_worker.contract import Tokens
 from llorch_worker.stack import tether
 from llorch_worker.stack.programs import bundled_redis_server, find_redis_server
@@ -273,6 +274,11 @@ def begun(job: Job) -> Job:
         if isinstance(entry.event, Tokens):
             break
     return job
+
+
+def token_ids(entries: Iterable[StreamEntry]) -> list[int]:
+    """The ids of the tokens in a job's stream."""
+    return [i for entry in entries if isinstance(entry.event, Tokens) for i in entry.event.ids]
 
 
 def held_ids(client: redis.Redis) -> set[str]:

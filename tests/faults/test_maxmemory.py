@@ -12,12 +12,12 @@ from celery import Celery
 
 from llorch_worker.broker import keys
 from llorch_worker.client import Client
-from llorch_worker.contract import Cancelled, GenerationResult, QueueFull, Tokens
+from llorch_worker.contract import Cancelled, GenerationResult, QueueFull
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
 from tests.messages import QUEUE, envelope
-from tests.services import RedisServer, held_ids, wait_until
+from tests.services import RedisServer, held_ids, token_ids, wait_until
 
 GET_S = 30
 
@@ -87,8 +87,7 @@ def test_a_reader_can_follow_and_a_caller_can_cancel(
     wait_until(lambda: len(held_ids(client.redis)) == 2)
     with no_room(client):
         latch.open()
-        events = [entry.event for entry in followed.stream(timeout=GET_S)]
-        assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 200
+        assert len(token_ids(followed.stream(timeout=GET_S))) == 200
         for job in (waiting, running):
             assert job.cancel()
             with pytest.raises(Cancelled):

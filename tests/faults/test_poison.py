@@ -12,10 +12,10 @@ from celery.result import AsyncResult
 
 from llorch_worker.broker import keys
 from llorch_worker.client import Client, Job
-from llorch_worker.contract import AttemptsExhausted, Failed, Tokens
+from llorch_worker.contract import AttemptsExhausted, Failed
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
-from tests.services import RedisServer, WorkerProcess, held_ids, wait_until
+from tests.services import RedisServer, WorkerProcess, held_ids, token_ids, wait_until
 
 END_S = 60
 SUPERVISE_S = 0.05
@@ -78,7 +78,7 @@ def stock(own_server: RedisServer) -> Iterator[Celery]:
 
 @pytest.mark.parametrize("names", [("w1",), ("w1", "w2")], ids=["one worker", "two workers"])
 @pytest.mark.parametrize("prompt", ["die", "die at 40"])
-def test_only_the_poisonous_job_fails(
+def test_only_the_poison_job_fails(
     client: Client,
     witness: Witness,
     stock: Celery,
@@ -95,5 +95,5 @@ def test_only_the_poisonous_job_fails(
     attempts = [job.result(0).attempts for job in (*before, *after)]
     assert max(attempts) <= 2, attempts
     wait_until(lambda: not held_ids(client.redis))
-    tokens = [i for e in poison.stream() if isinstance(e.event, Tokens) for i in e.event.ids]
+    tokens = token_ids(poison.stream())
     assert tokens == list(range(len(tokens))), "its stream has no gap and no repeat"
