@@ -1,4 +1,4 @@
-"""``llorch bench report`` puts saved runs on one page, and says what it could not read."""
+"""``llorch bench report`` puts saved runs on one page and skips files without a run."""
 
 from __future__ import annotations
 
