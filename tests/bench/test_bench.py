@@ -22,12 +22,16 @@ def numbers(value: Any) -> list[float]:
     return [value] if isinstance(value, int | float) else []
 
 
-@pytest.fixture(scope="module")
-def engine_document() -> Any:
-    measured = ("bench", "engine", "--model", "demo", *QUICK, "--concurrency", "1,3", "--json")
-    ran = run(*measured, fresh=True)
+def measured(command: str, *options: str) -> Any:
+    """The document of ``llorch bench <command>`` with the demo model, in a fresh process."""
+    ran = run("bench", command, "--model", "demo", *options, "--json", fresh=True)
     assert (ran.code, ran.err) == (0, ""), ran
     return ran.json
+
+
+@pytest.fixture(scope="module")
+def engine_document() -> Any:
+    return measured("engine", *QUICK, "--concurrency", "1,3")
 
 
 def test_every_figure_of_the_engine_is_measured(engine_document: Any) -> None:
@@ -108,10 +112,7 @@ def test_the_kv_cache_holds_the_load_whatever_a_worker_may_keep(allowed: int) ->
 
 
 def test_overhead_is_a_share_of_a_real_models_step() -> None:
-    measured = ("bench", "overhead", "--model", "demo", "--steps", "10", "--concurrency", "4")
-    ran = run(*measured, "--json", fresh=True)
-    assert (ran.code, ran.err) == (0, ""), ran
-    rows = ran.json["rows"]
+    rows = measured("overhead", "--steps", "10", "--concurrency", "4")["rows"]
     kinds = len(SAMPLINGS)
     assert [row["model"] for row in rows] == ["no-op"] * 2 * kinds + ["demo"] * kinds
     assert {row["vocab_size"] for row in rows if row["model"] == "no-op"} == {512, 32000}

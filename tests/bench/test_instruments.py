@@ -59,33 +59,24 @@ def forward(watched: WatchedModel, device: str) -> None:
     watched.forward(RaggedBatch(rows, rows, (1, 1), (3, 5), logits_rows, rows, rows), cache)
 
 
-def test_a_watched_model_on_a_card_waits_only_when_its_steps_are_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    card = Card(monkeypatch)
-    watched = WatchedModel(card)
-    for _ in range(2):
-        forward(watched, "meta")
-        card.now_s += 0.25  # the sampler's
-    assert card.waited == []
-    first, second = watched.take_steps()
-    assert card.waited
-    assert first.ended_s - first.began_s == pytest.approx(1)
-    assert second.began_s - first.ended_s == pytest.approx(0.25)
-    assert (second.sequences, second.tokens, second.kv_blocks, second.kv_tokens) == (2, 2, 2, 8)
-    assert watched.take_steps() == ()
-
-
-def test_each_pass_on_a_card_is_timed_from_its_own_beginning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_steps_on_a_card_are_timed_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch)
     watched = WatchedModel(card)
     for _ in range(2):
         began_s = time.perf_counter()
         forward(watched, "meta")
-        (step,) = watched.take_steps()
-        assert began_s <= step.began_s <= time.perf_counter()
+        card.now_s += 0.25  # the sampler's
+        forward(watched, "meta")
+        assert card.waited == []
+        first, second = watched.take_steps()
+        assert card.waited
+        assert began_s <= first.began_s <= time.perf_counter()
+        assert first.ended_s - first.began_s == pytest.approx(1)
+        assert second.began_s - first.ended_s == pytest.approx(0.25)
+        assert (second.sequences, second.tokens) == (2, 2)
+        assert (second.kv_blocks, second.kv_tokens) == (2, 8)
+        assert watched.take_steps() == ()
+        card.waited.clear()
         card.now_s += 1000  # events far from their origin are imprecise
 
 

@@ -18,18 +18,15 @@ from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine import Engine
 from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.model import Llama
+from tests.bench.test_bench import measured
 from tests.cli.command import run
 
-QUICK = (
-    "--prompt-tokens", "40", "--new-tokens", "12", "--concurrency", "4", "--threads", "1",
-)  # fmt: skip
+QUICK = ("--prompt-tokens", "40", "--new-tokens", "12", "--concurrency", "4", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
 def document() -> Any:
-    ran = run("bench", "profile", "--model", "demo", *QUICK, "--json", fresh=True)
-    assert (ran.code, ran.err) == (0, ""), ran
-    return ran.json
+    return measured("profile", *QUICK)
 
 
 def test_shares_add_up_to_the_step_and_give_amdahls_bound(document: Any) -> None:
@@ -100,14 +97,6 @@ def test_one_new_token_has_no_decode_shares() -> None:
     assert "raise --new-tokens" in ran.json["notes"][0]
 
 
-def test_a_flamegraph_without_py_spy_is_refused_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flamegraph, "py_spy", lambda: None)
-    with pytest.raises(CommandError, match=r'needs py-spy: pip install "llorch-worker\[bench\]"'):
-        Flamegraph.at(tmp_path / "out.svg")
-
-
 @pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
 @pytest.mark.parametrize("name", ["out.svg", "out.json"])
 def test_a_flamegraph_shows_the_engine(tmp_path: Path, name: str) -> None:
@@ -130,8 +119,11 @@ def test_a_flamegraph_shows_the_engine(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["out.png", "out", "missing/out.svg"])
-def test_a_flamegraph_that_could_not_be_written_is_refused_at_once(
-    tmp_path: Path, name: str
+def test_a_flamegraph_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     with pytest.raises(CommandError, match="--flamegraph"):
         Flamegraph.at(tmp_path / name)
+    monkeypatch.setattr(flamegraph, "py_spy", lambda: None)
+    with pytest.raises(CommandError, match=r'needs py-spy: pip install "llorch-worker\[bench\]"'):
+        Flamegraph.at(tmp_path / "out.svg")

@@ -13,6 +13,7 @@ from llorch_worker.bench.instruments.fresh_load import load_afresh
 from llorch_worker.bench.startup import from_disk_notes
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import DEMO_MODEL, Settings
+from tests.bench.test_bench import measured
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
 
@@ -21,12 +22,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @pytest.fixture(scope="module")
 def document() -> Any:
-    ran = run(
-        "bench", "startup", "--model", "demo", "--passes", "1", "--threads", "1",
-        "--max-context", "64", "--json", fresh=True,
-    )  # fmt: skip
-    assert (ran.code, ran.err) == (0, ""), ran
-    return ran.json
+    return measured("startup", "--passes", "1", "--threads", "1", "--max-context", "64")
 
 
 def test_a_load_is_measured_beside_its_reading_and_writing(document: Any) -> None:
