@@ -1,1 +1,1 @@
-"""What ``llorch bench`` measures."""
+"""The measurements of ``llorch bench``."""

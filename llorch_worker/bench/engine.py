@@ -1,4 +1,4 @@
-"""``llorch bench engine``: a model under loads of growing concurrency."""
+"""``llorch bench engine``: a model under loads of increasing concurrency."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from llorch_worker.settings import Settings
 from llorch_worker.weights.contents import file_bytes, stored_numbers, tensor_types
 
 WARM_UP_TOKENS = 2
-"""Enough to meet the shapes of prefill and of decode."""
+"""Enough to run the shapes of prefill and of decode once."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured."""
+    """The loads to measure."""
 
     settings: Settings
     load: Load
-    """It runs at each of ``concurrencies``."""
+    """Runs once for each of ``concurrencies``."""
     concurrencies: tuple[int, ...]
     passes: int
     threads: int | None
@@ -53,7 +53,7 @@ def measure_engine(
 ) -> EngineFigures:
     """Load the model, run all passes, then measure the machine's ceilings.
 
-    ``progress`` reports the load, in bytes; ``now`` is told what begins.
+    ``progress`` receives the load's progress in bytes; ``now`` the name of each phase.
     """
     largest = replace(plan.load, concurrency=max(plan.concurrencies))
     with engine_for(plan.settings, largest, plan.threads, progress) as loaded:
@@ -106,7 +106,7 @@ def _passes(
         return Skipped(concurrency=load.concurrency, reason=reason)
 
     def run(new_tokens: int) -> Pass:
-        # Each pass has prompts of its own: none may profit from what another has left behind.
+        # Each pass has its own prompts, so that none finds another's in the prefix cache.
         one = replace(load, new_tokens=new_tokens, seed=next(seeds))
         return run_pass(loaded.engine, loaded.watched, one)
 

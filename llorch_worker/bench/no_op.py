@@ -1,5 +1,4 @@
-"""``llorch bench queue --no-op``: our worker around a model that computes nothing, beside stock
-Celery."""
+"""``llorch bench queue --no-op``: our worker with a no-op model, and stock Celery."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ MODEL = "no-op"
 REQUEST = GenerationRequest(prompt_token_ids=list(range(1, 9)), max_tokens=1, temperature=0, seed=0)
 POLL_S = 0.01
 LOOKED_AT = 64
-"""Results that are asked for at a time while the last ones are missing."""
+"""The number of results to ask for at a time while the last ones are missing."""
 TIMEOUT_S = 600.0
 ALONE_TIMEOUT_S = 60.0
 _DONE = '"SUCCESS"'
@@ -45,8 +44,8 @@ def measure_no_op(
     """Suspend the worker while the queue fills, let it run, and wait for the last of ``jobs``
     results; then run single jobs one at a time.
 
-    Ours does all that it does for a job of one token: claim, lease, journal, result. Stock Celery's
-    task does nothing, with ``-P threads`` and its own settings. Both log at INFO.
+    Our worker does everything that a job of one token needs: claim, lease, journal, result. Stock
+    Celery's task does nothing, with ``-P threads`` and default settings. Both log at INFO.
     """
     now("the workers' start")
     host = socket.gethostname()
@@ -122,14 +121,14 @@ def _stock_program(sandbox: Sandbox, concurrency: int) -> Program:
 
 @dataclass(frozen=True)
 class _Side:
-    """A worker, a Redis client that looks for its results, and what sends it one job."""
+    """A worker, a Redis client that polls its results, and a function that sends one job."""
 
     worker: Child
     reader: redis.Redis
     send: Callable[[], str]
 
     def rates(self, jobs: int) -> tuple[float, float]:
-        """Jobs a second sent, and run."""
+        """Jobs per second sent, and run."""
         with suspended(self.worker):
             began_s = time.perf_counter()
             ids = [self.send() for _ in range(jobs)]
@@ -148,7 +147,7 @@ class _Side:
         return time.perf_counter() - began_s
 
     def _wait_for(self, ids: list[str]) -> None:
-        """Until every job has its result; asks for a few at a time, to spare Redis."""
+        """Waits until every job has its result; asks for a few at a time, to spare Redis."""
         left = [keys.result(job_id) for job_id in ids]
         give_up_s = time.monotonic() + TIMEOUT_S
         while left:

@@ -1,4 +1,4 @@
-"""``llorch bench overhead``: what a decode step costs outside the model."""
+"""``llorch bench overhead``: the cost of a decode step outside the model."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ SAMPLINGS: dict[str, tuple[float, dict[str, Any]]] = {
     "top_p 0.9": (1.0, {"top_p": 0.9}),
     "top_k 40, top_p 0.9": (1.0, {"top_k": 40, "top_p": 0.9}),
 }
-"""Temperature and other fields of requests; each way to choose a token has a cost of its own."""
+"""Temperature and further request fields, because each way of sampling has its own cost."""
 
 
 class OverheadRow(Frozen):
-    """Decode steps of one vocabulary and way of sampling, all sequences together."""
+    """Decode steps with one vocabulary and one way of sampling, for all sequences together."""
 
     model: str
     vocab_size: int
@@ -51,7 +51,7 @@ class OverheadRow(Frozen):
     outside_model_mean_ms: float
     step_mean_ms: float
     share: float | None
-    """Of the step; None for the no-op model, whose step is nearly all overhead."""
+    """Share of the step; None for the no-op model, whose step is nearly all overhead."""
 
 
 class OverheadFigures(Figures):
@@ -85,7 +85,7 @@ def measure_overhead(
     settings: Settings | None,
     progress: Callable[[int, int], None],
 ) -> OverheadFigures:
-    """Measure around no-op models, and around the model of ``settings``, if any.
+    """Measure the overhead around no-op models, and around the model of ``settings``, if any.
 
     Raises:
         CommandError: the real model's context is too short for so many steps.
@@ -117,7 +117,7 @@ def measure_overhead(
 
 
 def _new_tokens(steps: int, sequences: int) -> int:
-    """Enough that ``steps`` gaps between steps are left after prefill and warm-up."""
+    """Enough tokens to leave ``steps`` gaps between steps after prefill and warm-up."""
     prefill_steps = 1 + sequences * PROMPT_TOKENS // DEFAULT_MAX_STEP_TOKENS
     return prefill_steps + WARM_UP_STEPS + steps + 1
 

@@ -36,7 +36,7 @@ MATRICES_AND_ATTENTION: Final = frozenset(
         Component.OUTPUT_MATRIX,
     }
 )
-"""Components that no other arrangement of the same code makes faster."""
+"""Components that rearranging the code around them cannot make faster."""
 CRITICAL_SHARE: Final = 0.10
 MODERATE_SHARE: Final = 0.05
 Verdict = Literal["critical", "moderate", "minor"]
@@ -44,7 +44,7 @@ STYLES: Final[dict[Verdict, str]] = {"critical": "bold red", "moderate": "yellow
 
 
 class ComponentShare(Frozen):
-    """One component's part of the steps, without what it passed on to other components."""
+    """One component's part of the steps, without the components that it calls."""
 
     component: Component
     share: float
@@ -59,17 +59,17 @@ class PhaseProfile(Frozen):
     phase: Literal["prefill", "decode"]
     steps: int
     step_ms: float
-    """Mean, under the profiler."""
+    """Mean time under the profiler."""
     plain_step_ms: float
-    """Mean of the same load's steps without it."""
+    """Mean time of the same load's steps without the profiler."""
     components: tuple[ComponentShare, ...]
-    """The largest first; ``rest`` is what no other component accounts for."""
+    """Largest first; ``rest`` is the time that no other component accounts for."""
     in_python_share: float
     """Time outside torch's operators: Python, and libraries that it calls directly."""
     elsewhere_share: float
-    """Of all but matrix products and attention."""
+    """Share of everything except matrix products and attention."""
     refactor_bound: float
-    """How many times faster steps would be if all but those cost nothing (Amdahl)."""
+    """How many times faster steps would be if that share cost nothing (Amdahl)."""
 
     def parts(self) -> Iterator[RenderableType]:
         critical = [each.component for each in self.components if each.verdict == "critical"]
@@ -141,10 +141,10 @@ def measure_profile(
 ) -> ProfileFigures:
     """Load the model, time prefill and decode without the profiler, then again under it.
 
-    ``progress`` reports the load, in bytes; ``now`` is told what begins.
+    ``progress`` receives the load's progress in bytes; ``now`` the name of each phase.
     """
     notes = []
-    # A step that is replayed from a CUDA graph has no parts to tell apart.
+    # A step replayed from a CUDA graph cannot be divided into parts.
     settings = settings.model_copy(update={"cuda_graphs": False})
     with engine_for(settings, load, threads, progress) as loaded:
         reason = loaded.no_room(load)
@@ -160,7 +160,7 @@ def measure_profile(
                 "CUDA graphs are off, and each part waits for the card: steps take longer than "
                 "those of llorch bench engine"
             )
-        # Each pass has prompts of its own: none may profit from what another has left behind.
+        # Each pass has its own prompts, so that none finds another's in the prefix cache.
         loads = (replace(load, seed=seed) for seed in count(load.seed))
         now("a warm-up")
         _run(loaded, replace(next(loads), new_tokens=min(WARM_UP_TOKENS, load.new_tokens)))
@@ -203,14 +203,14 @@ def _run(loaded: LoadedEngine, load: Load) -> Pass:
 
 
 def _prefill(loaded: LoadedEngine, plain_load: Load, load: Load) -> PhaseProfile:
-    """Of passes that ask for one token: every step of them prefills."""
+    """The times of passes that ask for one token, in which every step prefills."""
     plain = _run(loaded, replace(plain_load, new_tokens=1))
     _, times = _profiled(loaded, replace(load, new_tokens=1), lambda _: True)
     return _phase("prefill", times, plain.wall_s / len(plain.steps))
 
 
 def _decode(loaded: LoadedEngine, plain_load: Load, load: Load) -> PhaseProfile | None:
-    """Of the steps in which all sequences decode; None if there are fewer than two."""
+    """The times of the steps in which all sequences decode; None if there are fewer than two."""
     plain = _run(loaded, plain_load).decode_phase()
     all_decode = forward_range(load.concurrency, load.concurrency)
     profiled, times = _profiled(loaded, load, lambda name: name == all_decode)
@@ -259,7 +259,7 @@ def _phase(
 
 
 def verdict(share: float) -> Verdict:
-    """The decision rule: above 10% of the time optimise, below leave it."""
+    """The verdict: a part above 10% of the time is worth optimising."""
     if share > CRITICAL_SHARE:
         return "critical"
     return "moderate" if share >= MODERATE_SHARE else "minor"

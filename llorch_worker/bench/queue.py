@@ -1,6 +1,6 @@
 """``llorch bench queue``: one load straight through the engine and through Redis.
 
-A job on its own may cost 5 ms at p50 beside the engine's time; at least 97% of the engine's tokens
+A single job may take 5 ms more than the engine's time at p50. At least 97% of the engine's tokens
 must arrive through Redis.
 """
 
@@ -38,16 +38,16 @@ from llorch_worker.worker.main import worker_hostname
 
 SINGLE_PROMPT_TOKENS = 16
 SINGLE_NEW_TOKENS = 8
-"""Of the jobs that are timed one at a time."""
+"""Tokens of the jobs that are timed one at a time."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured."""
+    """The loads to measure."""
 
     settings: Settings
     load: MixedLoad
-    """It runs with each of ``jobs``."""
+    """Runs once for each of ``jobs``."""
     jobs: tuple[int, ...]
     single_jobs: int
     passes: int
@@ -59,7 +59,7 @@ def measure_queue(
 ) -> QueueFigures:
     """Load the model here and in a worker, and run all passes; the two ways alternate.
 
-    ``progress`` reports the load here, in bytes; ``now`` is told what begins.
+    ``progress`` receives the progress of the load here in bytes; ``now`` the name of each phase.
 
     Raises:
         CommandError: the load is longer than the model's context, memory does not hold the model
@@ -103,7 +103,7 @@ def measure_queue(
 
 
 def checked_settings(plan: Plan) -> Settings:
-    """The settings for the load, if model and memory allow it."""
+    """The settings for the load; raises if the model or memory does not allow it."""
     longest = plan.load.longest_tokens
     own = own_context(plan.settings)
     if longest > own:
@@ -138,13 +138,13 @@ class _Passes:
     def __init__(self, engine: Engine, client: Client, seed: int) -> None:
         self._engine = engine
         self._client = client
-        # The worker has as many, and they are its busiest ones.
+        # The worker has as many. They are its busiest threads.
         self._model_threads = torch.get_num_threads() if engine.stats().device == "cpu" else 1
-        # Each pass has prompts of its own: both engines keep what they computed.
+        # Each pass has its own prompts, because both engines cache prefixes.
         self._seeds = count(seed)
 
     def both_ways(self, load: MixedLoad, passes: int) -> list[tuple[Throughput, _Queued]]:
-        """Straight and queued, alternately."""
+        """Passes straight and through the queue, alternately."""
         works = (self._requests(load) for _ in range(passes))
         return alternate(self._straight, self._queued, works)
 
@@ -169,7 +169,7 @@ class _Passes:
         return replace(load, seed=next(self._seeds)).requests(self._engine.config.vocab_size)
 
     def _straight(self, requests: list[GenerationRequest]) -> Throughput:
-        # A thread a job, as in the worker's pool: jobs that the engine has no room for wait there.
+        # A thread per job, as in the worker's pool, where jobs wait for room in the engine.
         with ThreadPoolExecutor(len(requests)) as threads:
             began_s = time.perf_counter()
             results = list(threads.map(lambda each: self._engine.submit(each).result(), requests))
@@ -201,7 +201,7 @@ def _row(jobs: int, pairs: list[tuple[Throughput, _Queued]]) -> LoadRow:
         jobs=jobs,
         straight=_way([straight for straight, _ in pairs]),
         queued=_way([queued.ran for _, queued in pairs]),
-        # Of each pair, because its two passes had the same jobs.
+        # Per pair, because its two passes have the same jobs.
         share=median(queued.ran.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
         beside_model=median(queued.beside_model for _, queued in pairs),
         delivery_ms=percentiles_ms([s for _, queued in pairs for s in queued.ran.delivery_s]),

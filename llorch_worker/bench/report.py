@@ -21,7 +21,7 @@ pre { color: #666; white-space: pre-wrap } td + td { text-align: right; padding-
 
 
 class Part(NamedTuple):
-    """Rows of a document, named by fields; each figure becomes a plot and a table."""
+    """Rows of a document, named by some of their fields; each figure becomes a plot and a table."""
 
     path: str
     names: tuple[str, ...]
@@ -55,17 +55,17 @@ KINDS: Final = {
     "peers": (Part("rows", ("kind", "peer", "sequences", "prompt_tokens", "jobs"), _PEERS),),
     "components": (Part("benchmarks", ("name",), ("stats.median",)),),
 }
-"""By the command that saved the document; ``components`` are pytest-benchmark's files."""
+"""Keyed by the command that saved the document; ``components`` are pytest-benchmark's files."""
 
 
 class NotARun(Exception):
-    """The file holds no run that a page can show; the message says why."""
+    """The file holds no run to show; the message says why."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One saved run. ``origin``: command, machine, versions and remarks; ``figures``: by the title
-    of a plot and the name of a row."""
+    """One saved run. ``origin``: command, machine, versions and remarks; ``figures``: values by
+    plot title and row name."""
 
     path: Path
     kind: str
@@ -97,7 +97,7 @@ def read_run(path: Path) -> Run:
 
 
 def page(runs: Sequence[Run], made: datetime) -> str:
-    """One page that needs nothing beside itself. Ratios are to the first run of a kind."""
+    """One self-contained page. Ratios are to the first run of a kind."""
     from plotly.offline import get_plotlyjs
 
     sections = []
@@ -117,7 +117,7 @@ def page(runs: Sequence[Run], made: datetime) -> str:
 
 
 def _plot(title: str, runs: Sequence[Run]) -> str:
-    """Bars with a colour for each run, and a table of the same values below."""
+    """Bars in one colour per run, and a table of the same values."""
     from plotly.graph_objects import Bar, Figure
 
     columns = {f"{run.path}": run.figures[title] for run in runs if title in run.figures}
@@ -147,14 +147,14 @@ def _shown(value: float | None, base: float | None = 1) -> str:
 
 
 def _kind(document: Any) -> tuple[str, list[str]]:
-    """The kind of run, and where its figures come from."""
+    """The kind of run, and its provenance."""
     if _at(document, "benchmarks"):
         known = ("datetime", "machine_info.cpu.brand_raw", "commit_info.id", "version")
         return "components", [f"{name}: {_at(document, name)}" for name in known]
     try:
         origin = Provenance.model_validate(_at(document, "provenance"))
         words = shlex.split(origin.command)
-    except ValueError:  # of pydantic or of shlex
+    except ValueError:  # from pydantic or shlex
         raise NotARun("it does not say which command of llorch bench saved it") from None
     kind = words[2].removeprefix("benches.") if len(words) > 2 else ""
     if kind not in KINDS:
@@ -172,7 +172,7 @@ def _remarks(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _rows(value: Any, path: str) -> Iterator[dict[str, Any]]:
-    """The objects at ``path``, each with the plain fields of what it is in."""
+    """The objects at ``path``, each with the plain fields of its enclosing objects."""
     if isinstance(value, list):
         for each in value:
             yield from _rows(each, path)

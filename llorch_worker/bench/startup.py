@@ -1,4 +1,4 @@
-"""``llorch bench startup``: a load beside the reading and the writing that it consists of."""
+"""``llorch bench startup``: a load compared with the reads and writes that it consists of."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from llorch_worker.settings import Settings
 from llorch_worker.weights.contents import file_bytes
 
 FROM_DISK = 0.9
-"""A pass counts as one from the disk if so much of the file comes from there."""
+"""A pass counts as a read from disk if at least this share of the file comes from there."""
 
 
 class Span(Frozen):
-    """Seconds: the median of the passes, and largest minus smallest as a share of it; one pass
-    has no spread."""
+    """Seconds: the median of the passes, and their spread (largest minus smallest) as a share of
+    it; None for one pass."""
 
     median_s: float
     spread: float | None
@@ -48,18 +48,18 @@ class StartupFigures(Figures):
     passes: int
     file_bytes: int
     held_bytes: int
-    """By weights, KV cache and tables."""
+    """Held by weights, KV cache and tables."""
     read: Span
-    """Of all files, by one thread."""
+    """Reading all files with one thread."""
     write: Span | None
-    """To each byte of as much new memory as the model holds, once; None on a card."""
+    """Writing once to each byte of as much new memory as the model holds; None on a card."""
     ready: Span
     """From the file to the first token."""
     first_token_s: float
     ratio: float
-    """Ready as a multiple of read and write together: median over the passes."""
+    """``ready`` as a multiple of read plus write: median over the passes."""
     resident_bytes: int | None
-    """Of the process that loaded; None on a card, which holds the model itself."""
+    """Resident memory of the process that loaded; None on a card, which holds the model itself."""
     foretold_bytes: int
     notes: tuple[str, ...]
 
@@ -99,7 +99,7 @@ class _Pass:
     write_s: float
     load: FreshLoad
     from_disk: float | None
-    """Share of the file that came from a disk; None if the system does not tell."""
+    """Share of the file that came from a disk; None if the system does not report it."""
 
     @property
     def ready_s(self) -> float:
@@ -109,11 +109,11 @@ class _Pass:
 def measure_startup(
     settings: Settings, passes: int, threads: int | None, now: Callable[[str], None]
 ) -> StartupFigures:
-    """Passes of a read, a write and a load, after a load that compiles what is not compiled yet.
+    """Run passes of a read, a write and a load, after one load that compiles the kernels.
 
     Raises:
-        CommandError: the system cannot drop its copy of a file, the model does not fit as asked
-            for, or a load failed.
+        CommandError: the system cannot drop a file from its page cache, the model does not fit
+            with these settings, or a load failed.
         ModelLoadFailed: as ``plan_load`` does.
     """
     plan = plan_load(settings.model, **settings.engine_options)
@@ -132,7 +132,7 @@ def measure_startup(
     origin = provenance(device=str(plan.device), seed=0)
     now("a first load, which does not count")
     first = load_afresh(settings, threads)
-    # A card gives its memory at once.
+    # On a card, new memory costs nothing.
     written_bytes = 0 if on_card else first.held_bytes
     done: list[_Pass] = []
     for number in range(passes):
@@ -182,12 +182,12 @@ def _pass(
 
 
 def from_disk_notes(shares_from_disk: Sequence[float]) -> tuple[str, ...]:
-    """Warns if files may not have come from a disk; one share for each pass."""
+    """Notes if files may not have come from a disk; takes one share for each pass."""
     if not shares_from_disk:
-        return ("this system does not tell how much of the file came from a disk",)
+        return ("this system does not report how much of the file came from a disk",)
     if min(shares_from_disk) >= FROM_DISK:
         return ()
     return (
-        f"in some pass only {min(shares_from_disk):.0%} of the file came from a disk: something "
+        f"in one pass only {min(shares_from_disk):.0%} of the file came from a disk: something "
         "else keeps the rest in memory",
     )

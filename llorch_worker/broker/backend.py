@@ -18,7 +18,7 @@ from llorch_worker.contract import GenerationResult, encode_event
 
 
 class _OneEnd:
-    """Mixed into Celery's backends; see the module."""
+    """A mixin for Celery's backends; see the module's docstring."""
 
     def _store_result(
         self: Any,
@@ -29,7 +29,7 @@ class _OneEnd:
         request: Any = None,
         **_: Any,
     ) -> Any:
-        # As Celery's, but never with the arguments: ``result_extended`` would store the prompt.
+        # Like Celery's, but without the arguments: ``result_extended`` would store the prompt.
         children = self.current_task_children(request)
         meta = result_meta(task_id, state, result, traceback=traceback, children=children)
         for name, of_request in (("group_id", "group"), ("parent_id", "parent_id")):
@@ -62,8 +62,8 @@ class _OneEnd:
 
 
 class ResultBackend(_OneEnd, RedisBackend):  # type: ignore[misc]
-    """For ``redis://`` and ``rediss://``."""
+    """The backend for ``redis://`` and ``rediss://``."""
 
 
 class SentinelResultBackend(_OneEnd, SentinelBackend):  # type: ignore[misc]
-    """For ``sentinel://``."""
+    """The backend for ``sentinel://``."""

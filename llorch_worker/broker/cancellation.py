@@ -11,17 +11,17 @@ from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import CancelledEvent, encode_event
 
 TOMBSTONE_TTL_S = 30 * 24 * 3600
-"""How long a cancelled job is remembered; its message stays in the queue until its turn."""
+"""How long a cancelled job is remembered. Its message stays in the queue until it is claimed."""
 
 CancelOutcome = Literal["queued", "running", "ended"]
-"""``queued``: the job waited, or its worker had died; it has ended now. ``running``: its worker was
-asked and stops within a step. ``ended``: there was nothing to cancel."""
+"""The job's state at the cancel. ``queued``: it waited, or its worker had died; it has now ended.
+``running``: its worker was told and stops within a step. ``ended``: nothing was left to cancel."""
 
 
 def cancel(client: Redis, job_id: str, *, result_ttl_s: int, stream_ttl_s: int) -> CancelOutcome:
     """Cancels a job. The script decides in one step whether a worker's claim came first.
 
-    A job that nobody claimed looks like one that nobody sent: both end.
+    Redis cannot tell an unclaimed job from an unknown id, so both end as cancelled.
     """
     outcome: CancelOutcome = run_script(
         client,

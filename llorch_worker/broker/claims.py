@@ -22,32 +22,32 @@ from llorch_worker.contract import AttemptsExhausted, Failed, LlorchError, encod
 logger = get_logger(__name__)
 
 _ID = "@ID@"
-"""What ``lua/claim.lua`` replaces by the id of each job."""
+"""The placeholder that ``lua/claim.lua`` replaces with each job's id."""
 SWEEP_LIMIT_JOBS = 100
 MOST_DEAD_LETTERS = 10_000
-"""Older ones are forgotten."""
+"""Older ones are deleted."""
 
 
 @dataclass(frozen=True)
 class ClaimTerms:
-    """The terms on which a worker claims."""
+    """A worker's limits for its claims."""
 
     lease_ms: int
     max_attempts: int
     result_ttl_s: int
-    """Also how long the record of an ended job guards against a second copy of its message."""
+    """Also how long an ended job's record is kept, to recognise a second copy of its message."""
     stream_ttl_s: int
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One job in a worker's hands. Its times are Unix times by Redis' clock."""
+    """A job that a worker holds. Times are Unix times by Redis' clock."""
 
     job_id: str
     message: bytes
     """The list element as the producer pushed it."""
     attempt: int
-    """Counted: 1 for the first claim; a drain's attempt does not count."""
+    """1 for the first claim. Attempts that a drain ended do not count."""
     fence: int
     list_key: str
     suspect: bool
@@ -55,9 +55,9 @@ class Claim:
     first_claimed_ms: int
     claimed_ms: int
     first: bool = False
-    """Nobody claimed it before: it has no journal."""
+    """Whether this is the job's first claim; it then has no journal."""
     cancelled: bool = False
-    """A cancel was asked for before it was claimed."""
+    """Whether a cancel was requested before the claim."""
     taken_s: float = field(default_factory=time.monotonic, compare=False)
     """When the claim arrived, by this process' monotonic clock."""
 
@@ -76,10 +76,10 @@ def claim(
     worker: str,
     terms: ClaimTerms,
 ) -> list[Claim]:
-    """Takes up to ``limit`` jobs: a suspect if that endangers nobody, then from ``lists`` in order.
+    """Claims up to ``limit`` jobs: a suspect if that is safe, then from ``lists`` in order.
 
-    ``held`` are the claims that the caller has already. Messages that became dead letters are
-    logged, the first few one by one.
+    ``held``: the claims that the caller already has. New dead letters are logged, the first few
+    one by one.
     """
     held = tuple(held)
     held_suspect = next((claim.job_id for claim in held if claim.suspect), "")
@@ -110,11 +110,11 @@ def claim(
             logger.error("job %s is a dead letter: %s", text(job_id), exhausted.message)
         else:
             logger.error(
-                "refused an entry of %d bytes: it names no job; llorch dead list shows it", size
+                "refused an entry of %d bytes without a job id; llorch dead list shows it", size
             )
     if unlisted:
         logger.error(
-            "%d more entries, of %d bytes together, are dead letters: see llorch dead list",
+            "%d more entries, %d bytes in total, are dead letters; llorch dead list shows them",
             unlisted,
             unlisted_bytes,
         )
@@ -125,7 +125,7 @@ def _claim(
     job_id: Reply, message: Reply, attempt: int, fence: Reply, list_key: Reply,
     first_claimed_ms: Reply, claimed_ms: int, first: int, cancelled: int, suspect: int,
 ) -> Claim:  # fmt: skip
-    """A claim as ``lua/claim.lua`` returns it."""
+    """Parses a claim that ``lua/claim.lua`` returned."""
     return Claim(
         job_id=text(job_id),
         message=message.encode() if isinstance(message, str) else message,
@@ -141,19 +141,19 @@ def _claim(
 
 
 def renew(client: Redis, claims: Iterable[Claim], *, lease_ms: int) -> list[str]:
-    """Renews the leases of ``claims``; returns the ids of those that are lost."""
+    """Renews the leases of ``claims``; returns the ids of lost claims."""
     pairs = [part for claim in claims for part in (claim.job_id, claim.fence)]
     lost = run_script(client, "renew", [lease_ms, *pairs])
     return [text(job_id) for job_id in lost]
 
 
 def end(client: Redis, claim: Claim, terms: ClaimTerms) -> bool:
-    """Ends a claim whose job is over without a result of ours; False if it was lost."""
+    """Ends a claim without storing a result; False if the claim was lost."""
     return _release(client, claim, "ended", terms.result_ttl_s)
 
 
 def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> bool:
-    """Stores ``error`` as the job's result and ends the claim; False if it was lost."""
+    """Stores ``error`` as the job's result and ends the claim; False if the claim was lost."""
     return bool(
         run_script(
             client,
@@ -171,8 +171,8 @@ def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> 
 
 
 def lapse(client: Redis, claim: Claim) -> None:
-    """Ends the lease now, as the worker's death would: the next sweep puts the job back, and the
-    attempt counts. A claim that was lost changes nothing."""
+    """Ends the lease now, as if the worker had died: the next sweep puts the job back, and the
+    attempt counts. Does nothing if the claim was lost."""
     _release(client, claim, "lapsed")
 
 
@@ -186,6 +186,6 @@ def _release(client: Redis, claim: Claim, state: str, ttl_s: int = 0) -> bool:
 
 
 def sweep(client: Redis) -> list[str]:
-    """Puts jobs whose leases lapsed back to the head of their queues; returns their ids."""
+    """Puts jobs with lapsed leases back to the head of their queues; returns their ids."""
     back = run_script(client, "sweep", [SWEEP_LIMIT_JOBS])
     return [text(job_id) for job_id in back]

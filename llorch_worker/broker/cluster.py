@@ -1,4 +1,4 @@
-"""What Redis knows of workers, models and waiting jobs."""
+"""The cluster as Redis shows it: workers, models and waiting jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cluster:
         self._redis.close()
 
     def ping(self) -> None:
-        """Returns if Redis answers."""
+        """Raises unless Redis answers."""
         with broker_errors(self._url):
             self._redis.ping()
 
@@ -45,12 +45,12 @@ class Cluster:
         return True
 
     def workers(self) -> list[WorkerCard]:
-        """The workers that are alive. Their figures are seconds old: see :meth:`figures`."""
+        """The live workers. Their figures are seconds old: see :meth:`figures`."""
         with broker_errors(self._url):
             return registry.workers(self._redis)
 
     def answering(self, hostnames: set[str]) -> set[str]:
-        """Those of ``hostnames`` that answer a ping: they take jobs from now on."""
+        """Those of ``hostnames`` that answer a ping, which means that they take jobs."""
         with broker_errors(self._url), closing(producer_app(self._url)) as app:
             replies = app.control.ping(
                 destination=sorted(hostnames), timeout=PING_TIMEOUT_S, limit=len(hostnames)
@@ -58,7 +58,7 @@ class Cluster:
         return {hostname for reply in replies for hostname in reply}
 
     def figures(self, workers: list[WorkerCard]) -> list[WorkerCard]:
-        """``workers`` with the figures of this moment, for those that answer."""
+        """``workers``, with current figures for those that answer."""
         if not workers:
             return []
         hostnames = [worker.hostname for worker in workers]
@@ -83,7 +83,7 @@ class Cluster:
             return waiting(self._redis, model)
 
     def unserved_queues(self) -> dict[str, int]:
-        """Queues of no known model or worker, with how many jobs wait there."""
+        """Queues of unknown models or workers, with the number of jobs that wait in each."""
         with broker_errors(self._url):
             return unserved(self._redis)
 

@@ -26,27 +26,27 @@ HEALTH_CHECK_S = 15
 MAX_CONNECTIONS = 10_000
 """Every reader of a stream holds one; redis-py allows 100 by default."""
 RETRIES = 2
-"""A command that fails is sent again over a new connection. Redis is not waited for longer."""
+"""A failed command is sent again this often, each time over a new connection."""
 
 
 def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis.Redis:
     """A client of the Redis at ``url``; connects on first use. Replies are str.
 
     redis-py's pool replaces connections that Redis closed, and behind Sentinel it asks for the
-    master whenever it connects. Only two things are ours: the retry, for the command that finds the
-    old master demoted, and :func:`close_idle`.
+    master whenever it connects. This module adds a retry, for commands that reach a demoted
+    master, and :func:`close_idle`.
     """
     return cast(redis.Redis, _connect(url, redis, Retry, reply_timeout_s))
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
-    """As :func:`connect`, for asyncio."""
+    """:func:`connect` for asyncio."""
     return cast(redis.asyncio.Redis, _connect(url, redis.asyncio, AsyncRetry, REPLY_TIMEOUT_S))
 
 
 def _connect(url: str, library: Any, retry: Any, reply_timeout_s: float) -> object:
     options = {
-        # As the worker's connection to its queues, so that Redis refuses the same in both places.
+        # Like the worker's connection to its queues, so that Redis refuses the same on both.
         "protocol": 2,
         "decode_responses": True,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
@@ -66,19 +66,19 @@ def _connect(url: str, library: Any, retry: Any, reply_timeout_s: float) -> obje
 
 
 def close_idle(client: redis.Redis) -> None:
-    """Closes the connections of ``client`` that no thread uses at this moment.
+    """Closes the connections of ``client`` that no thread is using.
 
-    A thread that polls a socket while another closes it may sleep until its timeout.
+    Closing a socket that another thread polls may leave that thread asleep until its timeout.
     """
     client.connection_pool.disconnect(inuse_connections=False)
 
 
 @contextmanager
 def subscribe(client: redis.Redis, channel: str) -> Iterator[PubSub]:
-    """A subscription to one channel, renewed by redis-py whenever the connection is.
+    """A subscription to one channel; redis-py renews it after each reconnect.
 
     ``get_message`` also returns the confirmation of each (re)subscription, of type ``subscribe``.
-    Messages published before it may be missed.
+    Messages published before the confirmation may be missed.
     """
     pubsub = client.pubsub()
     try:
@@ -90,7 +90,7 @@ def subscribe(client: redis.Redis, channel: str) -> Iterator[PubSub]:
 
 @contextmanager
 def broker_errors(url: str) -> Iterator[None]:
-    """Turns what redis-py and kombu raise into :class:`BrokerUnavailable`."""
+    """Turns the errors of redis-py and kombu into :class:`BrokerUnavailable`."""
     try:
         yield
     except (RedisError, OperationalError) as error:
@@ -98,7 +98,7 @@ def broker_errors(url: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Redis refused a write, also one of a script, because it is at its ``maxmemory``."""
+    """Whether Redis refused a write, perhaps in a script, because it is at its ``maxmemory``."""
     return isinstance(error, RedisError) and "used memory > 'maxmemory'" in str(error)
 
 

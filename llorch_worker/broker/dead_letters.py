@@ -1,4 +1,4 @@
-"""Dead letters: messages that no worker runs any more, kept with the reason and the history."""
+"""Dead letters: messages that no worker will run again, kept with their reason and history."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MALFORMED = "malformed"
 _NOT_JSON = LookupError, TypeError, ValueError, AttributeError, RecursionError
 
 Retried = Literal["retried", "gone", "under way", "ended"]
-"""``gone``: somebody else retried or dropped the letter; ``under way``: the same job waits or runs
-again; ``ended``: the job has another end than a failure."""
+"""``gone``: the letter has been retried or dropped; ``under way``: the job already waits or runs
+again; ``ended``: the job succeeded or was cancelled."""
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message with its end. Its ``repr`` hides the message, which holds a prompt."""
+    """A message and why it is dead. Its ``repr`` hides the message, which holds a prompt."""
 
     id: str
     """The job's id, or ``malformed-...`` if the message names none."""
@@ -35,12 +35,12 @@ class DeadLetter:
     list_key: str
     attempts: int
     history: tuple[tuple[str, int], ...]
-    """Who claimed the job and when, in order; unix time in ms by Redis' clock."""
+    """The workers that claimed the job, in order, with unix times in ms by Redis' clock."""
     died_ms: int
     message: str = field(repr=False)
     """As the producer pushed it; bytes that are not UTF-8 are replaced."""
     raw: str = field(repr=False)
-    """The letter as Redis stores it. Scripts find it by this."""
+    """The letter as Redis stores it; scripts find it by this value."""
 
     @property
     def model(self) -> str:
@@ -52,7 +52,7 @@ class DeadLetter:
 
     @property
     def body(self) -> Any:
-        """What the message carries, prompt included; None if it is not JSON. A task's body is
+        """The message's body, prompt included; None if it is not JSON. A task's body is
         ``[args, kwargs, options]``."""
         try:
             envelope = json.loads(self.message)
@@ -70,7 +70,7 @@ class DeadLetter:
 
 
 def bury(client: Redis, claim: Claim, reason: str) -> bool:
-    """Keeps the message of a claim, which the caller ends; False if the claim was lost."""
+    """Keeps a claim's message as a dead letter; the caller ends the claim. False if it was lost."""
     message = claim.message.decode("utf-8", "replace")
     buried = run_script(
         client, "bury", [claim.job_id, claim.fence, reason, message, MOST_DEAD_LETTERS]
@@ -97,17 +97,17 @@ def find(client: Redis, letter_id: str) -> DeadLetter | None:
 
 
 def retry(client: Redis, letter: DeadLetter, *, stream_ttl_s: int) -> Retried:
-    """Puts the job at the tail of its queue with all its attempts, and removes its failure.
+    """Puts the job at the tail of its queue with a full set of attempts, and removes its failure.
 
-    The job goes on from its journal if that has not expired. A requested cancel and a deadline
-    still hold.
+    The job continues from its journal if that has not expired. A requested cancel and a deadline
+    still apply.
     """
     outcome: Retried = run_script(client, "retry", [letter.raw, stream_ttl_s])
     return outcome
 
 
 def drop(client: Redis, letter: DeadLetter) -> bool:
-    """Deletes a letter; its job stays failed. False if it was gone already."""
+    """Deletes a letter; its job stays failed. False if the letter was already gone."""
     return bool(client.lrem(keys.DEAD, 1, letter.raw))
 
 

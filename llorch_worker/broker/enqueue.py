@@ -25,11 +25,11 @@ def enqueue(
     ttl_s: int,
     worker: str | None = None,
 ) -> str:
-    """Returns the id of the job in the queue: ``job_id``, or that of the first job with the
-    request's idempotency key, which is remembered for ``ttl_s``.
+    """Enqueues a job and returns ``job_id``, or the id of the first job with the request's
+    idempotency key. Keys are remembered for ``ttl_s``.
 
-    ``worker`` is the node name of the worker that is to take the job. Its worker queue then counts
-    against the limit too.
+    ``worker``: the node name of the worker that should take the job. Jobs in its worker queue then
+    count against the limit too.
 
     Raises:
         QueueFull: the limit of waiting jobs is reached, or Redis has no memory for another.

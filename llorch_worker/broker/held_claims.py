@@ -12,22 +12,22 @@ from llorch_worker.contract import Event
 
 @dataclass(frozen=True)
 class LastEntries:
-    """Events that go to a job's stream with its end, from entry ``first_entry`` on."""
+    """Events to write to a job's stream together with its end, from entry ``first_entry`` on."""
 
     first_entry: int
     events: Sequence[Event] = ()
 
 
 class HeldClaims:
-    """Thread-safe. A claim stays here until its job is settled, even if it was lost meanwhile: its
-    old fence is what makes a late write fail.
+    """Thread-safe. A claim stays here until its job is settled, even if it is lost meanwhile: its
+    old fence makes a late write fail.
     """
 
     def __init__(self) -> None:
         self._claims: dict[str, Claim] = {}
         self._ended: set[Claim] = set()
         self._last_entries: dict[Claim, LastEntries] = {}
-        # Reentrant: a signal handler may settle claims while its thread is in here.
+        # Reentrant: a signal handler may settle claims while its thread holds the lock.
         self._lock = threading.RLock()
 
     def add(self, claim: Claim) -> None:
@@ -42,7 +42,7 @@ class HeldClaims:
             self._last_entries.pop(claim, None)
 
     def leave_entries(self, claim: Claim, entries: LastEntries) -> None:
-        """Leaves events for whoever stores the job's end."""
+        """Leaves events to be written with the job's end."""
         with self._lock:
             self._last_entries[claim] = entries
 
@@ -51,7 +51,7 @@ class HeldClaims:
             return self._last_entries.get(claim, LastEntries(1))
 
     def note_end(self, claim: Claim) -> None:
-        """Notes that the result is stored and the claim ended with it: Redis knows everything."""
+        """Notes that the result is stored and that storing it ended the claim."""
         with self._lock:
             self._ended.add(claim)
 
@@ -72,5 +72,5 @@ class HeldClaims:
 
 
 HELD_CLAIMS = HeldClaims()
-"""One for the process: kombu makes channels, and Celery result backends, without a context of ours,
-and claims outlive both."""
+"""One per process: channels and result backends, which kombu and Celery create, both use it, and
+claims outlive them."""

@@ -18,14 +18,14 @@ WRITTEN, WRITTEN_CANCEL = 1, 2
 
 @dataclass(frozen=True)
 class JournalPage:
-    """What is written, and the number of the next entry."""
+    """The events written so far, and the number of the next entry."""
 
     journal: Journal
     next_entry: int
 
 
 FIRST_PAGE = JournalPage(Journal(), 1)
-"""For a job that nobody claimed before."""
+"""The journal of a job that was never claimed."""
 
 
 def read(client: Redis, job_id: str) -> JournalPage:
@@ -39,10 +39,10 @@ def read(client: Redis, job_id: str) -> JournalPage:
 def queue_append(
     pipe: Any, claim: Claim, first_entry: int, events: Sequence[Event], *, ttl_s: int
 ) -> None:
-    """Adds the write of ``events``, as entries from ``first_entry`` on, to a pipeline.
+    """Adds a write of ``events``, as entries from ``first_entry`` on, to a pipeline.
 
-    The reply is ``WRITTEN``, ``WRITTEN_CANCEL`` if a cancel was asked for too, or 0 if the claim
-    was lost. Sent twice, it writes once.
+    The reply is ``WRITTEN``, ``WRITTEN_CANCEL`` if a cancel was also requested, or 0 if the claim
+    was lost. Sending it twice writes the events once.
     """
     pipe.evalsha(
         digest("append"),

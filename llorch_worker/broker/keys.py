@@ -24,7 +24,7 @@ DEAD = f"{PREFIX}dead"
 
 
 def job(job_id: str) -> str:
-    """Hash, the record of a job that was claimed at least once: ``state`` (claimed, queued, ended),
+    """Hash, the record of a job that has been claimed: ``state`` (claimed, queued, ended),
     ``fence``, ``attempts``, ``progress`` (1 if this attempt's tokens are journalled), ``worker``,
     ``history``, ``first_claim_ms``, ``company`` (1 if this attempt ran beside others that had lost
     a worker), ``spared`` (1 if an attempt was not counted for that), and, until it ends,
@@ -43,7 +43,7 @@ def events(job_id: str) -> str:
 
 
 def cancel(job_id: str) -> str:
-    """Exists once a cancel was asked for; expires with the results."""
+    """Exists once a cancel has been requested; expires with the results."""
     return f"{PREFIX}job:{job_id}:cancel"
 
 
@@ -53,8 +53,8 @@ def watchers(job_id: str) -> str:
 
 
 def sent(job_id: str) -> str:
-    """Unix time, by Redis' clock, at which our client enqueued the job. It tells a queued job from
-    an unknown one."""
+    """Unix time, by Redis' clock, at which our client enqueued the job. It distinguishes a queued
+    job from an unknown one."""
     return f"{PREFIX}job:{job_id}:sent"
 
 

@@ -1,4 +1,4 @@
-"""A job as a Celery task message, the way kombu puts it on a Redis list."""
+"""A job as a Celery task message, in the form that kombu pushes to a Redis list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENQUEUED_AT = "llorch_enqueued_at"
 """Message header: unix time in s at which the job was enqueued."""
 
 _TIME = f"@time{uuid()}@"
-"""A stand-in. Random, so that no field of a request can hold it."""
+"""A placeholder; random, so that no field of a request can contain it."""
 _UNREADABLE = (
     binascii.Error, LookupError, TypeError, ValueError, AttributeError, RecursionError
 )  # fmt: skip
@@ -28,17 +28,17 @@ _UNREADABLE = (
 def write_message(
     app: Celery, request: GenerationRequest, *, model: str, job_id: str, to: Route
 ) -> tuple[str, str]:
-    """A job as ``app`` would send it, in two parts, which the time of enqueueing joins.
+    """A job as ``app`` would send it, split in two where the enqueue time goes.
 
-    Redis puts it there, by its own clock: see ``lua/enqueue.lua``.
+    ``lua/enqueue.lua`` inserts the time by Redis' clock.
     """
     task = app.amqp.as_task_v2(
         job_id,
         TASK_NAME,
         (),
         request.wire() | {"model": model},
-        # Celery would put the prompt into the headers, for logs and monitors. The worker finds
-        # out for itself what those show of a job.
+        # Celery would put the prompt into the headers, for logs and monitors. The worker itself
+        # writes what those show of a job.
         argsrepr="()",
         kwargsrepr="{...}",
     )
@@ -61,10 +61,10 @@ def write_message(
 
 
 def read_envelope(raw: bytes, decode_body: Callable[[Any, Any], Any]) -> dict[str, Any] | None:
-    """The message as kombu's envelope, its body decoded; None if it is not a message."""
+    """kombu's envelope of the message, its body decoded; None if it is not a message."""
     try:
         envelope: Any = loads(bytes_to_str(raw))
-        # What delivery and acknowledgement read, read once here, where an error is harmless.
+        # Delivery and acknowledgement read these fields; here a missing one does no harm.
         properties, headers = envelope["properties"], envelope.get("headers")
         info = properties["delivery_info"]
         names = (properties["delivery_tag"], info["exchange"], info["routing_key"])
@@ -81,7 +81,7 @@ def read_envelope(raw: bytes, decode_body: Callable[[Any, Any], Any]) -> dict[st
 
 
 def enqueue_time_s(header: object) -> float | None:
-    """The header :data:`ENQUEUED_AT` if it is a time; anybody may have written it."""
+    """The header :data:`ENQUEUED_AT`, if it is a valid time; any producer may have written it."""
     if isinstance(header, int | float) and not isinstance(header, bool) and header > 0:
         return float(header)
     return None

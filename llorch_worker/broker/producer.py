@@ -30,7 +30,7 @@ def celery_url(redis_url: str) -> str:
 
 
 def sentinel_options(redis_url: str) -> dict[str, Any]:
-    """Transport options for a Redis behind Sentinel; empty for any other."""
+    """Transport options for a Redis behind Sentinel; empty for other URLs."""
     return SentinelUrl.parse(redis_url).transport_options if is_sentinel(redis_url) else {}
 
 

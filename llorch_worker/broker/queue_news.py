@@ -1,4 +1,4 @@
-"""News of a queue: Redis says when one of a model's lists changes."""
+"""Notifications from Redis that one of a model's lists has changed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ TRACKING_CHANNEL = "__redis__:invalidate"
 class QueueNews:
     """Key tracking (``CLIENT TRACKING ... BCAST``) on a connection that waits for nothing else.
 
-    News comes within a millisecond, for every priority at once, and costs nothing while the queue
-    is idle. It says only that something changed, so every news leads to a claim.
+    News arrives within a millisecond, covers every priority, and costs nothing while the queue is
+    idle. It says only that something changed, so each one leads to a claim.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class QueueNews:
             return
         client_id = _call(connection, "CLIENT", "ID")
         while not isinstance(client_id, int):
-            # The answer to a BRPOP that kombu left here: mingle waited on this channel for replies.
+            # The reply to a BRPOP of kombu's: mingle waited for replies on this channel.
             client_id = connection.read_response()
         # One prefix covers all lists of a model; Redis refuses overlapping ones.
         redirect = ("REDIRECT", client_id, "BCAST", "PREFIX", normal_queue(model))
@@ -35,17 +35,17 @@ class QueueNews:
 
     @staticmethod
     def read(connection: Any) -> None:
-        """Reads all that came."""
+        """Reads everything that has arrived."""
         try:
             while connection.can_read(timeout=0):
                 connection.read_response()
         except Exception:
-            # Closed, it is opened and registered anew at the next turn of the loop.
+            # The next turn of the loop opens it and registers it again.
             connection.disconnect()
             raise
 
 
 def _call(connection: Any, *command: Any) -> Any:
-    # No health check first: its PING would take the answer to a BRPOP that is still due.
+    # No health check first: its PING would take the reply to a pending BRPOP.
     connection.send_command(*command, check_health=False)
     return connection.read_response()

@@ -35,13 +35,13 @@ SUSPECTS_SUFFIX = ":suspects"
 WORKER_MARK = "@"
 LOW_STEP = 9
 PRIORITY_STEPS = (0, 3, 6, 9)
-"""kombu's own; a stock producer's message goes into the list of the step below its priority."""
+"""kombu's default; it pushes a message to the list of the highest step not above its priority."""
 STEP_SEPARATOR = "\x06\x16"
 
 
 @dataclass(frozen=True)
 class Route:
-    """Where a message goes: the queue's name and kombu's priority number."""
+    """A message's destination: the queue's name and kombu's priority number."""
 
     queue: str
     priority: int | None
@@ -53,7 +53,7 @@ class Route:
 
 
 def route(model: str, priority: Priority, worker: str | None = None) -> Route:
-    """Where a job of this priority waits: for any worker of ``model``, or for one alone."""
+    """The route of a job with this priority: to any worker of ``model``, or only to ``worker``."""
     normal = normal_queue(model) if worker is None else worker_queue(model, worker)
     match priority:
         case "high":
@@ -69,7 +69,7 @@ def normal_queue(model: str) -> str:
 
 
 def worker_queue(model: str, worker: str) -> str:
-    """The normal queue of one worker alone: ``llorch.toy@gpu0.host`` for ``gpu0@host``."""
+    """The normal-priority worker queue: ``llorch.toy@gpu0.host`` for ``gpu0@host``."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", worker.replace("@", ".", 1))
     return f"{normal_queue(model)}{WORKER_MARK}{name}"
 
@@ -96,7 +96,7 @@ def lists(consumed: Iterable[str]) -> list[str]:
 
 
 def shared_lists(model: str) -> list[str]:
-    """Every list that jobs for any worker of ``model`` wait in, the suspects' last."""
+    """Every list in which jobs for any worker of ``model`` wait, the suspects' last."""
     return [*lists(queues(model)), suspects(model)]
 
 
@@ -115,10 +115,10 @@ def queue_of(list_key: str) -> str:
 
 
 def normal_queue_of(queue_or_list: str) -> str:
-    """The queue of normal priority beside this queue, or list of a queue."""
+    """The normal-priority counterpart of a queue or list."""
     return queue_of(queue_or_list).partition(":")[0]
 
 
 def model_of(queue_or_list: str) -> str:
-    """The model that jobs in this queue, or list of a queue, are for."""
+    """The model of the jobs in a queue or list."""
     return normal_queue_of(queue_or_list).partition(WORKER_MARK)[0].removeprefix(QUEUE_PREFIX)

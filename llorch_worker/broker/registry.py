@@ -1,4 +1,4 @@
-"""Who serves what: workers announce themselves and their model; clients and operators read it."""
+"""The registry of workers and models: workers write it; clients and operators read it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class _Card(BaseModel):
 
 
 class ModelCard(_Card):
-    """A model that some worker served once."""
+    """A model that a worker serves or has served."""
 
     name: str
     max_context: int
     queue_limit: int = 0
-    """The most jobs that may wait; 0 for no limit. The latest worker decides."""
+    """The most jobs that may wait; 0 for no limit. The latest worker's setting counts."""
     last_seen: float
-    """Unix time of the worker that wrote it."""
+    """Unix time by the clock of the worker that wrote it."""
 
 
 class WorkerCard(_Card):
-    """A worker that is alive; ``engine`` holds the figures of ``inspect stats``."""
+    """A live worker; ``engine`` holds the figures of ``inspect stats``."""
 
     hostname: str
     pid: int
@@ -47,7 +47,7 @@ class WorkerCard(_Card):
 
 
 def announce(client: redis.Redis, card: WorkerCard) -> WorkerCard | None:
-    """Writes the cards of the worker and its model, and that its worker queue is served.
+    """Writes the cards of the worker and its model, and marks its worker queue as served.
 
     Returns the previous card under the worker's name.
     """

@@ -28,7 +28,7 @@ SUCCESS, FAILURE, REVOKED, STARTED = "SUCCESS", "FAILURE", "REVOKED", "STARTED"
 
 @dataclass(frozen=True)
 class StoredState:
-    """What the result backend holds for a job; ``end`` is set once the job has ended."""
+    """A job's state in the result backend; ``end`` is set once the job has ended."""
 
     status: str
     end: GenerationResult | LlorchError | None = None
@@ -81,24 +81,24 @@ def _error(stored: Any) -> LlorchError:
 
 
 def failure_document(job_id: str, error: LlorchError) -> str:
-    """What Celery's Redis backend stores for a task that raised ``error``."""
+    """The document that Celery's Redis backend stores for a task that raised ``error``."""
     return _error_document(job_id, FAILURE, error)
 
 
 def revoked_document(job_id: str) -> str:
-    """What Celery's Redis backend stores for a task that was revoked."""
+    """The document that Celery's Redis backend stores for a revoked task."""
     return _error_document(job_id, REVOKED, TaskRevokedError("cancelled"))
 
 
 def started_document(job_id: str, worker: str, pid: int) -> str:
-    """What Celery's Redis backend stores for a task that begins in process ``pid``."""
+    """The document that Celery's Redis backend stores for a task that begins in process ``pid``."""
     return json.dumps(result_meta(job_id, STARTED, {"pid": pid, "hostname": worker}))
 
 
 def result_meta(
     job_id: str, status: str, result: Any, *, traceback: str | None = None, children: Any = ()
 ) -> dict[str, Any]:
-    """The fields that Celery stores of any task."""
+    """The fields that Celery stores for every task."""
     return {
         "status": status,
         "result": result,

@@ -1,8 +1,7 @@
 """The Lua scripts, called by name.
 
-What Redis runs is put together from four pieces: the names of our keys and queues, whose one
-definition is in Python; ``lua/prelude.lua``; the parts in ``lua/parts`` that the script needs; and
-``lua/<name>.lua``.
+Each script consists of four pieces: the names of keys and queues, which are defined in Python;
+``lua/prelude.lua``; the parts in ``lua/parts`` that the script needs; and ``lua/<name>.lua``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from llorch_worker.broker import keys, queues
 
 Argument = str | int | float | bytes
 Reply = str | bytes
-"""A string: str from our own clients, bytes from kombu's and Celery's."""
+"""A string in a reply: str from our clients, bytes from kombu's and Celery's."""
 
 _PARTS = {
     "claim": ("lists", "message", "take"),
@@ -51,7 +50,7 @@ def _source(name: str) -> str:
 
 
 def _names() -> str:
-    """``LEASES``, ... and ``job_key(job_id)``, ... as Lua's locals."""
+    """``LEASES``, ... and ``job_key(job_id)``, ... as Lua locals."""
     lines = [f"local {name} = '{text}'" for name, text in _NAMES.items()]
     for key in _KEYS_OF_A_JOB:
         before, after = key("@").split("@")
@@ -64,12 +63,12 @@ def _names() -> str:
 
 @cache
 def digest(name: str) -> str:
-    """What ``EVALSHA`` wants, for a pipeline; the server may answer ``NoScriptError``."""
+    """The arguments of ``EVALSHA``, for a pipeline; the server may answer ``NoScriptError``."""
     return hashlib.sha1(_source(name).encode()).hexdigest()
 
 
 def load(client: Redis, name: str) -> None:
-    """Makes the server know the script, so that its digest is enough."""
+    """Loads the script into the server, so that its digest is enough."""
     client.script_load(_source(name))
 
 
@@ -78,7 +77,7 @@ def run_script(
 ) -> Any:
     """Runs ``lua/<name>.lua`` in one step; ``lists`` are its ``KEYS``.
 
-    A server that restarted or failed over does not know the script's digest, and gets its source.
+    After a restart or a failover the server does not know the digest; it then gets the source.
     """
     try:
         return client.evalsha(digest(name), len(lists), *lists, *arguments)

@@ -1,11 +1,11 @@
 """A kombu transport whose consumers claim jobs instead of popping them.
 
-Producers stay stock: they push to the same lists. kombu's own Redis transport pops a message with
-BRPOP, registers it afterwards, and loses it when the worker dies in between. This one takes it with
-one script that pops, counts the attempt and registers the lease (``lua/claim.lua``).
+Stock producers push to the same lists. kombu's own Redis transport pops a message with BRPOP,
+registers it afterwards, and loses it if the worker dies in between. This one claims it with one
+script that pops, counts the attempt and registers the lease (``lua/claim.lua``).
 
 A script cannot block, so a worker with room waits for news of its lists: see :mod:`queue_news`. A
-slow timer covers news that a failing connection swallows.
+slow timer covers news that a failing connection lost.
 
 A job outlives its connection: it keeps running through a reconnect and is settled over another
 connection when it ends.
@@ -35,14 +35,14 @@ from llorch_worker.contract import Fault, InvalidRequest
 logger = get_logger(__name__)
 
 LOOK_AGAIN_S = 1.0
-"""How long a job may lie unseen if the news of it was lost, or a suspect when its turn comes."""
+"""The longest time that a job waits if the news of it was lost, or a suspect once it may run."""
 MOST_JOBS_A_CLAIM = 64
 
 
 class ClaimQoS(kombu_redis.QoS):
-    """Settles claims where kombu keeps a register of unacknowledged messages.
+    """Settles claims, in place of kombu's register of unacknowledged messages.
 
-    Messages of other queues (replies to ``inspect``) stay kombu's.
+    kombu still handles the messages of other queues (replies to ``inspect``).
     """
 
     channel: ClaimChannel
@@ -69,7 +69,7 @@ class ClaimQoS(kombu_redis.QoS):
 
     def restore_unacked(self, client: Any = None) -> None:  # noqa: ARG002 - kombu's signature
         self._flush()
-        # The latest first: each goes to the head, so the earliest ends up in front.
+        # Latest first: each goes to the head, so the earliest ends up in front.
         for delivery_tag in reversed(tuple(self._delivered)):
             self.reject(delivery_tag, requeue=True)
         self._delivered.clear()
@@ -83,7 +83,7 @@ class ClaimQoS(kombu_redis.QoS):
         if claim is None:
             return False
         if not self.can_consume():
-            # There will be room, and no news comes of jobs that wait already.
+            # This makes room, and jobs that already wait cause no news.
             self.channel.look_again()
         try:
             if not HELD_CLAIMS.has_ended(claim):
@@ -93,8 +93,8 @@ class ClaimQoS(kombu_redis.QoS):
                     else:
                         claims.end(client, claim, self.channel.terms)
         finally:
-            # If Redis is away the lease lapses, and the sweep settles the job. The slot must not
-            # stay taken.
+            # If Redis is away, the lease lapses and the sweep settles the job. The slot is freed
+            # in any case.
             HELD_CLAIMS.discard(claim)
             virtual.QoS.ack(self, delivery_tag)
         return True
@@ -121,7 +121,7 @@ class ClaimChannel(kombu_redis.Channel):
         return bool(active) and all(map(queues.is_job_queue, active))
 
     def look_again(self) -> None:
-        """Claims at the next turn of the loop, news or not."""
+        """Claims at the next turn of the loop, with or without news."""
         if self.consumes_jobs:
             self._in_poll = None
 
@@ -134,11 +134,11 @@ class ClaimChannel(kombu_redis.Channel):
 
     def close(self) -> None:
         if self.consumes_jobs or not self.active_queues:
-            # kombu would wait for the reply to a pending BRPOP; there is none.
+            # kombu would wait for the reply to a pending BRPOP, but none is pending.
             self._in_poll = None
         super().close()
 
-    # What kombu asks of a Redis channel -------------------------------------------------------
+    # kombu's interface of a Redis channel -----------------------------------------------------
 
     def _size(self, queue: str) -> int:
         with self.conn_or_acquire() as client:
@@ -150,8 +150,8 @@ class ClaimChannel(kombu_redis.Channel):
         except ResponseError as error:
             if not is_out_of_memory(error):
                 raise
-            # The tables are for producers; workers hear inspect and revoke by pub/sub. Raised, the
-            # error would keep workers from starting that would make room.
+            # Only producers use the tables; workers receive inspect and revoke by pub/sub. Raising
+            # the error would keep workers from starting, and only they can make room.
             logger.warning("not bound to %s: Redis is at its maxmemory", exchange)
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class ClaimChannel(kombu_redis.Channel):
             self._kept_parameters = parameters
         return parameters
 
-    # What kombu calls BRPOP: start to wait, and read what came ------------------------------------
+    # In place of kombu's BRPOP: start to wait, then read what arrived -----------------------------
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         if not self.consumes_jobs:
@@ -176,7 +176,7 @@ class ClaimChannel(kombu_redis.Channel):
     def _brpop_read(self, **options: Any) -> Any:
         if not self.consumes_jobs:
             return super()._brpop_read(**options)
-        # No longer waiting, so that the next turn begins anew if the news cannot be read.
+        # Cleared first, so that the next turn starts over if the news cannot be read.
         self._in_poll = None
         self._look()
         return True
@@ -184,11 +184,11 @@ class ClaimChannel(kombu_redis.Channel):
     def _look(self) -> None:
         connection = self.client.connection
         self._news.read(connection)
-        # Waiting again, also if there will be no more room: kombu then stops polling until there
-        # is, while it closes a connection that speaks although nothing is expected of it. Before
+        # Wait again even if the claim will fill all room: kombu stops polling until there is room,
+        # but closes a connection that receives data while nothing is awaited. This comes before
         # the claim, because a delivery that ends at once asks to look again.
         self._in_poll = connection
-        # No answer is overdue. kombu drops a connection whose BRPOP is not answered in time.
+        # No reply is overdue. kombu drops a connection whose BRPOP gets no reply in time.
         self._brpop_sent_at = None
         consumed = self.active_queues
         self._deliver_claims(self._claim(consumed), consumed)
@@ -210,7 +210,7 @@ class ClaimChannel(kombu_redis.Channel):
                 )
         except ResponseError as error:
             # A server that cannot save, or became a replica, may accept writes again later.
-            # Raised, the error would end the worker.
+            # Raising the error would end the worker.
             if not self._refused:
                 logger.error("cannot claim jobs, will retry: %s", error)
             self._refused = True
@@ -222,14 +222,14 @@ class ClaimChannel(kombu_redis.Channel):
 
     def _deliver_claims(self, taken: Iterable[Claim], consumed: list[str]) -> None:
         waiting = deque(taken)
-        # All are held before any is delivered, so that their leases are renewed.
+        # Hold all before delivering any, so that their leases are renewed.
         for claim in waiting:
             HELD_CLAIMS.add(claim)
         try:
             while waiting:
                 self._deliver_claim(waiting.popleft(), consumed)
         finally:
-            # After a failed delivery nobody settles the rest: their leases must lapse.
+            # Nothing settles the rest after a failed delivery: let their leases lapse.
             for claim in waiting:
                 HELD_CLAIMS.discard(claim)
 
@@ -238,11 +238,11 @@ class ClaimChannel(kombu_redis.Channel):
         if envelope is None:
             self._refuse(claim)
             return
-        # A tag of our own: what a producer wrote may be another message's too.
+        # Our own tag: a producer's tag may not be unique.
         tag = f"{claim.job_id}/{claim.fence}"
         envelope["properties"] |= {"delivery_tag": tag}
         self.delivered[tag] = claim
-        # A job from this worker's own queue, or from the suspects, is now one of a shared queue.
+        # A job from the worker queue or the suspects now belongs to the shared queue.
         queue = queues.queue_of(claim.list_key)
         self.connection._deliver(envelope, queue if queue in consumed else consumed[0])
 
@@ -257,18 +257,18 @@ class ClaimChannel(kombu_redis.Channel):
                 claims.fail(client, claim, InvalidRequest.from_faults([fault]), self.terms)
                 claims.end(client, claim, self.terms)
         finally:
-            # If Redis is away the lease lapses, and the entry is judged again.
+            # If Redis is away, the lease lapses and the entry is delivered again.
             HELD_CLAIMS.discard(claim)
 
 
 class ClaimTransport(kombu_redis.Transport):
-    """kombu's Redis transport with channels that claim."""
+    """kombu's Redis transport, with channels that claim."""
 
     Channel = ClaimChannel
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
-        # Celery cancels what a connection registered before it connects again.
+        # Before Celery reconnects, it cancels what the old connection registered.
         loop.call_repeatedly(LOOK_AGAIN_S, self._look_again)
 
     def _look_again(self) -> None:
@@ -277,11 +277,11 @@ class ClaimTransport(kombu_redis.Transport):
 
 
 class SentinelClaimChannel(ClaimChannel, kombu_redis.SentinelChannel):
-    """Claims from the master that Sentinel names."""
+    """A channel that claims from the master that Sentinel names."""
 
 
 class SentinelClaimTransport(ClaimTransport):
-    """As :class:`ClaimTransport`, through Sentinel."""
+    """:class:`ClaimTransport` through Sentinel."""
 
     default_port = kombu_redis.SentinelTransport.default_port
     Channel = SentinelClaimChannel
@@ -295,17 +295,17 @@ _TRANSPORTS = {
 
 
 def keep_claims(connection: Any) -> None:
-    """Leaves the jobs of a lost connection with this worker; call it before the cleanup."""
+    """Keeps the jobs of a lost connection in this worker; call it before the cleanup."""
     for channel in connection.transport.channels:
         channel.do_restore = False
 
 
 def install(terms: ClaimTerms, worker: str) -> None:
-    """Makes the Redis schemes mean these transports, in this process from now on.
+    """Makes the Redis schemes select these transports in this process from now on.
 
-    Every channel claims under the name ``worker`` and on ``terms``. An alias rather than the
-    ``broker_transport`` setting, because kombu shows the setting's value as the scheme of the URL
-    in banners, logs and ``inspect``.
+    Every channel claims under the name ``worker`` and on ``terms``. This sets an alias rather than
+    ``broker_transport``, because kombu shows that setting's value as the URL's scheme in banners,
+    logs and ``inspect``.
     """
     ClaimChannel.terms, ClaimChannel.worker = terms, worker
     for scheme, transport in _TRANSPORTS.items():

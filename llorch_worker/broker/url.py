@@ -1,10 +1,10 @@
-"""URLs of a Redis, alone or watched by Sentinel.
+"""URLs of a single Redis or of one behind Sentinel.
 
     redis://[[user]:password@]host[:port][/db]
     sentinel://[[user]:password@]host[:port][/db][;sentinel://host[:port]...][?master_name=mymaster]
 
-``rediss://`` and ``unix://`` are redis-py's. As in Celery, sentinels are separated by semicolons,
-and user, password and db are those of the Redis itself. Two options may follow: ``master_name``,
+``rediss://`` and ``unix://`` work as in redis-py. As in Celery, semicolons separate sentinels, and
+user, password and db are those of the Redis itself. Two options may follow: ``master_name``,
 by default ``mymaster``, and ``sentinel_password``, for sentinels that ask for one.
 """
 
@@ -42,7 +42,7 @@ def safe_url(url: str) -> str:
 
 @contextmanager
 def url_errors(url: str) -> Iterator[None]:
-    """Checks ``url``, and turns every ValueError about it into :class:`BrokerRefused`."""
+    """Checks ``url``, and turns each ValueError about it into :class:`BrokerRefused`."""
     try:
         _check(url)
         yield
@@ -62,7 +62,7 @@ class SentinelUrl:
     redis_options: dict[str, Any]
     """For the connections to the master."""
     sentinel_options: dict[str, Any]
-    """For the connections to the sentinels: if one does not answer, the next is asked."""
+    """For the connections to the sentinels, which are tried in turn."""
     bare: str
     """The URL without its options, as Celery and kombu read it."""
 
@@ -97,7 +97,7 @@ class SentinelUrl:
 
     @property
     def transport_options(self) -> dict[str, Any]:
-        """For kombu's transport and Celery's result backend."""
+        """Options for kombu's transport and Celery's result backend."""
         return {"master_name": self.master_name, "sentinel_kwargs": self.sentinel_options}
 
 
@@ -108,7 +108,7 @@ def _cut(url: str) -> tuple[list[str], str]:
 
 
 def _check(url: str) -> None:
-    """Raises ValueError for what redis-py or Celery would misread."""
+    """Raises ValueError for a URL that redis-py or Celery would misread."""
     if url != url.strip():
         raise ValueError("remove the surrounding whitespace")
     parts, _ = _cut(url)
@@ -117,10 +117,10 @@ def _check(url: str) -> None:
             *others, last = (f"{scheme}://" for scheme in SCHEMES)
             raise ValueError(f"it must begin with {', '.join(others)} or {last}")
         split = _split(part)
-        # redis-py reads db 0 in anything else; Celery raises an error of its own.
+        # redis-py reads anything else as db 0; Celery raises an error of its own.
         database = split.path.removeprefix("/")
         if split.scheme != "unix" and database and not database.isdecimal():
-            raise ValueError("it must end with the number of a database")
+            raise ValueError("it must end with a database number")
 
 
 def _split(part: str) -> SplitResult:
@@ -129,7 +129,7 @@ def _split(part: str) -> SplitResult:
         _ = split.port
         readable = split.scheme == "unix" or "://" not in part or "@" not in split.path
     except ValueError:
-        # Its message may quote half of a password.
+        # The error's message may quote part of a password.
         readable = False
     if not readable or split.fragment:
         raise ValueError("cannot read host and port; percent-encode / ? # [ ] in a password")

@@ -28,14 +28,14 @@ class Waiting:
 
     jobs: int
     suspects: int
-    """Those of them that may have killed their last worker."""
+    """How many of them may have killed their last worker."""
     direct: int
-    """Those of them that wait in worker queues."""
+    """How many of them wait in worker queues."""
 
 
 def lengths(client: Redis, lists: Iterable[str | bytes]) -> list[int]:
     """How many jobs are in each list now."""
-    # No transaction: a server at maxmemory refuses any, also one that only reads.
+    # No transaction: a server at maxmemory refuses even one that only reads.
     with client.pipeline(transaction=False) as pipe:
         for name in lists:
             pipe.llen(name)
@@ -50,18 +50,18 @@ def waiting(client: Redis, model: str) -> Waiting:
 
 
 def unserved(client: Redis) -> dict[str, int]:
-    """Queues of no known model or worker, with the number of jobs that wait there.
+    """Queues of unknown models or workers, with the number of jobs that wait in each.
 
-    A stock producer that mistypes a model, or a worker, fills one. Only a scan of the keys finds
-    them; of a Redis with more than a million keys, a part is scanned. In a queue's name, bytes that
-    are not UTF-8 appear as ``\\xff``.
+    A stock producer that mistypes a model or a worker fills one. Only a scan of the keys finds
+    them; if Redis has more than a million keys, only a part is scanned. Bytes of a queue's name
+    that are not UTF-8 appear as ``\\xff``.
     """
     known = {normal_queue(str(model)) for model in client.hkeys(keys.MODELS)}
     known |= {str(queue) for queue in client.zrange(keys.WORKER_QUEUES, 0, -1)}
     found: defaultdict[str, set[bytes]] = defaultdict(set)
     cursor = 0
     for _ in range(MOST_SCANS):
-        # As ``client.scan``, but with names as bytes: a stranger's list may have any name.
+        # Like ``client.scan``, but with names as bytes: other programs' keys need not be UTF-8.
         match = ("MATCH", f"{QUEUE_PREFIX}*", "COUNT", SCANNED_AT_ONCE_KEYS, "TYPE", "list")
         cursor, names = client.execute_command("SCAN", cursor, *match, **{NEVER_DECODE: True})
         for name in names:
@@ -69,5 +69,5 @@ def unserved(client: Redis) -> dict[str, int]:
         if not cursor:
             break
     jobs = {queue: sum(lengths(client, found[queue])) for queue in sorted(found.keys() - known)}
-    # Somebody may have taken the jobs since the scan.
+    # The jobs may have been taken since the scan.
     return {queue: count for queue, count in jobs.items() if count}

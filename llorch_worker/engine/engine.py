@@ -26,7 +26,7 @@ from llorch_worker.engine.memory.placement import resolve_device
 from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
 from llorch_worker.engine.request_checks import check_model, checked_prompt
 from llorch_worker.engine.resume import resume
-from llorch_worker.engine.runner import ForwardModel, Runner
+from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.sampling.uniforms import choice_seed, job_seed
 from llorch_worker.engine.scheduler import Scheduler
@@ -35,7 +35,7 @@ from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
 from llorch_worker.kernels import TruncateRows, select_sample, select_truncate_rows
-from llorch_worker.model import LlamaConfig
+from llorch_worker.model import ForwardModel, LlamaConfig
 from llorch_worker.settings import (
     DEFAULT_MAX_SEQUENCES,
     DEFAULT_MAX_STEP_TOKENS,

@@ -13,9 +13,8 @@ from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
 from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import LoadPlan
-from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.kernels import end_own_threads
-from llorch_worker.model import Llama
+from llorch_worker.model import ForwardModel, Llama
 
 logger = logging.getLogger(__name__)
 

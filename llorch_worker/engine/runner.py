@@ -6,7 +6,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +16,12 @@ from llorch_worker.engine.device.queue import DeviceQueue, Pending, device_queue
 from llorch_worker.engine.sampling.sampler import Chosen, Draw, Sampled, Sampler
 from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.model import RaggedBatch
+from llorch_worker.model import ForwardModel, RaggedBatch
 
 Integers = npt.NDArray[np.int64]
 
 _ALIGNED = 2
 """Integers in the 16 bytes that kernels load at once: each uploaded array begins at a multiple."""
-
-
-class ForwardModel(Protocol):
-    """A model for the runner; :class:`llorch_worker.model.Llama` is one."""
-
-    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
-        """Logits [rows, vocab] float32 for ``batch.logits_rows``."""
 
 
 @dataclass(frozen=True, slots=True)

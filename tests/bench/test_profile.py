@@ -16,8 +16,7 @@ from llorch_worker.bench.profile import verdict
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine import Engine
-from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.model import Llama
+from llorch_worker.model import ForwardModel, Llama
 from tests.bench.test_bench import measured
 from tests.cli.command import run
 

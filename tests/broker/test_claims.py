@@ -83,8 +83,8 @@ def test_an_entry_without_a_job_is_logged_by_its_size_alone(
     push(store, "a")
     assert [claim.job_id for claim in take(store)] == ["a"]
     assert [line.partition(";")[0] for line in caplog.messages] == [
-        "refused an entry of 8 bytes: it names no job",
-        "refused an entry of 2 bytes: it names no job",
+        "refused an entry of 8 bytes without a job id",
+        "refused an entry of 2 bytes without a job id",
     ]
 
 
@@ -96,7 +96,7 @@ def test_a_queue_of_junk_is_logged_in_few_lines(
     assert store.llen(keys.DEAD) == 1_000
     *singly, rest = caplog.messages
     assert len(singly) == 10
-    assert rest.startswith("990 more entries, of 3960 bytes together, are dead letters")
+    assert rest.startswith("990 more entries, 3960 bytes in total, are dead letters")
 
 
 def test_a_job_without_attempts_left_is_logged_by_its_id(
@@ -110,3 +110,16 @@ def test_a_job_without_attempts_left_is_logged_by_its_id(
     assert not take(store, lapsed)
     (line,) = caplog.messages
     assert line.startswith("job a is a dead letter: each of 1 attempts ended with the death")
+
+
+def test_a_claim_that_a_failover_forgot_cannot_write_beside_the_next_one(
+    store: redis.Redis,
+) -> None:
+    forgotten = take_one(store)
+    # A promoted replica, or an append-only file without its last second, knows no record of it.
+    store.delete(keys.job("a"), keys.LEASES)
+    next_one = take_one(store)
+    assert next_one.fence != forgotten.fence
+    assert claims.renew(store, [forgotten], lease_ms=1000) == ["a"]
+    assert not claims.hand_back(store, forgotten)
+    assert claims.end(store, next_one, TERMS)

@@ -60,7 +60,7 @@ def test_a_given_redis_that_does_not_answer_fails() -> None:
     ("database", "finding"),
     [
         ("99", "refuses: DB index is out of range"),
-        ("jobs", "is not a Redis URL: it must end with the number of a database"),
+        ("jobs", "is not a Redis URL: it must end with a database number"),
     ],
 )
 def test_a_wrong_url_fails_with_the_right_remedy(

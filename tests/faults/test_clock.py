@@ -54,9 +54,9 @@ def test_no_job_is_redelivered_early_or_never(
 
 @pytest.mark.parametrize("offset_s", OFFSETS_S)
 def test_no_deadline_is_cut_or_stretched(
-    server: RedisServer, start_worker: StartWorker, demo_model: Path, offset_s: int
+    own_server: RedisServer, start_worker: StartWorker, demo_model: Path, offset_s: int
 ) -> None:
-    with Client(server.url, model="demo") as client:
+    with Client(own_server.url, model="demo") as client:
         start_worker(model=demo_model, model_name="demo", app=SKEWED_APP, CLOCK_OFFSET_S=offset_s)
         long = {"prompt": "Once upon a time", "max_tokens": 32, "ignore_eos": True}
         result = client.submit(**long, deadline_s=TEN_MINUTES_S / 2).result(GET_S)

@@ -110,11 +110,11 @@ def test_a_job_that_breaks_every_engine_ends(start_worker: StartWorker, client: 
 
 
 def test_a_dead_driver_breaks_the_real_engine_and_the_tokens_go_on_elsewhere(
-    server: RedisServer, start_worker: StartWorker, demo_model: Path
+    own_server: RedisServer, start_worker: StartWorker, demo_model: Path
 ) -> None:
     options = {"model": demo_model, "model_name": "demo", "max_sequences": 4}
     ask = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 60}
-    with Client(server.url, model="demo") as client:
+    with Client(own_server.url, model="demo") as client:
         lost = start_worker(
             "w1", app="tests.faults.lost_device_app", LOST_AFTER_STEPS=40, **options
         )

@@ -68,9 +68,9 @@ def test_an_enqueue_is_refused_in_one_sentence_and_leaves_nothing_behind(
 
 
 def test_a_stock_producer_is_refused_and_leaves_nothing_behind(
-    client: Client, server: RedisServer
+    client: Client, own_server: RedisServer
 ) -> None:
-    with Celery("stock", broker=server.url, set_as_current=False) as stock:
+    with Celery("stock", broker=own_server.url, set_as_current=False) as stock:
         before = set(client.redis.keys())
         with no_room(client), pytest.raises(Exception, match="maxmemory"):
             stock.send_task("llorch.generate", kwargs={"prompt": "x"}, queue=QUEUE)

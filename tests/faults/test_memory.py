@@ -33,11 +33,11 @@ def test_a_host_without_memory_for_one_job_fails_that_job_alone(
 
 
 def test_a_device_without_memory_for_all_preempts_some_and_fails_only_what_never_fits(
-    server: RedisServer, start_worker: StartWorker, demo_model: Path
+    own_server: RedisServer, start_worker: StartWorker, demo_model: Path
 ) -> None:
     options = {"model": demo_model, "model_name": "demo", "max_sequences": 8}
     ask = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True}
-    with Client(server.url, model="demo") as client:
+    with Client(own_server.url, model="demo") as client:
         worker = start_worker(app="tests.faults.scarce_app", SCARCE_TOKENS=100, **options)
         alone = client.submit(**ask, max_tokens=40).result(GET_S).text
         # All together they hold some 350 tokens at the end.

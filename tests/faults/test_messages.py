@@ -83,7 +83,7 @@ def test_an_entry_that_names_no_job_is_a_dead_letter(
     client.redis.lpush(QUEUE, entry)
     (letter,) = letters(client, 1)
     wait_until(lambda: toy_worker.text().count("refused an entry") == told + 1)
-    assert toy_worker.text().count(f"refused an entry of {len(entry)} bytes: it names no job")
+    assert toy_worker.text().count(f"refused an entry of {len(entry)} bytes without a job id")
     assert letter["reason"] == "malformed"
     assert letter["list"] == QUEUE
     assert letter["id"] == ""

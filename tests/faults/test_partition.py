@@ -107,7 +107,7 @@ def test_jobs_run_on_through_a_broken_network_and_arrive_once(
 
 
 def test_a_redis_that_restarts_with_its_append_only_file_costs_nothing(
-    server: RedisServer,
+    own_server: RedisServer,
     start_worker: StartWorker,
     witness: Witness,
     client: Client,
@@ -116,9 +116,9 @@ def test_a_redis_that_restarts_with_its_append_only_file_costs_nothing(
     worker = start_worker("w1", **ROOMY)
     jobs = [witness.begun(witness.send(300, latch.prompt(after=299)), 20) for _ in range(SEQUENCES)]
     queued = [witness.send(20) for _ in range(4)]
-    server.halt()
+    own_server.halt()
     latch.open()
-    server.start()
+    own_server.start()
     witness.assert_whole(*jobs, *queued)
     for job in jobs:
         assert witness.runs(job) == ["w1@test"]

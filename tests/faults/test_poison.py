@@ -69,8 +69,10 @@ def assert_dead(client: Client, stock: Celery, job: Job) -> None:
 
 
 @pytest.fixture
-def stock(server: RedisServer) -> Iterator[Celery]:
-    with Celery("stock", broker=server.url, backend=server.url, set_as_current=False) as app:
+def stock(own_server: RedisServer) -> Iterator[Celery]:
+    with Celery(
+        "stock", broker=own_server.url, backend=own_server.url, set_as_current=False
+    ) as app:
         yield app
 
 

@@ -41,7 +41,7 @@ def tokens_of(entries: Iterator[StreamEntry]) -> list[int]:
 
 
 def test_readers_that_do_not_read_cost_the_worker_no_memory(
-    server: RedisServer, client: Client, witness: Witness, start_worker: StartWorker
+    own_server: RedisServer, client: Client, witness: Witness, start_worker: StartWorker
 ) -> None:
     worker = start_worker(TOY_STEP_MS=1)
     witness.assert_whole(witness.send(TOKENS))
@@ -52,7 +52,7 @@ def test_readers_that_do_not_read_cost_the_worker_no_memory(
         for number in range(READERS):
             job = jobs[number % len(jobs)]
             # One that asks for everything, again and again, and takes no answer.
-            deaf = stack.enter_context(socket.create_connection((LOCALHOST, server.port)))
+            deaf = stack.enter_context(socket.create_connection((LOCALHOST, own_server.port)))
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.sendall(request("SET", keys.watchers(job.id), 1, "EX", 5))
             deaf.sendall(request("XREAD", "STREAMS", keys.events(job.id), 0) * 20)

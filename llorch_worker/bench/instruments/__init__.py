@@ -1,1 +1,1 @@
-"""Instruments around an engine: loads, clocks, ceilings, profiles, and where figures come from."""
+"""Instruments around an engine: loads, clocks, ceilings, profiles and provenance."""

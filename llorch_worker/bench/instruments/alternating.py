@@ -13,8 +13,8 @@ Theirs = TypeVar("Theirs")
 def alternate(
     ours: Callable[[Work], Ours], theirs: Callable[[Work], Theirs], works: Iterable[Work]
 ) -> list[tuple[Ours, Theirs]]:
-    """Give each of ``works`` to both sides. The side that goes first changes every time, so that
-    whatever slows the machine meets both."""
+    """Give each of ``works`` to both sides. The side that goes first alternates, so that anything
+    that slows the machine affects both."""
     pairs = []
     for number, work in enumerate(works):
         if number % 2 == 0:

@@ -1,4 +1,4 @@
-"""What the machine can do at most, measured in this process: reading and multiplying."""
+"""The machine's ceilings for reading memory and multiplying matrices, measured in this process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from llorch_worker.bench.instruments.provenance import Frozen
 
 MIN_RUNS = 5
 MIN_MEASURED_S = 0.5
-"""A ceiling is the best of so many runs: what the machine does when nothing disturbs it."""
+"""A ceiling is the best of this many runs, so that disturbances do not count."""
 READ_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
-"""Far more than any cache holds."""
+"""Far larger than any cache."""
 GEMM_SHAPES = {
     "cpu": ((512, 4096, 4096), (1024, 1024, 1024), (2048, 2048, 2048)),
     "cuda": ((4096, 4096, 4096), (8192, 8192, 8192)),
 }
-"""Rows, columns in and columns out. Which of them is fastest depends on the machine."""
+"""Rows, columns in and columns out. The fastest shape depends on the machine."""
 MAX_SHARE_OF_FREE = 0.25
 
 
@@ -39,7 +39,7 @@ class Ceilings(Frozen):
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """Read bandwidth over a large array, and FLOP/s of a large matrix product in ``dtype``.
 
-    Uses torch's present number of threads. Takes some seconds, and memory that is given back.
+    Uses torch's current number of threads. Takes some seconds and some memory, which it frees.
     """
     read_bytes = READ_BYTES[device.type]
     shapes = GEMM_SHAPES[device.type]
@@ -62,7 +62,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 def _read_bytes_per_s(device: torch.device, size_bytes: int) -> float:
     array = torch.ones(size_bytes // 4, dtype=torch.int32, device=device)
-    # The fastest counts: which of these only waits for memory depends on the machine.
+    # The fastest counts: some of these may be limited by memory, depending on the machine.
     readings = (
         lambda: array.amax(),
         lambda: array.view(torch.float32).sum(),
@@ -79,7 +79,7 @@ def _flops_per_s(device: torch.device, dtype: torch.dtype, shape: tuple[int, int
 
 
 def _fastest_s(work: Callable[[], torch.Tensor], device: torch.device) -> float:
-    """Seconds of the fastest run after the first."""
+    """Seconds that the fastest run takes, not counting the first."""
     taken_s: list[float] = []
     while len(taken_s) <= MIN_RUNS or sum(taken_s) < MIN_MEASURED_S:
         began_s = time.perf_counter()

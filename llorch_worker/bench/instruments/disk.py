@@ -1,4 +1,4 @@
-"""Reading files from their disk rather than from the system's copy of them."""
+"""Reading files from disk rather than from the page cache."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ READ_BYTES = 4 * 2**20
 
 
 def drop_cached(files: Sequence[Path]) -> None:
-    """Make the system forget its copy of the files, except for what is mapped.
+    """Drop the files from the page cache, except for mapped pages.
 
-    Raises CommandError on a system that has no such call.
+    Raises CommandError on a system without such a call.
     """
     if not hasattr(os, "posix_fadvise"):
-        raise CommandError("NOT_MEASURED", "this system cannot drop its copy of a file")
-    gc.collect()  # mappings that nobody uses any more
+        raise CommandError("NOT_MEASURED", "this system cannot drop a file from its page cache")
+    gc.collect()  # unused mappings
     for path in files:
         with path.open("rb") as file:
-            os.fdatasync(file.fileno())  # only what is on the disk can be dropped
+            os.fdatasync(file.fileno())  # only pages already written to disk can be dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -41,7 +41,7 @@ def read_s(files: Sequence[Path]) -> float:
 
 
 def bytes_from_disk() -> int | None:
-    """What this process has read from disks so far; None if the system does not tell."""
+    """Bytes that this process has read from disks; None if the system does not report them."""
     try:
         return int(psutil.Process().io_counters().read_bytes)
     except (AttributeError, OSError, psutil.Error):

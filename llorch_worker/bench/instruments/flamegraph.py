@@ -1,4 +1,4 @@
-"""A flamegraph of this process by py-spy, an optional program."""
+"""A flamegraph of this process, made by py-spy, an optional program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PR_SET_PTRACER = 0x59616D61
 
 @dataclass
 class Made:
-    """``path`` is None if nothing was written; ``notes`` say why, or what is missing in it."""
+    """``path`` is None if nothing was written; ``notes`` say why, or what the file lacks."""
 
     path: Path | None = None
     notes: list[str] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Flamegraph:
-    """Where it goes; the ending decides on the format."""
+    """The file to write; its suffix selects the format."""
 
     path: Path
     program: str
@@ -41,7 +41,7 @@ class Flamegraph:
 
     @classmethod
     def at(cls, path: Path) -> Flamegraph:
-        """Raises CommandError without py-spy, and for a path that it cannot write."""
+        """Raises CommandError if py-spy is missing or the path cannot be written."""
         if path.suffix not in FORMATS:
             raise usage_error(
                 f"--flamegraph must end in .svg (a picture) or .json (for speedscope) "
@@ -58,10 +58,10 @@ class Flamegraph:
 
     @contextmanager
     def recording(self) -> Iterator[Made]:
-        """Sample this process while the block runs, idle threads left out.
+        """Sample this process, except for idle threads, while the block runs.
 
-        Native frames are included if py-spy can read them on this machine. The block also runs if
-        py-spy may not look at this process.
+        Native frames are included if py-spy can read them on this machine. The block runs even if
+        py-spy is not allowed to sample this process.
         """
         made = Made()
         spy = self._start(made, "--native") or self._start(made)
@@ -75,7 +75,7 @@ class Flamegraph:
                 made.notes.append(f"no flamegraph: {_last_line(output)}")
 
     def _start(self, made: Made, *options: str) -> subprocess.Popen[str] | None:
-        """py-spy once it samples; None, with a note, if it ended instead."""
+        """The py-spy process once it samples; None, with a note, if it ended."""
         spy = subprocess.Popen(
             [
                 self.program, "record", *options,
@@ -87,7 +87,7 @@ class Flamegraph:
             text=True,
         )  # fmt: skip
         if sys.platform == "linux":
-            # Linux with Yama lets only parents trace a process, unless it says otherwise.
+            # With Yama, only a parent may trace a process, unless the process permits others.
             ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(spy.pid), 0, 0, 0)
         said = ""
         for line in spy.stdout or ():
@@ -101,7 +101,7 @@ class Flamegraph:
 
 
 def py_spy() -> str | None:
-    """The program, beside this Python or on the path."""
+    """The program, next to this Python or on the PATH."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 

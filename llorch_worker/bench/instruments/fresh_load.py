@@ -1,4 +1,4 @@
-"""A load of a model, or a write to new memory, each in a process of its own."""
+"""A load of a model, or a write to new memory, each in its own process."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from llorch_worker.stack.children import Child, Program, python
 
 
 class FreshLoad(Frozen):
-    """What a process reports that loaded the model and generated a token."""
+    """The report of a process that loaded the model and generated a token."""
 
     device: str
     dtype: str
     load_s: float
     first_token_s: float
     held_bytes: int
-    """By weights, KV cache and tables."""
+    """Held by weights, KV cache and tables."""
     foretold_bytes: int
-    """By the same process, before the load."""
+    """Predicted by the same process, before the load."""
     resident_bytes: int
-    """Of the process, when the token was there."""
+    """Resident memory of the process after the token."""
     from_disk_bytes: int | None
-    """Read during the load; None if the system does not tell."""
+    """Read during the load; None if the system does not report it."""
 
 
 def load_afresh(settings: Settings, threads: int | None) -> FreshLoad:
-    """Load the model of ``settings``.
+    """Load the model of ``settings`` in a new process.
 
     Like :func:`write_afresh` it waits for the process, which never outlives this call. Raises
-    CommandError with the process' own words if it fails.
+    CommandError with the process's own error if it fails.
     """
     return FreshLoad.model_validate_json(_answer(settings.environment, "load", threads))
 
 
 def write_afresh(size: int, threads: int | None) -> float:
-    """Write once to ``size`` bytes of new memory; returns seconds.
+    """Write once to ``size`` bytes of new memory in a new process; returns seconds.
 
-    The process is as young as one that loads: memory that was just given back is faster to get,
-    by far so in a virtual machine.
+    The process must be new, like one that loads: memory that was just freed is faster to get,
+    much faster in a virtual machine.
     """
     return float(_answer({}, "write", threads, str(size)))
 
@@ -73,7 +73,7 @@ def _write_s(size: int) -> float:
     began_s = time.perf_counter()
     held = Arena().empty(size, dtype=torch.uint8)
     held.fill_(1)
-    # Before the memory is given back.
+    # Read before the memory is freed.
     return time.perf_counter() - began_s
 
 

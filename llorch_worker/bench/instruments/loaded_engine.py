@@ -1,4 +1,4 @@
-"""An engine with room for a load and nothing more, and a watch on its model."""
+"""An engine with just enough room for a load, and a watched model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine import Engine
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
-from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.model import resolve_config
+from llorch_worker.model import ForwardModel, resolve_config
 from llorch_worker.settings import Settings
 from llorch_worker.weights import Checkpoint, open_checkpoint
 
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """What loads run on. It is idle between them."""
+    """An engine to run loads on. It is idle between them."""
 
     engine: Engine
     watched: WatchedModel
@@ -30,7 +29,7 @@ class LoadedEngine:
     load_s: float
 
     def no_room(self, load: Load) -> str | None:
-        """Why the KV cache cannot hold all the load's requests at once; None if it can."""
+        """The reason why the KV cache cannot hold all the load's requests at once, or None."""
         needed, total = _blocks_for_all(load), self.engine.cache.blocks.total
         if needed <= total:
             return None
@@ -44,7 +43,7 @@ def engine_for(
     threads: int | None,
     progress: Callable[[int, int], None],
 ) -> Iterator[LoadedEngine]:
-    """Load the model of ``settings`` for loads up to ``largest``; ``progress`` is in bytes.
+    """Load the model of ``settings`` for loads up to ``largest``; ``progress`` receives bytes.
 
     Raises:
         CommandError: the load is longer than the model's context, or the model with one context
@@ -67,7 +66,7 @@ def engine_for(
         | {
             "max_sequences": largest.concurrency,
             "max_context": plan.shape.max_context,
-            # The engine takes less if memory is short.
+            # The engine allocates less if memory is short.
             "kv_cache_bytes": _blocks_for_all(largest) * plan.block_bytes,
         },
     ) as engine:
@@ -80,12 +79,12 @@ def own_context(settings: Settings) -> int:
 
 
 def _blocks(load: Load) -> int:
-    """KV blocks of one request of the load at its end."""
+    """KV blocks that one request of the load holds at its end."""
     return -(-(load.prompt_tokens + load.new_tokens) // BLOCK_SIZE_TOKENS)
 
 
 def _blocks_for_all(load: Load) -> int:
-    """Enough that no request waits: the scheduler keeps a block free for each."""
+    """KV blocks with which no request waits: the scheduler keeps a block free for each."""
     return load.concurrency * (_blocks(load) + 1)
 
 

@@ -1,6 +1,6 @@
-"""What a forward pass must at least read and compute, from the model's shape.
+"""The least that a forward pass must read and compute, from the model's shape.
 
-Intermediate results are left out, so that shares of the machine's ceilings are never flattered.
+Intermediate results are left out, so that shares of the machine's ceilings are never too high.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from llorch_worker.engine import Engine
 def decode_step_bytes(engine: Engine, sequences: int, context_tokens: float) -> float:
     """Bytes that one decode step reads: the weights once, and each sequence's keys and values.
 
-    ``context_tokens``: mean length of a sequence.
+    ``context_tokens``: the mean length of a sequence.
     """
     config, dtype = engine.config, engine.cache.kv.dtype
     weights = engine.stats().bytes["weights"]

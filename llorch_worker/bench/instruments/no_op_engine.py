@@ -14,16 +14,15 @@ import torch
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine import Engine
 from llorch_worker.engine.memory.load_plan import cache_shape
-from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.kernels import select_truncate_rows
-from llorch_worker.model import LlamaConfig, RaggedBatch
+from llorch_worker.model import ForwardModel, LlamaConfig, RaggedBatch
 from llorch_worker.text.chat import Llama2Chat
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
 from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, write_model
 from llorch_worker.text.tokenizer import Tokenizer
 
 LOGIT_SPREAD = 3.0
-"""Standard deviation: as in a language model, a few tokens are likely and none is certain."""
+"""Standard deviation. As in a language model, a few tokens are likely and none is certain."""
 WORKER_VOCABULARY = 512
 WORKER_CONTEXT_TOKENS = 64
 
@@ -36,14 +35,14 @@ class NoOpModel:
         self._logits = torch.randn(sequences, vocab_size, generator=chance) * LOGIT_SPREAD
 
     def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:  # noqa: ARG002
-        """[rows, vocab] float32, the caller's to overwrite."""
+        """[rows, vocab] float32, which the caller may overwrite."""
         return self._logits[: len(batch.logits_rows)].clone()
 
 
 def no_op_engine(
     model: ForwardModel, vocab_size: int, *, sequences: int, context_tokens: int
 ) -> Engine:
-    """An engine on the CPU around ``model`` with a made-up vocabulary and almost no cache."""
+    """An engine on the CPU around ``model``, with an invented vocabulary and almost no cache."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=8,
@@ -70,13 +69,13 @@ def no_op_engine(
         model_name="no-op",
         weight_bytes=0,
         max_sequences=sequences,
-        # As beside a large model, which computes in it.
+        # The dtype in which a large model would compute.
         truncate_rows=select_truncate_rows(cpu, torch.bfloat16),
     )
 
 
 def made_up_tokenizer(vocab_size: int) -> Tokenizer:
-    """Of ``vocab_size`` pieces, each a word of its own."""
+    """A vocabulary of ``vocab_size`` pieces, each one word."""
     words = (f"{SPACE}w{number}" for number in range(1, vocab_size))
     pieces = [
         Piece("<unk>", 0.0, PieceKind.UNKNOWN),
@@ -94,7 +93,7 @@ def made_up_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 class NoOpEngine:
-    """Takes the place of the worker's engine class."""
+    """Replaces the worker's engine class."""
 
     @classmethod
     def load(

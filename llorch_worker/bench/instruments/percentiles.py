@@ -1,4 +1,4 @@
-"""How measurements are spread: percentiles of durations, and how far passes lie apart."""
+"""Percentiles of durations, and the spread of passes."""
 
 from __future__ import annotations
 

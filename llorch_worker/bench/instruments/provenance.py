@@ -1,4 +1,4 @@
-"""Where figures come from: the machine, the versions, the threads and the exact command."""
+"""The provenance of figures: the machine, the versions, the threads and the exact command."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ class Frozen(BaseModel):
 
 
 class Machine(Frozen):
-    """The hardware, and how busy it was with other things when the command began."""
+    """The hardware, and its load when the command began."""
 
     processor: str
     usable_cpus: int
     vector_unit: str
-    """What torch uses: AVX2, AVX512 and the like."""
+    """The instruction set that torch uses, such as AVX2 or AVX512."""
     memory_bytes: int
     system: str
     device: str
     load_1min: float | None
-    """Processes that wanted a CPU over the last minute; None where the system does not tell."""
+    """Load average of the last minute; None if the system does not report it."""
 
 
 class Provenance(Frozen):
-    """All that it takes to measure again."""
+    """Everything needed to repeat the measurement."""
 
     command: str
     environment: dict[str, str]
-    """Variables that may change the figures."""
+    """Environment variables that may change the figures."""
     machine: Machine
     versions: dict[str, str]
     threads: int
     seed: int
 
     def lines(self) -> list[str]:
-        """For a person: what stands above every table and plot."""
+        """The lines above every table and plot."""
         machine = self.machine
         settings = [f"{name}={value}" for name, value in self.environment.items()]
         busy = "" if machine.load_1min is None else f", load {machine.load_1min:.1f} at the start"
@@ -92,9 +92,9 @@ def provenance(
     program: tuple[str, ...] = ("llorch",),
     measured_with: tuple[str, ...] = (),
 ) -> Provenance:
-    """Of this process as it is now; ``device`` is torch's name for it, ``cpu`` or ``cuda:0``.
+    """The provenance of this process now; ``device`` is torch's name for it: ``cpu``, ``cuda:0``.
 
-    ``program``: the words before the arguments; ``measured_with``: more packages whose versions
+    ``program``: the words before the arguments; ``measured_with``: further packages whose versions
     matter.
     """
     import torch

@@ -1,6 +1,6 @@
-"""The engine's parts as ranges in a torch profile: put around them from outside, then taken off.
+"""The engine's parts as ranges in a torch profile.
 
-The engine knows nothing of them, so a worker pays nothing for them.
+The ranges are patched in from outside and removed afterwards, so they cost a worker nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FORWARD: Final = PREFIX + "forward pass of "
 _ABSENT = object()
 
 Namer = Callable[..., str | None]
-"""Names a call's range by its arguments, ``self`` first; None if the call is no range."""
+"""Returns the name of a call's range from its arguments, ``self`` first; None for no range."""
 
 
 class Component(StrEnum):
-    """A part of the engine, by the name that tables show."""
+    """A part of the engine; the value is its name in tables."""
 
     QKV = "QKV projection"
     ROPE_AND_WRITE = "RoPE and KV write"
@@ -46,7 +46,7 @@ class Component(StrEnum):
     OUTPUT_MATRIX = "output matrix"
     PREPARATION = "angles, indices and masks"
     BETWEEN = "between the model's parts"
-    """Python from part to part, and what the forward pass does itself."""
+    """Python between the parts, and the forward pass's own work."""
     BATCH = "laying out the batch"
     SAMPLER = "sampler"
     SCHEDULER = "scheduler"
@@ -61,16 +61,16 @@ def range_of(component: Component) -> str:
 
 
 def forward_range(sequences: int, tokens: int) -> str:
-    """The name of a forward pass's range; it tells a decode step from others."""
+    """The name of a forward pass's range, which distinguishes decode steps from others."""
     return f"{FORWARD}{sequences} sequences, {tokens} tokens"
 
 
 class Ranges:
-    """While entered, every call of a part of ``model`` and of any engine is a range.
+    """While entered, makes every call of a part of ``model`` and of any engine a range.
 
-    Ranges nest: a part that another calls counts as its own. On a card each range waits until the
-    card has done its work, so that host and card do not overlap. Enter and leave it while the
-    engine is idle.
+    Ranges nest: time in a part that another calls counts only for the inner part. On a card each
+    range waits until the card has done its work, so that host and card do not overlap. Enter and
+    leave this while the engine is idle.
     """
 
     def __init__(self, model: Llama, device: torch.device) -> None:

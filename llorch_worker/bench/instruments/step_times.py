@@ -1,4 +1,4 @@
-"""Where the time of an engine's steps goes, by torch's profiler: every microsecond counts once."""
+"""The time of an engine's steps by component, by torch's profiler. Each microsecond counts once."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ STOP_TIMEOUT_S: Final = 600.0
 """torch sorts all events when a profile stops."""
 _COMPONENTS: Final = {range_of(component): component for component in Component}
 _OPERATORS: Final = {"aten::embedding": Component.EMBEDDING}
-"""Components that are an operator and not a method."""
+"""Components that are operators rather than methods."""
 
 
 @contextmanager
 def recording(device: torch.device) -> Iterator[profile]:
-    """Profile the engine's own thread; enter it while the engine is idle, around one ``run_pass``.
+    """Profile the engine's thread; enter it while the engine is idle, around one ``run_pass``.
 
-    The profiler sees the thread that starts it, so it starts and stops in the engine's, between
-    steps. The first step is left out: it only keeps the engine busy until the load is complete.
+    The profiler sees only the thread that starts it, so it starts and stops in the engine's thread,
+    between steps. The first step is left out: it only keeps the engine busy until the load is
+    complete.
     """
     with profile(activities=[ProfilerActivity.CPU]):
-        pass  # torch complains unless the thread that loaded it is the first to profile
+        pass  # torch complains if another thread than the one that loaded it profiles first
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -56,7 +57,7 @@ def recording(device: torch.device) -> Iterator[profile]:
     EngineCore.step = step  # type: ignore[method-assign, assignment]
     try:
         yield profiler
-        # The last token is out before its step has ended.
+        # The last token is delivered before its step ends.
         if not stopped.wait(STOP_TIMEOUT_S):
             raise RuntimeError("the profiled pass did not end")
     finally:
@@ -65,20 +66,20 @@ def recording(device: torch.device) -> Iterator[profile]:
 
 @dataclass
 class StepTimes:
-    """Where the time of some steps in a row went, in microseconds."""
+    """The time of consecutive steps by component, in microseconds."""
 
     steps: int = 0
     wall_us: float = 0.0
     """From the start of the first step to the end of the last."""
     own_us: defaultdict[Component, float] = field(default_factory=lambda: defaultdict(float))
-    """Without what a component has passed on to another."""
+    """Without the time in other components that a component calls."""
     calls: Counter[Component] = field(default_factory=Counter)
     python_us: float = 0.0
-    """Outside torch's operators: in Python, or in a library that it calls."""
+    """Time outside torch's operators: in Python, or in a library that it calls."""
 
 
 def step_times(events: Iterable[FunctionEvent], wanted: Callable[[str], bool]) -> StepTimes:
-    """Of the steps whose forward pass has a ``wanted`` name; they must lie in a row."""
+    """The times of the steps whose forward pass has a ``wanted`` name; they must be consecutive."""
     steps = sorted(
         (
             event
@@ -109,7 +110,7 @@ def _forwards(event: FunctionEvent) -> Iterator[FunctionEvent]:
 
 
 def _add(times: StepTimes, event: FunctionEvent, owner: Component) -> None:
-    """Add the event and all below it: to ``owner``, unless it belongs to another component."""
+    """Add the event and its children to ``owner``, or to the component that they belong to."""
     if event.name.startswith(PREFIX):
         times.python_us += event.self_cpu_time_total
     if event.name.startswith(FORWARD):

@@ -1,4 +1,4 @@
-"""A load for a running engine, timed where it computes its steps and delivers its tokens."""
+"""A load for a running engine, timed at its steps and at the delivery of its tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llorch_worker.engine import Engine
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that are submitted together; greedy at temperature 0."""
+    """Requests that are submitted together; temperature 0 is greedy."""
 
     prompt_tokens: int
     new_tokens: int
@@ -28,10 +28,10 @@ class Load:
     temperature: float
     seed: int
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """More fields of each request."""
+    """Further fields of each request."""
 
     def requests(self, vocab_size: int) -> list[GenerationRequest]:
-        """Random prompts that all differ, so that no cache can know one from another."""
+        """Random prompts that all differ, so that no prefix cache can help."""
         chance = random.Random(self.seed)
         return [
             GenerationRequest(
@@ -48,13 +48,13 @@ class Load:
 
 @dataclass(frozen=True)
 class DecodePhase:
-    """Steps in a row in which all requests of a pass decode and none prefills; two at least."""
+    """Consecutive steps in which all requests of a pass decode and none prefills; at least two."""
 
     steps: tuple[Step, ...]
 
     @property
     def step_s(self) -> float:
-        """Mean time from the start of one forward pass to the start of the next."""
+        """The mean time from the start of one forward pass to the start of the next."""
         return (self.steps[-1].began_s - self.steps[0].began_s) / (len(self.steps) - 1)
 
     @property
@@ -71,11 +71,11 @@ class DecodePhase:
 
 @dataclass(frozen=True)
 class Pass:
-    """One run of a load, from its submission to its last token; durations in seconds."""
+    """One run of a load, from submission to the last token; durations in seconds."""
 
     load: Load
     token_times_s: tuple[tuple[float, ...], ...]
-    """For each request, when each of its tokens was delivered, from the submission on."""
+    """For each request, the delivery times of its tokens, in seconds since submission."""
     steps: tuple[Step, ...]
     preemptions: int
 
@@ -93,14 +93,14 @@ class Pass:
         return [late - early for times in self.token_times_s for early, late in pairwise(times)]
 
     def decode_phase(self) -> DecodePhase | None:
-        """None if it is shorter than two steps, or if a request was preempted."""
+        """The decode; None if it is shorter than two steps or a request was preempted."""
         all_of_them = self.load.concurrency
         steps = tuple(s for s in self.steps if s.tokens == s.sequences == all_of_them)
         return None if len(steps) < 2 or self.preemptions else DecodePhase(steps)
 
 
 def run_pass(engine: Engine, watched: WatchedModel, load: Load) -> Pass:
-    """Run the load; the clock starts when all its requests are in. The engine must be idle."""
+    """Run the load; the clock starts once all requests are submitted. The engine must be idle."""
     times: list[list[float]] = [[] for _ in range(load.concurrency)]
 
     def note(request: int, event: Event) -> None:
@@ -128,7 +128,7 @@ def run_pass(engine: Engine, watched: WatchedModel, load: Load) -> Pass:
 
 @contextmanager
 def _busy(engine: Engine) -> Iterator[None]:
-    """Keep the idle engine busy, so that all that is submitted meanwhile starts together.
+    """Keep the idle engine busy, so that everything submitted meanwhile starts together.
 
     Otherwise the first request would prefill alone, and figures would depend on how fast the
     others follow.

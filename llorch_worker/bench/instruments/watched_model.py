@@ -1,4 +1,4 @@
-"""A model that notes each of its forward passes."""
+"""A model wrapper that records each forward pass."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from dataclasses import dataclass
 import torch
 
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.model import RaggedBatch
+from llorch_worker.model import ForwardModel, RaggedBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass where it is computed: on a card, from its first kernel to its last.
+    """One forward pass on its device: on a card, from its first kernel to its last.
 
-    ``began_s`` and ``ended_s`` are on the clock of ``time.perf_counter``.
+    ``began_s`` and ``ended_s`` are times of ``time.perf_counter``.
     """
 
     began_s: float
@@ -25,18 +24,18 @@ class Step:
     sequences: int
     tokens: int
     kv_blocks: int
-    """Held by all sequences together."""
+    """KV blocks held by all sequences together."""
     kv_tokens: int
-    """In the KV cache after the step, all sequences together."""
+    """Tokens in the KV cache after the step, all sequences together."""
 
 
 Mark = Callable[[], float]
-"""A moment; called while the device is idle, it returns when that was, in seconds."""
+"""A mark on the device's timeline; a call while the device is idle returns its time in seconds."""
 
 
 class WatchedModel:
-    """Stands in for ``model``. It never waits for the device, so the engine can still launch the
-    next step while one is computed."""
+    """Replaces ``model``. It never waits for the device, so the engine can still launch the next
+    step while one is computed."""
 
     def __init__(self, model: ForwardModel) -> None:
         self.model = model
@@ -60,7 +59,7 @@ class WatchedModel:
     def take_steps(self) -> tuple[Step, ...]:
         """The steps since the last call. Call it while the engine is idle."""
         noted, self._noted = self._noted, []
-        # Times of events lose precision as they move away from their origin.
+        # Event times lose precision with their distance from the origin.
         self._origin = None
         return tuple(Step(began(), ended(), *counts) for began, ended, counts in noted)
 

@@ -1,4 +1,4 @@
-"""Jobs that a client submits all at once, measured where the client is."""
+"""Jobs that a client submits all at once, measured at the client."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from llorch_worker.contract import (
 )
 
 SILENCE_S = 60.0
-"""How long a followed job may say nothing, and how long its result may lag behind its stream."""
+"""How long a followed job may send no event, and how long its result may lag behind its stream."""
 RESULT_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Jobs that were submitted at once, from the submission to the last result."""
+    """The throughput of jobs submitted at once, from the submission to the last result."""
 
     jobs: int
     tokens: int
-    """Generated ones."""
+    """Generated tokens."""
     wall_s: float
 
     @property
@@ -42,7 +42,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class QueuedPass(Throughput):
-    """With what Redis and Celery took of each job."""
+    """A throughput, with the time that Redis and Celery added to each job."""
 
     delivery_s: tuple[float, ...]
     """From the call of ``submit`` to the result, less waiting and computing."""
@@ -77,7 +77,7 @@ async def run_queued(redis_url: str, model: str, requests: list[GenerationReques
 
 @dataclass(frozen=True)
 class Measured:
-    """A followed job: how it ended, and when its first token came after its submission."""
+    """A followed job: how it ended, and the time from its submission to its first token."""
 
     request: GenerationRequest
     end: GenerationResult | LlorchError
@@ -86,7 +86,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Figures(Throughput):
-    """All followed jobs together, with those that failed."""
+    """All followed jobs, including those that failed."""
 
     failed: int
     first_token_p50_ms: float
@@ -103,8 +103,8 @@ async def follow_jobs(
 ) -> tuple[list[Measured], Figures]:
     """Submit all ``requests`` and follow the stream of each.
 
-    ``on_event(number, event)`` is called for every event of job ``number``, ``on_end(number)``
-    when its result is there.
+    ``on_event(number, event)`` is called for every event of job ``number``, and ``on_end(number)``
+    once its result is available.
     """
     async with AsyncClient(redis_url, model=model) as client:
         began_s = time.perf_counter()

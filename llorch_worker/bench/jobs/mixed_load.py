@@ -1,4 +1,4 @@
-"""Jobs of mixed lengths, the same for whoever runs them."""
+"""Jobs of mixed lengths, the same for every contestant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MixedLoad:
     seed: int
 
     def requests(self, vocab_size: int) -> list[GenerationRequest]:
-        """Greedy jobs of exactly so many tokens; all prompts differ, so that no cache can help."""
+        """Greedy jobs of exact lengths; all prompts differ, so that no prefix cache can help."""
         chance = random.Random(self.seed)
         return [
             GenerationRequest(
@@ -40,5 +40,5 @@ class MixedLoad:
 
 
 def around(tokens: int) -> tuple[int, int]:
-    """Half of ``tokens`` to one and a half times: jobs end one by one, as users' jobs do."""
+    """0.5 to 1.5 times ``tokens``, so that jobs end one by one, as users' jobs do."""
     return max(1, tokens // 2), tokens + tokens // 2

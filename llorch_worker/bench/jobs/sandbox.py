@@ -1,4 +1,4 @@
-"""A private Redis and workers on it, for as long as a measurement lasts."""
+"""A private Redis with workers, for the duration of a measurement."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ class Sandbox:
 
     @property
     def redis_url(self) -> str:
-        """The Redis, empty at first."""
+        """The URL of the Redis, which is empty at first."""
         return self._stack.redis_url
 
     def start_worker(self, program: Program, hostname: Callable[[int], str]) -> Child:
-        """Start a Celery worker; it takes jobs when this returns. ``hostname`` of its process id
-        is its node name.
+        """Start a Celery worker and wait until it takes jobs. ``hostname`` maps its process id to
+        its node name.
 
         Raises:
-            CommandError: the worker ended early; in its own last words.
+            CommandError: the worker ended early; the message has its last words.
         """
         worker = Child(program, lambda _name, _line: None, lambda _child: None)
         self._workers.append(worker)
@@ -91,19 +91,19 @@ class Sandbox:
 
 
 def with_environment(program: Program, variables: Mapping[str, str]) -> Program:
-    """``program`` with these variables on top of its own."""
+    """``program`` with these variables added to its environment."""
     return replace(program, environment={**program.environment, **variables})
 
 
 def thread_environment(threads: int | None) -> dict[str, str]:
-    """Variables that make a process compute with so many threads."""
+    """Environment variables that make a process compute with this many threads."""
     return {} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 @contextmanager
 def suspended(worker: Child) -> Iterator[None]:
-    """Stop the worker meanwhile, so that its queue fills before it begins."""
-    # The tether execs the worker, so the process id is the worker's own.
+    """Suspend the worker during the block, so that its queue fills before it starts."""
+    # The tether execs the worker, so the process id is the worker's.
     os.kill(worker.pid, signal.SIGSTOP)
     try:
         process = psutil.Process(worker.pid)

@@ -1,6 +1,6 @@
--- Journal new events of a job, each once, if the claim they were made under still holds.
+-- Journal new events of a job, each once, if the caller's claim still holds.
 --
--- Returns 1 if they are in the stream, 2 if a cancel was asked for too, 0 if the claim was lost.
+-- Returns 1 if they are in the stream, 2 if a cancel was also requested, 0 if the claim was lost.
 
 local job_id = ARGV[1]
 local fence = ARGV[2]

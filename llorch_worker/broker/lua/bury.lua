@@ -1,6 +1,6 @@
 -- Keep the message of a claimed job as a dead letter.
 --
--- Returns 1 if it was buried, 0 if the claim was lost or released already.
+-- Returns 1 if it was buried, 0 if the claim was lost or already released.
 
 local job_id, fence, reason, most_letters = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
 local message = ARGV[4] -- UTF-8

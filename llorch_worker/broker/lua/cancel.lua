@@ -1,15 +1,17 @@
--- Cancel a job: one that waits ends here, one that runs is left to its worker.
+-- Cancel a job: a waiting job ends here, a running one is left to its worker.
 --
--- Claims are scripts too, so a job is on one side or the other: it cannot slip through between.
+-- Claims are scripts too, so a job cannot be claimed while this script looks at it.
 --
--- Returns 'queued' (it has ended now and never runs), 'running' (asked) or 'ended' (it was over).
+-- Returns 'queued' (it has now ended and never runs), 'running' (its worker was told) or 'ended'
+-- (it had already ended).
 
 local job_id = ARGV[1]
 local document = ARGV[2] -- result of a cancelled job, in the format of Celery's Redis backend
 local end_event = ARGV[3]
 local keep_s = ARGV[4] -- for results
 local stream_s = ARGV[5] -- for event streams
--- For the record: the message stays in the queue until its turn, and is then dropped because of it.
+-- How long the record is kept. The message stays in the queue; the claim that pops it sees the
+-- record and drops it.
 local record_s = ARGV[6]
 local job, cancel = job_key(job_id), cancel_key(job_id)
 
@@ -20,12 +22,12 @@ end
 allow_writes()
 local lease_ms = tonumber(redis.call('ZSCORE', LEASES, job_id) or '0')
 if state == 'claimed' and lease_ms > now_ms() then
-  -- A worker that takes over finds the key; the one at work hears of it.
+  -- The key is for a worker that takes the job over; the message is for the one that runs it.
   redis.call('SET', cancel, 1, 'EX', keep_s)
   redis.call('PUBLISH', CANCEL_CHANNEL, job_id)
   return 'running'
 end
--- It waits, or its worker is dead and nobody swept it up yet.
+-- It waits, or its worker has died and no sweep has found it yet.
 redis.call('DEL', cancel)
 redis.call('ZREM', LEASES, job_id)
 store_state(job_id, document, keep_s)

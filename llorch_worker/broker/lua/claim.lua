@@ -1,16 +1,16 @@
 -- Take jobs from the queue: pop, count the attempt and register the lease in one step.
 --
--- A worker that dies after this script leaves a lease that lapses; one that dies before it leaves
--- the message in its list. There is no state between.
+-- If a worker dies after this script, its lease lapses; if it dies before, the message is still in
+-- its list. There is no state in between.
 --
--- A suspect is a job that may have killed its worker: see sweep.lua. It waits in a list of its own,
--- and never runs beside another job that already lost a worker.
+-- A suspect is a job that may have killed its worker: see sweep.lua. It waits in a separate list
+-- and never runs beside another job that has lost a worker.
 --
 -- KEYS: the list of suspects, then the queue's lists, the most urgent first (kombu pushes left, so
 -- the head is right).
 --
 -- Returns the claims, each {id, message, attempts, fence, list, ms of its first claim, ms of this one,
--- 1 if nobody claimed it before, 1 if a cancel was asked for, 1 if it is a suspect}; the dead letters,
+-- 1 if it is the first claim, 1 if a cancel was requested, 1 if it is a suspect}; the dead letters,
 -- each {id, or '' if it names no job; bytes}; how many more dead letters there are; their bytes. One
 -- claim may bury a whole queue of junk.
 
@@ -28,9 +28,9 @@ local terms = {
   failure = ARGV[8], -- result of a job without attempts left, a template with @ID@
   end_event = ARGV[9], -- its last event
 }
-local limit = tonumber(ARGV[10]) -- of jobs to take
+local limit = tonumber(ARGV[10]) -- the most jobs to take
 local held_suspect = ARGV[11] -- id of the suspect that the caller holds, or ''
-local redelivered = {unpack(ARGV, 12)} -- ids of its jobs that already lost a worker
+local redelivered = {unpack(ARGV, 12)} -- ids of the caller's jobs that have lost a worker
 local redelivered_before = #redelivered
 local claims, letters, unlisted, unlisted_bytes = {}, {}, 0, 0
 
@@ -60,15 +60,15 @@ local function take_next(list, redelivery_allowed)
   return true
 end
 
--- Progress clears a suspect, but not one that lost two workers in company: it may have come upon its
--- fatal token after some that were not journalled, and would do so again.
+-- Progress clears a suspect, but not one that lost two workers in company: it may have reached its
+-- fatal token after some that were not journalled, and may reach it again.
 local holds_suspect = false
 if held_suspect ~= '' then
   local record = redis.call('HMGET', job_key(held_suspect), 'progress', 'spared')
   holds_suspect = record[1] == '0' or record[2] ~= false
 end
 if #redelivered == 0 and not holds_suspect then
-  -- One that really runs; copies and exhausted jobs do not count.
+  -- A redelivered job that really runs; copies and exhausted jobs do not count.
   while #claims == 0 and take_next(suspects, true) do end
   holds_suspect = #claims > 0
 end

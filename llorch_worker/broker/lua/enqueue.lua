@@ -1,20 +1,20 @@
--- Put a job into its queue, once, if the queue has room: all of it or nothing.
+-- Put a job into its queue, once, if the queue has room. On refusal, nothing is written.
 --
 -- The first write may grow: a server at maxmemory refuses it, and nothing is left behind.
 --
--- KEYS: the list to push to, then every list that jobs of this model wait in.
+-- KEYS: the list to push to, then every list in which jobs of this model wait.
 --
 -- Returns {'sent', id}, {'known', id of the first job with this idempotency key}, or
 -- {'full', jobs that wait}.
 
 local job_id = ARGV[1]
-local before, after = ARGV[2], ARGV[3] -- the message around the time at which it is enqueued
-local limit = tonumber(ARGV[4]) -- of waiting jobs; 0 for none
+local before, after = ARGV[2], ARGV[3] -- the message before and after its enqueue time
+local limit = tonumber(ARGV[4]) -- the most waiting jobs; 0 for no limit
 local keep_s = ARGV[5] -- for the sent key and the idempotency key
 local idempotency = ARGV[6] -- the key, or ''
 
 if redis.call('EXISTS', sent_key(job_id)) == 1 then
-  -- Sent again because the answer to the first push was lost.
+  -- The reply to the first push was lost, and the client sent it again.
   return {'sent', job_id}
 end
 local first = idempotency ~= '' and redis.call('GET', idempotency)

@@ -7,12 +7,12 @@
 -- Returns 1 if it was stored, else 0.
 
 local job_id = ARGV[1]
-local fence = ARGV[2] -- '' for a job that nobody claimed
+local fence = ARGV[2] -- '' for a job without a claim
 local document = ARGV[3]
 local keep_s = ARGV[4] -- for the document
 local end_event = ARGV[5] -- JSON, or '' if the state is not terminal
 local stream_s = ARGV[6] -- for the event stream
-local first = ARGV[7] -- number of the first entry still to be written before the end event
+local first = ARGV[7] -- number of the first unwritten entry before the end event
 local events = {unpack(ARGV, 8)} -- those entries, JSON documents
 local job = job_key(job_id)
 
@@ -30,8 +30,8 @@ allow_writes()
 store_state(job_id, document, keep_s)
 if end_event ~= '' then
   end_stream(job_id, end_event, stream_s, first, events)
-  -- As release.lua would, so that the worker need not come back for it. The list stays: a refused
-  -- message is buried after its result, and that needs the list.
+  -- Does the work of release.lua, to save the worker a call. The list stays, because a refused
+  -- message is buried after its result is stored, and bury.lua reads the list.
   redis.call('ZREM', LEASES, job_id)
   redis.call('HDEL', job, 'message')
   redis.call('HSET', job, 'state', 'ended')

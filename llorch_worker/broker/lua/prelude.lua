@@ -1,5 +1,5 @@
--- What the scripts share. The loader (scripts.py) puts it before each of them, and before it the
--- names of keys and queues: LEASES, job_key(job_id), ... from keys.py and queues.py.
+-- Code that all scripts share. The loader (scripts.py) puts the names of keys and queues (LEASES,
+-- job_key(job_id), ... from keys.py and queues.py) before it, and the script after it.
 
 local function now_us()
   local clock = redis.call('TIME')
@@ -11,8 +11,8 @@ local function now_ms()
   return math.floor(now_us() / 1000)
 end
 
--- Let the script write at maxmemory. Redis refuses scripts there whose first write may grow; this
--- one cannot. Jobs in hand must go on, because their ends make room.
+-- Let the script write at maxmemory, where Redis refuses a script only if its first write may grow
+-- memory; this write cannot. Claimed jobs must continue, because their ends make room.
 local function allow_writes()
   redis.call('PERSIST', LEASES)
 end
@@ -25,13 +25,13 @@ end
 -- Store a job's state for ttl_s seconds, in the key and format of Celery's Redis backend.
 local function store_state(job_id, document, ttl_s)
   redis.call('SET', result_key(job_id), document, 'EX', ttl_s)
-  -- As Celery's own backend does: it wakes AsyncResult.get().
+  -- Like Celery's own backend, to wake AsyncResult.get().
   redis.call('PUBLISH', result_key(job_id), document)
 end
 
 -- Write events to a job's stream as entries `first`-0, `first` + 1-0, ... and an end event, if
--- any, after them. Entries that exist are passed over, so a write whose answer was lost can be sent
--- again. Each entry has one field, `event`.
+-- any, after them. Existing entries are skipped, so a write whose reply was lost can be sent again.
+-- Each entry has one field, `event`.
 local function write_events(job_id, first, events, end_event, ttl_s)
   local stream = events_key(job_id)
   local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
@@ -48,8 +48,8 @@ local function write_events(job_id, first, events, end_event, ttl_s)
   redis.call('EXPIRE', stream, ttl_s)
 end
 
--- Write the last events of a job. A stream key that somebody else wrote to must not cost the result
--- or what a script popped: its errors are ignored.
+-- Write the last events of a job. Errors are ignored: a stream key of the wrong type must not cost
+-- the result or a popped message.
 local function end_stream(job_id, end_event, ttl_s, first, events)
   pcall(write_events, job_id, first, events or {}, end_event, ttl_s)
 end

@@ -5,7 +5,7 @@
 local job_id, fence = ARGV[1], ARGV[2]
 -- 'ended'
 -- 'queued' to hand the job back; this attempt does not count
--- 'lapsed' to end the lease before its time, as the worker's death would
+-- 'lapsed' to end the lease now, as if the worker had died
 local state = ARGV[3]
 local keep_s = ARGV[4] -- for the record of an ended job
 local job = job_key(job_id)
@@ -14,16 +14,16 @@ local record = redis.call('HMGET', job, 'state', 'fence', 'message', 'list')
 if record[2] ~= fence or state ~= 'ended' and record[1] ~= 'claimed' then
   return 0
 end
--- The first write, and one that cannot grow: see allow_writes.
+-- The first write, which cannot grow: see allow_writes.
 redis.call('ZREM', LEASES, job_id)
 if state == 'ended' then
-  -- A stored result has ended the job already; this deletes the rest of the claim.
+  -- A stored result has already ended the job; this deletes the rest of the claim.
   redis.call('HDEL', job, 'message', 'list')
   redis.call('HSET', job, 'state', 'ended')
   redis.call('EXPIRE', job, keep_s)
   return 1
 end
--- The next writer has another fence, whatever of ours is still under way.
+-- A new fence, so that the caller's writes still in flight fail.
 redis.call('HINCRBY', job, 'fence', 1)
 if state == 'lapsed' then
   redis.call('ZADD', LEASES, 0, job_id)

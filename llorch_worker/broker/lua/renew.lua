@@ -1,8 +1,8 @@
--- Renew the leases of the jobs that a worker is at work on.
+-- Renew the leases of a worker's jobs.
 --
 -- ARGV[2..] are pairs: job id, fence.
 --
--- Returns the ids whose claim is not the caller's any more: it must stop work on them.
+-- Returns the ids whose claims the caller has lost; it must stop work on them.
 
 local lease_ms = ARGV[1]
 

@@ -1,13 +1,13 @@
--- Move jobs from the queues of workers that are gone into the queue of their model.
+-- Move jobs from the worker queues of workers that are gone into their models' shared queues.
 --
--- Each priority's list goes to the tail of its counterpart, in its order. A queue stays known for a
--- while: a producer may still send there.
+-- Each priority's list goes to the tail of its counterpart, in order. A queue stays known for a
+-- while, because a producer may still send to it.
 --
 -- Returns {queue, jobs moved} for each queue with jobs.
 
-local gone_ms = ARGV[1] -- a worker that was not seen for so long is gone
-local forgotten_ms = ARGV[2] -- nobody looks at its queue after so long
-local most_queues = ARGV[3] -- that are remembered
+local gone_ms = ARGV[1] -- a worker not seen for this long is gone
+local forgotten_ms = ARGV[2] -- after this long its queue is forgotten
+local most_queues = ARGV[3] -- the most queues to remember
 local left = tonumber(ARGV[4]) -- the most jobs to move, so that one call stays short
 local suffixes = {unpack(ARGV, 5)} -- from a queue's name to its lists, the most urgent first
 

@@ -1,7 +1,8 @@
--- Put a dead letter's job back into its queue, to go on from its journal with all its attempts.
+-- Put a dead letter's job back into its queue with a full set of attempts. It continues from its
+-- journal.
 --
--- Returns 'retried'; 'gone' (no such letter any more); 'under way' (the same job waits or runs);
--- 'ended' (it has another end than a failure). Only the first changes anything.
+-- Returns 'retried'; 'gone' (the letter no longer exists); 'under way' (the job already waits or
+-- runs); 'ended' (the job succeeded or was cancelled). Only 'retried' changes anything.
 
 local raw_letter = ARGV[1] -- byte by byte
 local stream_s = ARGV[2] -- for event streams
@@ -19,14 +20,14 @@ if document then
     return 'ended'
   end
 end
--- The first write, and one that cannot grow: see allow_writes.
+-- The first write, which cannot grow: see allow_writes.
 if redis.call('LREM', DEAD_LETTERS, 1, raw_letter) == 0 then
   return 'gone'
 end
 redis.call('DEL', result)
 
--- The stream without its last event, made anew: XADD refuses the id of a deleted last entry, and
--- the next attempt writes its first event under that very id.
+-- Rebuild the stream without its last event. Deleting the entry is not enough: XADD refuses the id
+-- of a deleted last entry, and the next attempt writes its first event under that id.
 local entries = redis.pcall('XRANGE', stream, '-', '+')
 if not entries.err and #entries > 0 then
   local ok, last = pcall(cjson.decode, entries[#entries][2][2])
@@ -42,9 +43,9 @@ end
 redis.call('HSET', job, 'state', 'queued', 'list', letter.list, 'attempts', 0, 'progress', 0,
   'history', letter.history .. string.format('(retried) %.0f\n', now_ms()))
 redis.call('HDEL', job, 'spared')
--- The record may have expired. That it exists makes the next claim read the journal.
+-- The record may have expired. If it exists, the next claim reads the journal.
 redis.call('HINCRBY', job, 'fence', 1)
 redis.call('PERSIST', job)
--- The queue's tail: those who waited come first.
+-- To the tail of the queue, behind the jobs that already wait.
 redis.call('LPUSH', letter.list, letter.message)
 return 'retried'

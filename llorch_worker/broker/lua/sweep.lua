@@ -1,17 +1,17 @@
 -- Put the jobs of dead workers back to the head of their queues.
 --
--- Two kinds of jobs may have killed the worker, and go to the suspects, which run apart: those
--- without progress since their claim, and those that ran again beside others that had lost a worker,
--- and lost this one too. At most one of the latter is to blame, so for all of them this attempt does
--- not count, once: no job ends for what its neighbour does. They stay suspects.
+-- Two kinds of jobs may have killed the worker and become suspects: jobs without progress since
+-- their claim, and jobs that had lost a worker before and ran beside others that had. At most one
+-- of the latter is to blame, so once per job this attempt does not count: no job ends because of
+-- its neighbour. They stay suspects.
 --
 -- Returns the ids put back.
 
-local most_jobs = ARGV[1] -- to look at, so that one call stays short
+local most_jobs = ARGV[1] -- the most jobs to look at, so that one call stays short
 
 local back = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, most_jobs)) do
-  -- The first write, and one that cannot grow: see allow_writes.
+  -- The first write, which cannot grow: see allow_writes.
   redis.call('ZREM', LEASES, id)
   local job = job_key(id)
   local state, message, list, progress, company, spared = unpack(redis.call('HMGET', job,

@@ -10,9 +10,8 @@ from typing import Protocol
 import torch
 
 from llorch_worker.cache import DecodeBuffers, UnifiedCache
-from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.kernels import Ops
-from llorch_worker.model import RaggedBatch
+from llorch_worker.model import ForwardModel, RaggedBatch
 
 
 def bucket_sizes(max_sequences: int) -> list[int]:

@@ -15,8 +15,7 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.request import MAX_CHOICES
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.model import RaggedBatch
+from llorch_worker.model import ForwardModel, RaggedBatch
 
 FIRST_TOKENS = 2
 FULL_WIDTH_TOKENS = 8

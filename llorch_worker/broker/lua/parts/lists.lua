@@ -1,8 +1,8 @@
--- Names of lists, cut as queues.py builds them.
+-- Names of lists, parsed the way queues.py builds them.
 
 local SUFFIX_MARKS = HIGH_SUFFIX:sub(1, 1) .. STEP_SEPARATOR
 
--- The list for every worker beside that of one: llorch.toy@gpu0.host:high -> llorch.toy:high.
+-- The shared list for a worker's list: llorch.toy@gpu0.host:high -> llorch.toy:high.
 local function shared_list(list)
   return (list:gsub(WORKER_MARK .. '[^' .. SUFFIX_MARKS .. ']*', ''))
 end

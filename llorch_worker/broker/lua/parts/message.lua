@@ -1,6 +1,6 @@
 -- Reading a Celery task message.
 
--- UTF-8 as Python decodes it: no surrogates, nothing overlong. Other bytes would stop every reader.
+-- UTF-8 as Python decodes it: no surrogates, nothing overlong. Python readers fail on other bytes.
 local SEQUENCES = {
   '[\194-\223][\128-\191]',
   '\224[\160-\191][\128-\191]', '[\225-\236\238\239][\128-\191][\128-\191]', '\237[\128-\159][\128-\191]',
@@ -17,7 +17,7 @@ local function is_text(bytes)
   return not bytes:find('[\128-\255]')
 end
 
--- The message, with ? for every byte beyond ASCII if it is not UTF-8.
+-- The message. If it is not UTF-8, every non-ASCII byte becomes ?.
 local function readable(message)
   return is_text(message) and message or (message:gsub('[\128-\255]', '?'))
 end
@@ -27,7 +27,7 @@ local function read_message(message)
   local ok, decoded = pcall(cjson.decode, message)
   local repaired = not ok
   if repaired then
-    -- Python's JSON may hold half a surrogate pair. In a prompt, the worker refuses it by name.
+    -- Python's JSON may hold half a surrogate pair. The worker refuses one in a prompt.
     ok, decoded = pcall(cjson.decode, (message:gsub('\\u[dD][89a-fA-F]%x%x', '\\u0000')))
   end
   if not ok or type(decoded) ~= 'table' or type(decoded.headers) ~= 'table' then

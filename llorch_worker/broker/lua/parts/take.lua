@@ -1,8 +1,8 @@
--- What becomes of one message: a claim, a dead letter, or nothing.
+-- Settling a popped message: as a claim, a dead letter, or nothing.
 --
 -- `terms` are the arguments of claim.lua by name.
 
--- A template as the document of one job.
+-- Fills in a template for one job.
 local function document_of(template, job_id)
   local id_json = cjson.encode(job_id):sub(2, -2):gsub('%%', '%%%%')
   return (template:gsub('@ID@', id_json))
@@ -23,8 +23,8 @@ local function begin(id, message, list, record, terms)
   local job, now = job_key(id), now_us()
   local claimed_ms = math.floor(now / 1000)
   local attempts = record.attempts + 1
-  -- Taken from the clock and not counted from 1: a claim that a failover forgot must not share its
-  -- fence with the next one.
+  -- Taken from the clock rather than counted from 1: a claim that a failover lost must not have the
+  -- same fence as the next one.
   local fence = string.format('%.0f', math.max(record.fence + 1, now))
   redis.call('HSET', job, 'state', 'claimed', 'fence', fence, 'message', message, 'list', list,
     'attempts', attempts, 'worker', terms.worker, 'progress', 0, 'company', 0,
@@ -40,12 +40,12 @@ end
 --   'claimed', the claim
 --   'buried', the job's id ('' if it names none)
 --   'wait' if the job must go back for now: it lost a worker, and no redelivery is allowed
---   'duplicate' if the message is a copy of a job that runs or has ended: the copy yields
+--   'duplicate' if the message is a copy of a job that runs or has ended; the copy is dropped
 local function take(message, list, terms, redelivery_allowed)
   local id, has_eta = read_message(message)
   local record = id and redis.pcall('HMGET', job_key(id), 'state', 'attempts', 'history', 'list', 'fence')
   if not id or record.err then
-    -- The error: an id made so that its record would be another of our keys.
+    -- The error: the id is such that the record's key is another of our keys.
     bury({id = '', reason = 'malformed', message = readable(message), list = list, attempts = 0,
       history = ''}, terms.most_letters)
     return 'buried', ''
@@ -56,8 +56,8 @@ local function take(message, list, terms, redelivery_allowed)
     redis.call('HINCRBY', job_key(id), 'duplicates', 1)
     return 'duplicate'
   end
-  -- A suspect keeps the list it came from. A worker's address holds until here: what comes back from
-  -- this claim is for every worker of the model.
+  -- A suspect keeps the list it came from. A worker queue holds only until this claim: if the job
+  -- comes back, every worker of the model may take it.
   list = shared_list(list == terms.suspects and record.list or list)
   if record.attempts >= terms.max_attempts then
     exhaust({id = id, reason = 'attempts exhausted', message = readable(message), list = list,
@@ -69,8 +69,8 @@ local function take(message, list, terms, redelivery_allowed)
   end
   local claim = begin(id, message, list, record, terms)
   if not has_eta then
-    -- A worker claims what it has room for, so a job begins with its claim. One with an ETA is only
-    -- held until its time.
+    -- A worker claims only what it has room for, so a job starts with its claim. A job with an ETA
+    -- is only held until then.
     store_state(id, document_of(terms.started, id), terms.keep_s)
   end
   return 'claimed', claim
