@@ -113,6 +113,7 @@ def test_a_fault_of_the_stream_is_counted(
 def test_a_job_without_a_terminal_result_is_lost(results: list[dict[str, Any]]) -> None:
     found = judged([STARTED, tokens(0, 4)], results)
     assert (found.lost, found.lost_ids, found.succeeded, found.clean) == (1, ["job"], 0, False)
+    assert judged(results=results).lost == 1
     # It counts once, not token by token.
     assert (found.missing_tokens, found.broken_streams) == (0, 0)
 
@@ -123,11 +124,10 @@ def test_a_job_that_ends_badly_is_failed_and_not_lost(status: str) -> None:
     assert (found.failed, found.lost, found.clean) == (1, 0, False)
 
 
-def test_a_result_with_other_tokens_is_wrong() -> None:
-    other = {"choices": [{"token_ids": ids(*range(LENGTH - 1))}]}
-    found = judged(results=[success(result=other)])
+@pytest.mark.parametrize("result", [None, {"choices": [{"token_ids": ids(*range(LENGTH - 1))}]}])
+def test_a_result_with_other_tokens_is_wrong(result: Any) -> None:
+    found = judged(results=[success(result=result)])
     assert (found.wrong_results, found.clean) == (1, False)
-    assert judged(results=[success(result=None)]).wrong_results == 1
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -137,26 +138,18 @@ def test_a_card_works_in_the_kernels_and_copies_that_the_profiler_saw(
             is_user_annotation=annotated,
         )
 
-    happened: list[str] = []
+    calls = Mock()
+    calls.profile.return_value = calls
     events = [event("CPU", 0, 9), event("CUDA", 1, 2), event("CUDA", 0, 8, True)]
-    trace = SimpleNamespace(
-        start=lambda: happened.append("start"),
-        stop=lambda: happened.append("stop"),
-        events=lambda: events,
-    )
-    monkeypatch.setattr(device_trace, "profile", lambda activities: trace)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: happened.append("wait"))
-    spans = device_trace.device_spans(lambda: happened.append("work"), torch.device("cuda:0"))
-    assert spans == [(1, 2)]
-    assert happened == ["start", "work", "wait", "stop"]
-
-
-def test_without_a_profiler_nothing_is_known_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(activities: Any) -> None:
-        raise AssertionError("No activities specified for the profiler")
-
-    monkeypatch.setattr(device_trace, "profile", refused)
-    assert device_trace.device_spans(lambda: None, torch.device("cuda:0")) == []
+    calls.events.return_value = events
+    monkeypatch.setattr(device_trace, "profile", calls.profile)
+    monkeypatch.setattr(torch.cuda, "synchronize", calls.wait)
+    card = torch.device("cuda:0")
+    assert device_trace.device_spans(calls.work, card) == [(1, 2)]
+    order = [name for name, _, _ in calls.mock_calls]
+    assert order == ["profile", "start", "work", "wait", "stop", "events"]
+    calls.profile.side_effect = AssertionError("No activities specified for the profiler")
+    assert device_trace.device_spans(calls.work, card) == [], "nothing is known without a profiler"
 
 
 def test_idle_is_what_no_kernel_covers() -> None:
