@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -42,16 +40,3 @@ def test_the_busiest_threads_of_children_can_be_left_out(busy_child: None) -> No
     # 99 is more than all threads: only this process is left.
     assert now.since_s(before, 99) == pytest.approx(now.here_s - before.here_s)
     assert now.since_s(before) >= USED_S
-
-
-def test_threads_of_this_process_count_after_they_end() -> None:
-    def burn() -> None:
-        end_s = time.thread_time() + USED_S
-        while time.thread_time() < end_s:
-            pass
-
-    before = ProcessorTime.now()
-    thread = threading.Thread(target=burn)
-    thread.start()
-    thread.join()
-    assert ProcessorTime.now().since_s(before, 1) >= USED_S
