@@ -1,4 +1,4 @@
-"""The rows of the table: ours beside a peer's."""
+"""The rows of the table: our figures beside a peer's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from llorch_worker.bench.instruments.provenance import Frozen
 
 
 class Side(Frozen):
-    """Ours or theirs."""
+    """The figures of one side, ours or the peer's."""
 
     tokens_per_s: float
-    """Median of the passes."""
+    """Median over the passes."""
     spread: float | None
     """Largest minus smallest of the passes, as a share of the median; None for one pass."""
     note: str = ""
@@ -27,7 +27,7 @@ class Side(Frozen):
 
 
 class BatchRow(Frozen):
-    """A prefill, or the decoding of so many sequences."""
+    """A prefill, or the decoding of this many sequences."""
 
     kind: BatchKind
     peer: str
@@ -36,11 +36,11 @@ class BatchRow(Frozen):
     ours: Side
     theirs: Side
     ratio: float
-    """Our tokens a second against theirs: median over the pairs of passes."""
+    """Our tokens per second divided by the peer's: median over the pairs of passes."""
 
 
 class JobsRow(Frozen):
-    """Jobs of mixed lengths, all submitted at once; tokens are generated ones."""
+    """Jobs of mixed lengths, all submitted at once; only generated tokens count."""
 
     kind: Literal["jobs"] = "jobs"
     peer: str

@@ -167,7 +167,7 @@ def test_a_file_that_cannot_be_written_is_told_of_before_anything_is_measured(
 def test_weights_of_no_known_kind_are_refused(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         program.main(["--weights", "bf16,q7_x"])
-    assert "no weights called q7_x" in capsys.readouterr().err
+    assert "unknown weights q7_x" in capsys.readouterr().err
 
 
 def test_transformers_page_size_goes_by_the_name_that_it_has_there() -> None:

@@ -144,7 +144,7 @@ def test_what_a_library_prints_stays_out_of_ours(
     [
         (("--peers", "vllm"), "unknown peer 'vllm'; allowed: llama.cpp, transformers"),
         (("--batch", "0"), "--batch must be numbers from 1 to 256"),
-        (("--prefill", "99999"), "--prefill must leave room for one token more"),
+        (("--prefill", "99999"), "--prefill must leave room for one more token"),
         (("--job-prompt-tokens", "9,3"), "--job-prompt-tokens must be one number, or LEAST,MOST"),
     ],
 )
@@ -175,7 +175,7 @@ def test_a_person_reads_what_was_lowered_and_why_a_peer_is_missing() -> None:
     )  # fmt: skip
     assert ran.code == 0, ran
     assert ran.err.splitlines()[0] == "--prefill 511, to fit the model's context of 512"
-    said = "llama-server, 64 mixed jobs: skipped: there is none at /nowhere; give --llama-server"
+    said = "llama-server, 64 mixed jobs: skipped: not found at /nowhere; give --llama-server"
     assert said in " ".join(ran.out.split())
 
 
