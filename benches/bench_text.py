@@ -1,4 +1,4 @@
-"""What the tokenizer costs: tokens a second encoding, microseconds a token detokenizing.
+"""The tokenizer's speed: tokens per second encoding, microseconds per token detokenizing.
 
     python benches/bench_text.py MODEL [--text FILE]
 
@@ -21,7 +21,7 @@ STOPS = ("\n\nUser:", "</answer>", "###", "END")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the tokenizer costs.")
+    parser = argparse.ArgumentParser(description="Measure the tokenizer's speed.")
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""What caches hold, one for all against many: ``python -m benches.cache_memory``.
+"""The memory of one shared cache against that of many: ``python -m benches.cache_memory``.
 
-Bytes are of tensors that are made here, but for the map of masks, of which the largest alone is
-made: the others follow from its size.
+The tensors are really allocated, except in the map of masks: only its largest mask is, and the
+sizes of the others follow from it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CPU = torch.device("cpu")
 
 
 def strip_bytes(context: int) -> int:
-    """The one mask that every smaller or offset one is a view of."""
+    """The one mask; every smaller or shifted mask is a view of it."""
     return CausalMasks(max_query=MAX_QUERY_TOKENS, max_context=context, device=CPU).nbytes
 
 
 def map_bytes(context: int, dtype: torch.dtype) -> int:
-    """A square mask for each length, once prompts of every length up to ``context`` were seen."""
+    """A square mask for each length, after prompts of every length up to ``context``."""
     largest = torch.ones(context, context, dtype=dtype).tril_()
     assert largest.nbytes == context**2 * dtype.itemsize
     return sum(length**2 for length in range(1, context + 1)) * dtype.itemsize
@@ -37,7 +37,7 @@ def rope_bytes(context: int) -> int:
 
 
 def main() -> None:
-    """Print the table, a line for each context."""
+    """Print the table, one line per context."""
     rows: list[tuple[str, ...]] = [
         (
             "context",

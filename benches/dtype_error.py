@@ -1,10 +1,10 @@
-"""What bfloat16 costs in exactness on this machine, with its own kernels and with torch's.
+"""The error of bfloat16 on this machine, with its native kernels and with torch's.
 
 ``python -m benches.dtype_error MODEL [--device cpu] [--json]``
 
-A greedy text of the float32 reference is read once in each form, and the logits are compared.
-On a CPU with native kernels a quantised model multiplies 8-bit activations there, as
-llama.cpp does; with torch's it is dequantised to bfloat16.
+Each choice of kernels reads a greedy text of the float32 reference, and the logits are compared.
+Native CPU kernels multiply a quantised model's weights with 8-bit activations, as llama.cpp does;
+torch's kernels dequantise it to bfloat16.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ KERNELS: tuple[KernelChoice, ...] = ("auto", "torch")
 
 @dataclass(frozen=True)
 class DtypeError:
-    """Of bfloat16 with one choice of kernels, over all places of the text."""
+    """The error of bfloat16 with one choice of kernels, over all places of the text."""
 
     kernels: str
     places: int
     mean_logit_error: float
     logit_spread: float
-    """Standard deviation of the reference's logits, to see the error against."""
+    """Standard deviation of the reference's logits, for comparison with the error."""
     mean_divergence: float
-    """Kullback-Leibler, in nats, from the reference's distribution of the next token."""
+    """Kullback-Leibler divergence, in nats, from the reference's distribution of the next token."""
     same_top_token: float
-    """Share of places."""
+    """Share of places with the same most likely token."""
 
 
 def measure(model: Path, device: str, tokens: int) -> list[DtypeError]:

@@ -1,10 +1,10 @@
-"""What a KV cache in fp8 or int8 costs in exactness, on a real model.
+"""The error of a KV cache in fp8 or int8, on a real model.
 
 ``python -m benches.kv_error --model stories260K.gguf [--dtype float32] [--json]``
 
-A greedy text of the exact cache is read token by token, as decode does, once with each form of the
-cache. The logits are compared with the exact cache's, and so are texts that each form generates
-for itself. Any device; the torch operations everywhere.
+Each kv_dtype reads a greedy text of the exact cache token by token, as decode does, and its logits
+are compared with the exact cache's. The texts that each kv_dtype generates are compared too. Runs
+on any device, always with the torch operations.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ KV_DTYPES: tuple[KvDtype, ...] = ("fp8", "int8")
 
 @dataclass(frozen=True)
 class KvError:
-    """Of one form of the cache against the exact one, over all places of all texts."""
+    """The error of one kv_dtype against the exact cache, over all places of all texts."""
 
     kv_dtype: str
     places: int
     kv_bytes_share: float
-    """Of the exact cache's bytes, scales included."""
+    """Share of the exact cache's bytes, scales included."""
     max_logit_error: float
     mean_logit_error: float
     logit_spread: float
-    """Standard deviation of the exact logits, to see the errors against."""
+    """Standard deviation of the exact logits, for comparison with the errors."""
     mean_divergence: float
-    """Kullback-Leibler, in nats, from the exact distribution of the next token."""
+    """Kullback-Leibler divergence, in nats, from the exact distribution of the next token."""
     same_top_token: float
-    """Share of places."""
+    """Share of places with the same most likely token."""
     same_greedy_tokens: float
     """Share of generated tokens before the first that differs, over all prompts."""
 
@@ -59,7 +59,7 @@ class KvError:
 def read_by_decode(
     path: Path, device: torch.device, dtype: torch.dtype, kv_dtype: KvDtype, texts: list[list[int]]
 ) -> tuple[torch.Tensor, int]:
-    """Logits [places, vocab] after each token of each text, and the cache's bytes a token."""
+    """Logits [places, vocab] after each token of each text, and the cache's bytes per token."""
     checkpoint = open_checkpoint(path)
     config = resolve_config(checkpoint)
     model = Llama.load(
@@ -95,7 +95,7 @@ def read_by_decode(
 
 
 def greedy(path: Path, device: str, dtype: str, kv_dtype: KvDtype, tokens: int) -> list[list[int]]:
-    """Prompt and ``tokens`` generated ids for each prompt."""
+    """For each prompt, its ids and ``tokens`` generated ids."""
     with Engine.load(path, device, dtype, kernels="torch", kv_dtype=kv_dtype) as engine:
         generations = [
             engine.submit(
@@ -141,7 +141,7 @@ def measure(path: Path, device: str, dtype: str, tokens: int) -> list[KvError]:
 
 
 def _agreement(one: list[int], other: list[int]) -> int:
-    """Length of the common beginning."""
+    """The length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--tokens", type=int, default=160, help="generated for each prompt")
+    parser.add_argument("--tokens", type=int, default=160, help="tokens to generate per prompt")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     errors = measure(given.model, given.device, given.dtype, given.tokens)

@@ -30,7 +30,7 @@ from llorch_worker.engine.sequence import Sequence
 
 BOOKKEEPING_ROUNDS = 300
 KEPT_PREFIXES = 20
-"""In the pool beside the one that is found."""
+"""Other prefixes in the pool besides the one to find."""
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def _ids(chance: random.Random, count: int, engine: Engine) -> list[int]:
 
 
 def _first_token_s(engine: Engine, ids: list[int], *, found: int) -> float:
-    """From the submission to the first token; raises where another prefix was found than asked."""
+    """Seconds from submission to the first token; raises unless ``found`` tokens were found."""
     arrived_s: list[float] = []
 
     def note(event: Event) -> None:
@@ -96,12 +96,12 @@ def _first_token_s(engine: Engine, ids: list[int], *, found: int) -> float:
     began_s = time.perf_counter()
     result = engine.submit(request, on_event=note).result()
     if result.usage.cached != found:
-        raise RuntimeError(f"{result.usage.cached} tokens were found instead of {found}")
+        raise RuntimeError(f"found {result.usage.cached} cached tokens instead of {found}")
     return arrived_s[0] - began_s
 
 
 def _bookkeeping_s(engine: Engine, chance: random.Random, prefix: int, rest: int) -> float:
-    """The scheduler's time for a miss and a hit, less that for two prompts of the rest alone."""
+    """The scheduler's time for a miss and a hit, minus that for two prompts of the rest alone."""
     blocks = -(-(prefix + rest) // BLOCK_SIZE_TOKENS)
     scheduler = Scheduler(
         BlockPool(KEPT_PREFIXES * blocks),

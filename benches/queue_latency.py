@@ -1,4 +1,4 @@
-"""How soon an idle worker takes a job, and the load that this puts on Redis.
+"""The time until an idle worker claims a job, and the load that waiting puts on Redis.
 
     python -m benches.queue_latency [jobs]
 
@@ -45,14 +45,14 @@ def claimed_ms(client: redis.Redis, job_id: str) -> float:
 
 
 def latencies_ms(client: Client, submit: Callable[[], str], jobs: int) -> list[float]:
-    """From before the enqueue to the claim, so with the round trip of the enqueue itself."""
+    """From before the enqueue to the claim, so it includes the round trip of the enqueue."""
     found = []
     for _ in range(jobs):
-        # The worker is to be waiting.
+        # Let the worker become idle.
         time.sleep(PAUSE_S)
         before_ms = redis_ms(client.redis)
         job_id = submit()
-        # The claim is noted in whole milliseconds, rounded down.
+        # The claim's time is in whole milliseconds, rounded down.
         found.append(max(0.0, claimed_ms(client.redis, job_id) + 0.5 - before_ms))
         client.job(job_id).result(GET_S)
     return found

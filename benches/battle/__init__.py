@@ -1,1 +1,1 @@
-"""A battle: jobs under load, workers that die at random, and a ledger that forgets nothing."""
+"""A battle test: jobs under load, workers that die at random, and an independent ledger."""

@@ -1,4 +1,4 @@
-"""``python -m benches.battle``: ours, then stock Celery, under the same load and the same kills."""
+"""``python -m benches.battle``: ours, then stock Celery, with the same load and the same kills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 
 def main() -> int:
-    """Exit code 1 where ours broke a promise, 130 after Ctrl-C."""
+    """Exit code 1 if ours broke a promise, 130 after Ctrl-C."""
     options = _options()
     terms = Terms(
         minutes=options.minutes,
@@ -79,22 +79,22 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--ours", action="store_true", help="only ours")
     add("--stock", action="store_true", help="only stock Celery")
-    add("--pool", choices=("threads", "prefork"), default="threads", help="of stock Celery")
-    add("--minutes", type=float, default=5.0, help="of load and kills")
+    add("--pool", choices=("threads", "prefork"), default="threads", help="stock Celery's pool")
+    add("--minutes", type=float, default=5.0, help="duration of load and kills")
     add("--kills", type=int, help="default: one a second")
     add("--workers", type=int, default=3)
-    add("--max-sequences", type=int, default=4, help="a worker's jobs at once")
-    add("--step-ms", type=float, default=8.0, help="a token of every running sequence")
+    add("--max-sequences", type=int, default=4, help="jobs that a worker runs at once")
+    add("--step-ms", type=float, default=8.0, help="time of a token for all running sequences")
     add("--rate", type=float, default=MODEST_RATE_PER_S, help="jobs a second")
-    add("--seed", type=int, default=1, help="of jobs and kills")
+    add("--seed", type=int, default=1, help="seed of jobs and kills")
     add("--quiet", type=float, default=QUIET_S, metavar="S", help="seconds of silence at the end")
-    add("--json", action="store_true", help="one JSON document")
-    add("--keep", type=Path, metavar="FOLDER", help="where ledgers and logs stay")
+    add("--json", action="store_true", help="print one JSON document")
+    add("--keep", type=Path, metavar="FOLDER", help="folder for ledgers and logs")
     return parser.parse_args()
 
 
 def _interrupt(*_: object) -> NoReturn:
-    # Once: a second Ctrl-C must not cut the cleaning up short.
+    # Only once: a second Ctrl-C must not interrupt the cleanup.
     for number in ASKED_TO_STOP:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What the ledger proves: lost, doubled and missing, job by job."""
+"""The audit of a ledger: jobs and tokens that were lost, doubled, missing or wrong."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ TERMINAL_EVENTS = ("finished", "failed", "cancelled")
 
 @dataclass
 class StreamFindings:
-    """What a reader who takes a job's stream as it comes has seen. Counts are of tokens."""
+    """What a live reader of a job's stream saw. Most counts are of tokens."""
 
     seen: int = 0
     doubled: int = 0
     missing: int = 0
     wrong: int = 0
     disordered: int = 0
-    """Seen only after a later one."""
+    """Tokens seen after a later one."""
     runs_from_zero: int = 0
-    """How often the first token came again."""
+    """How often the first token was repeated."""
     ends: int = 0
     after_end: int = 0
-    """Entries behind a terminal event."""
+    """Entries after a terminal event."""
     unreadable: int = 0
     workers: list[str] = field(default_factory=list)
 
@@ -43,28 +43,28 @@ class StreamFindings:
 
 @dataclass(frozen=True)
 class ResultFindings:
-    """How a job ended, for somebody who looked at its result all the time."""
+    """How a job ended, according to every result that became visible."""
 
     status: str | None
-    """The first terminal status that was visible; ``None`` for a job that never ended."""
+    """The first visible terminal status; ``None`` for a job that never ended."""
     ended_s: float | None
     changed: bool
-    """Whether anything else was visible after that."""
+    """Whether a different result became visible after that."""
     changed_materially: bool
-    """Whether that was another status or other tokens, and not only another date."""
+    """Whether it differed in status or tokens, not only in its date."""
     tokens_right: bool
 
 
 @dataclass
 class Findings:
-    """The sum over all jobs."""
+    """The totals over all jobs."""
 
     jobs: int = 0
     tokens: int = 0
     succeeded: int = 0
     lost: int = 0
     failed: int = 0
-    """Ended, but not well; nothing was sent that should fail."""
+    """Jobs that ended without success. No job is sent that should fail."""
     wrong_results: int = 0
     changed_results: int = 0
     materially_changed_results: int = 0
@@ -73,17 +73,17 @@ class Findings:
     wrong_tokens: int = 0
     disordered_tokens: int = 0
     broken_streams: int = 0
-    """Streams of successful jobs with any of these, or without exactly one end."""
+    """Streams of successful jobs with any of these faults, or without exactly one end."""
     withdrawn_entries: int = 0
     unannounced_results: int = 0
     taken_over: int = 0
-    """Jobs that more than one worker generated for."""
+    """Jobs that more than one worker ran."""
     run_again: int = 0
-    """Jobs that began again from the first token."""
+    """Jobs that started again from the first token."""
     wasted_tokens: int = 0
     kills: dict[str, int] = field(default_factory=dict)
     recovery_s: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By kind of kill: jobs held, p50 and max seconds to the next event of such a job."""
+    """By kind of kill: jobs held, and p50 and max seconds to the next event of such a job."""
     latency_s: dict[str, float] = field(default_factory=dict)
     lost_ids: list[str] = field(default_factory=list)
     suspects: dict[str, list[str]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Findings:
 
 
 def audit(ledger: Ledger, *, unannounced: Sequence[str] = ()) -> Findings:
-    """Judges everything in ``ledger``; ``unannounced`` are jobs whose result changed unseen."""
+    """Audits ``ledger``; ``unannounced``: jobs whose result changed without a publication."""
     found = Findings(
         withdrawn_entries=ledger.withdrawn_count(), unannounced_results=len(unannounced)
     )
@@ -144,7 +144,7 @@ def audit(ledger: Ledger, *, unannounced: Sequence[str] = ()) -> Findings:
             suspect("failed", job.id)
             continue
         found.succeeded += 1
-        # A job without an end lacks tokens too, but it is counted once: as lost.
+        # A job without an end also lacks tokens, but it counts only as lost.
         found.missing_tokens += stream.missing
         if stream.missing:
             suspect("missing tokens", job.id)
@@ -194,7 +194,7 @@ def judge_stream(job: Job, entries: Sequence[Entry]) -> StreamFindings:
 
 
 def judge_results(job: Job, results: Sequence[Result]) -> ResultFindings:
-    """Compares what the result backend showed, one after another, with the one right result."""
+    """Compares the results that the backend showed, in order, with the one right result."""
     documents = [(result, _object(result.document)) for result in results]
     ends = [
         place for place, (_, doc) in enumerate(documents) if doc.get("status") in TERMINAL_STATES
@@ -214,10 +214,10 @@ def judge_results(job: Job, results: Sequence[Result]) -> ResultFindings:
 
 
 def recoveries(ledger: Ledger) -> dict[str, dict[str, float]]:
-    """How long the jobs of a struck worker stood still, by kind of strike.
+    """How long the jobs of a struck worker paused, by kind of strike.
 
-    From ``gone_s`` to the job's next tokens or its end, from whichever worker. Jobs
-    that never went on are not in it: they are lost.
+    Measured from ``gone_s`` to the job's next tokens or its end, from any worker. Jobs that never
+    continued are left out: they are lost.
     """
     by_kind: dict[str, list[float]] = {}
     entries: dict[str, list[Entry]] = {}

@@ -1,4 +1,4 @@
-"""One contestant under load, struck again and again, and what the ledger says afterwards."""
+"""One contestant under load and repeated strikes, and the audit of its ledger."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.services import own_redis
 TICK_S = 0.02
 START_TIMEOUT_S = 120.0
 QUIET_S = 30.0
-"""The end: nothing changed for this long, twice the lease with its sweep (and twice the visibility
-timeout of the control)."""
+"""A battle ends when nothing has changed for this long: twice the lease plus sweep, and twice the
+control's visibility timeout."""
 PATIENCE_IN_QUIETS = 2
-"""Where jobs have not ended, the quiet must last this many times longer before they are lost."""
+"""If jobs have not ended, the quiet must last this many times longer before they count as lost."""
 LONGEST_SETTLING_S = 600.0
 LONGEST_BACKLOG_JOBS = 40
 WATCHED_S = 3600
@@ -39,7 +39,7 @@ REPORT_INTERVAL_S = 10.0
 
 @dataclass(frozen=True)
 class Terms:
-    """What a battle is fought with."""
+    """The parameters of a battle."""
 
     minutes: float
     kills: int
@@ -53,7 +53,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it."""
+    """The result of a battle."""
 
     contestant: str
     findings: Findings
@@ -117,7 +117,7 @@ def _muster(fleet: Fleet) -> None:
 def _storm(
     fleet: Fleet, contestant: Contestant, terms: Terms, ledger: Ledger, watcher: ResultWatcher
 ) -> None:
-    """Strike after strike on time, or as soon as there is somebody to strike."""
+    """Performs each strike on time, or as soon as there is a worker to strike."""
     total_s = terms.minutes * 60
     plan = strikes(terms.seed, terms.kills, total_s)
     began_s = told_s = time.monotonic()
@@ -137,7 +137,7 @@ def _storm(
 
 
 def _settle(fleet: Fleet, terms: Terms, ledger: Ledger, watcher: ResultWatcher) -> None:
-    """Nothing strikes any more; waits until nothing moves any more."""
+    """Waits, after the last strike, until nothing changes any more."""
     began_s = time.monotonic()
     sent = len(ledger.jobs())
     while time.monotonic() - began_s < LONGEST_SETTLING_S:
@@ -150,7 +150,7 @@ def _settle(fleet: Fleet, terms: Terms, ledger: Ledger, watcher: ResultWatcher) 
 
 
 def _whereabouts(client: Any, job_ids: list[str]) -> dict[str, str]:
-    """The key, other than their own, in which each of these jobs is still to be found."""
+    """For each of these jobs, a Redis key other than its own that still contains it."""
     found = dict.fromkeys(job_ids, "nowhere")
     if not job_ids:
         return found
@@ -180,7 +180,7 @@ def _content(client: Any, key: bytes) -> bytes:
 def _load(
     url: str, client: Any, terms: Terms, ledger: Ledger, reader: StreamReader
 ) -> Iterator[None]:
-    """Sends jobs from a thread of its own while the block runs, as a stock producer does."""
+    """Sends jobs from its own thread while the block runs, as a stock producer does."""
     stop = threading.Event()
     producer = Celery("battle", broker=url, set_as_current=False)
     failures: list[BaseException] = []

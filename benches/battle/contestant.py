@@ -1,4 +1,4 @@
-"""Who fights: how each contestant's worker is started."""
+"""The contestants, and how to start their workers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from llorch_worker.broker.queues import normal_queue
 MODEL = "toy"
 QUEUE = normal_queue(MODEL)
 MANY_ATTEMPTS = 1000
-"""A job here may be struck more often than a job in life: none is to be given up for that."""
+"""Jobs are struck more often here than in production and must not run out of attempts."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A name, and what follows ``celery`` on the command line of its workers."""
+    """A name, and the arguments of ``celery`` that start its workers."""
 
     name: str
     app: str

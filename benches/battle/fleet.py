@@ -1,4 +1,4 @@
-"""The workers: real processes, each behind a proxy of its own, each replaced when it goes."""
+"""The workers: real processes, each behind its own proxy and replaced when it ends."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.services import REPOSITORY, environment, tethered
 
 DRAIN_TIMEOUT_S = 20.0
-"""A worker that was asked to go and stays longer is killed, as an orchestrator would."""
+"""A worker that takes longer to stop is killed, as an orchestrator would do."""
 DELIVERY_TIMEOUT_S = 1.0
 READY = b" ready."
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGQUIT": signal.SIGQUIT, SIGKILL: signal.SIGKILL}
 
 
 class Worker:
-    """One worker process, its own process group, and the proxy that it reaches Redis through."""
+    """One worker process with its own process group, and the proxy between it and Redis."""
 
     def __init__(self, contestant: Contestant, name: str, redis_port: int, log: Path) -> None:
         self.hostname = f"{name}@battle"
@@ -62,7 +62,7 @@ class Worker:
         return False
 
     def signal(self, number: signal.Signals) -> None:
-        """SIGKILL takes the whole group, as a dying machine would; the others ask the parent."""
+        """SIGKILL goes to the whole group, as when a machine dies; other signals to the parent."""
         with suppress(ProcessLookupError):
             if number is signal.SIGKILL:
                 os.killpg(self.process.pid, number)
@@ -70,7 +70,7 @@ class Worker:
                 self.process.send_signal(number)
 
     def bury(self) -> None:
-        """After its death: no process is left, and everything that it sent has arrived."""
+        """Cleans up after its death: leaves no process, and lets everything it sent arrive."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -81,10 +81,10 @@ class Worker:
 
 
 class Fleet:
-    """A fixed number of slots with a worker in each; who leaves is replaced at once.
+    """A fixed number of slots with a worker in each; a worker that ends is replaced at once.
 
-    Everything here is called on the main thread: processes are tethered to the thread that
-    started them.
+    Call everything here on the main thread: processes are tethered to the thread that started
+    them.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Fleet:
         return all(worker.ready for worker in self._slots)
 
     def tick(self) -> None:
-        """Notices who is ready, who has gone and whose fault is over."""
+        """Notices workers that became ready or ended, and network faults that are over."""
         now_s = time.monotonic()
         for slot, worker in enumerate(self._slots):
             if worker.look_ready():
@@ -143,7 +143,7 @@ class Fleet:
                 self._mourn(worker)
 
     def strike(self, strike: Strike) -> bool:
-        """Strikes a worker that is ready and whole; False if there is none."""
+        """Strikes a worker that is ready and without a fault; False if there is none."""
         targets = [slot for slot, one in enumerate(self._slots) if one.ready and not one.heal_s]
         if not targets:
             return False
@@ -171,7 +171,7 @@ class Fleet:
                 worker.proxy.heal()
 
     def stop(self) -> None:
-        """Everybody goes; nobody is left, however this is reached."""
+        """Stops all workers; on return none is left, even after an error."""
         everyone = [*self._slots, *self._leaving]
         for worker in everyone:
             worker.proxy.heal()
@@ -182,7 +182,7 @@ class Fleet:
         self.kill()
 
     def kill(self) -> None:
-        """As :meth:`stop`, at once and by force."""
+        """Kills all workers at once."""
         for worker in (*self._slots, *self._leaving):
             worker.signal(signal.SIGKILL)
             worker.bury()

@@ -1,4 +1,4 @@
-"""What was promised and what was seen, kept by the harness and out of the broker's reach."""
+"""The ledger: what was sent and what was seen, kept by the harness outside the broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CREATE TABLE held (kill INTEGER, job TEXT, place INTEGER);
 
 @dataclass(frozen=True)
 class Job:
-    """One job as sent: its tokens follow from ``seed`` and there are ``tokens`` of them."""
+    """One job as sent: ``seed`` determines its tokens, and ``tokens`` is their number."""
 
     id: str
     seed: int
@@ -33,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Entry:
-    """One stream entry, when it was first seen."""
+    """One stream entry, and when it was first seen."""
 
     id: str
     seen_s: float
@@ -50,10 +50,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Kill:
-    """One blow to a worker; ``held`` are the jobs then in its hands, with the number of stream
-    entries that each had.
+    """One strike against a worker; ``held``: the jobs that it then held, with the number of stream
+    entries of each.
 
-    ``gone_s`` is when the worker stopped to be of use: its death, or when it was cut off.
+    ``gone_s``: when the worker died or was cut off.
     """
 
     kind: str
@@ -64,10 +64,10 @@ class Kill:
 
 
 class Ledger:
-    """SQLite, one connection, any thread. Times are seconds of one monotonic clock."""
+    """A ledger in SQLite, usable from any thread. Times are seconds of one monotonic clock."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Without ``path`` it is in memory."""
+        """Without ``path``, the ledger is in memory."""
         self._lock = threading.Lock()
         self._db = sqlite3.connect(
             path or ":memory:", check_same_thread=False, isolation_level=None
@@ -86,13 +86,13 @@ class Ledger:
     # Writing ---------------------------------------------------------------------------------
 
     def sent(self, job: Job) -> None:
-        """Before the job is sent: what was sent and is not here cannot be lost."""
+        """Notes a job before it is sent, because only jobs noted here can count as lost."""
         self._write(
             "INSERT INTO jobs VALUES (?, ?, ?, ?)", job.id, job.seed, job.tokens, job.sent_s
         )
 
     def entry(self, job_id: str, entry: Entry) -> None:
-        """A stream entry that was not there before."""
+        """Notes a new stream entry."""
         place = self._places.get(job_id, 0)
         self._places[job_id] = place + 1
         self.last_activity_s = max(self.last_activity_s, entry.seen_s)
@@ -102,11 +102,11 @@ class Ledger:
         )  # fmt: skip
 
     def withdrawn(self, job_id: str, entry_id: str) -> None:
-        """An entry that a reader saw and that is gone."""
+        """Notes that an entry seen before has disappeared."""
         self._write("INSERT INTO withdrawn VALUES (?, ?)", job_id, entry_id)
 
     def result(self, job_id: str, result: Result) -> None:
-        """A document in the result backend; the same again is no news."""
+        """Notes a document in the result backend; repeats are ignored."""
         if self._last_result.get(job_id) == result.document:
             return
         self._last_result[job_id] = result.document
@@ -130,7 +130,7 @@ class Ledger:
         return [Job(*row) for row in self._read("SELECT * FROM jobs ORDER BY sent_s, rowid")]
 
     def entries(self, job_id: str) -> list[Entry]:
-        """In the order of the stream, as readers saw it."""
+        """The job's entries, in the order in which readers saw them."""
         query = "SELECT entry, seen_s, document FROM entries WHERE job = ? ORDER BY place"
         return [Entry(*row) for row in self._read(query, job_id)]
 
@@ -142,7 +142,7 @@ class Ledger:
         return int(count)
 
     def results(self, job_id: str) -> list[Result]:
-        """One after another, as they were visible."""
+        """The job's results, in the order in which they became visible."""
         query = "SELECT seen_s, document FROM results WHERE job = ? ORDER BY rowid"
         return [Result(*row) for row in self._read(query, job_id)]
 

@@ -1,4 +1,4 @@
-"""The one table, and the same as JSON."""
+"""The results as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = ("celery", "kombu", "redis", "llorch-worker")
 
 
 def machine(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What it ran on and with."""
+    """The machine and the versions."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),

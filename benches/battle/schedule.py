@@ -1,4 +1,4 @@
-"""What is sent and who is struck, as a function of the seed alone."""
+"""The jobs to send and the strikes, as a function of the seed alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG_TOKENS = 150, 500
 
 @dataclass(frozen=True)
 class Strike:
-    """One blow: when (seconds from the start), of what kind, and at whom (0 to 1)."""
+    """One strike: when (seconds from the start), of what kind, against which worker (0 to 1)."""
 
     at_s: float
     kind: str
@@ -32,7 +32,7 @@ class Strike:
 
 
 def strikes(seed: int, count: int, total_s: float) -> list[Strike]:
-    """``count`` strikes over ``total_s``: of each ten, four SIGKILL and two of each other kind."""
+    """``count`` strikes over ``total_s``: in each ten, four SIGKILL and two of each other kind."""
     dice = random.Random(f"strikes {seed}")
     kinds: list[str] = []
     while len(kinds) < count:
@@ -49,12 +49,12 @@ def strikes(seed: int, count: int, total_s: float) -> list[Strike]:
 
 @dataclass(frozen=True)
 class Order:
-    """One job to send, ``gap_s`` after the one before."""
+    """One job to send, ``gap_s`` after the previous one."""
 
     job: Job
     gap_s: float
     watched: bool
-    """Whether somebody follows its stream, so that it is flushed often."""
+    """Whether a reader follows its stream, so that it is flushed often."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Order:
 
 
 def orders(seed: int, rate_per_s: float) -> Iterator[Order]:
-    """Short and long jobs without end, at random intervals of ``1 / rate_per_s`` on average."""
+    """Endless short and long jobs, at random intervals with a mean of ``1 / rate_per_s``."""
     dice = random.Random(f"orders {seed}")
     number = 0
     while True:

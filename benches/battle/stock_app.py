@@ -1,8 +1,8 @@
-"""The control: the same jobs on stock Celery, as a careful user writes it.
+"""The control: the same jobs on stock Celery, configured as a careful user would.
 
-Late acknowledgement, a visibility timeout as short as our lease with its sweep and looked after
-every 2 s, one task a slot, retries where Redis is away. The task streams the same tokens in the
-same events and returns them.
+It uses late acknowledgement, a visibility timeout as short as our lease plus sweep and checked
+every 2 s, one task per slot, and retries when Redis is away. The task streams the same tokens in
+the same events and returns them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ app.conf.update(
     worker_send_task_events=True,
     broker_transport_options={
         "visibility_timeout": VISIBILITY_TIMEOUT_S,
-        # By default a worker looks for lapsed messages 10 s after its start and then every 100 s:
-        # that would only make the control slow.
+        # By default a worker looks for lapsed messages 10 s after its start and then every 100 s,
+        # which would only make the control slow.
         "unacked_restore_interval": RESTORE_INTERVAL_S,
         "unacked_restore_throttle": 1,
         "socket_timeout": 15,

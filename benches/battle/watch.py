@@ -1,4 +1,4 @@
-"""Two readers that nobody strikes: they see every stream and every result, and tell the ledger."""
+"""Two readers outside the strikes: they write every stream entry and result to the ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 class StreamReader:
-    """Follows the streams of all jobs as a client would, on a thread of its own."""
+    """A thread that follows the streams of all jobs as a client would."""
 
     def __init__(self, url: str, ledger: Ledger) -> None:
         self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
@@ -41,13 +41,13 @@ class StreamReader:
         self._thread.join(STOP_TIMEOUT_S)
 
     def follow(self, job_id: str) -> None:
-        """From now on this job's stream is read."""
+        """Starts to read this job's stream."""
         with self._lock:
             self._last[job_id] = "0"
 
     def held_by(self, worker: str) -> dict[str, int]:
-        """The jobs that ``worker`` began and nobody ended or began since, as of now, each with
-        the number of its entries."""
+        """The jobs that ``worker`` has started and that have neither ended nor been started by
+        another worker since, each with its number of entries."""
         with self._lock:
             self.poll()
             return {
@@ -57,7 +57,7 @@ class StreamReader:
             }
 
     def poll(self) -> None:
-        """Reads what is new."""
+        """Reads new entries."""
         with self._lock:
             if not self._last:
                 return
@@ -68,7 +68,7 @@ class StreamReader:
                     self._take(job_id, Entry(entry_id, now_s, fields.get("event", "")))
 
     def compare(self) -> None:
-        """Reads every stream anew from its beginning and notes what was added or taken away."""
+        """Reads every stream again from its beginning and notes added and removed entries."""
         with self._lock:
             self.poll()
             now_s = time.monotonic()
@@ -100,10 +100,10 @@ class StreamReader:
 
 
 class ResultWatcher:
-    """Sees every document that is stored as a result, in order.
+    """Records every document that is stored as a result, in order.
 
-    Celery's backend and ours publish each with the same step that stores it. Keyspace
-    notifications count the stores, so that one without a publication does not go unnoticed.
+    Celery's backend and ours publish a document in the step that stores it. Keyspace notifications
+    count the stores, so that one without a publication is noticed.
     """
 
     def __init__(self, url: str, ledger: Ledger) -> None:
@@ -128,11 +128,11 @@ class ResultWatcher:
 
     @property
     def ended_count(self) -> int:
-        """Jobs whose latest document is terminal."""
+        """The number of jobs whose latest document is terminal."""
         return sum('"status": "' in one and not _running(one) for one in self._documents.values())
 
     def compare(self) -> list[str]:
-        """Reads every result once more; the jobs whose result changed without a publication."""
+        """Reads every result again; returns the jobs whose result changed without a publication."""
         silent = [job for job, count in self._stores.items() if count > self._published[job]]
         for job in self._ledger.jobs():
             document = self._redis.get(keys.result(job.id))

@@ -1,4 +1,4 @@
-"""Attention as the engine runs it: scores, softmax and the sum are one call."""
+"""Attention as the engine runs it: scores, softmax and weighted sum in one call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DECODE_CONTEXT_TOKENS = 512
 
 
 def batch_of(sequences: int, new_tokens: int, context_tokens: int) -> RaggedBatch:
-    """Sequences of one length whose blocks lie one after the other."""
+    """Sequences of equal length with consecutive blocks."""
     blocks = -(-context_tokens // BLOCK_TOKENS)
     tables = torch.arange(sequences * blocks).view(sequences, blocks)
     positions = torch.arange(context_tokens - new_tokens, context_tokens).repeat(sequences)
@@ -77,7 +77,7 @@ def test_attention_scores(benchmark: Any, dtype: torch.dtype, ops: Ops, tokens: 
 @pytest.mark.parametrize("sequences", [1, 8, 16, 32])
 @pytest.mark.benchmark(group="attention_decode")
 def test_attention_decode(benchmark: Any, dtype: torch.dtype, ops: Ops, sequences: int) -> None:
-    """One new token for each sequence, on 512 tokens of context."""
+    """One new token per sequence, with 512 tokens of context."""
     store = cache(dtype, sequences * DECODE_CONTEXT_TOKENS)
     batch = batch_of(sequences, 1, DECODE_CONTEXT_TOKENS)
     shape = (sequences * DECODE_CONTEXT_TOKENS, HEADS, HEAD_DIM)
@@ -110,7 +110,7 @@ def attention(dtype: torch.dtype) -> Attention:
 def test_full_attention(
     benchmark: Any, dtype: torch.dtype, ops: Ops, attention: Attention, tokens: int
 ) -> None:
-    """QKV, RoPE, the cache, attention and the output matrix: prefill of one sequence."""
+    """The prefill of one sequence through QKV, RoPE, the cache, attention and the output matrix."""
     store = cache(dtype)
     batch = batch_of(1, tokens, tokens)
     x = randoms(tokens, HIDDEN, dtype=dtype)

@@ -1,9 +1,9 @@
-"""One cache for all layers, against one of its own in every layer: what a decode step takes.
+"""A decode step with one cache for all layers, against a separate cache in every layer.
 
-``unified`` is the engine's: one pair of RoPE tables read once a pass, one causal mask, keys and
-values written where they belong. ``separate`` gives each layer tables and masks of its own, which
-it reads itself. ``grown`` also appends keys and values by concatenation, as a model without blocks
-does. All three end with the same angles and the same keys and values in every layer.
+``unified`` is the engine's cache: one pair of RoPE tables read once per pass, one causal mask, keys
+and values written in place. ``separate`` gives each layer its own tables and masks to read.
+``grown`` also appends keys and values by concatenation, as a model without blocks does. All three
+end with the same angles and the same keys and values in every layer.
 """
 
 from __future__ import annotations

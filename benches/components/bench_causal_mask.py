@@ -1,6 +1,6 @@
-"""What masks cost: made anew, looked up in the one cached mask, and applied to scores.
+"""The cost of masks: created, looked up in the one cached mask, and applied to scores.
 
-Warm is again and again; cold is after the processor's caches were filled with something else.
+Warm: repeated calls. Cold: calls after the processor's caches were filled with other data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEMPERATURES = pytest.mark.parametrize("caches", ["cold", "warm"])
 
 @pytest.fixture(scope="module")
 def masks() -> CausalMasks:
-    """As the engine keeps it: every smaller mask is a view."""
+    """The engine's mask, of which every smaller mask is a view."""
     return CausalMasks(max_query=MAX_QUERY_TOKENS, max_context=CONTEXT_TOKENS, device=CPU)
 
 
@@ -74,7 +74,7 @@ def test_causal_mask_apply(
     caches: str,
     evict: Callable[[], None],
 ) -> None:
-    """On the scores of 32 heads."""
+    """Applied to the scores of 32 heads."""
     scores = randoms(HEADS, tokens, tokens, dtype=dtype)
     mask = masks.view(tokens, tokens)
     hidden = torch.tensor(-torch.inf, dtype=dtype)

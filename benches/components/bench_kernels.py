@@ -1,4 +1,4 @@
-"""The native kernels beside their torch twins, in bfloat16 at TinyLlama's sizes."""
+"""The native kernels against their torch twins, in bfloat16 at TinyLlama's sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llorch_worker.kernels import LayerKV, Ops, TorchOps, choose_ops
 HIDDEN, INTERMEDIATE = 2048, 5632
 HEADS, KV_HEADS, HEAD_DIM = 32, 4, 64
 LAYERS = 22
-"""As many caches take turns, so that keys and values come from memory as in a whole model."""
+"""This many caches take turns, so that keys and values come from memory as in a whole model."""
 CPU = torch.device("cpu")
 DTYPE = torch.bfloat16
 TOKENS = [1, 16, 512]
@@ -81,7 +81,7 @@ def test_paged_prefill(benchmark: Any, ops: Ops, tokens: int, context_tokens: in
 
 
 def caches(tokens: int) -> list[LayerKV]:
-    """A cache a layer, full of finite values."""
+    """A cache per layer, full of finite values."""
     shape = (LAYERS, -(-tokens // BLOCK_TOKENS), BLOCK_TOKENS, KV_HEADS, HEAD_DIM)
     keys, values = (randoms(*shape, dtype=DTYPE, seed=seed) for seed in (0, 1))
     return [LayerKV(k, v) for k, v in zip(keys, values, strict=True)]

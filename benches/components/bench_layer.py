@@ -1,8 +1,8 @@
-"""One layer as the engine's objects call it, and as one flat function without any.
+"""One layer as the engine's objects, and as one flat function without objects.
 
 The flat twin calls the same operations on the same weights, so the difference is the cost of
-objects and calls. It hardly depends on the size: it shows in a tiny layer and vanishes in one of
-Llama-2-7B. Both multiply with torch's own matrices.
+objects and calls. That cost hardly depends on the layer's size: it is visible in a tiny layer and
+vanishes in one of Llama-2-7B. Both use torch's matrix products.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Layer:
-    """The same weights twice: as the engine holds them, and bare."""
+    """The same weights twice: in the engine's objects, and as plain tensors."""
 
     shape: Shape
     ops: Ops
@@ -147,7 +147,7 @@ def _measure(benchmark: Any, layer: Layer, batch: RaggedBatch, way: str) -> None
     ):
         assert torch.equal(ours, theirs)
     run = ways[way]
-    # Both may be overwritten.
+    # Both arguments may be overwritten.
     benchmark(lambda: run(x.clone(), residual.clone()))
 
 
@@ -190,7 +190,7 @@ def _flat_layer(
     kv: LayerKV,
     attend: PagedAttention,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All that a layer does, one operation after the other; [tokens, hidden] twice."""
+    """All operations of a layer in order; returns two tensors [tokens, hidden]."""
     ops = layer.ops
     x, residual = ops.add_rms_norm(x, residual, layer.attention_norm, EPS)
     qkv = F.linear(x, layer.qkv).view(len(x), -1, layer.shape.head_dim)

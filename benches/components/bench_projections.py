@@ -1,4 +1,4 @@
-"""The layer's large matrices: QKV with RoPE, and SwiGLU; and the norm before either."""
+"""The layer's large matrices (QKV with RoPE, and SwiGLU) and the norm before them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def swiglu(dtype: torch.dtype, ops: Ops) -> SwiGlu:
 def test_qkv_projection(
     benchmark: Any, dtype: torch.dtype, ops: Ops, qkv: KnownLinear, tokens: int
 ) -> None:
-    """With RoPE, and the new keys and values in the cache."""
+    """The QKV product with RoPE and the write of new keys and values to the cache."""
     x = randoms(tokens, HIDDEN, dtype=dtype)
     positions = torch.arange(tokens)
     store = cache(dtype)

@@ -1,4 +1,4 @@
-"""Choosing the next tokens of sixteen sequences in a vocabulary of 32,000."""
+"""Sampling the next tokens of sixteen sequences from a vocabulary of 32,000."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "top_k_40": {"temperature": 1.0, "top_k": 40},
     "top_p_0.9": {"temperature": 1.0, "top_p": 0.9},
 }
-# A confident model keeps a nucleus of a few tokens, an unsure one of thousands.
+# The nucleus of a confident model has a few tokens, that of an unsure model thousands.
 SPREADS = {"peaked": 8.0, "flat": 2.0}
 
 
@@ -55,7 +55,7 @@ def test_sampler(benchmark: Any, text: ChoiceText, sampling: str, spread: str) -
 def _plain(
     logits: torch.Tensor, seed: int, temperature: float, top_k: int = 0, top_p: float = 1.0
 ) -> int:
-    """One row, [vocab] float64: truncate by sorting, then invert the cumulative distribution."""
+    """Truncates one row, [vocab] float64, by sorting, then inverts its cumulative distribution."""
     if temperature == 0:
         return int(logits.argmax())
     probabilities = (logits / temperature).softmax(-1)

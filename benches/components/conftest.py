@@ -1,4 +1,4 @@
-"""What all component benchmarks share."""
+"""Fixtures and helpers of all component benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benches.components.sizes import HEAD_DIM
 from llorch_worker.kernels import Ops, choose_ops
 
 EVICTING_BYTES = 256 * 2**20
-"""More than the processor's caches hold."""
+"""Larger than the processor's caches."""
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -25,13 +25,13 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 @pytest.fixture(scope="module")
 def ops(dtype: torch.dtype) -> Ops:
-    """What the engine would use."""
+    """The operations that the engine would choose."""
     return choose_ops(torch.device("cpu"), dtype, head_dim=HEAD_DIM).ops
 
 
 @pytest.fixture(scope="module")
 def evict() -> Callable[[], None]:
-    """Fills the processor's caches with something else."""
+    """Fills the processor's caches with other data."""
     ballast = torch.zeros(EVICTING_BYTES // 4)
 
     def fill() -> None:
@@ -47,7 +47,7 @@ def _without_gradients() -> Any:
 
 
 def pytest_benchmark_update_machine_info(machine_info: Any) -> None:
-    """Saved runs record torch's version, threads and vector unit."""
+    """Records torch's version, threads and vector unit in saved runs."""
     machine_info["torch"] = {
         "version": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -56,7 +56,7 @@ def pytest_benchmark_update_machine_info(machine_info: Any) -> None:
 
 
 def pytest_benchmark_update_json(output_json: Any) -> None:
-    """And by which command; not a part of the machine, whose changes a comparison warns of."""
+    """Records the command, apart from the machine: comparisons warn when the machine differs."""
     output_json["command"] = shlex.join(["pytest", *sys.argv[1:]])
 
 

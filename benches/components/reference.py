@@ -1,4 +1,4 @@
-"""The parts as the papers write them: one line a formula, float64, no cache and no tricks."""
+"""Reference implementations as in the papers: one line per formula, float64, no cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rope(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The last tokens of a context see it causally.
+    """Causal attention of the last tokens of a context.
 
     ``q``: [queries, heads, head_dim]; ``k``, ``v``: [context, heads, head_dim]. Returns [queries,
     heads * head_dim].

@@ -1,4 +1,4 @@
-"""Llama-2-7B's sizes, and what random inputs of them look like."""
+"""Llama-2-7B's sizes, and random inputs of those sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK_TOKENS = 16
 ROPE_THETA = 10000.0
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
-"""Largest difference from the reference, as a share of the reference's largest value."""
+"""Largest allowed difference from the reference, as a share of the reference's largest value."""
 
 
 def randoms(*shape: int, dtype: torch.dtype, spread: float = 1.0, seed: int = 0) -> torch.Tensor:
@@ -32,13 +32,13 @@ def randoms(*shape: int, dtype: torch.dtype, spread: float = 1.0, seed: int = 0)
 
 
 def matrix(out_features: int, in_features: int, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
-    """[out, in] that keeps the size of what goes through it."""
+    """A matrix [out, in] whose products have the magnitude of their inputs."""
     return randoms(out_features, in_features, dtype=dtype, spread=in_features**-0.5, seed=seed)
 
 
 @dataclass(frozen=True)
 class KnownLinear:
-    """The engine's own layer for this machine and dtype, and the matrix that it was made of."""
+    """The engine's layer for this machine and dtype, and the matrix that it was made from."""
 
     weight: torch.Tensor
     layer: Linear
@@ -62,7 +62,7 @@ def linear(out_features: int, in_features: int, dtype: torch.dtype, seed: int = 
 
 
 def cache(dtype: torch.dtype, context_tokens: int = CONTEXT_TOKENS) -> UnifiedCache:
-    """Of one layer, as the engine makes it."""
+    """The KV cache of one layer, as the engine allocates it."""
     return UnifiedCache.allocate(
         CacheShape(
             num_layers=1,
@@ -80,7 +80,7 @@ def cache(dtype: torch.dtype, context_tokens: int = CONTEXT_TOKENS) -> UnifiedCa
 
 
 def check(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raises unless ``result`` is the ``reference`` but for rounding in ``dtype``."""
+    """Raises unless ``result`` equals ``reference`` except for rounding in ``dtype``."""
     assert result.shape == reference.shape
     assert result.dtype == dtype
     difference = (result.double() - reference).abs().max()

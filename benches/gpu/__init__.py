@@ -1,1 +1,1 @@
-"""The engine on one CUDA device against what the device itself can do."""
+"""The engine on one CUDA device, compared with the device's own limits."""

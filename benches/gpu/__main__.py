@@ -1,10 +1,10 @@
-"""``python -m benches.gpu [--json] [--out FILE]``: the acceptance of the GPU path on one card.
+"""``python -m benches.gpu [--json] [--out FILE]``: the acceptance test of the GPU path on one card.
 
-Random weights of the shape of Llama 2 7B are made on the device, dense and quantised. Decode at
-several batch sizes and contexts with CUDA graphs and without, prefill, and transformers'
-continuous batching, all against the card's own copy bandwidth and matrix rate, measured in the
-same run. Each figure is printed as soon as it is there. Exit code 1: some measure failed. For
-memory errors run it under NVIDIA's tool:
+It makes random weights in the shape of Llama 2 7B on the device, dense and quantised. It measures
+decode at several batch sizes and contexts, with and without CUDA graphs, prefill, and transformers'
+continuous batching. All are compared with the card's copy bandwidth and matrix rate, measured in
+the same run. Each figure is printed as soon as it is measured. Exit code 1: a measurement failed.
+To find memory errors, run it under NVIDIA's tool:
 ``compute-sanitizer python -m benches.gpu --layers 2 --batches 1,3 --contexts 128 --no-peer``.
 """
 
@@ -25,7 +25,7 @@ from benches.gpu.report import Report
 
 NO_CUDA = "benches.gpu needs a CUDA device, and torch finds none here; nothing was measured"
 MEASURED_WITH = ("triton", "transformers")
-"""Versions that the figures depend on, besides those of every bench."""
+"""Packages that the figures depend on, besides those of every benchmark."""
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def weight_names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if unknown := set(names) - set(NAMES):
         raise argparse.ArgumentTypeError(
-            f"no weights called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}"
+            f"unknown weights {', '.join(sorted(unknown))}; allowed: {', '.join(NAMES)}"
         )
     return names
 
@@ -51,9 +51,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--weights", type=weight_names, default=(DENSE, MIXTURE), help=", ".join(NAMES)
     )
     parser.add_argument("--kv-dtype", choices=("auto", "fp8", "int8"), default="auto")
-    parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
-    parser.add_argument("--json", action="store_true", help="one document at the end")
-    parser.add_argument("--out", type=Path, help="gets each figure at once, as a line of JSON")
+    parser.add_argument("--no-peer", action="store_true", help="skip transformers")
+    parser.add_argument("--json", action="store_true", help="print one document at the end")
+    parser.add_argument("--out", type=Path, help="file for each figure, as a line of JSON")
     return parser.parse_args(argv)
 
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(NO_CUDA, file=sys.stderr)
         return 2
     device = torch.device("cuda:0")
-    # With --json the figures are shown aside, so that the document can be piped.
+    # With --json the figures go to stderr, so that the document can be piped.
     try:
         report = Report(sys.stderr if given.json else sys.stdout, given.out)
     except OSError as error:
@@ -76,14 +76,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(given: argparse.Namespace, device: torch.device, report: Report) -> None:
-    """What is asked for, all on ``device``."""
-    # These need a card, or compile for one.
+    """Runs the requested measurements on ``device``."""
+    # Imported late, because these modules need a card or compile for one.
     from benches.gpu.device_rates import measure_rates
     from benches.gpu.run import Plan, Run
     from llorch_worker.bench.instruments.provenance import provenance
     from llorch_worker.engine.device.graphs import CudaRecorder
 
-    with report.attempt("where the figures come from"):
+    with report.attempt("the provenance of the figures"):
         origin = provenance(
             device=str(device),
             seed=0,
@@ -93,7 +93,7 @@ def measure(given: argparse.Namespace, device: torch.device, report: Report) -> 
         versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
         line = f"$ {origin.command}\n  {origin.machine.device}; {versions}"
         report.note("provenance", origin.model_dump(), line)
-    with report.attempt("all that hangs on the device's own rates"):
+    with report.attempt("everything that needs the device's own rates"):
         rates = measure_rates(device, torch.bfloat16)
         report.add(rates)
         plan = Plan(

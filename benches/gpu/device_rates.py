@@ -1,4 +1,4 @@
-"""What the card itself can do: the measure of everything else."""
+"""The card's own rates, with which everything else is compared."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from llorch_worker.bench.instruments.ceilings import measure_ceilings
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """Takes some seconds and 8 GiB, all of which are free again afterwards."""
+    """Measures the card's rates. Takes some seconds and 8 GiB, which it frees."""
     copy = _copy_bytes_per_s(device)
     torch.cuda.empty_cache()
     ceilings = measure_ceilings(device, dtype)
-    # torch's allocator would keep the arrays, and the KV cache be planned without their memory.
+    # torch's allocator would keep the arrays' memory, and the KV cache would be planned without it.
     torch.cuda.empty_cache()
     return Rates(copy, ceilings.read_bytes_per_s, ceilings.flops_per_s)
 
 
 def _copy_bytes_per_s(device: torch.device) -> float:
-    """Bytes read and written by copies of 4 GiB within the card; the best of ten."""
+    """Bytes per second read and written by copies of 4 GiB within the card; the best of ten."""
     source = torch.ones(2**30, dtype=torch.int32, device=device)
     target = torch.empty_like(source)
     best_ms = float("inf")

@@ -1,4 +1,4 @@
-"""When the card worked, as torch's profiler saw it."""
+"""The times at which the card was busy, by torch's profiler."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 Span = tuple[float, float]
-"""Begin and end on one clock."""
+"""Begin and end, on one clock."""
 
 
 def device_spans(work: Callable[[], None], device: torch.device) -> list[Span]:
-    """Of every kernel, copy and fill on the card while ``work`` runs, in microseconds; empty where
-    there is no profiler of cards, or another tool holds it. The card should be idle before."""
+    """The spans of every kernel, copy and fill on the card while ``work`` runs, in microseconds.
+
+    Empty if torch cannot profile the card or another tool does. The card should be idle before."""
     if device.type != "cuda":
         return []
     try:
@@ -34,7 +35,7 @@ def device_spans(work: Callable[[], None], device: torch.device) -> list[Span]:
 
 
 def idle_share(spans: Iterable[Span]) -> float | None:
-    """Of the time from the first begin to the last end, what no span covers; None without any."""
+    """The share of time from the first begin to the last end that no span covers; None if empty."""
     ordered = sorted(spans)
     if not ordered:
         return None

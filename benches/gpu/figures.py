@@ -1,4 +1,4 @@
-"""What is measured, in the words and units of the report."""
+"""The figures of the report, with their names and units."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import ClassVar, Protocol
 
 WARM_UP_STEPS = 4
 STEPS = 25
-"""Timed one by one; then so many again under the profiler. Odd, so that there is a middle one."""
+"""Steps timed one by one, then again under the profiler. Odd, so that there is a middle one."""
 LEAD_TOKENS = WARM_UP_STEPS + (STEPS + 1) // 2
-"""From the prompt to the context of the middle one of the timed steps."""
+"""Tokens from the prompt to the context of the middle timed step."""
 NEW_TOKENS = 2 * (WARM_UP_STEPS + STEPS) + 4
-"""More than a sequence gets while it is measured, so that none ends."""
+"""More tokens than a sequence gets while it is measured, so that none ends."""
 
 
 class Figure(Protocol):
-    """A dataclass; ``line`` says it in one line."""
+    """A dataclass; ``line`` is its text."""
 
     kind: ClassVar[str]
 
@@ -25,24 +25,24 @@ class Figure(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """``batch`` sequences that hold ``context`` tokens each in the middle of the timed steps."""
+    """``batch`` sequences, each with ``context`` tokens in the middle of the timed steps."""
 
     batch: int
     context: int
 
     def blocks(self, block_size: int) -> int:
-        """KV blocks that it takes, new tokens and the scheduler's reserve included."""
+        """KV blocks that it needs, including new tokens and the scheduler's reserve."""
         return self.batch * (-(-(self.context + NEW_TOKENS) // block_size) + 1)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The device's own, measured in the same run."""
+    """The device's own rates, measured in the same run."""
 
     kind: ClassVar[str] = "device"
 
     copy_bytes_per_s: float
-    """Read and written."""
+    """Bytes read and written."""
     read_bytes_per_s: float | None
     matrix_flops_per_s: float
 
@@ -65,15 +65,15 @@ class DecodeFigures:
     context_tokens: int
     graphs: bool
     step_ms: float
-    """Median, from one step's tokens on the host to the next's."""
+    """Median time from one step's tokens on the host to the next step's."""
     tokens_per_s: float
     copy_bandwidth_share: float
-    """Bytes of weights and KV that the middle step must read, over ``step_ms``, against the rate
-    of a copy."""
+    """Bytes of weights and KV that the middle step must read, per ``step_ms``, as a share of the
+    copy rate."""
     roofline_share: float
     idle_share: float | None
-    """Of the profiled steps, from their first kernel to their last: what no kernel or copy fills.
-    None where the profiler saw none. It adds to each launch, so this is an upper bound."""
+    """Share of the profiled steps, from first to last kernel, in which the card is idle. None if
+    the profiler saw no kernel. The profiler slows launches, so this is an upper bound."""
 
     @property
     def line(self) -> str:
@@ -88,7 +88,7 @@ class DecodeFigures:
 
 @dataclass(frozen=True)
 class RatioFigures:
-    """Tokens/s of a decode, divided by another contestant's at the same work."""
+    """A decode's tokens/s divided by those of another contestant for the same work."""
 
     kind: ClassVar[str] = "ratio"
 
@@ -149,7 +149,7 @@ class PeerFigures:
 
 @dataclass(frozen=True)
 class NotMeasured:
-    """What was left out, and why; nothing is wrong."""
+    """A measurement that was left out, and why; this is not a failure."""
 
     kind: ClassVar[str] = "not_measured"
 
@@ -163,7 +163,7 @@ class NotMeasured:
 
 @dataclass(frozen=True)
 class Failure:
-    """What should have been measured and could not be."""
+    """A measurement that failed."""
 
     kind: ClassVar[str] = "failed"
 

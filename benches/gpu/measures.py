@@ -1,4 +1,4 @@
-"""Steps of the engine's own core on the device, timed from the host that waits for tokens."""
+"""Steps of the engine's core on the device, timed on the host that waits for tokens."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from llorch_worker.model import ForwardModel, Llama, RaggedBatch
 from llorch_worker.settings import KvDtype
 
 PREFILLS = 5
-"""The first is left out."""
+"""The first one does not count."""
 
 
 class Bench:
-    """One model, and one cache large enough for what is asked, under the engine's own core.
+    """One model and a sufficiently large cache, run by the engine's core.
 
-    So steps are planned, launched ahead, sampled and delivered as in a worker; what is missing is
-    the text of tokens, and the queue.
+    Steps are planned, launched ahead, sampled and delivered as in a worker. Only the tokens' text
+    and the queue are missing.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Bench:
         recorder: Recorder,
         queue: DeviceQueue | None = None,
     ) -> None:
-        """``weights``: the name of their form; ``longest``: tokens of the longest sequence of any
+        """``weights``: the name of their type; ``longest``: tokens of the longest sequence in any
         case; ``queue``: by default that of ``device``."""
         self._model = model
         self._rates = rates
@@ -89,9 +89,9 @@ class Bench:
             cache.blocks,
             block_size=cache.block_size,
             max_sequences=most,
-            # So that every case begins in one step.
+            # Every case must begin in one step.
             max_step_tokens=max(case.batch * case.context for case in cases),
-            # A prompt that comes again is to be computed again.
+            # A repeated prompt must be computed again.
             prefix_caching=False,
         )
         sampler = Sampler(config.vocab_size, device, select_sample(device))
@@ -99,14 +99,14 @@ class Bench:
         self._core = EngineCore(self._scheduler, runner, Counters(), str)
 
     def decode(self, case: Case, *, graphs: bool) -> DecodeFigures:
-        """Greedy steps, ``case.context`` tokens in each sequence in the middle of them."""
+        """Times greedy steps; each sequence has ``case.context`` tokens at the middle step."""
         with self._decoding(case) as sequences:
             self._steps.model = self._graphs if graphs else self._model
             for _ in range(WARM_UP_STEPS):
                 self._core.step()
             before = _held(sequences)
             step_s = statistics.median(self._step_s() for _ in range(STEPS))
-            # The first of these steps read ``before`` tokens, the last all but its own new ones.
+            # The first of these steps read ``before`` tokens, the last all except its new ones.
             contexts = (before + _held(sequences) - case.batch) // 2
             self._wait()
             idle = idle_share(device_spans(self._run_steps, self._device))
@@ -132,14 +132,14 @@ class Bench:
         )
 
     def prefill(self, tokens: int) -> PrefillFigures:
-        """One prompt in one step, from its plan to its first token on the host."""
+        """Times one prompt in one step, from its plan to its first token on the host."""
         self._steps.model = self._model
         times = []
         for _ in range(PREFILLS):
             generation = self._add(0, tokens, new_tokens=1)
             self._wait()
             times.append(self._step_s())
-            generation.result(timeout=0)  # raises what the step raised
+            generation.result(timeout=0)  # raises the step's error
         step_s = statistics.median(times[1:])
         flops = prefill_flops(self._model.config, tokens=tokens)
         return PrefillFigures(
@@ -152,14 +152,14 @@ class Bench:
 
     @contextmanager
     def _decoding(self, case: Case) -> Iterator[list[Running]]:
-        """The sequences of a case, which decode from the next step on. Raises what ended one."""
+        """The sequences of a case, which decode from the next step on. Raises if one ended."""
         prompt = case.context - LEAD_TOKENS
         if prompt < 1:
             raise ValueError(f"a context of {case.context} tokens; more than {LEAD_TOKENS} go")
         preempted = self._scheduler.preempted_total
         generations = [self._add(row, prompt, new_tokens=NEW_TOKENS) for row in range(case.batch)]
         try:
-            # The cache is full of random keys and values: prompts need not be computed.
+            # The cache is full of random keys and values, so prompts need not be computed.
             self._steps.model = _NoLogits(self._model.config.vocab_size)
             self._core.step()
             sequences = [each.sequences[0] for each in generations]
@@ -176,7 +176,7 @@ class Bench:
             self._core.cancel_all("measured")
 
     def _add(self, row: int, tokens: int, *, new_tokens: int) -> Generation:
-        """Submits a greedy generation whose prompt is like no other row's."""
+        """Submits a greedy generation with a prompt of its own."""
         vocab_size = self._model.config.vocab_size
         ids = [(7 * row + place) % vocab_size for place in range(tokens)]
         request = GenerationRequest(
@@ -198,7 +198,7 @@ class Bench:
         return generation
 
     def _step_s(self) -> float:
-        """Seconds of one call, after which a step's tokens are delivered and, where the engine
+        """Seconds of one engine step. Afterwards its tokens are delivered and, if the engine
         launches ahead, the next step is on the device."""
         began = time.perf_counter()
         self._core.step()
@@ -214,7 +214,7 @@ class Bench:
 
 
 class _Switch:
-    """What the runner takes for its model, while it changes."""
+    """The runner's model, which can be exchanged."""
 
     def __init__(self, model: ForwardModel) -> None:
         self.model = model
@@ -224,7 +224,7 @@ class _Switch:
 
 
 class _NoLogits:
-    """Prefills in no time: writes nothing to the cache."""
+    """A model that prefills in no time, because it writes nothing to the cache."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -236,7 +236,7 @@ class _NoLogits:
 
 
 class _NoText:
-    """Takes the place of a choice's text, whose cost is the engine's and not the device's."""
+    """Replaces a choice's text, whose cost is not the device's."""
 
     released = ""
 

@@ -1,4 +1,4 @@
-"""transformers' continuous batching on the same shape, for the same work, in the same process."""
+"""transformers' continuous batching with the same shape and work, in the same process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ STEP_TOKENS = 2048
 def measure_peer(
     config: LlamaConfig, *, batch: int, context: int, dtype: torch.dtype, device: torch.device
 ) -> PeerFigures:
-    """Greedy decode, half of whose tokens come before a sequence holds ``context``.
+    """Greedy decode; half of its tokens come before a sequence holds ``context`` tokens.
 
-    Raises whatever transformers raises.
+    Errors of transformers propagate.
     """
     from transformers import GenerationConfig
 
@@ -40,7 +40,7 @@ def measure_peer(
     if errors or len(outputs) != batch:
         raise RuntimeError(errors[0] if errors else "generate_batch ended without all results")
     times = [output.timestamps for output in outputs]
-    # While all decode: from the last first token to the first last one.
+    # The span in which all decode: from the latest first token to the earliest last token.
     from_s, to_s = max(each[0] for each in times), min(each[-1] for each in times)
     tokens = sum(from_s < at <= to_s for each in times for at in each)
     return PeerFigures(batch, context, tokens / (to_s - from_s))

@@ -1,4 +1,4 @@
-"""Random keys and values: zeros would cost a card less power than what a worker keeps."""
+"""Random keys and values. Zeros would cost the card less power than a worker's real data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llorch_worker.kernels.layer_kv import INT8_LARGEST
 
 
 def draw_keys_and_values(kv: PagedKV) -> None:
-    """Fills the whole cache, of any dtype; needs at most the memory of a layer."""
+    """Fills the whole cache, of any dtype; needs at most the memory of one layer."""
     for layer in kv.layers:
         for stored, scales in (
             (layer.keys, layer.key_scales),

@@ -1,4 +1,4 @@
-"""A Llama of random weights made on the device: no file and no copy."""
+"""A Llama with random weights that are made on the device, without a file or a copy."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def random_llama(
     device: torch.device,
     seed: int = 0,
 ) -> Llama:
-    """``weights``: what its matrices are kept as, one of ``random_weights.NAMES``; the embedding
-    and the norms are in ``dtype``, as in the engine."""
+    """``weights``: the type of its matrices, one of ``random_weights.NAMES``; the embedding and the
+    norms are in ``dtype``, as in the engine."""
     drawn = RandomWeights(weights, config.num_layers, dtype=dtype, device=device, seed=seed)
     hidden, inner = config.hidden_size, config.intermediate_size
     q_rows, kv_rows = (heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads))

@@ -1,4 +1,4 @@
-"""Random matrices made on the device, dense or of the codes and scales of a GGUF block type."""
+"""Random matrices made on the device, dense or as codes and scales of a GGUF block type."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ DENSE = "bf16"
 MIXTURE = "q4_k_m"
 TYPES = {type_.name.lower(): type_ for type_ in BlockType if group_form(type_) is not None}
 NAMES = (DENSE, MIXTURE, *TYPES)
-"""What ``RandomWeights`` can make."""
+"""The types that ``RandomWeights`` can make."""
 
 Part = tuple[str, int]
 """A tensor of a checkpoint: its name in a layer (``v``, ``down``) and its rows."""
 
 
 class RandomWeights:
-    """Draws the matrices of one model, all with a spread that keeps activations of the order of
-    one; ``total_bytes`` counts what was drawn."""
+    """Draws the matrices of one model, with a spread that keeps activations near one;
+    ``total_bytes`` counts what was drawn."""
 
     def __init__(
         self, kind: str, num_layers: int, *, dtype: torch.dtype, device: torch.device, seed: int
     ) -> None:
-        """``kind``: one of ``NAMES``; ``dtype`` is that of dense matrices and of activations."""
+        """``kind``: one of ``NAMES``; ``dtype``: that of dense matrices and of activations."""
         self._kind = kind
         self._num_layers = num_layers
         self._dtype = dtype
@@ -39,13 +39,13 @@ class RandomWeights:
         self.total_bytes = 0
 
     def dense(self, rows: int, columns: int) -> torch.Tensor:
-        """[rows, columns], not quantised whatever the kind."""
+        """A matrix [rows, columns] that is never quantised."""
         weight = torch.empty(rows, columns, dtype=self._dtype, device=self._device)
         self.total_bytes += weight.nbytes
         return weight.normal_(std=columns**-0.5, generator=self._generator)
 
     def linear(self, columns: int, *parts: Part, layer: int = 0) -> Linear:
-        """A layer whose matrix is ``parts``, one below the other, as the loader stacks them."""
+        """A layer whose matrix consists of ``parts``, stacked as by the loader."""
         if self._kind == DENSE:
             return DenseLinear(self.dense(sum(rows for _, rows in parts), columns))
         pieces = tuple(
@@ -62,7 +62,7 @@ class RandomWeights:
         return BlockType.Q6_K if wide else BlockType.Q4_K
 
     def _has_more_bits(self, layer: int) -> bool:
-        """llama.cpp's rule of Q4_K_M (``use_more_bits`` of its ``llama-quant.cpp``)."""
+        """llama.cpp's rule for Q4_K_M (``use_more_bits`` in its ``llama-quant.cpp``)."""
         eighth = self._num_layers // 8
         return layer < eighth or layer >= 7 * self._num_layers // 8 or (layer - eighth) % 3 == 2
 
@@ -90,8 +90,8 @@ class RandomWeights:
     def _scales(
         self, form: GroupForm, rows: int, columns: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[rows, groups] float32 each, so that weights have mean 0, or half a scale where the
-        type has no offsets, and a standard deviation of about ``columns ** -0.5``."""
+        """Scales and offsets, [rows, groups] float32 each. Weights have mean 0 (half a scale if the
+        type has no offsets) and a standard deviation of about ``columns ** -0.5``."""
         levels = 2**form.code_bits
         step = (12 / (columns * (levels**2 - 1))) ** 0.5
         scales = torch.empty(rows, columns // form.group, device=self._device)
@@ -103,7 +103,7 @@ class RandomWeights:
 
 def _multiply_on(device: torch.device) -> Multiply:
     if device.type == "cuda":
-        # Not at the top: it reads the environment when it is imported, and only CUDA needs it.
+        # Imported here: it reads the environment when imported, and only CUDA needs it.
         from llorch_worker.kernels.triton.quantised_linear import quantised_linear
     else:
         from llorch_worker.kernels.quantised_matrix import quantised_linear

@@ -13,10 +13,10 @@ from benches.gpu.figures import Failure, Figure
 
 
 class Report:
-    """A fault or a time limit loses no figure that was made before it."""
+    """A report that keeps all earlier figures if a failure or a time limit ends the run."""
 
     def __init__(self, screen: TextIO, out: Path | None = None) -> None:
-        """``out`` is overwritten with a line of JSON for each figure."""
+        """``out`` is overwritten with one line of JSON per figure."""
         self.failed = False
         self._screen = screen
         self._out = out
@@ -30,12 +30,12 @@ class Report:
         return self._document
 
     def add(self, figure: Any) -> None:
-        """``figure``: a ``Figure``."""
+        """Prints ``figure``, a ``Figure``, and keeps it."""
         shown: Figure = figure
         self.note(shown.kind, asdict(figure), shown.line)
 
     def note(self, kind: str, values: dict[str, Any], line: str) -> None:
-        """As ``add``, for something that is not a figure."""
+        """Prints and keeps something that is not a figure."""
         self._document.setdefault(kind, []).append(values)
         if self._out is not None:
             with self._out.open("a", encoding="utf-8") as out:
@@ -44,10 +44,10 @@ class Report:
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Reports any failure within in one line; the caller goes on."""
+        """Reports an error of the block in one line; the caller continues."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - the other measures must go on
+        except Exception as error:  # noqa: BLE001 - the other measurements must go on
             self.failed = True
             self.add(Failure(what, one_line(error)))
 

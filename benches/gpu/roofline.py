@@ -1,4 +1,4 @@
-"""What a step must read and compute at least, and how long a device needs for that at best."""
+"""The least that a step must read and compute, and the shortest time a device needs for it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from llorch_worker.settings import KvDtype
 
 @dataclass(frozen=True)
 class Work:
-    """Of one step."""
+    """The work of one step."""
 
     read_bytes: int
     flops: int
 
     def best_s(self, bytes_per_s: float, flops_per_s: float) -> float:
-        """Reading and computing at the same time, each at the device's own rate."""
+        """The time if reading and computing overlap, each at the device's own rate."""
         return max(self.read_bytes / bytes_per_s, self.flops / flops_per_s)
 
 
 def matrix_bytes(model: Llama) -> int:
-    """Of all matrices that a step multiplies with; of the embedding it reads next to nothing."""
+    """Bytes of all matrices that a step multiplies by. It reads almost nothing of the embedding."""
     layers = (
         (block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down)
         for block in model.blocks
@@ -36,7 +36,7 @@ def matrix_bytes(model: Llama) -> int:
 
 
 def kv_token_bytes(config: LlamaConfig, *, dtype: torch.dtype, kv_dtype: KvDtype) -> int:
-    """What the cache keeps of a token in all layers."""
+    """Bytes that the cache keeps per token in all layers."""
     shape = cache_shape(config, 1, dtype=dtype, device=torch.device("cpu"), kv_dtype=kv_dtype)
     return sum(PagedKV.slot_bytes(shape).values())
 
@@ -44,8 +44,8 @@ def kv_token_bytes(config: LlamaConfig, *, dtype: torch.dtype, kv_dtype: KvDtype
 def decode_work(
     config: LlamaConfig, *, batch: int, contexts: int, matrix_bytes: int, kv_token_bytes: int
 ) -> Work:
-    """A step of one new token for each of ``batch`` sequences, which hold ``contexts`` tokens
-    together, new ones included; ``kv_token_bytes``: what the cache keeps of a token."""
+    """A step with one new token for each of ``batch`` sequences, which hold ``contexts`` tokens
+    together, new ones included; ``kv_token_bytes``: bytes that the cache keeps per token."""
     matrices, output = _matrix_numbers(config)
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * contexts
     return Work(
@@ -62,7 +62,7 @@ def prefill_flops(config: LlamaConfig, *, tokens: int) -> int:
 
 
 def _matrix_numbers(config: LlamaConfig) -> tuple[int, int]:
-    """Weights in the matrices of all layers, and in the output matrix."""
+    """The number of weights in the matrices of all layers and in the output matrix."""
     heads = config.num_heads + 2 * config.num_kv_heads
     of_layer = config.hidden_size * config.head_dim * (heads + config.num_heads)
     of_layer += 3 * config.hidden_size * config.intermediate_size

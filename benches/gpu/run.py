@@ -1,4 +1,4 @@
-"""All measures in turn; one that fails is reported, and the others go on."""
+"""All measurements in turn; a failed one is reported and the others go on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PEER_BATCH = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for; sizes in tokens."""
+    """What to measure; sizes are in tokens."""
 
     config: LlamaConfig
     weights: tuple[str, ...]
@@ -51,7 +51,7 @@ class Run:
         device: torch.device,
         recorder: Callable[[torch.device], Recorder],
     ) -> None:
-        """``recorder`` makes what records decode steps."""
+        """``recorder`` makes the recorder of decode steps."""
         self._plan = plan
         self._report = report
         self._rates = rates
@@ -60,7 +60,7 @@ class Run:
         self._dense: dict[tuple[Case, bool], DecodeFigures] = {}
 
     def measure(self) -> None:
-        """Dense weights first, as the others are compared with them."""
+        """Measures dense weights first, because the others are compared with them."""
         for weights in sorted(self._plan.weights, key=lambda name: name != DENSE):
             with self._report.attempt(f"all of {weights} weights"), torch.inference_mode():
                 self._measure_model(weights)
@@ -144,8 +144,8 @@ class Run:
                 self._report.add(
                     NotMeasured(
                         f"decode {batch} x {context}",
-                        f"its KV cache takes {blocks * block_bytes / 2**30:.1f} GiB, and there "
-                        f"are {room * block_bytes / 2**30:.1f}",
+                        f"its KV cache takes {blocks * block_bytes / 2**30:.1f} GiB, but only "
+                        f"{room * block_bytes / 2**30:.1f} GiB are free",
                     )
                 )
         return fitting
@@ -160,7 +160,7 @@ class Run:
                 dtype=torch.bfloat16,
                 device=self._device,
             )
-        except Exception as error:  # noqa: BLE001 - a peer that does not run is no fault of ours
+        except Exception as error:  # noqa: BLE001 - a peer that does not run is not our failure
             self._report.add(NotMeasured("transformers continuous batching", one_line(error)))
         else:
             self._report.add(figures)

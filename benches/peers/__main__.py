@@ -1,4 +1,4 @@
-"""``python -m benches.peers``: the engine beside what a user would take instead, on one file."""
+"""``python -m benches.peers``: the engine against its alternatives, on one model file."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def peers(
         str,
         typer.Option(
             "--peers",
-            help="Of llama.cpp, transformers, transformers-cb, llama-server (these by default), "
+            help="Any of llama.cpp, transformers, transformers-cb, llama-server (the default), "
             "stock-celery.",
             show_default=False,
         ),
     ] = DEFAULT_PEERS,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of each.")] = 2,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads for each.")] = 2,
     batch: Annotated[
         str, typer.Option("--batch", help="Sequences that decode: a number, or a list.")
     ] = "1,8,16,32",
     prefill: Annotated[
-        int, typer.Option("--prefill", min=1, help="Tokens of the prefill, in one step.")
+        int, typer.Option("--prefill", min=1, help="Tokens of a prefill in one step.")
     ] = 512,
     prompt_tokens: Annotated[
         int, typer.Option("--prompt-tokens", min=1, help="Tokens before a decode.")
     ] = 32,
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=3, help="Steps of a decode.")] = 32,
     jobs: Annotated[
-        int, typer.Option("--jobs", min=1, help="Mixed jobs through servers and queues.")
+        int, typer.Option("--jobs", min=1, help="Number of mixed jobs for servers and queues.")
     ] = 64,
     job_prompt_tokens: Annotated[
         str, typer.Option("--job-prompt-tokens", metavar="LEAST,MOST", help="Of a mixed job.")
@@ -61,7 +61,7 @@ def peers(
     ] = 16,
     passes: PassesOption = 3,
     dtype: Annotated[
-        Dtype, typer.Option("--dtype", metavar="TYPE", help="Of ours and transformers'.")
+        Dtype, typer.Option("--dtype", metavar="TYPE", help="Dtype of ours and transformers.")
     ] = "bfloat16",
     llama_server: Annotated[
         Path | None,
@@ -72,10 +72,10 @@ def peers(
 ) -> None:
     """Measure prefill, decode and mixed jobs beside llama.cpp and transformers, on the CPU.
 
-    Each runs in a process of its own, with the same file, prompts and threads. Peers run one at a
-    time; passes alternate. stock-celery runs one job at a time and takes long, so name it to
-    measure it. Peers that are not installed or do not fit are skipped with the reason. Lengths
-    that you do not give are lowered to the model's context.
+    Each runs in its own process, with the same file, prompts and threads. Peers run one at a time;
+    passes alternate. stock-celery runs one job at a time and takes long, so it runs only if you
+    name it. Peers that are not installed or do not fit are skipped with the reason. Lengths that
+    you do not give are lowered to fit the model's context.
     """
     screen = Screen(as_json=as_json)
     batches = parse_numbers("--batch", batch, MOST_SEQUENCES)

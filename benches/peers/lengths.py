@@ -19,7 +19,7 @@ class Lengths:
 
     def fitted(self, context_tokens: int, given: Collection[str]) -> Lengths:
         """Lower all lengths not in ``given``, so that a context of ``context_tokens`` holds each
-        load and one token more. Given lengths may still be too long."""
+        load plus one token. Lengths in ``given`` may still be too long."""
         room = context_tokens - 1
         prefill = self.prefill if "prefill" in given else max(1, min(self.prefill, room))
         return replace(self._jobs_fitted(room, given), prefill=prefill)

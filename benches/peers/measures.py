@@ -1,4 +1,4 @@
-"""Ours and theirs on one file and one load. Peers run one at a time; passes alternate."""
+"""Our engine and its peers on one file and one load. Peers run one at a time; passes alternate."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from llorch_worker.settings import Settings
 from llorch_worker.weights.contents import file_bytes, tensor_types
 
 STOCK_PASSES = 1
-"""One job at a time takes so long that a pass says enough."""
+"""Jobs run one at a time take so long that one pass is enough."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured."""
+    """What to measure."""
 
     settings: Settings
     peers: tuple[str, ...]
@@ -60,11 +60,11 @@ class Plan:
 
 
 def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
-    """All rows; a peer that cannot take part is a row that says why.
+    """All rows; the row of a peer that cannot take part says why.
 
     Raises:
-        CommandError: the model is no GGUF file, does not fit, or is too short for the loads, or
-            our own side fails.
+        CommandError: the model is not a GGUF file, does not fit or has too short a context, or our
+            own side fails.
     """
     model = _checked(plan)
     bench = _Bench(plan, model, now)
@@ -108,7 +108,7 @@ def _checked(plan: Plan) -> LoadPlan:
     for options, tokens in longest.items():
         if tokens >= model.config.max_context:
             raise usage_error(
-                f"{options} must leave room for one token more in the model's context of "
+                f"{options} must leave room for one more token in the model's context of "
                 f"{model.config.max_context} (got {tokens})"
             )
     loads = {"max_sequences": max(*plan.batches, plan.slots), "max_context": max(longest.values())}
@@ -116,19 +116,19 @@ def _checked(plan: Plan) -> LoadPlan:
 
 
 class _Bench:
-    """The pieces of one run."""
+    """The state of one run."""
 
     def __init__(self, plan: Plan, model: LoadPlan, now: Callable[[str], None]) -> None:
         self._plan = plan
         self._model = model
         self._now = now
-        # Each pass has prompts of its own: ours keeps what it computed.
+        # Each pass has its own prompts, because our engine caches prefixes.
         self._seeds = count(plan.jobs.seed)
         self.versions: dict[str, str] = {}
         self.notes: dict[str, str] = {}
 
     def batch_rows(self, peers: list[str]) -> Iterator[BatchRow | Skipped]:
-        """Every peer against ours, which stays loaded."""
+        """Measures every peer against ours, which stays loaded."""
         self._now(f"{LLORCH}'s load")
         terms = self._terms(max(self._plan.batches))
         try:
@@ -143,7 +143,7 @@ class _Bench:
             raise CommandError("NOT_MEASURED", f"our own engine {cannot}") from None
 
     def jobs_row(self, peer: str) -> JobsRow | Skipped:
-        """Mixed jobs through ``peer`` and through ours."""
+        """Measures mixed jobs through ``peer`` and through ours."""
         plan = self._plan
         what = _mixed(plan)
         terms = replace(self._terms(plan.slots), context_tokens=plan.jobs.longest_tokens + 1)
@@ -254,7 +254,7 @@ class _Bench:
         )
 
     def _require_memory(self, copies: int) -> None:
-        """Enough for what is about to be loaded; at least the weights, in file or in dtype."""
+        """Checks that there is memory for the load: at least the weights, in file or in dtype."""
         model = self._model
         kv_bytes = model.num_blocks * model.block_bytes
         weights_bytes = max(model.weights_bytes, file_bytes(model.checkpoint))
@@ -262,7 +262,7 @@ class _Bench:
         free = psutil.virtual_memory().available
         if needed > free:
             raise CannotRun(
-                f"needs about {human_bytes(needed)} of memory beside what is loaded, and "
+                f"needs about {human_bytes(needed)} more memory, but only "
                 f"{human_bytes(free)} are free"
             )
 

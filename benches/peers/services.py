@@ -1,4 +1,4 @@
-"""Services that take jobs: ours through Redis, stock Celery with transformers, llama-server."""
+"""Services that run jobs: ours through Redis, stock Celery with transformers, and llama-server."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ JOB_TIMEOUT_S = 3600.0
 POLL_S = 0.1
 STOP_S = 20.0
 SLOT_MULTIPLE = 256
-"""llama.cpp pads the context of a slot to it."""
+"""llama.cpp pads the context of a slot to a multiple of this."""
 
 
 class JobService(Protocol):
-    """Runs from entry to exit; entering and running may raise :class:`CannotRun`."""
+    """A service that runs from entry to exit; both may raise :class:`CannotRun`."""
 
     note: str
 
@@ -48,11 +48,11 @@ class JobService(Protocol):
     ) -> None: ...
 
     def run(self, jobs: Sequence[GenerationRequest]) -> Throughput:
-        """All ``jobs``, submitted at once."""
+        """Runs all ``jobs``, submitted at once."""
 
 
 class _WorkerOnRedis(ABC):
-    """A Redis, and one Celery worker on it."""
+    """A Redis with one Celery worker."""
 
     note: str
 
@@ -79,7 +79,7 @@ class _WorkerOnRedis(ABC):
 
     @abstractmethod
     def _worker(self) -> tuple[Program, Callable[[int], str]]:
-        """Its program, and its node name by process id."""
+        """The worker's program, and its node name as a function of the process id."""
 
     @abstractmethod
     def run(self, jobs: Sequence[GenerationRequest]) -> Throughput:
@@ -111,7 +111,7 @@ class OurQueue(_WorkerOnRedis):
 
 
 class StockCelery(_WorkerOnRedis):
-    """Stock Celery's solo pool around transformers' ``generate``: a job at a time."""
+    """Stock Celery's solo pool with transformers' ``generate``: one job at a time."""
 
     def __init__(self, terms: Terms) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class LlamaServer:
             "--threads-batch": self._terms.threads,
             "--parallel": self._slots,
             "--ctx-size": self._slots * context,
-            # All prompts differ: keeping old ones would cost it time.
+            # All prompts differ, so caching them would only cost time.
             "--cache-ram": 0,
         }
         arguments = [str(part) for pair in options.items() for part in pair]
@@ -195,7 +195,7 @@ class LlamaServer:
                 self._server.wait(None)
 
     def run(self, jobs: Sequence[GenerationRequest]) -> Throughput:
-        # All at once: jobs without a slot wait in the server, as ours wait in Redis.
+        # All at once: jobs without a slot wait in the server, like ours in Redis.
         with ThreadPoolExecutor(len(jobs)) as threads:
             began_s = time.perf_counter()
             try:
@@ -205,7 +205,7 @@ class LlamaServer:
             return Throughput(len(jobs), sum(counts), time.perf_counter() - began_s)
 
     def _complete(self, job: GenerationRequest) -> int:
-        """Tokens generated for it."""
+        """Runs ``job``; returns the number of generated tokens."""
         answer = self._request(
             "POST",
             "/completion",
@@ -214,14 +214,14 @@ class LlamaServer:
                 "n_predict": job.max_tokens,
                 "ignore_eos": True,
                 "cache_prompt": False,
-                # Greedy, by the shortest way.
+                # The fastest way to sample greedily.
                 "samplers": ["top_k"],
                 "top_k": 1,
             },
         )
         count: int = answer["tokens_predicted"]
         if count != job.max_tokens:
-            raise ValueError(f"{count} tokens instead of {job.max_tokens}")
+            raise ValueError(f"got {count} tokens instead of {job.max_tokens}")
         return count
 
     def _healthy(self) -> bool:

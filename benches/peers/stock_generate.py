@@ -1,4 +1,4 @@
-"""A stock Celery application around transformers' ``generate``: what a user would write first."""
+"""A stock Celery application with transformers' ``generate``, as a user would first write it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TERMS_VARIABLE = "LLORCH_BENCH_STOCK"
 
 
 def stock_app(redis_url: str) -> Celery:
-    """With Celery's own settings throughout."""
+    """The app, with Celery's default settings."""
     app = Celery("stock", broker=redis_url, backend=redis_url, set_as_current=False)
     app.task(generate, name=GENERATE_TASK)
     return app
 
 
 def generate(prompt: list[int], new_tokens: int) -> int:
-    """Runs one job to its end; how many tokens were generated."""
+    """Runs one job to its end; returns the number of generated tokens."""
     import torch
 
     ids = torch.tensor([prompt])

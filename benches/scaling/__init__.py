@@ -1,1 +1,1 @@
-"""How cost grows with the queue and with the context."""
+"""The growth of cost with the queue and with the context."""

@@ -1,4 +1,4 @@
-"""``python -m benches.scaling``: whether cost grows linearly with the queue and the context."""
+"""``python -m benches.scaling``: does cost grow linearly with the queue and the context?"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scaling(
         str, typer.Option("--contexts", help="Tokens that one request holds at its end.")
     ] = "128,512,1024,2048",
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", min=1, help="Of each queued request.")
+        int, typer.Option("--prompt-tokens", min=1, help="Prompt tokens of each queued request.")
     ] = 16,
     new_tokens: Annotated[
         int, typer.Option("--new-tokens", min=2, help="Tokens that each request generates.")

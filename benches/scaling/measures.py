@@ -1,4 +1,4 @@
-"""What a token costs as the queue or the context grows."""
+"""The cost of a token as the queue or the context grows."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from llorch_worker.settings import Settings
 
 
 class QueuedRow(Frozen):
-    """So many requests submitted at once."""
+    """One number of requests, all submitted at once."""
 
     queued: int
     tokens_per_s: float
-    """Generated ones, from the submission to the last token; median over the passes."""
+    """Generated tokens, from submission to the last token; median over the passes."""
     spread: float | None
     """Largest minus smallest of the passes, as a share of the median; None for one pass."""
     cost: float
-    """Of a token, against that of the first row: 1 throughout where cost grows linearly."""
+    """Cost of a token relative to the first row; always 1 if cost grows linearly."""
 
 
 class ContextRow(Frozen):
-    """One request that fills so much of the context."""
+    """One request that fills this much of the context."""
 
     context_tokens: int
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     prefill_cost: float
     decode_cost: float
-    """Of a token, against that of the first row."""
+    """Cost of a token relative to the first row."""
 
 
 class ScalingFigures(Figures):
@@ -88,7 +88,7 @@ class ScalingFigures(Figures):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured. Each number of ``contexts`` is more than ``new_tokens``."""
+    """What to measure. Each of ``contexts`` is more than ``new_tokens``."""
 
     settings: Settings
     queued: tuple[int, ...]
@@ -104,8 +104,8 @@ class Plan:
 def measure_scaling(
     plan: Plan, progress: Callable[[int, int], None], now: Callable[[str], None]
 ) -> ScalingFigures:
-    """Straight through the engine; ``progress`` reports its load, in bytes; ``now`` is told what
-    begins.
+    """Measure straight through the engine. ``progress`` receives the load's progress in bytes;
+    ``now`` the name of each phase.
 
     Raises:
         CommandError: a context is longer than the model's own, or memory is too short.
@@ -146,7 +146,7 @@ class _Runner:
         self._seeds = count(plan.seed)
 
     def run(self, prompt_tokens: int, requests: int) -> list[Pass]:
-        """Passes with other prompts each, after a warm-up of the same shapes."""
+        """Runs passes with different prompts, after a warm-up of the same shapes."""
         self._pass(prompt_tokens, min(requests, self._plan.concurrency))
         return [self._pass(prompt_tokens, requests) for _ in range(self._plan.passes)]
 

@@ -158,7 +158,7 @@ def test_the_exit_code_says_whether_something_failed(
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(("--weights", "bf16,q7_x"), "no weights called q7_x"), (("--json",), "needs a CUDA device")],
+    [(("--weights", "bf16,q7_x"), "unknown weights q7_x"), (("--json",), "needs a CUDA device")],
 )
 def test_without_cuda_or_known_weights_nothing_is_measured(
     options: tuple[str, ...], said: str

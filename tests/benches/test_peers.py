@@ -150,7 +150,7 @@ def test_the_output_of_a_library_is_dropped(
     [
         (("--peers", "vllm"), "unknown peer 'vllm'; allowed: llama.cpp, transformers"),
         (("--batch", "0"), "--batch must be numbers from 1 to 256"),
-        (("--prefill", "99999"), "--prefill must leave room for one token more"),
+        (("--prefill", "99999"), "--prefill must leave room for one more token"),
         (("--job-prompt-tokens", "9,3"), "--job-prompt-tokens must be one number, or LEAST,MOST"),
     ],
 )
@@ -181,5 +181,5 @@ def test_lowered_lengths_and_missing_peers_are_named() -> None:
     )  # fmt: skip
     assert ran.code == 0, ran
     assert ran.err.splitlines()[0] == "--prefill 511, to fit the model's context of 512"
-    said = "llama-server, 64 mixed jobs: skipped: there is none at /nowhere; give --llama-server"
+    said = "llama-server, 64 mixed jobs: skipped: not found at /nowhere; give --llama-server"
     assert said in " ".join(ran.out.split())

@@ -1,1 +1,1 @@
-"""The contestants of ``python -m benches.peers``, each in a process of its own."""
+"""The contestants of ``python -m benches.peers``, each in its own process."""

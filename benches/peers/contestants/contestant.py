@@ -1,4 +1,4 @@
-"""What a contestant is given, does and answers."""
+"""A contestant's interface and messages."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ BatchKind = Literal["prefill", "decode"]
 
 @dataclass(frozen=True)
 class Terms:
-    """What every contestant is loaded with."""
+    """The parameters with which every contestant is loaded."""
 
     model: Path
     dtype: str
-    """That of whoever computes in torch; llama.cpp computes as the file is."""
+    """The dtype of contestants that use torch; llama.cpp uses the file's own types."""
     threads: int
     most_sequences: int
     context_tokens: int
-    """The most that a sequence will hold."""
+    """The most tokens that a sequence will hold."""
     prefill_tokens: int
-    """The most that a prefill will hold; it goes through in one step."""
+    """The most tokens of a prefill, which is one step."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Work:
 
     kind: BatchKind
     prompts: tuple[tuple[int, ...], ...]
-    """Token ids, all prompts of one length and no two the same."""
+    """Token ids of the prompts, which have equal lengths and all differ."""
     new_tokens: int
     seed: int
-    """What the prompts were drawn with."""
+    """The seed from which the prompts were drawn."""
 
     @property
     def sequences(self) -> int:
@@ -47,45 +47,45 @@ class Work:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of each prompt."""
+        """Tokens of each prompt."""
         return len(self.prompts[0])
 
 
 @dataclass(frozen=True)
 class Ready:
-    """It is loaded and has warmed up nothing yet."""
+    """The contestant is loaded but not warmed up."""
 
     versions: dict[str, str]
     note: str
-    """How it was set up, where there was a choice; may be empty."""
+    """The settings chosen for it; may be empty."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What a pass gave. ``note``: a choice that was made in its warm-up."""
+    """The result of a pass. ``note``: a setting that its warm-up chose."""
 
     tokens_per_s: float
     note: str = ""
 
 
 class CannotRun(Exception):
-    """The contestant cannot take part, or cannot do this; the message says why."""
+    """The contestant cannot take part or cannot do this work; the message says why."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """It cannot do this, in one sentence."""
+    """The contestant cannot do this work; one sentence says why."""
 
     reason: str
 
 
 class Contestant(Protocol):
-    """Loaded by its constructor from :class:`Terms`."""
+    """A contestant; its constructor loads it from :class:`Terms`."""
 
     ready: Ready
 
     def warm_up(self, work: Work) -> None:
-        """Meets the shapes of ``work``; where there is a choice of settings, makes it."""
+        """Runs the shapes of ``work`` once, and chooses settings if there are several."""
 
     def run(self, work: Work) -> Rate:
-        """One timed pass."""
+        """Runs one timed pass."""

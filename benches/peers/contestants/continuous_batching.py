@@ -14,12 +14,12 @@ from benches.peers.contestants.generate import generation_config, load_model
 
 WARM_UP_TOKENS = 2
 NO_TOKEN = -1
-"""No token ends a sequence."""
+"""So that no token ends a sequence."""
 PAGE_TOKENS = 64
 
 
 def batching_config(*, sequences: int, tokens: int, step_tokens: int) -> ContinuousBatchingConfig:
-    """With room for so many sequences of so many tokens each, and steps of at most so many."""
+    """The config for this many sequences, tokens per sequence and tokens per step."""
     pages = -(-tokens // PAGE_TOKENS) + 1
     page: dict[str, Any] = {page_option(ContinuousBatchingConfig): PAGE_TOKENS}
     return ContinuousBatchingConfig(
@@ -31,9 +31,9 @@ def batching_config(*, sequences: int, tokens: int, step_tokens: int) -> Continu
 
 
 def page_option(config: Any) -> str:
-    """What ``config``, transformers' ContinuousBatchingConfig, calls the tokens of a page."""
+    """The field for a page's tokens in ``config``, transformers' ContinuousBatchingConfig."""
     known = {field.name for field in fields(config)}
-    # 5.23 renamed it.
+    # transformers 5.23 renamed it.
     for name in ("page_size", "block_size"):
         if name in known:
             return name
@@ -41,7 +41,7 @@ def page_option(config: Any) -> str:
 
 
 class ContinuousBatchingContestant:
-    """Greedy, over its own paged cache of keys and values."""
+    """Greedy decoding with transformers' own paged KV cache."""
 
     def __init__(self, terms: Terms) -> None:
         torch.set_num_threads(terms.threads)
@@ -60,15 +60,15 @@ class ContinuousBatchingContestant:
         firsts_s = [each[0] for each in times_s]
         if work.kind == "prefill":
             return Rate(work.sequences * work.prompt_tokens / (max(firsts_s) - began_s))
-        # While all decode: from the last first token to the first last one.
+        # The span in which all decode: from the latest first token to the earliest last token.
         from_s, to_s = max(firsts_s), min(each[-1] for each in times_s)
         tokens = sum(from_s < at <= to_s for each in times_s for at in each)
         return Rate(tokens / (to_s - from_s))
 
     def _times(self, work: Work, new_tokens: int) -> tuple[float, list[list[float]]]:
-        """When the first sequence was taken up, and of each when each of its tokens was there.
+        """The start of the first sequence, and for each sequence the times of its tokens.
 
-        Its cache is made anew each time; that is before the first moment, and in no figure.
+        transformers allocates its cache again each time, before the start, so no figure has it.
         """
         ended: dict[str, Any] = self._model.generate_batch(
             [list(prompt) for prompt in work.prompts],

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: ``generate`` on a batch of equally long prompts."""
+"""Hugging Face transformers: ``generate`` on a batch of prompts of equal length."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WARM_UP_TOKENS = 2
 
 
 class GenerateContestant:
-    """Greedy, with its own cache of keys and values, and torch's attention."""
+    """Greedy decoding with transformers' own KV cache and torch's attention."""
 
     def __init__(self, terms: Terms) -> None:
         torch.set_num_threads(terms.threads)
@@ -47,7 +47,7 @@ class GenerateContestant:
         return Rate(work.sequences / fmean(late - early for early, late in pairwise(times_s)))
 
     def _token_times_s(self, work: Work, new_tokens: int) -> list[float]:
-        """When each step of all sequences had ended."""
+        """The end times of the steps of all sequences."""
         times_s: list[float] = []
         ids = torch.tensor(work.prompts)
         self._model.generate(
@@ -63,7 +63,7 @@ class GenerateContestant:
 
 
 class _Clock(StoppingCriteria):
-    """Stops nothing; it is asked after every step."""
+    """Never stops a generation; transformers calls it after every step."""
 
     def __init__(self, times_s: list[float]) -> None:
         self._times_s = times_s
@@ -76,8 +76,8 @@ class _Clock(StoppingCriteria):
 def load_model(terms: Terms) -> Any:
     """transformers' own Llama with the file's weights, dequantised to ``terms.dtype``.
 
-    Filled by our reader, because transformers' own reader of GGUF wants a package more and twice
-    the memory; what computes is transformers alone.
+    Our reader fills it, because transformers' GGUF reader needs another package and twice the
+    memory. Only transformers computes.
     """
     checkpoint = open_checkpoint(terms.model)
     ours = resolve_config(checkpoint)
@@ -107,6 +107,6 @@ def load_model(terms: Terms) -> Any:
 
 
 def generation_config(**options: Any) -> Any:
-    """Greedy, without a penalty or a processor of logits."""
+    """A greedy config without penalties or logits processors."""
     make: Any = GenerationConfig
     return make(do_sample=False, pad_token_id=0, **options)

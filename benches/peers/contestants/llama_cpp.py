@@ -1,4 +1,4 @@
-"""llama.cpp by its own C interface, as llama-bench runs it: no sampling, no text."""
+"""llama.cpp through its C interface, as llama-bench runs it: no sampling, no text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 
 TRIAL_TOKENS = 8
 CONTEXT_MULTIPLE = 256
-"""llama.cpp pads contexts to it."""
+"""llama.cpp pads contexts to a multiple of this."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Of a context, where the faster choice depends on machine, file and batch."""
+    """Settings of a context whose fastest choice depends on machine, file and batch."""
 
     flash_attention: bool
     unified: bool
@@ -35,7 +35,7 @@ SETTINGS = tuple(Setting(flash, unified) for flash in (True, False) for unified 
 
 
 class LlamaCppContestant:
-    """Tries every setting in its warm-up and keeps the fastest for each shape of work."""
+    """Tries every setting in the warm-up and keeps the fastest for each shape of work."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -68,7 +68,7 @@ class LlamaCppContestant:
     def _rate(self, work: Work, setting: Setting, new_tokens: int) -> float:
         with self._context(work, setting) as context:
             if work.kind == "prefill":
-                # The first graph of a context is allocated; that belongs to no pass.
+                # A context allocates its first graph, which must not count in a pass.
                 self._prefill(context, work)
                 llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
                 return work.sequences * work.prompt_tokens / self._prefill(context, work)
@@ -103,7 +103,7 @@ class LlamaCppContestant:
             llama_cpp.llama_free(context)
 
     def _prefill(self, context: Any, work: Work) -> float:
-        """Seconds until the logits of every prompt's last token are there."""
+        """Seconds until the logits of every prompt's last token are available."""
         began_s = time.perf_counter()
         for sequence, prompt in enumerate(work.prompts):
             last = len(prompt) - 1
@@ -114,7 +114,7 @@ class LlamaCppContestant:
         return time.perf_counter() - began_s
 
     def _step(self, context: Any, work: Work, position: int) -> None:
-        """One token more for every sequence: the prompt's own, again."""
+        """Decodes one more token of every sequence: the prompt's tokens again."""
         self._decode(
             context,
             [

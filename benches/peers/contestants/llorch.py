@@ -1,4 +1,4 @@
-"""This package's engine, with all that it does around the model."""
+"""This package's engine, including its work around the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WARM_UP_TOKENS = 2
 
 
 class LlorchContestant:
-    """Sampling, detokenising and events are in its figures."""
+    """Our engine. Its figures include sampling, detokenising and events."""
 
     def __init__(self, terms: Terms) -> None:
         settings = Settings(
@@ -29,7 +29,7 @@ class LlorchContestant:
             temperature=0.0,
             seed=0,
         )
-        # Open for as long as the process lives.
+        # Stays open until the process ends.
         self._open = ExitStack()
         self._loaded = self._open.enter_context(
             engine_for(settings, longest, terms.threads, lambda _done, _total: None)
@@ -49,6 +49,6 @@ class LlorchContestant:
         return Rate(work.sequences / phase.step_s)
 
     def _pass(self, work: Work, new_tokens: int) -> Pass:
-        # Of the same seed, so with the same prompts.
+        # The same seed gives the same prompts.
         load = Load(work.prompt_tokens, new_tokens, work.sequences, 0.0, work.seed)
         return run_pass(self._loaded.engine, self._loaded.watched, load)

@@ -1,4 +1,4 @@
-"""A contestant in a process of its own, so that its memory and threads are its own too."""
+"""A contestant in its own process, with its own memory and threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CLASSES = {
     TRANSFORMERS_CB: (f"{ROOM}.continuous_batching", "ContinuousBatchingContestant"),
 }
 TIMEOUT_S = 1800.0
-"""A load or a pass that takes longer will not end."""
+"""A load or a pass that takes longer counts as failed."""
 STOP_S = 10.0
 MOST_SHOWN_CHARS = 200
 
@@ -50,13 +50,13 @@ class WarmUp:
 class ContestantProcess:
     """Entering loads the model; leaving ends the process.
 
-    Every method raises :class:`CannotRun` where the contestant fails or its process ends.
+    Every method raises :class:`CannotRun` if the contestant fails or its process ends.
     """
 
     def __init__(self, name: str, terms: Terms) -> None:
         self.name = name
         self._log = tempfile.NamedTemporaryFile(prefix="llorch-bench-", suffix=".log")  # noqa: SIM115 - closed on exit
-        # Spawned, because a forked torch keeps threads that are not there.
+        # Spawned, because torch in a forked process expects threads that do not exist there.
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -79,7 +79,7 @@ class ContestantProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # That nobody asks any more ends an idle one; what is in the midst of a pass is stopped.
+        # Closing the connection ends an idle process; one that runs a pass is terminated.
         self._connection.close()
         if error is None:
             self._process.join(STOP_S)
@@ -91,11 +91,11 @@ class ContestantProcess:
         self._log.close()
 
     def warm_up(self, work: Work) -> None:
-        """Meets the shapes of ``work``."""
+        """Runs the shapes of ``work`` once."""
         self._ask(WarmUp(work))
 
     def run(self, work: Work) -> Rate:
-        """One timed pass."""
+        """Runs one timed pass."""
         rate: Rate = self._ask(work)
         return rate
 
@@ -128,12 +128,12 @@ class ContestantProcess:
 
 
 def serve(connection: Connection, name: str, terms: Terms, log: str) -> None:
-    """The process: loads, then answers until nobody asks any more."""
-    # What libraries print would end up in our tables and documents.
+    """The process: loads, then answers until the connection closes."""
+    # Output of libraries would end up in our tables and documents.
     sink = os.open(log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(sink, stream)
-    # Before torch is imported: it reads them once.
+    # Before torch is imported, because it reads them once.
     os.environ |= thread_environment(terms.threads)
     try:
         module, class_name = CLASSES[name]
@@ -148,6 +148,6 @@ def serve(connection: Connection, name: str, terms: Terms, log: str) -> None:
                     connection.send(contestant.run(work))
     except EOFError:
         return
-    except Exception as error:  # noqa: BLE001 - whatever a library raises, its row says so
+    except Exception as error:  # noqa: BLE001 - any error of a library is reported in its row
         text = " ".join(str(error).split())[:MOST_SHOWN_CHARS]
         connection.send(Failed(f"{type(error).__name__}: {text}" if text else type(error).__name__))

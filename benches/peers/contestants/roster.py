@@ -1,4 +1,4 @@
-"""Whom ours can stand beside, and whether they are on this machine."""
+"""The peers, and whether they are installed on this machine."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _MODULES: Final = {
     TRANSFORMERS_CB: ("transformers", "transformers"),
     STOCK_CELERY: ("transformers", "transformers"),
 }
-"""The module that a peer needs, and the package that brings it."""
+"""The module that a peer needs, and the package that installs it."""
 
 
 def require_installed(peer: str) -> None:
-    """Raises :class:`CannotRun` where the module that ``peer`` needs is missing."""
+    """Raises :class:`CannotRun` if the module that ``peer`` needs is missing."""
     module, package = _MODULES[peer]
     if find_spec(module) is None:
         raise CannotRun(f"it is not installed: pip install {package}")
 
 
 def llama_server(given: Path | None) -> Path:
-    """Its binary: the ``given`` one, else that on the PATH; :class:`CannotRun` without one."""
+    """The ``given`` llama-server binary, else that on the PATH; raises :class:`CannotRun`."""
     binary = given or shutil.which(LLAMA_SERVER)
     if binary is None or not Path(binary).is_file():
         where = "on the PATH" if binary is None else f"at {binary}"
-        raise CannotRun(f"there is none {where}; give --llama-server PATH")
+        raise CannotRun(f"not found {where}; give --llama-server PATH")
     return Path(binary)
