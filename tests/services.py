@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -13,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import redis
@@ -47,11 +49,27 @@ def tethered(*command: str) -> list[str]:
     ]  # fmt: skip
 
 
+_ports_taken: list[IO[str]] = []
+
+
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((LOCALHOST, 0))
-        port: int = probe.getsockname()[1]
+    """A TCP port that no other test process takes.
+
+    It lies below the ports of outgoing connections and stays locked until this process ends.
+    """
+    folder = Path(tempfile.gettempdir()) / "llorch-test-ports"
+    folder.mkdir(exist_ok=True)
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        lock = (folder / str(port)).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as probe:
+                probe.bind((LOCALHOST, port))
+        except OSError:
+            lock.close()
+            continue
+        _ports_taken.append(lock)
         return port
 
 
