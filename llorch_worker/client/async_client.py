@@ -28,7 +28,7 @@ from llorch_worker.settings import Settings
 
 
 class AsyncClient:
-    """As :class:`Client`. Belongs to the event loop that first uses it.
+    """As :class:`Client`. Belongs to the event loop that first uses it, until that is closed.
 
     Short calls (submit, cancel, status) run on a thread; stream and result are coroutines. Each
     stream holds a connection to Redis while it is read; all results share one.
@@ -37,8 +37,8 @@ class AsyncClient:
     def __init__(self, settings: Settings | str | None = None, *, model: str | None = None) -> None:
         self._client = Client(settings, model=model)
         self.settings = self._client.settings
-        self.redis = connect_async(self.settings.redis_url)
-        self._results = ResultListener(self.redis)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connect()
 
     async def submit(
         self,
@@ -65,6 +65,7 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.workers)
 
     async def close(self) -> None:
+        self._enter_loop()
         await self._results.close()
         await asyncio.to_thread(self._client.close)
         await self.redis.aclose()
@@ -78,6 +79,7 @@ class AsyncClient:
     @asynccontextmanager
     async def _in_use(self) -> AsyncIterator[None]:
         """As :meth:`Client._in_use`."""
+        self._enter_loop()
         try:
             with self._client._in_use():
                 yield
@@ -85,16 +87,31 @@ class AsyncClient:
             if self._client._closed:
                 await self.redis.aclose()
 
+    def _connect(self) -> None:
+        self.redis = connect_async(self.settings.redis_url)
+        self._results = ResultListener(self.redis)
+
+    def _enter_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        if self._loop is not None:
+            if not self._loop.is_closed():
+                raise RuntimeError(
+                    "an AsyncClient belongs to one event loop; create a client for each loop"
+                )
+            # Connections and tasks of a closed loop are of no more use.
+            self._connect()
+        self._loop = loop
+
 
 class AsyncJob:
     """As :class:`Job`."""
 
     def __init__(self, client: AsyncClient, job_id: str) -> None:
         self.id = job_id
+        self._client = client
         self._sync = client._client.job(job_id)
-        self._redis = client.redis
-        self._results = client._results
-        self._in_use = client._in_use
 
     def __repr__(self) -> str:
         return f"<AsyncJob {self.id}>"
@@ -106,7 +123,7 @@ class AsyncJob:
         cursor = StreamCursor(self.id, from_id, timeout)
         block_ms = None
         while not cursor.ended:
-            async with self._in_use():
+            async with self._client._in_use():
                 if cursor.must_announce():
                     await self._announce_reader()
                 reply = await self._read(cursor, block_ms)
@@ -122,8 +139,8 @@ class AsyncJob:
         """As :meth:`Job.result`."""
         try:
             async with asyncio.timeout(timeout):
-                async with self._in_use():
-                    end = await self._results.end_of(self.id)
+                async with self._client._in_use():
+                    end = await self._client._results.end_of(self.id)
         except TimeoutError as error:
             raise TimeoutError(f"job {self.id} has not ended within {timeout} s") from error
         if isinstance(end, LlorchError):
@@ -140,16 +157,16 @@ class AsyncJob:
 
     async def _announce_reader(self) -> None:
         try:
-            await self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
+            await self._client.redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
         except RedisError as error:
             # Reading works without it, only slower.
             if not is_out_of_memory(error):
                 raise
 
     async def _read(self, cursor: StreamCursor, block_ms: int | None) -> Any:
-        return await self._redis.xread(
+        return await self._client.redis.xread(
             {cursor.key: cursor.last_id}, count=READ_COUNT, block=block_ms
         )
 
     async def _state(self) -> StoredState:
-        return decode_state(await self._redis.get(keys.result(self.id)))
+        return decode_state(await self._client.redis.get(keys.result(self.id)))

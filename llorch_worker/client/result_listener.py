@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -56,11 +55,8 @@ class ResultListener:
         waiter: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(waiter)
         self._newcomers.add(key)
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=TASK_NAME)
-        elif self._sleep is not None and not self._sleep.expired():
-            self._sleep.reschedule(0)
         try:
+            self._wake()
             return await waiter
         finally:
             self._leave(key, waiter)
@@ -74,6 +70,27 @@ class ResultListener:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=CANCEL_AGAIN_S)
 
+    def _wake(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=TASK_NAME)
+            self._task.add_done_callback(self._note_end)
+        elif self._sleep is not None and not self._sleep.expired():
+            self._sleep.reschedule(0)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """Fails those who wait, unless the task ended by itself. The next waiter starts a new one.
+
+        A callback is also called for a task that is cancelled before its first step.
+        """
+        error: BaseException | None
+        if task.cancelled():
+            error = RuntimeError(f"the task {TASK_NAME} was cancelled; wait again")
+        else:
+            error = task.exception()
+        if task is self._task and error is not None:
+            self._task = None
+            self._fail_all(error)
+
     def _leave(self, key: str, waiter: asyncio.Future[End]) -> None:
         waiters = self._waiting.get(key, [])
         if waiter in waiters:
@@ -84,14 +101,8 @@ class ResultListener:
     # The task ------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        try:
-            async with self._redis.pubsub() as pubsub:
-                await self._listen(pubsub)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must be told
-            if self._task is asyncio.current_task():
-                # The next waiter starts a new task.
-                self._task = None
-                self._fail_all(error)
+        async with self._redis.pubsub() as pubsub:
+            await self._listen(pubsub)
 
     async def _listen(self, pubsub: PubSub) -> None:
         heard_since_poll = 0
@@ -121,13 +132,16 @@ class ResultListener:
         heard = 0
         confirmed: set[str] = set()
         message: dict[str, Any] | None = None
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(0 if self._newcomers else timeout_s) as self._sleep:
                 if pubsub.subscribed:
                     message = await pubsub.get_message(timeout=None)
                 else:
                     await asyncio.sleep(timeout_s)
-        self._sleep = None
+        except TimeoutError:
+            pass
+        finally:
+            self._sleep = None
         while message is not None:
             heard += 1
             match message:
@@ -165,7 +179,7 @@ class ResultListener:
             _tell(waiter, end)
         return True
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_all(self, error: BaseException) -> None:
         waiting, self._waiting = self._waiting, {}
         for waiters in waiting.values():
             for waiter in waiters:
@@ -179,10 +193,10 @@ def _batches(wanted: Iterable[str]) -> Iterator[list[str]]:
         yield some
 
 
-def _tell(waiter: asyncio.Future[End], end: End | Exception) -> None:
+def _tell(waiter: asyncio.Future[End], end: End | BaseException) -> None:
     if waiter.done():
         return
-    if isinstance(end, Exception) and not isinstance(end, LlorchError):
+    if isinstance(end, BaseException) and not isinstance(end, LlorchError):
         waiter.set_exception(end)
     else:
         waiter.set_result(end)

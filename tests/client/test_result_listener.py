@@ -13,7 +13,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.results import failure_document
 from llorch_worker.client import AsyncClient, BrokerUnavailable, result_listener
 from llorch_worker.client.result_listener import TASK_NAME, ResultListener
-from llorch_worker.contract import InternalError
+from llorch_worker.contract import Failed, InternalError
 from tests.faults.proxy import LOCALHOST, FaultProxy, contains
 from tests.services import RedisServer
 from tests.waiting import wait_until
@@ -256,6 +256,67 @@ def test_an_unreadable_result_fails_only_its_own_job(
         with pytest.raises(ValueError, match="_Stored"):
             await client.job("a").result(GET_S)
         results.end("b")
+        await waits
+
+    run(own_server.url, use)
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_after_a_cancelled_listener_task_the_next_wait_starts_anew(
+    own_server: RedisServer, results: Results, turns: int
+) -> None:
+    """In whatever turn of the event loop the task is cancelled, before its first step included."""
+
+    async def use(client: AsyncClient) -> None:
+        waits = asyncio.create_task(client.job("a").result(GET_S))
+        while not listening():
+            await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        while not waits.done():
+            # Again and again: redis-py may lose one cancellation while it connects.
+            for task in asyncio.all_tasks():
+                if task.get_name() == TASK_NAME:
+                    task.cancel()
+            await asyncio.sleep(0.01)
+        with pytest.raises(RuntimeError, match="cancelled"):
+            await waits
+        again = asyncio.create_task(ended(client, "a"))
+        await results.listened_to("a")
+        results.end("a")
+        await again
+
+    run(own_server.url, use)
+
+
+def test_one_client_serves_one_event_loop_after_another(
+    own_server: RedisServer, results: Results
+) -> None:
+    client = AsyncClient(own_server.url)
+
+    async def use(job_id: str) -> None:
+        waits = asyncio.create_task(ended(client, job_id))
+        await results.listened_to(job_id)
+        results.end(job_id)
+        await waits
+        (event,) = [entry.event async for entry in client.job(job_id).stream(timeout=GET_S)]
+        assert isinstance(event, Failed)
+
+    for job_id in ("a", "b", "c"):
+        asyncio.run(asyncio.wait_for(use(job_id), GET_S))
+    asyncio.run(client.close())
+
+
+def test_a_client_in_use_on_one_event_loop_refuses_another(
+    own_server: RedisServer, results: Results
+) -> None:
+    async def use(client: AsyncClient) -> None:
+        waits = asyncio.create_task(ended(client, "a"))
+        await results.listened_to("a")
+        for attempt in (client.job("a").result, client.close):
+            with pytest.raises(RuntimeError, match="one event loop"):
+                await asyncio.to_thread(asyncio.run, attempt())
+        results.end("a")
         await waits
 
     run(own_server.url, use)
