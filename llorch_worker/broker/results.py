@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from celery.exceptions import TaskRevokedError
 from celery.states import READY_STATES
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from llorch_worker.contract import (
     ERROR_CLASSES,
@@ -35,19 +35,36 @@ class StoredState:
     worker: str | None = None
 
 
+class _Succeeded(BaseModel):
+    status: Literal["SUCCESS"]
+    result: GenerationResult
+
+
 class _Stored(BaseModel):
     status: str
     result: Any = None
+
+
+_STORED: TypeAdapter[_Succeeded | _Stored] = TypeAdapter(
+    Annotated[_Succeeded | _Stored, Field(union_mode="left_to_right")]
+)
 
 
 def decode_state(document: str | bytes | None) -> StoredState:
     """The state in a ``celery-task-meta-<id>`` value; ``None`` (no such key) is PENDING."""
     if document is None:
         return StoredState("PENDING")
-    stored = _Stored.model_validate(json.loads(document))
+    try:
+        stored = _STORED.validate_json(document)
+    except ValidationError:
+        # JSON can escape half a surrogate pair, which pydantic refuses.
+        stored = _Stored.model_validate(json.loads(document))
+    if isinstance(stored, _Succeeded):
+        return StoredState(stored.status, end=stored.result, worker=stored.result.worker)
     status, result = stored.status, stored.result
     match status:
         case "SUCCESS":
+            # Raises, and names the invalid field.
             value = GenerationResult.model_validate(result)
             return StoredState(status, end=value, worker=value.worker)
         case "FAILURE":

@@ -146,7 +146,7 @@ class ResultListener:
             heard += 1
             match message:
                 case {"type": "message", "channel": str(key), "data": str(document)}:
-                    self._settle(key, document)
+                    await self._settle(key, document)
                 case {"type": "subscribe", "channel": str(key)}:
                     # Also after a reconnect. Messages before it may have been missed.
                     confirmed.add(key)
@@ -159,15 +159,17 @@ class ResultListener:
         found = 0
         for some in _batches(key for key in wanted if key in self._waiting):
             for key, document in zip(some, await self._redis.mget(some), strict=True):
-                found += document is not None and self._settle(key, document)
+                found += document is not None and await self._settle(key, document)
         return found
 
     async def _subscribe(self, pubsub: PubSub, wanted: Iterable[str]) -> None:
         for some in _batches(key for key in wanted if key in self._waiting):
             await pubsub.subscribe(*some)
 
-    def _settle(self, key: str, document: str | bytes) -> bool:
+    async def _settle(self, key: str, document: str | bytes) -> bool:
         """Tells those who wait for this job, if this is its end; whether it is."""
+        # Hundreds may come at once, and each takes milliseconds to decode.
+        await asyncio.sleep(0)
         end: End | Exception | None
         try:
             end = decode_state(document).end

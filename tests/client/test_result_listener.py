@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.results import failure_document
+from llorch_worker.broker.results import StoredState, decode_state, failure_document
 from llorch_worker.client import AsyncClient, BrokerUnavailable, result_listener
 from llorch_worker.client.result_listener import TASK_NAME, ResultListener
 from llorch_worker.contract import Failed, InternalError
@@ -103,6 +103,36 @@ def test_hundreds_of_results_are_awaited_over_one_connection(
         await waits
 
     run(own_server.url, use)
+
+
+def test_other_tasks_run_between_the_results_that_come_together(
+    own_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [f"job-{number}" for number in range(20)]
+    turns = 0
+    turn_of_decode: list[int] = []
+
+    def decode(document: str) -> StoredState:
+        turn_of_decode.append(turns)
+        return decode_state(document)
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(result_listener, "decode_state", decode)
+    for job_id in ids:
+        results.end(job_id)
+
+    async def use(client: AsyncClient) -> None:
+        other = asyncio.create_task(count_turns())
+        await asyncio.gather(*(ended(client, job_id) for job_id in ids))
+        other.cancel()
+
+    run(own_server.url, use)
+    assert len(set(turn_of_decode)) == len(ids)
 
 
 def test_results_that_exist_already_are_fetched_in_few_commands(
