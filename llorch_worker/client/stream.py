@@ -66,7 +66,6 @@ class StreamCursor:
             TimeoutError: no event came in time.
         """
         if reply:
-            self._heard_at_s = time.monotonic()
             for entry_id, fields in reply[0][1]:
                 event = decode_event(fields["event"])
                 self.last_id = entry_id
@@ -74,6 +73,8 @@ class StreamCursor:
                 yield StreamEntry(entry_id, event)
                 if self.ended:
                     return
+            # The reader's own time with the entries is no silence.
+            self._heard_at_s = time.monotonic()
         elif state is not None and state.end is not None:
             self.ended = True
             yield StreamEntry(self.last_id, terminal_event(state.end))
