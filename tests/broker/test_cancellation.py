@@ -40,6 +40,16 @@ def test_a_waiting_job_ends_at_once_and_is_never_claimed(producer: Client) -> No
     assert not job.cancel(), "it has ended"
 
 
+def test_a_stream_that_refuses_the_last_event_expires_with_its_job(producer: Client) -> None:
+    job = producer.submit(prompt="x")
+    stream = keys.events(job.id)
+    # The stream is empty, and takes only greater ids.
+    producer.redis.xdel(stream, producer.redis.xadd(stream, {"event": "x"}, id="9-0"))
+    assert job.cancel()
+    assert producer.redis.ttl(stream) > 0
+    assert_cancelled(job)
+
+
 def test_a_stock_app_reads_the_cancelled_job(producer: Client, stock: Celery) -> None:
     job = producer.submit(prompt="x")
     result = AsyncResult(job.id, app=stock)

@@ -13,7 +13,7 @@ if not is_claimed(job_id, fence) then
   return 0
 end
 allow_writes()
-write_events(job_id, first, events, nil, ttl_s)
+write_events(redis.call, job_id, first, events, nil, ttl_s)
 if has_tokens then
   redis.call('HSET', job_key(job_id), 'progress', 1)
 end

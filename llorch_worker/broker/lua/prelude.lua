@@ -31,27 +31,27 @@ end
 
 -- Write events to a job's stream as entries `first`-0, `first` + 1-0, ... and an end event, if
 -- any, after them. Existing entries are skipped, so a write whose reply was lost can be sent again.
--- Each entry has one field, `event`.
-local function write_events(job_id, first, events, end_event, ttl_s)
+-- Each entry has one field, `event`. `call` is redis.call, or redis.pcall to ignore refused writes.
+local function write_events(call, job_id, first, events, end_event, ttl_s)
   local stream = events_key(job_id)
-  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+  local last = call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
   local number = last and tonumber(last[1]:match('^%d+')) or 0
   for i, event in ipairs(events) do
     if first + i - 1 > number then
       number = first + i - 1
-      redis.call('XADD', stream, string.format('%d-0', number), 'event', event)
+      call('XADD', stream, string.format('%d-0', number), 'event', event)
     end
   end
   if end_event then
-    redis.call('XADD', stream, string.format('%d-0', number + 1), 'event', end_event)
+    call('XADD', stream, string.format('%d-0', number + 1), 'event', end_event)
   end
-  redis.call('EXPIRE', stream, ttl_s)
+  call('EXPIRE', stream, ttl_s)
 end
 
--- Write the last events of a job. Errors are ignored: a stream key of the wrong type must not cost
--- the result or a popped message.
+-- Write the last events of a job. Each refused write is ignored: a stream key of the wrong type must
+-- not cost the result or a popped message. The stream expires in any case.
 local function end_stream(job_id, end_event, ttl_s, first, events)
-  pcall(write_events, job_id, first, events or {}, end_event, ttl_s)
+  write_events(redis.pcall, job_id, first, events or {}, end_event, ttl_s)
 end
 
 -- Keep a dead letter: {id, reason, message, list, attempts, history}. The message must be UTF-8.
