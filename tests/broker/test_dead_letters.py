@@ -210,6 +210,14 @@ def test_the_oldest_letters_are_forgotten(
     assert len(rest) == 2
 
 
+def test_one_letter_may_be_the_most(producer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MOST_DEAD_LETTERS", 1)
+    for number in range(2):
+        producer.redis.lpush("llorch.toy", f"no json {number}")
+        take_lapsed(producer)
+    assert the_letter(producer).message == "no json 1"
+
+
 def test_a_claim_that_was_lost_buries_nothing(producer: Client) -> None:
     producer.submit(prompt="x")
     (claim,) = take_lapsed(producer)

@@ -57,7 +57,7 @@ end
 -- Keep a dead letter: {id, reason, message, list, attempts, history}. The message must be UTF-8.
 local function bury(letter, most_letters)
   letter.at_ms = now_ms()
-  -- The trim comes first, because the push grows; see allow_writes.
-  redis.call('LTRIM', DEAD_LETTERS, 0, most_letters - 2)
+  allow_writes()
   redis.call('LPUSH', DEAD_LETTERS, cjson.encode(letter))
+  redis.call('LTRIM', DEAD_LETTERS, 0, most_letters - 1)
 end
