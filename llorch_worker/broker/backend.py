@@ -12,6 +12,7 @@ from typing import Any
 from celery.backends.redis import RedisBackend, SentinelBackend
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.message import encode_json
 from llorch_worker.broker.results import decode_state, result_meta, terminal_event
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationResult, encode_event
@@ -35,7 +36,7 @@ class _OneEnd:
         for name, of_request in (("group_id", "group"), ("parent_id", "parent_id")):
             if related := getattr(request, of_request, None):
                 meta[name] = related
-        document = self.encode(meta)
+        document = encode_json(meta)
         end = result if isinstance(result, GenerationResult) else decode_state(document).end
         event = "" if end is None else encode_event(terminal_event(end))
         claim = HELD_CLAIMS.get(task_id)

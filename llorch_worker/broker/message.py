@@ -44,7 +44,7 @@ def write_message(
     )
     message: dict[str, Any] = {
         "headers": {ENQUEUED_AT: _TIME} | task.headers,
-        "body": base64.b64encode(dumps(task.body).encode()).decode(),
+        "body": base64.b64encode(encode_json(task.body)).decode(),
         "content-encoding": "utf-8",
         "content-type": "application/json",
         "properties": {
@@ -58,6 +58,14 @@ def write_message(
     }
     before, after = dumps(message).split(f'"{_TIME}"')
     return before, after
+
+
+def encode_json(value: Any) -> bytes:
+    """``value`` in kombu's JSON, as UTF-8. Only lone surrogates are escaped.
+
+    Escapes for all other characters would take up to three times the memory in Redis.
+    """
+    return bytes(dumps(value, ensure_ascii=False).encode(errors="backslashreplace"))
 
 
 def read_envelope(raw: bytes, decode_body: Callable[[Any, Any], Any]) -> dict[str, Any] | None:

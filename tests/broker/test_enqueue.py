@@ -158,7 +158,10 @@ def test_a_job_arrives_as_it_was_written(
     jobs = [producer.submit(request) for _ in range(2)]
     for raw, job in zip(reversed(producer.redis.lrange(to.list_key, 0, -1)), jobs, strict=True):
         message = json.loads(raw)
-        arguments, arrived, _ = json.loads(base64.b64decode(message["body"]))
+        body = base64.b64decode(message["body"]).decode()
+        for character in "üé🙂":
+            assert (character in body) == (character in str(fields))
+        arguments, arrived, _ = json.loads(body)
         assert arguments == []
         assert arrived == {**json.loads(json.dumps(request.wire())), "model": "toy"}
         assert GenerationRequest(**arrived) == request.model_copy(update={"model": "toy"})

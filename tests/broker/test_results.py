@@ -4,9 +4,12 @@ import json
 from typing import Any
 
 import pytest
+import redis
+from celery import Celery
 from kombu.utils.json import dumps
 from pydantic import ValidationError
 
+from llorch_worker.broker import keys
 from llorch_worker.broker.results import decode_state, terminal_event
 from llorch_worker.contract import (
     Cancelled,
@@ -21,6 +24,8 @@ from llorch_worker.contract import (
     Timings,
     Usage,
 )
+from llorch_worker.settings import Settings
+from tests.services import RedisServer
 
 RESULT = GenerationResult(
     id="a",
@@ -56,6 +61,23 @@ def test_a_result_comes_back_as_celery_stores_it() -> None:
     result = RESULT.model_copy(update={"metadata": {"é": [None, 2**70, {"🙂": "\u2028"}]}})
     assert decode_state(dumps({"status": "SUCCESS", "result": result})).end == result
     assert isinstance(terminal_event(result), Finished)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"), [("é🙂", "é🙂"), ("é\ud83d", "é\\ud83d")], ids=["whole", "half"]
+)
+def test_a_result_is_stored_without_escapes_that_utf8_does_not_need(
+    redis_server: RedisServer, store: redis.Redis, text: str, written: str
+) -> None:
+    backend = f"llorch_worker.broker.backend:ResultBackend+{redis_server.url}"
+    app = Celery(backend=backend, set_as_current=False)
+    app.settings = Settings(redis_url=redis_server.url)
+    app.backend.store_result("a", {"hostname": text}, "STARTED")
+    document = store.get(keys.result("a"))
+    assert isinstance(document, str)
+    assert f'"{written}"' in document
+    assert decode_state(document).worker == text
+    app.close()
 
 
 def test_an_invalid_stored_result_is_refused_with_the_field() -> None:
