@@ -60,7 +60,8 @@ def _setting_option(name: str) -> Any:
     option = option_of(name)
     if field.annotation is bool:
         option = f"{option}/--no-{option.removeprefix('--')}"
-    metavar = {Path: "PATH", Literal: "TYPE"}.get(get_origin(field.annotation) or field.annotation)
+    kind = get_origin(field.annotation) or field.annotation
+    metavar = "URL" if name == "redis_url" else {Path: "PATH", Literal: "TYPE"}.get(kind)
     # typer's own note on the variable, from envvar=, is too wide for 80 columns.
     help = f"{field.description} env var: ``LLORCH_{name.upper()}``"
     return typer.Option(option, metavar=metavar, help=help)

@@ -41,7 +41,7 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     assignment = assign_device(settings.device, settings.device_locks)
     from llorch_worker.engine.memory.load_plan import plan_load  # loads torch
 
-    # A model that cannot load gives one sentence, before Celery begins to log.
+    # A model that does not fit gives one sentence, before Celery begins to log.
     options = settings.engine_options | {"device": assignment.device}
     plan_load(settings.model, **options).require_fit()
     screen = Screen(as_json=as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -219,9 +220,8 @@ class EngineCore:
         return TokenLogprobs(id=token_id, text=text, logprob=row.chosen, top=top)
 
     def _apply_deadlines(self, now_s: float) -> None:
-        for generation in tuple(self._with_deadline):
-            if generation.done or generation.deadline_s is None or generation.deadline_s > now_s:
-                continue
+        due = [g for g in self._with_deadline if not g.done and _deadline_s(g) <= now_s]
+        for generation in sorted(due, key=_deadline_s):
             for sequence in generation.sequences:
                 if sequence.finish_reason is None:
                     self.scheduler.finish(sequence)
@@ -283,3 +283,7 @@ class EngineCore:
 
     def _active(self) -> tuple[Generation, ...]:
         return tuple(dict.fromkeys(self._generations.values()))
+
+
+def _deadline_s(generation: Generation) -> float:
+    return math.inf if generation.deadline_s is None else generation.deadline_s

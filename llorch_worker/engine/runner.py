@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
@@ -154,7 +155,7 @@ class Runner:
         )
 
 
-def _block_tables(lists: Items[list[int]]) -> Integers:
+def _block_tables(lists: Items[array[int]]) -> Integers:
     """[sequences, widest] int64: the block ids of each sequence, padded with 0."""
     tables = np.zeros((len(lists), max(map(len, lists))), np.int64)
     for row, blocks in enumerate(lists):
@@ -177,18 +178,18 @@ def pack(arrays: Items[Integers], *, pinned: bool) -> torch.Tensor:
     """All numbers in one row, each array at an aligned place."""
     whole = torch.zeros(sum(map(_room, arrays)), dtype=torch.int64, device="cpu", pin_memory=pinned)
     row, at = whole.numpy(), 0
-    for array in arrays:
-        row[at : at + array.size] = array.ravel()
-        at += _room(array)
+    for numbers in arrays:
+        row[at : at + numbers.size] = numbers.ravel()
+        at += _room(numbers)
     return whole
 
 
 def unpack(whole: torch.Tensor, arrays: Items[Integers]) -> list[torch.Tensor]:
     """The arrays in what ``pack`` made of them, as views in their shapes."""
     views, at = [], 0
-    for array in arrays:
-        views.append(whole[at : at + array.size].view(array.shape))
-        at += _room(array)
+    for numbers in arrays:
+        views.append(whole[at : at + numbers.size].view(numbers.shape))
+        at += _room(numbers)
     return views
 
 

@@ -144,8 +144,9 @@ class Scheduler:
 
         Returns None unless the step is certain, whatever the tokens of ``plan`` are: every running
         sequence decodes in ``plan`` and samples plainly, no sequence may start, and there are
-        blocks for all. Sequences that reach ``max_tokens`` with ``plan`` are left out. A sequence
-        that ends in it for another reason is not: its extra token is discarded.
+        blocks for all. If blocks run short, some sequences keep their next one early. Sequences
+        that reach ``max_tokens`` with ``plan`` are left out. A sequence that ends in it for another
+        reason is not: its extra token is discarded.
         """
         going = [c.sequence for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
         if plan.prefills or len(going) < len(self._running) or not all(s.plain for s in going):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Ids
 from enum import Enum
 
@@ -80,7 +81,8 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.finish_reason: FinishReason | None = None
         self.computed = 0
-        self.blocks: list[int] = []
+        self.blocks = array("q")
+        """Ids of its KV blocks; numpy copies an array of integers at once, which each step does."""
         self.reserved_blocks = 0
         """Blocks that are kept free for the rest of its prefill."""
         self.cached_tokens = 0
@@ -118,7 +120,7 @@ class Sequence:
         """Keeps only the ids: all of them are pending again."""
         self.most_computed = max(self.most_computed, self.computed)
         self.computed = 0
-        self.blocks = []
+        self.blocks = array("q")
         self.reserved_blocks = 0
 
     def append(self, token_id: int) -> None:
