@@ -1,4 +1,4 @@
-"""What a job's event stream carries: ``started``, ``tokens``*, then one terminal event."""
+"""The events of a job's stream: ``started``, ``tokens``*, then one terminal event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How benchmarks print: their JSON document, or provenance, headings and tables."""
+"""The output of benchmarks: a JSON document, or provenance, headings and tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Cell: TypeAlias = Union[str, float, "Text", None]
 def print_figures(
     screen: Screen, figures: Shown, lay_out: Callable[[Shown], Iterable[RenderableType]]
 ) -> None:
-    """Print the figures as JSON, or where they come from and what ``lay_out`` makes of them."""
+    """Print the figures as JSON, or their provenance and the layout that ``lay_out`` yields."""
     from rich.text import Text
 
     if screen.as_json:
@@ -42,7 +42,7 @@ def title(text: str) -> Text:
 
 
 def remark(text: str) -> Text:
-    """Something that could not be measured, or not as asked."""
+    """A line about something that could not be measured, or not as requested."""
     from rich.text import Text
 
     return Text(text, "yellow")
@@ -51,7 +51,7 @@ def remark(text: str) -> Text:
 def table(
     columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Cell]], *, words: int = 1
 ) -> Table:
-    """``columns``: titles, and how their numbers are formatted. The first ``words`` hold words.
+    """``columns``: titles and number formats. The first ``words`` columns hold words.
 
     A column without any value, such as the spread of a single pass, is left out.
     """
@@ -68,7 +68,7 @@ def table(
 
 
 def shown(cell: Cell, form: str) -> str | Text | None:
-    """A number as ``form`` says; anything else as it is."""
+    """A number in the format ``form``; any other value unchanged."""
     return format(cell, form) if isinstance(cell, int | float) else cell
 
 

@@ -1,4 +1,4 @@
-"""``llorch bench startup``: how long until a model is ready, and what it then holds."""
+"""``llorch bench startup``: the time until a model is ready, and its memory."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def startup(
 ) -> None:
     """Measure how long a model takes from its file to its first token.
 
-    The yardstick is one thread reading the file from the disk, and writing once to as much new
-    memory as the model then holds. A load that overlaps the two can beat their sum. The system's
-    copy of the file is dropped before each. Every load and write runs in its own process; its time
+    The yardstick is one thread that reads the file from disk and writes once to as much new memory
+    as the model holds. A load that overlaps the two can beat their sum. The file is dropped from
+    the page cache before each read and load. Every load and write runs in its own process; its time
     begins when torch is imported.
     """
     screen = Screen(as_json=as_json)
@@ -69,7 +69,7 @@ def _lay_out(figures: StartupFigures) -> Iterator[RenderableType]:
     if figures.resident_bytes is not None:
         apart = figures.resident_bytes / figures.foretold_bytes - 1
         yield (
-            f"resident when ready {human_bytes(figures.resident_bytes)}, foretold "
+            f"resident when ready {human_bytes(figures.resident_bytes)}, predicted "
             f"{human_bytes(figures.foretold_bytes)} ({apart:+.1%})"
         )
     yield from map(remark, figures.notes)
