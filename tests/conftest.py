@@ -1,4 +1,4 @@
-"""Fixtures that every room shares: the models that lie beside the checkout, and the demo model."""
+"""Fixtures that all tests share: models, a Redis, a worker, a client."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from tests.services import RedisServer, WorkerProcess
 
 if not Path("/dev/nvidiactl").exists():
-    # Triton decides at its first import, and any room's libraries may be the first to import it.
+    # Triton reads this at its first import, which any test may cause.
     os.environ["TRITON_INTERPRET"] = "1"
 
-# Tests assert no timings: a busy machine must not fail a property.
+# A busy machine must not fail a property.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
@@ -33,19 +33,19 @@ SHARED_MODELS = REPOSITORY.parent / "shared" / "models"
 def _shared(name: str) -> Path:
     path = SHARED_MODELS / name
     if not path.exists():
-        pytest.skip(f"needs the shared test model {name}, which is not beside this checkout")
+        pytest.skip(f"needs the test model {name} in {SHARED_MODELS}")
     return path
 
 
 @pytest.fixture(scope="session")
 def stories260k() -> Path:
-    """A real trained model of 260K parameters: f32.gguf, q8_0.gguf, q4_0.gguf, hf/."""
+    """A trained model with 260K parameters: f32.gguf, q8_0.gguf, q4_0.gguf, hf/."""
     return _shared("stories260K")
 
 
 @pytest.fixture(scope="session")
 def random256() -> Path:
-    """Random weights, one GGUF file a block type."""
+    """Random weights: one GGUF file for each block type."""
     return _shared("random256")
 
 
@@ -57,7 +57,7 @@ def llama2_vocab() -> Path:
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
-    """The model that the package ships."""
+    """The model that is part of the package."""
     return REPOSITORY / "llorch_worker" / "assets" / "demo.gguf"
 
 
@@ -75,10 +75,10 @@ LLAMA_METADATA: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def write_gguf() -> Callable[..., Path]:
-    """Writes a random two-block Llama as GGUF, or whatever metadata and tensors make of it.
+    """Writes a random two-block Llama as GGUF.
 
     ``write_gguf(path, metadata={...}, tensors={...})``: both override the defaults key by key,
-    and None leaves a key out; a tensor may be an array or (bytes as uint8 array, block type).
+    and None removes a key. A tensor is an array, or a uint8 array of blocks with its block type.
     """
     import gguf
     import numpy as np
@@ -135,7 +135,7 @@ def write_gguf() -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def redis_server() -> Iterator[RedisServer]:
-    """A real redis-server for one test module, on a port of its own."""
+    """A redis-server for one test module."""
     from tests.services import own_redis
 
     with own_redis() as server:
@@ -146,7 +146,7 @@ def redis_server() -> Iterator[RedisServer]:
 def toy_worker(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WorkerProcess]:
-    """A real worker process around the toy engine: model ``toy``, four jobs at once, 5 ms steps."""
+    """A worker process with the toy engine: model ``toy``, four jobs at once, 5 ms steps."""
     from tests.services import running_worker
 
     folder = tmp_path_factory.mktemp("toy")
@@ -158,7 +158,7 @@ def toy_worker(
 
 @pytest.fixture
 def own_server() -> Iterator[RedisServer]:
-    """A redis-server for one test alone, which may halt it: the data is there again afterwards."""
+    """A redis-server for one test, which may halt and restart it without losing its data."""
     from tests.services import own_redis
 
     with own_redis(append_only=True) as server:
@@ -167,7 +167,7 @@ def own_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def own_worker(own_server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
-    """A toy worker on ``own_server``, which the test may end: two jobs at once, 5 ms steps."""
+    """A toy worker on ``own_server``, which the test may stop: two jobs at once, 5 ms steps."""
     from tests.services import running_worker
 
     with running_worker(
@@ -187,7 +187,7 @@ def own_client(own_server: RedisServer) -> Iterator[Client]:
 
 @pytest.fixture
 def make_latch(tmp_path: Path) -> Iterator[Callable[[str], Latch]]:
-    """What jobs of the toy engine wait for, by name; all are open when the test has ended."""
+    """Makes latches by name, for jobs of the toy engine; all open when the test ends."""
     from tests.latch import Latch
 
     with ExitStack() as latches:
@@ -196,7 +196,7 @@ def make_latch(tmp_path: Path) -> Iterator[Callable[[str], Latch]]:
 
 @pytest.fixture
 def latch(make_latch: Callable[[str], Latch]) -> Latch:
-    """The one of a test that needs no second."""
+    """The latch of a test that needs only one."""
     return make_latch("latch")
 
 
@@ -204,7 +204,7 @@ def latch(make_latch: Callable[[str], Latch]) -> Latch:
 def story_worker(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, stories260k: Path
 ) -> Iterator[WorkerProcess]:
-    """A real worker process around the real engine: model ``stories``, sixteen jobs at once."""
+    """A worker process with the real engine: model ``stories``, sixteen jobs at once."""
     from tests.services import REAL_APP, running_worker
 
     folder = tmp_path_factory.mktemp("stories")
@@ -230,13 +230,13 @@ def client(redis_server: RedisServer) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def stock(redis_server: RedisServer) -> Iterator[Celery]:
-    """A Celery app on ``redis_server`` that knows nothing of us."""
+    """A plain Celery app on ``redis_server``, without this package."""
     import gc
 
     from celery import Celery
 
     app = Celery("stock", broker=redis_server.url, backend=redis_server.url, set_as_current=False)
     yield app
-    # A forgotten AsyncResult unsubscribes when it is collected; Redis must still be there then.
+    # An AsyncResult unsubscribes when it is collected, so collect while Redis still runs.
     gc.collect()
     app.close()

@@ -1,4 +1,4 @@
-"""What jobs of the toy engine wait for, so that they last as long as their test needs them to."""
+"""A latch holds jobs of the toy engine for as long as a test needs them to run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tests.waiting import wait_until
 
 
 class Latch:
-    """A file at ``path``: toy jobs with its prompt stop in their midst until :meth:`open`.
+    """Toy jobs with its prompt stop midway until a file exists at ``path``.
 
-    As a context it is open in the end, so that a test that fails leaves no job waiting.
+    As a context manager it opens on exit, so a failing test leaves no job waiting.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,17 +24,17 @@ class Latch:
         self.open()
 
     def prompt(self, after: int = 1) -> str:
-        """Of a job that stops after so many tokens."""
+        """The prompt of a job that stops after ``after`` tokens."""
         return f"wait {after} {self._path}"
 
     def open(self) -> None:
-        """Lets all of them run on, now and from here on."""
+        """Lets all present and future jobs run on."""
         self._path.touch()
 
     def ended(self) -> int:
-        """How many of them have ended in an engine, whether or not Redis knows."""
+        """How many of the jobs an engine has ended, whether or not Redis knows."""
         return len(list(self._path.parent.glob(f"{self._path.name}.ended-*")))
 
     def wait_ended(self, jobs: int) -> None:
-        """Until so many have."""
+        """Waits until an engine has ended ``jobs`` of them."""
         wait_until(lambda: self.ended() == jobs, what=f"{jobs} jobs to end in the engine")

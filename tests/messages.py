@@ -1,4 +1,4 @@
-"""Messages as kombu puts them on a list, made by hand."""
+"""Builds messages as kombu puts them on a list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GOOD_BODY: list[Any] = [[], {"prompt": "x", "max_tokens": 1}, {}]
 
 
 def envelope(body: Any, /, *, headers: Any = None, **changes: Any) -> dict[str, Any]:
-    """A message as kombu puts it on the list; ``changes`` replace its parts."""
+    """A message with ``body``; ``changes`` replace its parts."""
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     return {
         "body": base64.b64encode(text).decode(),

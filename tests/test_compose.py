@@ -1,4 +1,4 @@
-"""The compose file and the image keep what a deployment needs."""
+"""The compose file and the image provide what a deployment needs."""
 
 from __future__ import annotations
 

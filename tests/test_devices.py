@@ -1,4 +1,4 @@
-"""Which of the cards that the driver lists are a process' to take."""
+"""Which cards a process may take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CARDS = tuple(Card(i, uuid(i), "NVIDIA H200", 1, 2) for i in range(4))
         ("GPU-,1", []),
     ],
 )
-def test_cuda_visible_devices_is_read_as_cuda_reads_it(
+def test_cuda_visible_devices_selects_cards_as_in_cuda(
     visible: str | None, indices: list[int]
 ) -> None:
     assert [card.index for card in visible_cards(CARDS, visible)] == indices

@@ -1,4 +1,4 @@
-"""What a process reads from its environment."""
+"""Settings from the environment."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from llorch_worker.settings import Settings, default_model_name
         ("a:b@c.gguf", "a-b-c"),
     ],
 )
-def test_a_model_is_named_after_its_file_as_a_queue_can_be(path: str, name: str) -> None:
+def test_a_model_is_named_after_its_file_as_a_queue_allows(path: str, name: str) -> None:
     assert default_model_name(Path(path)) == name
 
 
-def test_an_empty_variable_counts_as_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.environ", {})
     unset = Settings()
     for name in Settings.model_fields:

@@ -1,4 +1,4 @@
-"""``celery -A tests.toy_app worker``: the whole worker around the toy engine."""
+"""``celery -A tests.toy_app worker``: the whole worker with the toy engine."""
 
 from __future__ import annotations
 

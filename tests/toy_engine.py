@@ -1,14 +1,18 @@
-"""A deterministic engine without a model, for tests of what lies around the engine.
+"""A deterministic engine without a model, for tests of the code around the engine.
 
-Each step gives every running generation one token; token ``i`` has the id ``i`` and the text
-``w<i> ``. ``TOY_STEP_MS`` is the length of a step, ``TOY_LOAD_S`` that of the load.
+Each step gives every running generation one token: token ``i`` has the text ``w<i> `` and the id
+:func:`token_id`. A step lasts ``TOY_STEP_MS``, loading lasts ``TOY_LOAD_S``. While the file that
+``TOY_MISPLACED`` names exists, the engine reports a misplaced tensor.
 
-Some prompts ask for faults: ``raise <name>`` raises that builtin exception in ``submit``, with the
-whole prompt as its message; ``die`` kills the process, ``die at <n>`` after n tokens; ``break``
-breaks the engine under that job, ``break once`` in the job's first attempt, ``break after`` once
-the job has ended; ``hang`` blocks the engine for ever in the job's first attempt. ``wait <n>
-<path>`` stops the job after n tokens until that file is there, and leaves ``<path>.ended-<id>``
-when it ends.
+Some prompts cause faults:
+
+- ``raise <name>`` raises that builtin exception in ``submit``, with the prompt as its message.
+- ``die`` kills the process; ``die at <n>`` does so after n tokens.
+- ``break`` breaks the engine; ``break once`` only in the job's first attempt; ``break after``
+  when the job has ended.
+- ``hang`` blocks the engine for ever in the job's first attempt.
+- ``wait <n> <path>`` stops the job after n tokens until that file exists, and leaves
+  ``<path>.ended-<id>`` when the job ends. See :class:`tests.latch.Latch`.
 """
 
 from __future__ import annotations
@@ -25,12 +29,8 @@ from typing import Any
 
 from llorch_worker.contract import Event, Failed, GenerationRequest, InternalError, Journal
 from tests.toy_generation import ToyGeneration
-from tests.toy_generation import token_id as token_id
 
 STEP_MS_VARIABLE = "TOY_STEP_MS"
-LOAD_S_VARIABLE = "TOY_LOAD_S"
-MISPLACED_VARIABLE = "TOY_MISPLACED"
-"""A file: while it is there, a tensor is not where it belongs."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ToyStats:
     prompt_tokens_total: int
     cached_tokens_total: int
     frozen_objects: int
-    """Of this process: what Python's garbage collector no longer looks at."""
+    """Objects that the process's garbage collector ignores."""
 
 
 class ToyEngine:
@@ -85,7 +85,7 @@ class ToyEngine:
         progress: Callable[[int, int], None] | None = None,
         **_: Any,
     ) -> ToyEngine:
-        steps = max(1, int(float(os.environ.get(LOAD_S_VARIABLE, "0")) * 100))
+        steps = max(1, int(float(os.environ.get("TOY_LOAD_S", "0")) * 100))
         for step in range(steps):
             time.sleep(0.01)
             if progress is not None:
@@ -148,7 +148,7 @@ class ToyEngine:
         )
 
     def misplaced_tensors(self) -> tuple[str, ...]:
-        path = os.environ.get(MISPLACED_VARIABLE)
+        path = os.environ.get("TOY_MISPLACED")
         return ("blocks.0.weight on cpu",) if path and Path(path).exists() else ()
 
     def warm_up(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A job in the toy engine: what it says at each step, and what its prompt makes it do."""
+"""A generation of the toy engine."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
 
 def token_id(seed: int | None, position: int) -> int:
-    """The id that a request with ``seed`` gets at ``position``: no two seeds share one."""
+    """The id of the token at ``position`` of a request with ``seed``; no two seeds share ids."""
     return ((seed or 0) << 16) + position
 
 
 class ToyGeneration:
+    """Emits tokens, and does what its prompt asks; see :mod:`tests.toy_engine`."""
+
     def __init__(
         self,
         engine: ToyEngine,
@@ -84,7 +86,7 @@ class ToyGeneration:
             threading.Timer(0.1, self._engine.fall_ill).start()
 
     def step(self) -> bool:
-        """One token; whether the generation goes on."""
+        """Emits one token; returns whether the generation goes on."""
         if self.cancelled:
             self.end(Cancelled("cancelled"), CancelledEvent())
             return False

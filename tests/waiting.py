@@ -1,4 +1,4 @@
-"""A wait for what comes when it comes, without services."""
+"""Waits for a condition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def wait_until(look: Callable[[], T], *, timeout_s: float = WAIT_TIMEOUT_S, what: str = "") -> T:
-    """What ``look`` returns, once that is true; fails the test when it takes too long."""
+    """Returns the first true value of ``look``; fails the test after ``timeout_s``."""
     give_up_s = time.monotonic() + timeout_s
     while True:
         found = look()

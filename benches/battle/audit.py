@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benches.battle.ledger import Entry, Job, Ledger, Result
-from tests.toy_engine import token_id
+from tests.toy_generation import token_id
 
 SUCCESS = "SUCCESS"
 TERMINAL_STATES = (SUCCESS, "FAILURE", "REVOKED")

@@ -26,7 +26,8 @@ from llorch_worker.contract import (
     Usage,
     encode_event,
 )
-from tests.toy_engine import STEP_MS_VARIABLE, token_id
+from tests.toy_engine import STEP_MS_VARIABLE
+from tests.toy_generation import token_id
 
 URL = os.environ["LLORCH_REDIS_URL"]
 VISIBILITY_TIMEOUT_S = 15

@@ -30,13 +30,13 @@ from llorch_worker.engine.device.graphs import DecodeGraphs, Recorder
 from llorch_worker.engine.device.queue import DeviceQueue
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.memory.load_plan import cache_shape
-from llorch_worker.engine.runner import ForwardModel, Runner
+from llorch_worker.engine.runner import Runner
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence as Running
 from llorch_worker.engine.stats import Counters
 from llorch_worker.kernels import select_sample
-from llorch_worker.model import Llama, RaggedBatch
+from llorch_worker.model import ForwardModel, Llama, RaggedBatch
 from llorch_worker.settings import KvDtype
 
 PREFILLS = 5

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from benches.peers.contestants.roster import PEERS
 from benches.peers.lengths import Lengths
-from llorch_worker.cli.bench.output import print_figures, remark, table, title
+from llorch_worker.cli.bench.output import print_figures
 from llorch_worker.cli.bench.parameters import PassesOption, SeedOption, parse_numbers
 from llorch_worker.cli.options import JsonOption, given_options, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.command_line import command_line, run
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import usage_error
-from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Dtype, Settings
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from benches.peers.measures import PeersFigures
-    from benches.peers.rows import BatchRow, JobsRow, Side
 
 MOST_SEQUENCES = 256
 MOST_TOKENS = 100_000
-WIDE_SPREAD = 0.25
-WIDE_MARK = "*"
 DEFAULT_PEERS = "llama.cpp,transformers,transformers-cb,llama-server"
 
 
@@ -124,7 +114,7 @@ def peers(
     )
     with terminable():
         figures = measure_peers(plan, lambda what: screen.note(f"measuring {what}"))
-    print_figures(screen, figures, _lay_out)
+    print_figures(screen, figures)
 
 
 def _chosen(names: str) -> tuple[str, ...]:
@@ -140,56 +130,6 @@ def _bounds(option: str, text: str) -> tuple[int, int]:
     if len(numbers) > 2 or numbers[0] > numbers[-1]:
         raise usage_error(f"{option} must be one number, or LEAST,MOST (got {text[:40]!r})")
     return numbers[0], numbers[-1]
-
-
-def _lay_out(figures: PeersFigures) -> Iterator[RenderableType]:
-    yield title(f"{figures.model.name}  ({', '.join(figures.file_types)})")
-    if figures.versions:
-        yield "  " + ", ".join(f"{name} {version}" for name, version in figures.versions.items())
-    for name, note in figures.notes.items():
-        yield f"  {name}: {note}"
-    passes = "of one pass"
-    if figures.passes > 1:
-        passes = f"medians of {figures.passes} passes, which alternate (spread)"
-    yield (
-        f"  tokens/s, {passes}; decodes of {figures.new_tokens} steps after "
-        f"{counted(figures.prompt_tokens, 'token')}\n"
-    )
-    measured = [row for row in figures.rows if row.kind != "skipped"]
-    if measured:
-        rows = [
-            (
-                _what(row),
-                row.peer,
-                _rate(row.ours),
-                _rate(row.theirs),
-                # A place for the mark on every line keeps the figures in their column.
-                f"{row.ratio:.2f}{WIDE_MARK if _is_wide(row) else ' '}",
-            )
-            for row in measured
-        ]
-        titles = ("", "peer", "llorch", "peer's", "llorch/peer")
-        yield table([(each, "") for each in titles], rows, words=2)
-    if any(map(_is_wide, measured)):
-        yield f"{WIDE_MARK} passes spread by more than {WIDE_SPREAD:.0%}: a rough ratio"
-    for row in figures.rows:
-        if row.kind == "skipped":
-            yield remark(f"{row.peer}, {row.what}: skipped: {row.reason}")
-
-
-def _what(row: BatchRow | JobsRow) -> str:
-    if row.kind == "jobs":
-        return counted(row.jobs, "job")
-    return f"prefill {row.prompt_tokens}" if row.kind == "prefill" else f"decode x{row.sequences}"
-
-
-def _rate(side: Side) -> str:
-    spread = "" if side.spread is None else f" ({side.spread:.0%})"
-    return f"{side.tokens_per_s:,.1f}{spread}"
-
-
-def _is_wide(row: BatchRow | JobsRow) -> bool:
-    return max(row.ours.spread or 0, row.theirs.spread or 0) > WIDE_SPREAD
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ from benches.peers.contestants.roster import (
     llama_server,
     require_installed,
 )
-from benches.peers.rows import BatchRow, JobsRow, Side, Skipped
+from benches.peers.figures import BatchRow, JobsRow, PeersFigures, Side, Skipped
 from benches.peers.services import JobService, LlamaServer, OurQueue, StockCelery
 from llorch_worker.bench.instruments.alternating import alternate
-from llorch_worker.bench.instruments.provenance import Figures, provenance
+from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.instruments.timed_load import Load
 from llorch_worker.bench.jobs.mixed_load import MixedLoad
 from llorch_worker.contract import GenerationRequest
@@ -40,26 +40,6 @@ from llorch_worker.weights.contents import file_bytes, tensor_types
 
 STOCK_PASSES = 1
 """Jobs run one at a time take so long that one pass is enough."""
-
-
-class PeersFigures(Figures):
-    """The document of ``python -m benches.peers --json``."""
-
-    model: Path
-    file_types: tuple[str, ...]
-    dtype: str
-    threads: int
-    prefill_tokens: int
-    prompt_tokens: int
-    new_tokens: int
-    passes: int
-    job_prompt_tokens: tuple[int, int]
-    job_new_tokens: tuple[int, int]
-    slots: int
-    versions: dict[str, str]
-    notes: dict[str, str]
-    """The settings of each peer."""
-    rows: tuple[BatchRow | JobsRow | Skipped, ...]
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from llorch_worker.cli.bench import parameters
-from llorch_worker.cli.bench.output import median_of, print_figures, table, title
+from llorch_worker.cli.bench.output import print_figures
 from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.command_line import command_line, run
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import usage_error
-from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from benches.scaling.measures import ScalingFigures
 
 MOST_QUEUED = 100_000
 MOST_TOKENS = 1_000_000
@@ -75,39 +68,7 @@ def scaling(
         screen.loading_bar(f"loading {settings.served_name}"),
         lambda what: screen.note(f"measuring {what}"),
     )
-    print_figures(screen, figures, _lay_out)
-
-
-def _lay_out(figures: ScalingFigures) -> Iterator[RenderableType]:
-    yield title(f"{figures.model} as {figures.dtype}; {median_of(figures.passes)}")
-    yield (
-        f"  queued requests: prompts of {counted(figures.prompt_tokens, 'token')}, "
-        f"{counted(figures.new_tokens, 'new one')}, "
-        f"{counted(figures.concurrency, 'sequence')} at once\n"
-    )
-    yield table(
-        [("queued", ","), ("tokens/s", ",.1f"), ("spread", ".1%"), ("cost of a token", "")],
-        [(row.queued, row.tokens_per_s, row.spread, f"{row.cost:.2f}x") for row in figures.queued],
-        words=0,
-    )
-    yield ""
-    rates = [
-        ("prefill, tokens/s", ",.1f"),
-        ("cost", ""),
-        ("decode, tokens/s", ",.1f"),
-        ("cost", ""),
-    ]
-    yield table(
-        [("context", ","), *rates],
-        [
-            (
-                *(row.context_tokens, row.prefill_tokens_per_s, f"{row.prefill_cost:.2f}x"),
-                *(row.decode_tokens_per_s, f"{row.decode_cost:.2f}x"),
-            )
-            for row in figures.contexts
-        ],
-        words=0,
-    )
+    print_figures(screen, figures)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 
+from rich.console import RenderableType
+
 from llorch_worker.bench.instruments.loaded_engine import LoadedEngine, engine_for
 from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
 from llorch_worker.bench.instruments.timed_load import Load, Pass, run_pass
+from llorch_worker.bench.tables import median_of, table, title
 from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
 
@@ -50,6 +53,37 @@ class ScalingFigures(Figures):
     passes: int
     queued: tuple[QueuedRow, ...]
     contexts: tuple[ContextRow, ...]
+
+    def parts(self) -> Iterator[RenderableType]:
+        yield title(f"{self.model} as {self.dtype}; {median_of(self.passes)}")
+        yield (
+            f"  queued requests: prompts of {counted(self.prompt_tokens, 'token')}, "
+            f"{counted(self.new_tokens, 'new one')}, "
+            f"{counted(self.concurrency, 'sequence')} at once\n"
+        )
+        yield table(
+            [("queued", ","), ("tokens/s", ",.1f"), ("spread", ".1%"), ("cost of a token", "")],
+            [(row.queued, row.tokens_per_s, row.spread, f"{row.cost:.2f}x") for row in self.queued],
+            words=0,
+        )
+        yield ""
+        rates = [
+            ("prefill, tokens/s", ",.1f"),
+            ("cost", ""),
+            ("decode, tokens/s", ",.1f"),
+            ("cost", ""),
+        ]
+        yield table(
+            [("context", ","), *rates],
+            [
+                (
+                    *(row.context_tokens, row.prefill_tokens_per_s, f"{row.prefill_cost:.2f}x"),
+                    *(row.decode_tokens_per_s, f"{row.decode_cost:.2f}x"),
+                )
+                for row in self.contexts
+            ],
+            words=0,
+        )
 
 
 @dataclass(frozen=True)

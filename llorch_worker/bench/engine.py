@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import fmean, median
-from typing import Literal
 
 import torch
 
+from llorch_worker.bench.engine_figures import EngineFigures, Row, Skipped
 from llorch_worker.bench.instruments.ceilings import Ceilings, measure_ceilings
 from llorch_worker.bench.instruments.loaded_engine import LoadedEngine, engine_for
 from llorch_worker.bench.instruments.model_costs import decode_step_bytes, prefill_flops
-from llorch_worker.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
-from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
+from llorch_worker.bench.instruments.percentiles import percentiles_ms, spread_of
+from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.instruments.timed_load import Load, Pass, run_pass
 from llorch_worker.contract.quantities import counted
 from llorch_worker.engine import Engine
@@ -25,67 +25,6 @@ from llorch_worker.weights.contents import file_bytes, stored_numbers, tensor_ty
 
 WARM_UP_TOKENS = 2
 """Enough to run the shapes of prefill and of decode once."""
-
-
-class Row(Frozen):
-    """The figures for one concurrency. Rates are medians over the passes; percentiles cover all
-    passes together. A figure that could not be measured is None, and ``notes`` says why."""
-
-    kind: Literal["measured"] = "measured"
-    concurrency: int
-    warm_up_s: float
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float | None
-    total_tokens_per_s: float
-    """Prompt and generated tokens, from the start to the last token."""
-    total_spread: float | None
-    """Largest minus smallest total of the passes, as a share of the median; None for one pass."""
-    first_token_ms: Percentiles
-    """All requests arrive at once, so each waits for its neighbours' prefill."""
-    between_tokens_ms: Percentiles | None
-    decode_read_bytes_per_s: float | None
-    decode_read_share: float | None
-    prefill_flops_per_s: float
-    prefill_flops_share: float | None
-    outside_model_share: float | None
-    """The share of a decode step in which no forward pass runs."""
-    kv_peak_bytes: int
-    kv_peak_share: float
-    """Share of all KV blocks."""
-    preemptions: int
-    notes: tuple[str, ...]
-
-
-class Skipped(Frozen):
-    """A concurrency that was not measured, and why."""
-
-    kind: Literal["skipped"] = "skipped"
-    concurrency: int
-    reason: str
-
-
-class EngineFigures(Figures):
-    """The document of ``llorch bench engine --json``."""
-
-    model: Path
-    file_types: tuple[str, ...]
-    file_bytes: int
-    parameters: int
-    device: str
-    dtype: str
-    prompt_tokens: int
-    new_tokens: int
-    temperature: float
-    passes: int
-    load_s: float
-    ceilings: Ceilings
-    weight_bytes: int
-    kv_bytes: int
-    rows: tuple[Row | Skipped, ...]
-    peak_memory_bytes: int | None
-    """Peak resident memory of this process over all rows; None if the system does not report it."""
-    peak_device_memory_bytes: int | None
-    """Peak memory that torch allocated on the card."""
 
 
 @dataclass(frozen=True)

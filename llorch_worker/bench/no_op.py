@@ -17,7 +17,8 @@ from llorch_worker.bench.instruments.percentiles import percentiles_ms, spread_o
 from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.jobs.sandbox import Sandbox, suspended
 from llorch_worker.bench.jobs.stock_no_op import NO_OP_TASK, REDIS_VARIABLE, stock_app
-from llorch_worker.bench.queue import NoOpFigures, Plan, QueueFigures, Rates
+from llorch_worker.bench.queue import Plan
+from llorch_worker.bench.queue_figures import NoOpFigures, QueueFigures, Rates
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.client import Client

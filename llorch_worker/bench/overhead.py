@@ -7,13 +7,17 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from rich.console import RenderableType
+
 from llorch_worker.bench.instruments.loaded_engine import engine_for, own_context
 from llorch_worker.bench.instruments.no_op_engine import NoOpModel, no_op_engine
 from llorch_worker.bench.instruments.percentiles import Percentiles, percentiles_ms
 from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
 from llorch_worker.bench.instruments.timed_load import DecodePhase, Load, run_pass
 from llorch_worker.bench.instruments.watched_model import WatchedModel
+from llorch_worker.bench.tables import table, title
 from llorch_worker.contract.command_errors import CommandError, usage_error
+from llorch_worker.contract.quantities import counted
 from llorch_worker.engine import Engine
 from llorch_worker.settings import DEFAULT_MAX_STEP_TOKENS, Settings
 
@@ -55,6 +59,23 @@ class OverheadFigures(Figures):
 
     sequences: int
     rows: tuple[OverheadRow, ...]
+
+    def parts(self) -> Iterator[RenderableType]:
+        yield title(f"A decode step of {counted(self.sequences, 'sequence')} outside the model")
+        yield table(
+            [
+                *(("model", ""), ("vocabulary", ","), ("sampling", ""), ("ms p50", ".3f")),
+                *(("p95", ".3f"), ("p99", ".3f"), ("mean", ".3f"), ("of a step", ".1%")),
+            ],
+            [
+                (
+                    *(row.model, row.vocab_size, row.sampling),
+                    *(*row.outside_model_ms.in_order, row.outside_model_mean_ms, row.share),
+                )
+                for row in self.rows
+            ],
+            words=3,
+        )
 
 
 def measure_overhead(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Final, Literal
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
 
 from llorch_worker.bench.instruments.flamegraph import Flamegraph
 from llorch_worker.bench.instruments.loaded_engine import LoadedEngine, engine_for
@@ -14,7 +18,9 @@ from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenan
 from llorch_worker.bench.instruments.ranges import Component, Ranges, forward_range
 from llorch_worker.bench.instruments.step_times import StepTimes, recording, step_times
 from llorch_worker.bench.instruments.timed_load import Load, Pass, run_pass
+from llorch_worker.bench.tables import remark, table, title
 from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.contract.quantities import counted
 from llorch_worker.model import Llama
 from llorch_worker.settings import Settings
 from llorch_worker.weights.contents import tensor_types
@@ -34,6 +40,7 @@ MATRICES_AND_ATTENTION: Final = frozenset(
 CRITICAL_SHARE: Final = 0.10
 MODERATE_SHARE: Final = 0.05
 Verdict = Literal["critical", "moderate", "minor"]
+STYLES: Final[dict[Verdict, str]] = {"critical": "bold red", "moderate": "yellow", "minor": "dim"}
 
 
 class ComponentShare(Frozen):
@@ -64,6 +71,36 @@ class PhaseProfile(Frozen):
     refactor_bound: float
     """How many times faster steps would be if that share cost nothing (Amdahl)."""
 
+    def parts(self) -> Iterator[RenderableType]:
+        critical = [each.component for each in self.components if each.verdict == "critical"]
+        yield title(
+            f"\n{self.phase}: {counted(self.steps, 'step')} of {self.step_ms:,.2f} ms "
+            f"({self.plain_step_ms:,.2f} ms without the profiler)"
+        )
+        yield Padding(f"above 10%: {', '.join(critical) or 'nothing'}", (0, 0, 0, 2))
+        yield table(
+            [
+                ("part", ""),
+                ("share", ".1%"),
+                ("ms a step", ",.3f"),
+                ("calls", ",.0f"),
+                ("verdict", ""),
+            ],
+            [
+                (
+                    *(each.component.value, each.share, each.ms_per_step),
+                    *(each.calls_per_step or None, Text(each.verdict, STYLES[each.verdict])),
+                )
+                for each in self.components
+            ],
+        )
+        yield Text(
+            f"  {self.in_python_share:.1%} of the time outside torch's operators; "
+            f"{self.elsewhere_share:.1%} outside matrix products\n  and attention: without that, "
+            f"a step would be {self.refactor_bound:.2f} times as fast",
+            "dim",
+        )
+
 
 class ProfileFigures(Figures):
     """The document of ``llorch bench profile --json``."""
@@ -79,6 +116,19 @@ class ProfileFigures(Figures):
     phases: tuple[PhaseProfile, ...]
     notes: tuple[str, ...]
     flamegraph: Path | None
+
+    def parts(self) -> Iterator[RenderableType]:
+        yield title(f"{self.model}  ({', '.join(self.file_types)})")
+        yield (
+            f"  computed in {self.dtype} on {self.device}; "
+            f"{counted(self.concurrency, 'prompt')} of {counted(self.prompt_tokens, 'token')}, "
+            f"{counted(self.new_tokens, 'new one')} each"
+        )
+        for phase in self.phases:
+            yield from phase.parts()
+        yield from map(remark, self.notes)
+        if self.flamegraph is not None:
+            yield f"flamegraph in {self.flamegraph}"
 
 
 def measure_profile(

@@ -12,17 +12,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from statistics import median
 from typing import Protocol
 
+import psutil
+import torch
+
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.bench.instruments.loaded_engine import own_context
-from llorch_worker.bench.instruments.percentiles import Percentiles, percentiles_ms, spread_of
-from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
+from llorch_worker.bench.instruments.percentiles import percentiles_ms, spread_of
+from llorch_worker.bench.instruments.processor_time import ProcessorTime
+from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.jobs.client_load import QueuedPass, Throughput, engine_s, run_queued
 from llorch_worker.bench.jobs.mixed_load import MixedLoad
 from llorch_worker.bench.jobs.sandbox import Sandbox
+from llorch_worker.bench.queue_figures import LoadRow, QueueFigures, SingleJobs, Way
 from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest, GenerationResult
 from llorch_worker.contract.command_errors import CommandError, usage_error
@@ -35,77 +39,6 @@ from llorch_worker.worker.main import worker_hostname
 SINGLE_PROMPT_TOKENS = 16
 SINGLE_NEW_TOKENS = 8
 """Tokens of the jobs that are timed one at a time."""
-
-
-class Way(Frozen):
-    """One way of running a load; medians over the passes."""
-
-    jobs_per_s: float
-    tokens_per_s: float
-    """Generated tokens."""
-    spread: float | None
-    """Largest minus smallest ``tokens_per_s``, as a share of the median; None for one pass."""
-
-
-class LoadRow(Frozen):
-    """One number of jobs, all submitted at once."""
-
-    jobs: int
-    straight: Way
-    queued: Way
-    share: float
-    """Tokens a second through Redis, as a share of the engine's."""
-    delivery_ms: Percentiles
-    """The time of a job through Redis that is neither waiting nor computing: from the call of
-    ``submit`` to the queue, and from the last token to the result at the client."""
-
-
-class SingleJobs(Frozen):
-    """Jobs one at a time: from submit to result, less the engine's own time on the job."""
-
-    straight_ms: Percentiles
-    queued_ms: Percentiles
-    added_p50_ms: float
-    added_p95_ms: float
-
-
-class Rates(Frozen):
-    """Jobs a second, medians over the passes."""
-
-    sent_per_s: float
-    """Jobs a second sent by one producer."""
-    run_per_s: float
-    """Jobs a second run by one worker, from a full queue to the last stored result."""
-    spread: float | None
-    """Largest minus smallest ``run_per_s``, as a share of the median; None for one pass."""
-
-
-class NoOpFigures(Frozen):
-    """Jobs that do nothing: one worker each on the same Redis, with as many threads."""
-
-    jobs: int
-    concurrency: int
-    ours: Rates
-    stock: Rates
-    ratio: float
-    """Our jobs a second as a multiple of stock Celery's."""
-    ours_alone_ms: Percentiles
-    stock_alone_ms: Percentiles
-    """From a job's submission to its result at the producer, one job at a time."""
-
-
-class QueueFigures(Figures):
-    """The document of ``llorch bench queue --json``; with --no-op, ``no_op`` alone is measured."""
-
-    model: Path | None = None
-    dtype: str | None = None
-    concurrency: int
-    prompt_tokens: tuple[int, int]
-    new_tokens: tuple[int, int]
-    passes: int
-    rows: tuple[LoadRow, ...] = ()
-    single: SingleJobs | None = None
-    no_op: NoOpFigures | None = None
 
 
 @dataclass(frozen=True)
@@ -192,16 +125,25 @@ def checked_settings(plan: Plan) -> Settings:
     return settings
 
 
+@dataclass(frozen=True)
+class _Queued:
+    ran: QueuedPass
+    beside_model: float
+    """As :attr:`LoadRow.beside_model`."""
+
+
 class _Passes:
     """A loaded engine and a worker with the same model, and loads for both."""
 
     def __init__(self, engine: Engine, client: Client, seed: int) -> None:
         self._engine = engine
         self._client = client
+        # The worker has as many. They are its busiest threads.
+        self._model_threads = torch.get_num_threads() if engine.stats().device == "cpu" else 1
         # Each pass has its own prompts, because both engines cache prefixes.
         self._seeds = count(seed)
 
-    def both_ways(self, load: MixedLoad, passes: int) -> list[tuple[Throughput, QueuedPass]]:
+    def both_ways(self, load: MixedLoad, passes: int) -> list[tuple[Throughput, _Queued]]:
         """Passes straight and through the queue, alternately."""
         works = (self._requests(load) for _ in range(passes))
         return alternate(self._straight, self._queued, works)
@@ -234,9 +176,12 @@ class _Passes:
             wall_s = time.perf_counter() - began_s
         return Throughput(len(results), sum(each.usage.completion for each in results), wall_s)
 
-    def _queued(self, requests: list[GenerationRequest]) -> QueuedPass:
+    def _queued(self, requests: list[GenerationRequest]) -> _Queued:
         url = self._client.settings.redis_url
-        return asyncio.run(run_queued(url, self._engine.model_name, requests))
+        before = ProcessorTime.now()
+        ran = asyncio.run(run_queued(url, self._engine.model_name, requests))
+        beside_s = ProcessorTime.now().since_s(before, without_busiest=self._model_threads)
+        return _Queued(ran, beside_s / ran.wall_s / psutil.cpu_count())
 
 
 class _Submitted(Protocol):
@@ -251,14 +196,15 @@ def _outside_s(
     return time.perf_counter() - began_s - engine_s(result)
 
 
-def _row(jobs: int, pairs: list[tuple[Throughput, QueuedPass]]) -> LoadRow:
+def _row(jobs: int, pairs: list[tuple[Throughput, _Queued]]) -> LoadRow:
     return LoadRow(
         jobs=jobs,
         straight=_way([straight for straight, _ in pairs]),
-        queued=_way([queued for _, queued in pairs]),
+        queued=_way([queued.ran for _, queued in pairs]),
         # Per pair, because its two passes have the same jobs.
-        share=median(queued.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
-        delivery_ms=percentiles_ms([s for _, queued in pairs for s in queued.delivery_s]),
+        share=median(queued.ran.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
+        beside_model=median(queued.beside_model for _, queued in pairs),
+        delivery_ms=percentiles_ms([s for _, queued in pairs for s in queued.ran.delivery_s]),
     )
 
 

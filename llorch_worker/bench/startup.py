@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
+from rich.console import RenderableType
 
 from llorch_worker.bench.instruments.disk import bytes_from_disk, drop_cached, read_s
 from llorch_worker.bench.instruments.fresh_load import FreshLoad, load_afresh, write_afresh
 from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
+from llorch_worker.bench.tables import median_of, remark, table, title
 from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.settings import Settings
 from llorch_worker.weights.contents import file_bytes
@@ -59,6 +62,35 @@ class StartupFigures(Figures):
     """Resident memory of the process that loaded; None on a card, which holds the model itself."""
     foretold_bytes: int
     notes: tuple[str, ...]
+
+    def parts(self) -> Iterator[RenderableType]:
+        yield title(f"{self.model} as {self.dtype} on {self.device}")
+        yield (
+            f"  {counted(self.max_sequences, 'sequence')} of up to {self.max_context:,} "
+            f"tokens; {median_of(self.passes)}; reads, writes and loads alternate\n"
+        )
+        spans = [("read the file, one thread", human_bytes(self.file_bytes), self.read)]
+        yardstick = "the read takes"
+        if self.write is not None:
+            held = human_bytes(self.held_bytes)
+            spans.append(("write once what the model holds", held, self.write))
+            yardstick = "read and write take together"
+        spans.append(("load and first token", "", self.ready))
+        yield table(
+            [("", ""), ("bytes", ""), ("s", ".3g"), ("spread", ".0%")],
+            [(label, size, span.median_s, span.spread) for label, size, span in spans],
+        )
+        yield (
+            f"\nready in {self.ratio:.2f} times what {yardstick}; the first token is "
+            f"{self.first_token_s:.2g} s of the load"
+        )
+        if self.resident_bytes is not None:
+            apart = self.resident_bytes / self.foretold_bytes - 1
+            yield (
+                f"resident when ready {human_bytes(self.resident_bytes)}, predicted "
+                f"{human_bytes(self.foretold_bytes)} ({apart:+.1%})"
+            )
+        yield from map(remark, self.notes)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,24 +16,17 @@ from llorch_worker.engine.device.queue import DeviceQueue, Pending, device_queue
 from llorch_worker.engine.sampling.sampler import Chosen, Draw, Sampled, Sampler
 from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.model import RaggedBatch
+from llorch_worker.model import ForwardModel, RaggedBatch
 
 Integers = npt.NDArray[np.int64]
 
 _ALIGNED = 2
-"""Integers in the 16 bytes that kernels load at once: each uploaded array begins at a multiple."""
-
-
-class ForwardModel(Protocol):
-    """A model for the runner; :class:`llorch_worker.model.Llama` is one."""
-
-    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
-        """Logits [rows, vocab] float32 for ``batch.logits_rows``."""
+"""Integers in the 16 bytes that kernels load at once; uploaded arrays begin at multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The sequences that were due a token, and what was sampled for each, row by row."""
+    """The sequences that were due a token, and the samples for them, row by row."""
 
     sequences: tuple[Sequence, ...]
     sampled: Sampled
@@ -92,7 +84,7 @@ class Runner:
         return self._queue.overlaps
 
     def launch(self, chunks: Items[Chunk], after: Launch | None = None) -> Launch:
-        """Starts to compute the chunks and to sample for those that reach the last known token.
+        """Starts computing the chunks, and sampling for those that reach the last known token.
 
         With ``after``, each chunk is the token that this earlier step chooses for its sequence.
         """
@@ -136,7 +128,7 @@ class Runner:
         ends = query.cumsum()
         tables = _block_tables([chunk.sequence.blocks for chunk in chunks])
         if int(ends[-1]) == count:
-            # Decodes only: one token a sequence.
+            # Decodes only: one token per sequence.
             if after is None:
                 ids = np.array([chunk.sequence.token_ids[chunk.start] for chunk in chunks])
             else:
@@ -173,8 +165,9 @@ def _block_tables(lists: Items[list[int]]) -> Integers:
 def upload(arrays: Items[Integers], device: torch.device) -> list[torch.Tensor]:
     """``arrays`` as int64 tensors on ``device``; on the CPU they share the arrays' memory.
 
-    Elsewhere they are views of one tensor, so that one copy moves them all: a small copy costs the
-    host about as much as a kernel launch. From pinned memory the host does not wait for it.
+    Elsewhere they are views of one tensor, so that one copy moves them all, because a small copy
+    costs the host about as much as a kernel launch. The host does not wait for a copy from pinned
+    memory.
     """
     if device.type == "cpu":
         return [torch.from_numpy(array.astype(np.int64, copy=False)) for array in arrays]
@@ -182,7 +175,7 @@ def upload(arrays: Items[Integers], device: torch.device) -> list[torch.Tensor]:
 
 
 def pack(arrays: Items[Integers], *, pinned: bool) -> torch.Tensor:
-    """All numbers in one row, each array at an aligned place."""
+    """All numbers in one row, each array at an aligned offset."""
     whole = torch.zeros(sum(map(_room, arrays)), dtype=torch.int64, device="cpu", pin_memory=pinned)
     row, at = whole.numpy(), 0
     for array in arrays:
@@ -192,7 +185,7 @@ def pack(arrays: Items[Integers], *, pinned: bool) -> torch.Tensor:
 
 
 def unpack(whole: torch.Tensor, arrays: Items[Integers]) -> list[torch.Tensor]:
-    """The arrays in what ``pack`` made of them, as views in their shapes."""
+    """The arrays that ``pack`` packed, as views in their shapes."""
     views, at = [], 0
     for array in arrays:
         views.append(whole[at : at + array.size].view(array.shape))

@@ -83,7 +83,7 @@ class SequenceBlocks:
         return True
 
     def publish(self, sequence: Sequence) -> None:
-        """Lets others find the full blocks that were computed. Their step must have succeeded."""
+        """Lets other sequences find the full, computed blocks. Their step must have succeeded."""
         prefix, size = sequence.prefix, self._block_size
         if sequence.computed < (prefix.depth + 1) * size or not self._in_tree(sequence):
             return

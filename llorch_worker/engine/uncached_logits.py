@@ -8,8 +8,7 @@ import torch
 
 from llorch_worker.cache import BlockPool, PagedKV, UnifiedCache
 from llorch_worker.contract import Fault, InvalidRequest
-from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.model import RaggedBatch
+from llorch_worker.model import ForwardModel, RaggedBatch
 
 
 def check_token_ids(token_ids: list[int], max_context: int, vocab_size: int) -> None:

@@ -75,7 +75,7 @@ def native_kernels_load() -> bool:
 
 
 def native_absence() -> str | None:
-    """Why this machine has no native kernels for the CPU; None if it has them.
+    """The reason why this machine has no native kernels for the CPU, or None.
 
     The first call may compile.
     """

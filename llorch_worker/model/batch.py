@@ -1,10 +1,13 @@
-"""The input of one forward pass: all new tokens of all sequences in one row, without padding."""
+"""One forward pass: its input, all new tokens of all sequences in one row, and what computes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+
+from llorch_worker.cache import UnifiedCache
 
 
 @dataclass(frozen=True)
@@ -32,3 +35,10 @@ class RaggedBatch:
     device_contexts: torch.Tensor | None = None
     """[sequences], the context lengths of decodes that are recorded once and replayed;
     ``context_lengths`` are then upper bounds."""
+
+
+class ForwardModel(Protocol):
+    """What computes a batch; :class:`llorch_worker.model.Llama` does."""
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        """Logits [rows, vocab] float32 for ``batch.logits_rows``."""

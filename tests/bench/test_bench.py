@@ -1,4 +1,4 @@
-"""``llorch bench`` prints what it measured, says where, and skips what it cannot measure."""
+"""``llorch bench`` prints its figures and their origin, and says what it could not measure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ def numbers(value: Any) -> list[float]:
     return [value] if isinstance(value, int | float) else []
 
 
-@pytest.fixture(scope="module")
-def engine_document() -> Any:
-    measured = ("bench", "engine", "--model", "demo", *QUICK, "--concurrency", "1,3", "--json")
-    ran = run(*measured, fresh=True)
+def measured(command: str, *options: str, **variables: str) -> Any:
+    """The document of ``llorch bench <command>`` with the demo model, in a fresh process."""
+    ran = run("bench", command, "--model", "demo", *options, "--json", fresh=True, **variables)
     assert (ran.code, ran.err) == (0, ""), ran
     return ran.json
+
+
+@pytest.fixture(scope="module")
+def engine_document() -> Any:
+    # The cache is as large as the load needs, whatever a worker may keep.
+    return measured("engine", *QUICK, "--concurrency", "1,3", LLORCH_KV_CACHE_BYTES="1000")
 
 
 def test_every_figure_of_the_engine_is_measured(engine_document: Any) -> None:
@@ -37,30 +42,22 @@ def test_every_figure_of_the_engine_is_measured(engine_document: Any) -> None:
         assert (row["kind"], row["preemptions"]) == ("measured", 0)
         assert not [note for note in row["notes"] if "no decode" in note]
         assert None not in row.values()
-        zeros = {"preemptions"}
-        assert all(n > 0 for key in row.keys() - zeros for n in numbers(row[key])), row
-        shares = ("decode_read_share", "prefill_flops_share", "outside_model_share")
-        assert all(row[share] > 0 for share in shares)
+        assert all(n > 0 for key in row.keys() - {"preemptions"} for n in numbers(row[key])), row
         assert row["outside_model_share"] < 1
         latency = row["first_token_ms"]
         assert latency["p50"] <= latency["p95"] <= latency["p99"]
         assert latency["samples"] == 2 * row["concurrency"]
         assert row["between_tokens_ms"]["samples"] == 2 * 11 * row["concurrency"]
+    # 40 + 12 tokens, of which the last is never in the cache: 4 blocks of 16.
+    assert three["kv_peak_bytes"] == 3 * single["kv_peak_bytes"]
+    assert three["kv_peak_share"] == pytest.approx(12 / 15)
     assert all(n > 0 for n in numbers(engine_document["ceilings"]))
     assert engine_document["peak_memory_bytes"] > engine_document["weight_bytes"] > 0
 
 
-def test_the_kv_cache_holds_what_the_load_needs(engine_document: Any) -> None:
-    single, three = engine_document["rows"]
-    # 40 + 12 tokens, of which the last is never in the cache: 4 blocks of 16.
-    assert three["kv_peak_bytes"] == 3 * single["kv_peak_bytes"]
-    assert three["kv_peak_share"] == pytest.approx(12 / 15)
-
-
-def test_figures_tell_where_they_come_from(engine_document: Any) -> None:
+def test_figures_name_command_machine_and_versions(engine_document: Any) -> None:
     origin = engine_document["provenance"]
-    options = " ".join(QUICK)
-    command = f"llorch bench engine --model demo {options} --concurrency 1,3 --json"
+    command = f"llorch bench engine --model demo {' '.join(QUICK)} --concurrency 1,3 --json"
     assert (origin["command"], origin["threads"], origin["seed"]) == (command, 1, 0)
     assert origin["environment"]["OMP_NUM_THREADS"] == "1"
     assert origin["versions"].keys() >= {"llorch-worker", "python", "torch"}
@@ -68,31 +65,33 @@ def test_figures_tell_where_they_come_from(engine_document: Any) -> None:
     assert origin["machine"]["processor"]
 
 
-def test_a_person_reads_the_table_in_80_columns() -> None:
-    ran = run("bench", "engine", "--model", "demo", *QUICK, "--concurrency", "1,2,3,4")
+@pytest.mark.parametrize(
+    ("command", "labels"),
+    [
+        (
+            ("engine", *QUICK, "--passes", "1", "--concurrency", "1,2,3,4"),
+            ("prefill, tokens/s", "decode, tokens/s", "first token p50, ms", "KV cache"),
+        ),
+        (("profile", *QUICK[:4]), ("prefill: ", "decode: ", "  above 10%: ")),
+        (("startup", "--passes", "1"), ("write once what the model", "load and first token")),
+    ],
+)
+def test_tables_fit_80_columns(command: tuple[str, ...], labels: tuple[str, ...]) -> None:
+    ran = run("bench", *command, "--model", "demo")
     assert ran.code == 0, ran
-    lines = ran.out.splitlines()
-    command = f"llorch bench engine --model demo {' '.join(QUICK)} --concurrency 1,2,3,4"
-    assert lines[0].startswith("$ ")
-    assert lines[0].endswith(command)
-    for label in ("prefill, tokens/s", "decode, tokens/s", "first token p50, ms", "KV cache"):
-        (line,) = [line for line in lines if line.startswith(label)]
-        assert len(line) <= 80
-        assert len(line.removeprefix(label).split()) >= 4
-    assert sum(line.startswith("  spread of passes") for line in lines) == 1
+    origin, *lines = ran.out.splitlines()
+    assert origin.startswith("$ ")
+    assert origin.endswith(f"llorch bench {' '.join(command)} --model demo")
+    for label in labels:
+        assert [line for line in lines if line.startswith(label)], label
+    assert max(map(len, lines[4:])) <= 80
+    assert "spread" not in ran.out, "one pass has none"
 
 
-def test_one_pass_shows_no_spread() -> None:
-    ran = run("bench", "engine", "--model", "demo", *QUICK, "--passes", "1", "--concurrency", "1")
-    assert ran.code == 0, ran
-    assert "; one pass after a warm-up" in ran.out
-    assert "spread" not in ran.out
-
-
-def test_what_cannot_be_measured_is_left_out_with_the_reason() -> None:
+def test_figures_that_cannot_be_measured_are_null_with_the_reason() -> None:
     ran = run(
         "bench", "engine", "--model", "demo", "--prompt-tokens", "40", "--new-tokens", "1",
-        "--passes", "1", "--concurrency", "2", "--json",
+        "--passes", "1", "--concurrency", "2", "--json", LLORCH_KV_CACHE_BYTES=str(10**15),
     )  # fmt: skip
     (row,) = ran.json["rows"]
     assert row["prefill_tokens_per_s"] > 0
@@ -103,21 +102,8 @@ def test_what_cannot_be_measured_is_left_out_with_the_reason() -> None:
     assert "raise --new-tokens" in row["notes"][0]
 
 
-def test_the_kv_cache_is_as_large_as_the_load_needs_whatever_a_worker_may_keep() -> None:
-    for allowed in ("1000", str(10**15)):
-        ran = run(
-            "bench", "engine", "--model", "demo", *QUICK, "--concurrency", "2", "--json",
-            LLORCH_KV_CACHE_BYTES=allowed,
-        )  # fmt: skip
-        assert ran.code == 0, ran
-        assert ran.json["rows"][0]["preemptions"] == 0
-
-
 def test_overhead_is_a_share_of_a_real_models_step() -> None:
-    measured = ("bench", "overhead", "--model", "demo", "--steps", "10", "--concurrency", "4")
-    ran = run(*measured, "--json", fresh=True)
-    assert (ran.code, ran.err) == (0, ""), ran
-    rows = ran.json["rows"]
+    rows = measured("overhead", "--steps", "10", "--concurrency", "4")["rows"]
     kinds = len(SAMPLINGS)
     assert [row["model"] for row in rows] == ["no-op"] * 2 * kinds + ["demo"] * kinds
     assert {row["vocab_size"] for row in rows if row["model"] == "no-op"} == {512, 32000}
@@ -128,14 +114,27 @@ def test_overhead_is_a_share_of_a_real_models_step() -> None:
         assert (row["share"] is None) == (row["model"] == "no-op")
 
 
-@pytest.mark.parametrize("command", ["engine", "overhead", "queue", "startup"])
-def test_a_model_that_is_not_there_is_one_sentence(command: str) -> None:
+@pytest.mark.parametrize("command", ["engine", "overhead", "profile", "queue", "startup"])
+def test_a_missing_model_is_one_sentence(command: str) -> None:
     said = sentence(run("bench", command, "--model", "/nowhere/model.gguf"), 1)
     assert "/nowhere/model.gguf does not exist; give a .gguf file" in said
 
 
-def test_a_load_beyond_the_context_is_refused_before_the_model_loads() -> None:
-    said = sentence(run("bench", "engine", "--model", "demo", "--prompt-tokens", "999999"), 2)
-    assert "prompts of 999999 tokens and 32 new ones exceed the model's context" in said
-    said = sentence(run("bench", "overhead", "--model", "demo", "--steps", "600"), 2)
-    assert said.endswith("and the model's own is 512; lower --steps or --concurrency")
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (
+            ("engine", "--prompt-tokens", "999999"),
+            "prompts of 999999 tokens and 32 new ones exceed the model's context",
+        ),
+        (
+            ("overhead", "--steps", "600"),
+            "and the model's own is 512; lower --steps or --concurrency",
+        ),
+        (("queue", "--prompt-tokens", "9999"), "exceed the model's context"),
+    ],
+)
+def test_a_load_beyond_the_context_is_refused_before_the_model_loads(
+    command: tuple[str, ...], reason: str
+) -> None:
+    assert reason in sentence(run("bench", *command, "--model", "demo"), 2)

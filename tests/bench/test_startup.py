@@ -1,4 +1,4 @@
-"""``llorch bench startup`` measures a load beside what no load can do without."""
+"""``llorch bench startup`` measures a load beside the reading and writing that it needs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,16 @@ from llorch_worker.bench.instruments.fresh_load import load_afresh
 from llorch_worker.bench.startup import from_disk_notes
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import DEMO_MODEL, Settings
+from tests.bench.test_bench import measured
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
 
-ONCE = ("--passes", "1", "--threads", "1")
 SHARED_MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture(scope="module")
 def document() -> Any:
-    ran = run(
-        "bench", "startup", "--model", "demo", *ONCE,
-        "--max-context", "64", "--json", fresh=True,
-    )  # fmt: skip
-    assert (ran.code, ran.err) == (0, ""), ran
-    return ran.json
+    return measured("startup", "--passes", "1", "--threads", "1", "--max-context", "64")
 
 
 def test_a_load_is_measured_beside_its_reading_and_writing(document: Any) -> None:
@@ -41,26 +36,16 @@ def test_a_load_is_measured_beside_its_reading_and_writing(document: Any) -> Non
     assert document["provenance"]["threads"] == 1
 
 
-def test_what_is_written_and_foretold_is_what_the_model_holds(document: Any) -> None:
+def test_written_and_foretold_bytes_grow_with_what_the_model_holds(document: Any) -> None:
     larger = load_afresh(Settings(model=DEMO_MODEL, max_context=512), threads=1)
     more = larger.held_bytes - document["held_bytes"]
     assert more > 2**20
-    # Beside the cache, a step's workspace grows with the context.
+    # A step's workspace grows with the context, as the cache does.
     assert larger.foretold_bytes - document["foretold_bytes"] >= 0.9 * more
 
 
-def test_a_person_reads_the_table_in_80_columns() -> None:
-    ran = run("bench", "startup", "--model", "demo", *ONCE)
-    assert ran.code == 0, ran
-    for label in ("read the file, one", "write once what the model", "load and first token"):
-        (line,) = [line for line in ran.out.splitlines() if line.startswith(label)]
-        assert len(line) <= 80
-    assert "times what read and write take together" in ran.out
-    assert "spread" not in ran.out
-
-
 @pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="needs a file system in memory")
-def test_a_file_that_no_disk_holds_is_told(tmp_path: Path) -> None:
+def test_a_file_that_no_disk_holds_is_noted(tmp_path: Path) -> None:
     folder = SHARED_MEMORY / f"llorch-{tmp_path.parent.name}-{tmp_path.name}"
     folder.mkdir()
     try:
@@ -84,8 +69,8 @@ def test_a_model_that_does_not_fit_is_not_loaded() -> None:
     assert "measuring" not in ran.err
 
 
-def test_a_load_that_fails_is_told_in_its_own_words() -> None:
-    # What fits when it is looked at and no more when it is loaded.
+def test_a_failed_load_is_reported_in_its_own_words() -> None:
+    # As if memory had filled up between the plan and the load.
     settings = Settings(model=DEMO_MODEL, kv_cache_bytes=10**15)
     with pytest.raises(CommandError, match="the load failed: kv_cache_bytes asks for"):
         load_afresh(settings, threads=1)

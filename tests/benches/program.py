@@ -8,12 +8,12 @@ import sys
 from tests.cli.command import REPOSITORY, Ran, environment
 
 
-def run_program(module: str, *arguments: str) -> Ran:
+def run_program(module: str, *arguments: str, **variables: str) -> Ran:
     """``python -m <module> <arguments>`` in the repository."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=REPOSITORY,
-        env=environment(),
+        env=environment(**variables),
         capture_output=True,
         text=True,
         check=False,

@@ -9,7 +9,7 @@ import pytest
 
 from benches.battle.battle import Terms, fight
 from benches.battle.contestant import Contestant, ours, stock
-from benches.battle.ledger import Entry, Job, Ledger, Result
+from benches.battle.ledger import Job, Ledger
 from benches.battle.watch import ResultWatcher, StreamReader
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
@@ -30,6 +30,7 @@ def test_a_battle_without_a_kill_breaks_no_promise(contestant: Contestant, tmp_p
     assert outcome.findings.jobs > 0
     assert outcome.findings.taken_over == 0
     assert outcome.unexpected_exits == ()
+    assert (tmp_path / "ledger.sqlite").stat().st_size > 0
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
@@ -63,13 +64,3 @@ def test_the_readers_see_every_entry_and_every_result() -> None:
         assert ledger.withdrawn_count() == 1
         assert len(ledger.entries("job")) == 3
         watcher.stop()
-
-
-def test_a_ledger_on_disk_outlives_the_harness(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    ledger = Ledger(path)
-    ledger.sent(Job("job", 1, 2, 3.0))
-    ledger.entry("job", Entry("1-0", 4.0, "{}"))
-    ledger.result("job", Result(5.0, "{}"))
-    ledger.close()
-    assert path.stat().st_size > 0

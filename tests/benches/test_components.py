@@ -1,13 +1,12 @@
-"""``make bench``: the components run and agree with their plain formulas, at a small size each."""
+"""``make bench``: the components run and agree with their plain formulas, each at a small size."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.benches.program import run_program
+from tests.services import REPOSITORY
+
 COMPONENTS = REPOSITORY / "benches/components"
 SMALL = (
     "bfloat16-8] or tiny-1-modules or tiny-8-flat or warm-128-unified or greedy-peaked "
@@ -16,17 +15,8 @@ SMALL = (
 
 
 def test_the_components_run_and_agree_with_their_formulas() -> None:
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", str(COMPONENTS), "--benchmark-disable"),
-            *("-k", SMALL, "-v", "-p", "no:cacheprovider"),
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout
-    ran_files = set(re.findall(r"(bench_\w+\.py)::\S+ (?:PASSED|SKIPPED)", ran.stdout))
-    assert ran_files == {path.name for path in COMPONENTS.glob("bench_*.py")}
+    options = ("--benchmark-disable", "-k", SMALL, "-v", "-p", "no:cacheprovider")
+    ran = run_program("pytest", str(COMPONENTS), *options)
+    assert ran.code == 0, ran.out
+    files = set(re.findall(r"(bench_\w+\.py)::\S+ (?:PASSED|SKIPPED)", ran.out))
+    assert files == {path.name for path in COMPONENTS.glob("bench_*.py")}

@@ -1,9 +1,11 @@
-"""Steps of the GPU benchmark: the engine's own, at the contexts that are asked for."""
+"""The GPU benchmark runs the engine's own steps at the requested contexts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,41 +17,61 @@ from benches.gpu.measures import Bench
 from benches.gpu.roofline import matrix_bytes
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import InternalError
-from llorch_worker.model import Llama, RaggedBatch
+from llorch_worker.model import RaggedBatch
 from tests.benches.tiny_llama import CPU, RATES, tiny_llama
 from tests.engine.lazy_queue import LazyQueue
 from tests.engine.recording import Recorder
 
 
-def tiny_bench(*cases: Case, model: Any = None, queue: Any = None, recorder: Any = None) -> Bench:
+@pytest.fixture(autouse=True)
+def _inference_mode() -> Iterator[None]:
     with torch.inference_mode():
-        return Bench(
-            model or tiny_llama(),
-            RATES,
-            weights="bf16",
-            cases=cases,
-            longest=max(case.context for case in cases),
-            kv_dtype="auto",
-            device=CPU,
-            recorder=recorder or Recorder(),
-            queue=queue,
-        )
+        yield
+
+
+def ignore(batch: RaggedBatch) -> None: ...
+
+
+class Watched:
+    """A tiny model that calls ``before_step`` with each batch."""
+
+    def __init__(self, before_step: Callable[[RaggedBatch], None] = ignore) -> None:
+        self.model = tiny_llama()
+        self.before_step = before_step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        self.before_step(batch)
+        return self.model.forward(batch, cache)
+
+
+def tiny_bench(*cases: Case, model: Any = None, queue: Any = None, recorder: Any = None) -> Bench:
+    return Bench(
+        model or tiny_llama(),
+        RATES,
+        weights="bf16",
+        cases=cases,
+        longest=max(case.context for case in cases),
+        kv_dtype="auto",
+        device=CPU,
+        recorder=recorder or Recorder(),
+        queue=queue,
+    )
 
 
 def test_steps_are_launched_two_deep_as_the_engine_does() -> None:
     queue = LazyQueue()
     case = Case(3, 40)
-    with torch.inference_mode():
-        tiny_bench(case, queue=queue).decode(case, graphs=False)
-    assert queue.most_unread == 2
-    assert queue.unread == 0
+    tiny_bench(case, queue=queue).decode(case, graphs=False)
+    assert (queue.most_unread, queue.unread) == (2, 0)
 
 
-def test_the_middle_of_the_timed_steps_holds_the_context_that_was_asked_for() -> None:
+def test_the_middle_timed_step_has_the_requested_context() -> None:
     lengths: list[tuple[int, ...]] = []
-    model = Noting(tiny_llama(), lengths)
-    with torch.inference_mode():
-        figures = tiny_bench(Case(2, 40), model=model).decode(Case(2, 40), graphs=False)
+    model = Watched(lambda batch: lengths.append(batch.context_lengths))
+    figures = tiny_bench(Case(2, 40), model=model).decode(Case(2, 40), graphs=False)
     decodes = lengths[-4 - STEPS :]  # no profiler runs on a CPU
     assert len(decodes) == 4 + STEPS
     assert decodes[4 + STEPS // 2] == (40, 40)
@@ -60,83 +82,49 @@ def test_the_middle_of_the_timed_steps_holds_the_context_that_was_asked_for() ->
     assert figures.idle_share is None
 
 
-class Noting:
-    """A model that notes the contexts of its steps."""
-
-    def __init__(self, model: Llama, lengths: list[tuple[int, ...]]) -> None:
-        self.model = model
-        self._lengths = lengths
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
-        self._lengths.append(batch.context_lengths)
-        return self.model.forward(batch, cache)
-
-
-def test_graphs_are_replayed_where_they_are_asked_for_and_else_not() -> None:
+def test_graphs_are_replayed_only_on_request() -> None:
     recorder = Recorder()
     case = Case(3, 40)
     bench = tiny_bench(case, Case(1, 20), recorder=recorder)
-    with torch.inference_mode():
-        assert bench.decode(case, graphs=False).tokens_per_s > 0
-        assert recorder.replayed == 0
-        assert bench.decode(case, graphs=True).tokens_per_s > 0
-        assert recorder.replayed == 4 + STEPS
-        assert bench.decode(Case(1, 20), graphs=True).context_tokens == 20
-        assert bench.prefill(20).tokens_per_s > 0
+    assert bench.decode(case, graphs=False).tokens_per_s > 0
+    assert recorder.replayed == 0
+    assert bench.decode(case, graphs=True).tokens_per_s > 0
+    assert recorder.replayed == 4 + STEPS
+    assert bench.decode(Case(1, 20), graphs=True).context_tokens == 20
+    assert bench.prefill(20).tokens_per_s > 0
 
 
 def test_a_step_that_fails_fails_its_measure_and_not_the_next() -> None:
-    lengths: list[tuple[int, ...]] = []
-    model = Noting(tiny_llama(), lengths)
-    case = Case(2, 40)
-    bench = tiny_bench(case, model=model)
-    working, model.model = model.model, Broken()  # type: ignore[assignment]
-    with torch.inference_mode():
-        with pytest.raises(InternalError, match="the engine step failed"):
-            bench.decode(case, graphs=False)
-        with pytest.raises(InternalError, match="the engine step failed"):
-            bench.prefill(20)
-        model.model = working
-        assert bench.decode(case, graphs=False).batch == 2
-
-
-class Broken:
-    def __getattr__(self, name: str) -> Any:
-        return getattr(tiny_llama(), name)
-
-    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+    def fail(batch: RaggedBatch) -> None:
         raise RuntimeError("a kernel does not compile")
 
-
-def test_a_batch_that_memory_does_not_hold_is_not_measured_as_if_it_were_whole() -> None:
-    model = Noting(tiny_llama(), [])
+    model = Watched()
     case = Case(2, 40)
     bench = tiny_bench(case, model=model)
-    model.model = Full(model.model)  # type: ignore[assignment]
-    with torch.inference_mode(), pytest.raises(RuntimeError, match="no memory for a step"):
+    model.before_step = fail
+    with pytest.raises(InternalError, match="the engine step failed"):
+        bench.decode(case, graphs=False)
+    with pytest.raises(InternalError, match="the engine step failed"):
+        bench.prefill(20)
+    model.before_step = ignore
+    assert bench.decode(case, graphs=False).batch == 2
+
+
+def test_a_batch_that_memory_holds_only_in_part_is_not_measured() -> None:
+    def only_one(batch: RaggedBatch) -> None:
+        if len(batch.query_lengths) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = Watched()
+    case = Case(2, 40)
+    bench = tiny_bench(case, model=model)
+    model.before_step = only_one
+    with pytest.raises(RuntimeError, match="no memory for a step"):
         bench.decode(case, graphs=False)
 
 
-class Full:
-    """Has memory for steps of one sequence."""
-
-    def __init__(self, model: Llama) -> None:
-        self.model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
-        if len(batch.query_lengths) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return self.model.forward(batch, cache)
-
-
 def test_a_context_shorter_than_the_warm_up_is_refused() -> None:
-    with torch.inference_mode(), pytest.raises(ValueError, match="a context of 10 tokens"):
+    with pytest.raises(ValueError, match="a context of 10 tokens"):
         tiny_bench(Case(1, 20)).decode(Case(1, 10), graphs=False)
 
 
@@ -150,26 +138,18 @@ def test_a_card_works_in_the_kernels_and_copies_that_the_profiler_saw(
             is_user_annotation=annotated,
         )
 
-    happened: list[str] = []
+    calls = Mock()
+    calls.profile.return_value = calls
     events = [event("CPU", 0, 9), event("CUDA", 1, 2), event("CUDA", 0, 8, True)]
-    trace = SimpleNamespace(
-        start=lambda: happened.append("start"),
-        stop=lambda: happened.append("stop"),
-        events=lambda: events,
-    )
-    monkeypatch.setattr(device_trace, "profile", lambda activities: trace)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: happened.append("wait"))
-    spans = device_trace.device_spans(lambda: happened.append("work"), torch.device("cuda:0"))
-    assert spans == [(1, 2)]
-    assert happened == ["start", "work", "wait", "stop"]
-
-
-def test_without_a_profiler_nothing_is_known_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(activities: Any) -> None:
-        raise AssertionError("No activities specified for the profiler")
-
-    monkeypatch.setattr(device_trace, "profile", refused)
-    assert device_trace.device_spans(lambda: None, torch.device("cuda:0")) == []
+    calls.events.return_value = events
+    monkeypatch.setattr(device_trace, "profile", calls.profile)
+    monkeypatch.setattr(torch.cuda, "synchronize", calls.wait)
+    card = torch.device("cuda:0")
+    assert device_trace.device_spans(calls.work, card) == [(1, 2)]
+    order = [name for name, _, _ in calls.mock_calls]
+    assert order == ["profile", "start", "work", "wait", "stop", "events"]
+    calls.profile.side_effect = AssertionError("No activities specified for the profiler")
+    assert device_trace.device_spans(calls.work, card) == [], "nothing is known without a profiler"
 
 
 def test_idle_is_what_no_kernel_covers() -> None:

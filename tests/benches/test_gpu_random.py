@@ -11,13 +11,9 @@ from benches.gpu.random_weights import NAMES, RandomWeights
 from benches.gpu.roofline import decode_work, matrix_bytes, prefill_flops
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.memory.load_plan import cache_shape
-from llorch_worker.model import Llama, RaggedBatch
+from llorch_worker.model import RaggedBatch
 from llorch_worker.settings import KvDtype
 from tests.benches.tiny_llama import CPU, TINY, tiny_llama
-
-
-def norm_and_embedding_bytes(model: Llama) -> int:
-    return (2 * len(model.blocks) + 1) * 32 * 4 + 50 * 32 * 4
 
 
 @pytest.mark.parametrize("weights", NAMES)
@@ -30,7 +26,8 @@ def test_a_random_model_computes_and_counts_its_bytes(weights: str) -> None:
     logits = model.forward(batch, cache)
     assert logits.shape == (1, 50)
     assert bool(logits.isfinite().all())
-    assert matrix_bytes(model) == model.weight_bytes - norm_and_embedding_bytes(model)
+    norms_and_embedding = (2 * len(model.blocks) + 1) * 32 * 4 + 50 * 32 * 4
+    assert matrix_bytes(model) == model.weight_bytes - norms_and_embedding
 
 
 @pytest.mark.parametrize("weights", [name for name in NAMES if name not in ("bf16", "q4_k_m")])
@@ -55,7 +52,7 @@ def test_q4_k_m_keeps_six_bits_where_llama_cpp_does() -> None:
     assert tiny_llama("q4_k_m").output.weight_bytes > tiny_llama("q4_k").output.weight_bytes
 
 
-def test_a_7b_step_reads_what_is_known_of_it() -> None:
+def test_the_bytes_and_operations_of_7b_are_those_known() -> None:
     weights = 2 * (32 * (4 * 4096**2 + 3 * 4096 * 11008) + 4096 * 32000)
     work = decode_work(
         LLAMA_2_7B, batch=1, contexts=1000, matrix_bytes=weights, kv_token_bytes=2**19
@@ -63,9 +60,7 @@ def test_a_7b_step_reads_what_is_known_of_it() -> None:
     assert work.read_bytes == weights + 1000 * 2**19
     assert work.flops == weights + 4 * 32 * 4096 * 1000
     assert work.best_s(1e12, 1e15) == work.read_bytes / 1e12
-
-
-def test_a_prompt_attends_to_half_of_itself() -> None:
+    # A prompt attends to half of itself.
     short, long = (prefill_flops(LLAMA_2_7B, tokens=t) for t in (1000, 2000))
     attention = 4 * 32 * 4096 * (2000 * 2001 // 2 - 2 * (1000 * 1001 // 2))
     assert long - 2 * short == attention - 2 * 4096 * 32000

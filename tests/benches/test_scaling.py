@@ -1,4 +1,4 @@
-"""``python -m benches.scaling`` measures each size, and refuses sizes that cannot be."""
+"""``python -m benches.scaling`` measures each size and refuses impossible ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_each_size_has_its_cost_against_the_first() -> None:
     assert document["provenance"]["command"].startswith("python -m benches.scaling --model demo")
 
 
-def test_one_pass_shows_no_spread() -> None:
+def test_the_table_of_one_pass_has_no_spread() -> None:
     ran = run_program("benches.scaling", *QUICK)
     assert ran.code == 0, ran
     assert "queued  tokens/s  cost of a token" in ran.out

@@ -110,3 +110,16 @@ def test_a_job_without_attempts_left_is_logged_by_its_id(
     assert not take(store, lapsed)
     (line,) = caplog.messages
     assert line.startswith("job a is a dead letter: each of 1 attempts ended with the death")
+
+
+def test_a_claim_that_a_failover_forgot_cannot_write_beside_the_next_one(
+    store: redis.Redis,
+) -> None:
+    forgotten = take_one(store)
+    # A promoted replica, or an append-only file without its last second, knows no record of it.
+    store.delete(keys.job("a"), keys.LEASES)
+    next_one = take_one(store)
+    assert next_one.fence != forgotten.fence
+    assert claims.renew(store, [forgotten], lease_ms=1000) == ["a"]
+    assert not claims.hand_back(store, forgotten)
+    assert claims.end(store, next_one, TERMS)

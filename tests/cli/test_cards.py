@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,7 +17,7 @@ import pytest
 from llorch_worker.client import Client
 from tests.cli.command import Ran, Started, run
 from tests.fake_gpu.machine import SITE, Machine, card
-from tests.services import REPOSITORY, own_redis, wait_until
+from tests.services import REPOSITORY, RedisServer, wait_until
 
 HOST = socket.gethostname()
 GET_S = 60
@@ -30,10 +29,9 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url(own_server: RedisServer) -> str:
     """A Redis of its own: workers are named after cards, and all tests share one host."""
-    with own_redis() as server:
-        yield server.url
+    return own_server.url
 
 
 def variables(machine: Machine, **more: str) -> dict[str, str]:

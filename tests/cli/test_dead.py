@@ -17,9 +17,7 @@ from tests.messages import envelope
 from tests.services import (
     RedisServer,
     WorkerProcess,
-    own_redis,
     running_worker,
-    secret_free,
     wait_until,
 )
 
@@ -87,7 +85,8 @@ def test_a_dead_job_is_shown_and_its_retry_completes_it(
     document = run("dead", "show", dead_job.id, "--json")
     assert [claim["worker"] for claim in document.json["history"]] == ["w1@test"]
     for ran in (listed, shown, document):
-        assert secret_free(ran.out, SECRET, '"body"')
+        assert SECRET not in ran.out.lower()
+        assert '"body"' not in ran.out.lower()
     raw, body = run("dead", "show", dead_job.id, "--message").out.splitlines()
     assert json.loads(raw)["headers"]["id"] == dead_job.id
     assert json.loads(body)[1]["prompt"] == SECRET
@@ -148,11 +147,12 @@ def test_an_unknown_id_and_a_wrong_command_are_refused() -> None:
         assert run("dead", command, "nobody", "--all").code == 2
 
 
-def test_status_counts_a_suspect_as_queued_and_mentions_it() -> None:
-    with own_redis() as idle, Client(idle.url) as client:
-        card = ModelCard(name="toy", max_context=4096, last_seen=0)
-        client.redis.hset(keys.MODELS, "toy", card.model_dump_json())
-        client.redis.lpush(queues.suspects("toy"), "somebody's")
-        (model,) = run("status", "--json", "--redis", idle.url).json["models"]
-        assert (model["queued"], model["suspects"]) == (1, 1)
-        assert "1 suspect of toy" in run("status", "--redis", idle.url).out
+def test_status_counts_a_suspect_as_queued_and_mentions_it(
+    own_server: RedisServer, own_client: Client
+) -> None:
+    card = ModelCard(name="toy", max_context=4096, last_seen=0)
+    own_client.redis.hset(keys.MODELS, "toy", card.model_dump_json())
+    own_client.redis.lpush(queues.suspects("toy"), "somebody's")
+    (model,) = run("status", "--json", "--redis", own_server.url).json["models"]
+    assert (model["queued"], model["suspects"]) == (1, 1)
+    assert "1 suspect of toy" in run("status", "--redis", own_server.url).out

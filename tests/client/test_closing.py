@@ -22,8 +22,8 @@ JOB_S = 4 * TOLD_S
 
 
 @pytest.fixture
-def observer(server: RedisServer) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(server.url, decode_responses=True) as observer:
+def observer(own_server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(own_server.url, decode_responses=True) as observer:
         yield observer
 
 
@@ -51,12 +51,12 @@ def read_stream(job: Job) -> object:
     ("use", "waits"), [(wait_for_result, someone_listens), (read_stream, someone_reads)]
 )
 def test_closing_ends_the_waits_of_threads(
-    server: RedisServer,
+    own_server: RedisServer,
     observer: redis.Redis,
     use: Callable[[Job], object],
     waits: Callable[[redis.Redis], bool],
 ) -> None:
-    client = Client(server.url)
+    client = Client(own_server.url)
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(use, client.job("a")) for _ in range(3)]
         wait_until(lambda: waits(observer))
@@ -67,9 +67,9 @@ def test_closing_ends_the_waits_of_threads(
     wait_until(lambda: is_alone(observer))
 
 
-def test_closing_ends_the_reads_of_a_task(server: RedisServer, observer: redis.Redis) -> None:
+def test_closing_ends_the_reads_of_a_task(own_server: RedisServer, observer: redis.Redis) -> None:
     async def main() -> None:
-        client = AsyncClient(server.url)
+        client = AsyncClient(own_server.url)
 
         async def read() -> None:
             async for _ in client.job("a").stream(timeout=JOB_S):
@@ -89,8 +89,8 @@ def test_closing_ends_the_reads_of_a_task(server: RedisServer, observer: redis.R
     wait_until(lambda: is_alone(observer))
 
 
-def test_a_closed_client_sends_nothing(server: RedisServer, observer: redis.Redis) -> None:
-    client = Client(server.url)
+def test_a_closed_client_sends_nothing(own_server: RedisServer, observer: redis.Redis) -> None:
+    client = Client(own_server.url)
     client.models()
     job = client.job("a")
     with ThreadPoolExecutor(1) as threads:

@@ -64,8 +64,8 @@ def looks_often(_never_looks_by_itself: None, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def results(server: RedisServer) -> Iterator[Results]:
-    results = Results(server.url)
+def results(own_server: RedisServer) -> Iterator[Results]:
+    results = Results(own_server.url)
     with results.redis:
         yield results
 
@@ -89,7 +89,7 @@ def listening() -> bool:
 
 
 def test_hundreds_of_results_are_awaited_over_one_connection(
-    server: RedisServer, results: Results
+    own_server: RedisServer, results: Results
 ) -> None:
     ids = [f"job-{number}" for number in range(700)]
 
@@ -102,11 +102,11 @@ def test_hundreds_of_results_are_awaited_over_one_connection(
             results.end(job_id)
         await waits
 
-    run(server.url, use)
+    run(own_server.url, use)
 
 
 def test_results_that_exist_already_are_fetched_in_few_commands(
-    server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+    own_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(result_listener, "MOST_AT_ONCE", 20)
     ids = [f"job-{number}" for number in range(100)]
@@ -116,13 +116,13 @@ def test_results_that_exist_already_are_fetched_in_few_commands(
     async def use(client: AsyncClient) -> None:
         await asyncio.gather(*(ended(client, job_id) for job_id in ids))
 
-    run(server.url, use)
+    run(own_server.url, use)
     assert 5 <= results.calls("mget") < 50
     assert results.calls("subscribe") == 0
 
 
 def test_a_job_that_nobody_waits_for_is_unsubscribed(
-    server: RedisServer, results: Results, looks_often: float
+    own_server: RedisServer, results: Results, looks_often: float
 ) -> None:
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(ended(client, "late"))
@@ -138,11 +138,11 @@ def test_a_job_that_nobody_waits_for_is_unsubscribed(
             while listening():
                 await asyncio.sleep(0.01)
 
-    run(server.url, use)
+    run(own_server.url, use)
 
 
 def test_a_result_that_was_not_announced_is_found(
-    server: RedisServer, results: Results, looks_often: float
+    own_server: RedisServer, results: Results, looks_often: float
 ) -> None:
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(ended(client, "a"))
@@ -150,11 +150,11 @@ def test_a_result_that_was_not_announced_is_found(
         results.end("a", announced=False)
         await waits
 
-    run(server.url, use)
+    run(own_server.url, use)
 
 
 def test_a_result_between_the_first_look_and_the_subscription_is_found(
-    server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+    own_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subscribe = ResultListener._subscribe
 
@@ -163,11 +163,11 @@ def test_a_result_between_the_first_look_and_the_subscription_is_found(
         await subscribe(*arguments)
 
     monkeypatch.setattr(ResultListener, "_subscribe", late)
-    run(server.url, lambda client: ended(client, "a"))
+    run(own_server.url, lambda client: ended(client, "a"))
 
 
 def test_two_waiters_for_one_job_both_get_its_end_and_either_may_leave(
-    server: RedisServer, results: Results
+    own_server: RedisServer, results: Results
 ) -> None:
     async def use(client: AsyncClient) -> None:
         first = asyncio.create_task(ended(client, "a"))
@@ -184,12 +184,12 @@ def test_two_waiters_for_one_job_both_get_its_end_and_either_may_leave(
         # Again, while its channel is still subscribed.
         await ended(client, "a")
 
-    run(server.url, use)
+    run(own_server.url, use)
 
 
 @pytest.mark.parametrize("announced", [False, True])
 def test_a_lost_connection_is_opened_again(
-    server: RedisServer, results: Results, announced: bool
+    own_server: RedisServer, results: Results, announced: bool
 ) -> None:
     async def use(client: AsyncClient) -> None:
         waits = asyncio.gather(ended(client, "a"), ended(client, "b"))
@@ -207,13 +207,13 @@ def test_a_lost_connection_is_opened_again(
         results.end("b")
         await waits
 
-    run(server.url, use)
+    run(own_server.url, use)
 
 
 def test_a_silent_connection_is_replaced(
-    server: RedisServer, results: Results, looks_often: float
+    own_server: RedisServer, results: Results, looks_often: float
 ) -> None:
-    with FaultProxy(LOCALHOST, server.port) as proxy:
+    with FaultProxy(LOCALHOST, own_server.port) as proxy:
 
         async def use(client: AsyncClient) -> None:
             # As after a firewall has dropped it: open and silent.
@@ -229,24 +229,26 @@ def test_a_silent_connection_is_replaced(
 
 
 def test_a_lost_redis_fails_all_waits_and_new_ones_succeed_when_it_is_back(
-    server: RedisServer, results: Results
+    own_server: RedisServer, results: Results
 ) -> None:
     async def use(client: AsyncClient) -> None:
         jobs = [client.job(name).result(GET_S) for name in ("a", "b")]
         waits = asyncio.gather(*jobs, return_exceptions=True)
         await results.listened_to("a", "b")
-        await asyncio.to_thread(server.halt)
+        await asyncio.to_thread(own_server.halt)
         assert [type(end) for end in await waits] == [BrokerUnavailable, BrokerUnavailable]
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own_server.start)
         again = asyncio.create_task(ended(client, "a"))
         await results.listened_to("a")
         results.end("a")
         await again
 
-    run(server.url, use)
+    run(own_server.url, use)
 
 
-def test_an_unreadable_result_fails_only_its_own_job(server: RedisServer, results: Results) -> None:
+def test_an_unreadable_result_fails_only_its_own_job(
+    own_server: RedisServer, results: Results
+) -> None:
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(ended(client, "b"))
         await results.listened_to("b")
@@ -256,11 +258,11 @@ def test_an_unreadable_result_fails_only_its_own_job(server: RedisServer, result
         results.end("b")
         await waits
 
-    run(server.url, use)
+    run(own_server.url, use)
 
 
 @pytest.mark.parametrize("turns", range(12))
-def test_a_closed_client_leaves_nobody_waiting(server: RedisServer, turns: int) -> None:
+def test_a_closed_client_leaves_nobody_waiting(own_server: RedisServer, turns: int) -> None:
     """Whatever the listener does in that turn of the event loop."""
 
     async def use(client: AsyncClient) -> None:
@@ -274,4 +276,4 @@ def test_a_closed_client_leaves_nobody_waiting(server: RedisServer, turns: int) 
             await client.job("a").result(GET_S)
         assert not listening()
 
-    run(server.url, use)
+    run(own_server.url, use)

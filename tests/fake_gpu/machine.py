@@ -1,4 +1,4 @@
-"""A machine with cards, for the processes of one test: see ``site/``."""
+"""A simulated machine with GPU cards, for the processes of one test; see ``site/``."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Machine:
         self.show(*(card(number) for number in range(count)))
 
     def show(self, *cards: dict[str, Any]) -> None:
-        """These are the cards from now on."""
-        # In one step: a process may be reading.
+        """Replaces the cards."""
+        # Atomically, because a process may be reading.
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps(cards))
         new.replace(self._file)
@@ -40,5 +40,5 @@ class Machine:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What makes a process one of this machine's, besides ``SITE`` on its module path."""
+        """The environment of a process on this machine, besides ``SITE`` on its module path."""
         return {"FAKE_CARDS": str(self._file), "LLORCH_DEVICE_LOCKS": str(self.locks)}

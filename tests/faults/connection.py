@@ -1,4 +1,4 @@
-"""One proxied connection, and what can befall it."""
+"""One proxied connection and its faults."""
 
 from __future__ import annotations
 
@@ -9,27 +9,19 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum, Flag, auto
+from enum import Enum, auto
 from typing import Any
 
 from tests.faults.resp import ASIDES, Framer, NotRedis, command_name
 
 CHUNK_BYTES = 1 << 16
 HELD_CHUNKS = 256
-"""A held direction takes this many chunks; then the sender meets a full window, as in life."""
+"""How many chunks each direction holds; after that the sender meets a full TCP window."""
 SUBSCRIBING = (b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE", b"MONITOR")
-"""After one of these the replies of a connection cannot be counted against its requests."""
+"""After one of these, a connection's replies no longer match its requests one to one."""
 
 Predicate = Callable[[bytes], bool]
 LookAt = Callable[[bytes], "Trap | None"]
-
-
-class Direction(Flag):
-    """Which way bytes go, seen from the client."""
-
-    REQUESTS = auto()
-    REPLIES = auto()
-    BOTH = REQUESTS | REPLIES
 
 
 class Mode(Enum):
@@ -39,11 +31,11 @@ class Mode(Enum):
 
 
 class Trap:
-    """Waits for one message and loses it, together with its connection."""
+    """Waits for one request; loses it or its reply, together with the connection."""
 
-    def __init__(self, matches: Predicate, losing: Direction, freeze: bool) -> None:
+    def __init__(self, matches: Predicate, *, loses_reply: bool, freeze: bool) -> None:
         self.matches = matches
-        self.losing = losing
+        self.loses_reply = loses_reply
         self.freeze = freeze
         self._sprung = threading.Event()
 
@@ -52,7 +44,7 @@ class Trap:
         return self._sprung.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has lost its message, waiting for that at most ``timeout_s``."""
+        """Waits at most ``timeout_s`` for the loss; returns whether it happened."""
         return self._sprung.wait(timeout_s)
 
     def spring(self) -> None:
@@ -61,7 +53,7 @@ class Trap:
 
 @dataclass
 class Link:
-    """The state of one direction, shared by all connections."""
+    """The state of the network, shared by all connections and both directions."""
 
     mode: Mode = Mode.PASS
     delay_s: float = 0.0
@@ -73,23 +65,23 @@ class Link:
 
 
 class Connection:
-    """One client's connection and ours to Redis beside it."""
+    """A client's connection to the proxy, and the proxy's connection to Redis for it."""
 
     def __init__(
         self,
-        links: dict[Direction, Link],
+        link: Link,
         traps: list[Trap],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self._links = links
+        self._link = link
         self._traps = traps
         self._client = reader, writer
         self._writers = [writer]
         self._lost_bytes = False
         self._caught: Trap | None = None
         self._over = asyncio.Event()
-        # Counting requests against replies, for the traps.
+        # Traps match replies to requests by counting both.
         self._requests_total = 0
         self._replies_total = 0
         self._countable = True
@@ -104,8 +96,8 @@ class Connection:
             return
         self._writers.append(writer)
         pumps = [
-            self._pump(Direction.REQUESTS, self._client[0], writer, self._look_at_request),
-            self._pump(Direction.REPLIES, reader, self._client[1], self._look_at_reply),
+            self._pump(self._client[0], writer, self._look_at_request),
+            self._pump(reader, self._client[1], self._look_at_reply),
         ]
         both = asyncio.ensure_future(asyncio.gather(*pumps, return_exceptions=True))
         over = asyncio.ensure_future(self._over.wait())
@@ -129,22 +121,16 @@ class Connection:
         self._over.set()
 
     def on_change(self) -> None:
-        swallowing = any(link.mode is Mode.BLACKHOLE for link in self._links.values())
-        if self._lost_bytes and not swallowing:
+        if self._lost_bytes and self._link.mode is not Mode.BLACKHOLE:
             self.reset()
 
     async def _pump(
-        self,
-        direction: Direction,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        look_at: LookAt,
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, look_at: LookAt
     ) -> None:
-        """Reads as fast as bytes come, so that delays add up to latency and not to slowness."""
-        link = self._links[direction]
+        """Reads as fast as bytes come, so that a delay adds latency without cutting throughput."""
         waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(HELD_CHUNKS)
-        sender = asyncio.create_task(self._send(link, waiting, writer))
-        sender.add_done_callback(lambda _: self._fail_if_broken(sender))
+        sender = asyncio.create_task(self._send(waiting, writer))
+        sender.add_done_callback(lambda _: self._reset_if_broken(sender))
         framer: Framer | None = Framer()
         try:
             while True:
@@ -154,32 +140,27 @@ class Connection:
                     data = b""
                 forward, framer, trap = _screen(data, framer, look_at)
                 if forward:
-                    await waiting.put((self._now_s() + link.delay_s, forward))
+                    await waiting.put((self._now_s() + self._link.delay_s, forward))
                 if trap is not None:
                     await waiting.join()
                     await self._fall_into(trap)
                     return
                 if not data:
                     break
-            await waiting.put((self._now_s() + link.delay_s, b""))
+            await waiting.put((self._now_s() + self._link.delay_s, b""))
             await sender
         finally:
             sender.cancel()
 
     async def _send(
-        self,
-        link: Link,
-        waiting: asyncio.Queue[tuple[float, bytes]],
-        writer: asyncio.StreamWriter,
+        self, waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
     ) -> None:
         while True:
             due_s, data = await waiting.get()
-            wait_s = due_s - self._now_s()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            await link.flowing.wait()
-            if link.mode is Mode.BLACKHOLE:
-                # An end of stream is swallowed like any byte: the other side hears nothing.
+            await asyncio.sleep(due_s - self._now_s())
+            await self._link.flowing.wait()
+            if self._link.mode is Mode.BLACKHOLE:
+                # The end of the stream is swallowed like any byte: the other side hears nothing.
                 self._lost_bytes = True
             elif data:
                 writer.write(data)
@@ -198,16 +179,16 @@ class Connection:
             trap.spring()
             await self._over.wait()
         else:
-            # It springs once the connection is closed.
+            # The trap springs once the connection is closed.
             self._caught = trap
             self.reset()
 
-    def _fail_if_broken(self, sender: asyncio.Task[None]) -> None:
+    def _reset_if_broken(self, sender: asyncio.Task[None]) -> None:
         if not sender.cancelled() and isinstance(sender.exception(), OSError):
             self.reset()
 
     def _look_at_request(self, message: bytes) -> Trap | None:
-        """The trap in which this request is lost."""
+        """The trap that takes this request."""
         number = self._requests_total
         self._requests_total += 1
         if command_name(message) in SUBSCRIBING:
@@ -215,7 +196,7 @@ class Connection:
         for trap in self._traps:
             if not trap.matches(message):
                 continue
-            if trap.losing is Direction.REQUESTS:
+            if not trap.loses_reply:
                 self._traps.remove(trap)
                 return trap
             if self._countable:
@@ -223,12 +204,12 @@ class Connection:
         return None
 
     def _look_at_reply(self, message: bytes) -> Trap | None:
-        """The trap in which this reply is lost."""
+        """The trap that takes this reply."""
         if message[0] in ASIDES or not self._countable:
             return None
         trap = self._doomed.pop(self._replies_total, None)
         self._replies_total += 1
-        # A trap springs once, though several connections may have matched it.
+        # A trap springs once, even if requests of several connections matched it.
         if trap is None or trap not in self._traps or message[:1] == b"-":
             return None
         self._traps.remove(trap)
@@ -242,10 +223,10 @@ class Connection:
 def _screen(
     data: bytes, framer: Framer | None, look_at: LookAt
 ) -> tuple[bytes, Framer | None, Trap | None]:
-    """What of ``data`` to forward, the framer from now on, and the trap that took a message.
+    """What of ``data`` to forward, the framer for the rest, and the trap that took a message.
 
-    Only whole messages are forwarded, so that a lost one leaves no half behind. What is no Redis
-    protocol (TLS, say) passes as it is.
+    Only whole messages are forwarded, so a lost message leaves no half behind. Anything that is
+    not the Redis protocol, such as TLS, passes unchanged.
     """
     if framer is None:
         return data, None, None
@@ -263,7 +244,7 @@ def _screen(
 
 
 def abort(writer: asyncio.StreamWriter) -> None:
-    """Closes with RST: no lingering, nothing flushed."""
+    """Closes with RST; nothing is flushed."""
     connection = writer.transport.get_extra_info("socket")
     if connection is not None and not writer.transport.is_closing():
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The whole worker, on a Celery that finds a silent connection stale after 2 s, not 26."""
+"""The whole worker, with a Celery that closes a silent connection after 2 s instead of 26."""
 
 from __future__ import annotations
 

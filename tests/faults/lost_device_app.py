@@ -1,4 +1,4 @@
-"""The whole worker with the real engine, on a device that is lost after ``LOST_AFTER_STEPS``."""
+"""The whole worker with the real engine, whose device fails after ``LOST_AFTER_STEPS`` steps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _forward = Llama.forward
 _steps = itertools.count(1)
 
 
-def lost_forward(self: Llama, batch: RaggedBatch, *args: Any, **options: Any) -> torch.Tensor:
+def failing_forward(self: Llama, batch: RaggedBatch, *args: Any, **options: Any) -> torch.Tensor:
     if next(_steps) > LAST_STEP:
         raise torch.AcceleratorError("CUDA error: unspecified launch failure\nmore lines")
     return _forward(self, batch, *args, **options)
 
 
-Llama.forward = lost_forward  # type: ignore[method-assign]
+Llama.forward = failing_forward  # type: ignore[method-assign]
 app = build_app(Settings())

@@ -1,14 +1,14 @@
 """A TCP proxy in front of Redis that fails on command.
 
-It runs on a thread of its own. Every method that changes it returns once the change is in force,
-so a test says what fails and when, and never sleeps for it::
+The proxy runs on its own thread. Each method returns once its change is in force, so a test says
+what fails and when, and never sleeps for it::
 
     with FaultProxy("127.0.0.1", redis_port) as proxy:
         start_worker(proxy.url)
         proxy.hold()                 # a partition: bytes wait in both directions
         proxy.heal()                 # they arrive late
         trap = proxy.lose_reply(contains(claim_sha))
-        assert trap.wait(10)         # the script ran, its answer is lost, the connection reset
+        assert trap.wait(10)         # the script ran, its reply is lost, the connection is reset
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import asyncio
 import socket
 import threading
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.faults.connection import Connection, Direction, Link, Mode, Predicate, Trap, abort
+from tests.faults.connection import Connection, Link, Mode, Predicate, Trap, abort
 
 LOCALHOST = "127.0.0.1"
 CALL_TIMEOUT_S = 10.0
@@ -29,26 +28,25 @@ T = TypeVar("T")
 
 
 def contains(*markers: bytes | str) -> Predicate:
-    """True for a message in which every one of ``markers`` occurs."""
+    """Matches messages that contain all ``markers``."""
     wanted = [marker.encode() if isinstance(marker, str) else marker for marker in markers]
     return lambda message: all(marker in message for marker in wanted)
 
 
 class FaultProxy:
-    """Forwards connections to ``host:port`` and does to them what it is told."""
+    """Forwards connections to ``host:port`` and applies faults to them."""
 
     def __init__(self, host: str, port: int) -> None:
         self._upstream = host, port
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
         self._connections: set[Connection] = set()
-        self._links = {Direction.REQUESTS: Link(), Direction.REPLIES: Link()}
+        self._link = Link()
         self._traps: list[Trap] = []
         self._server: asyncio.Server | None = None
-        # Bound but never listening: it keeps the port ours while new connections are refused.
+        # Bound but never listening: it reserves the port while new connections are refused.
         self._reservation = _bound_socket(0)
         self.port: int = self._reservation.getsockname()[1]
-        self.accepted_total = 0
 
     @property
     def url(self) -> str:
@@ -56,7 +54,6 @@ class FaultProxy:
 
     def start(self) -> Self:
         self._thread.start()
-        self._call(self._listen())
         self.heal()
         return self
 
@@ -74,68 +71,59 @@ class FaultProxy:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # Faults ----------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Everything passes and new connections are accepted.
+        """Lets everything pass and accepts new connections.
 
-        What was held is delivered late. A connection that lost bytes is reset: its two ends would
-        never understand each other again.
+        Held bytes arrive late. A connection that lost bytes is reset, because its two ends could
+        not understand each other any more.
         """
-        self._call(self._set(Direction.BOTH, Mode.PASS))
+        self._call(self._set(Mode.PASS))
         self._call(self._listen())
 
-    def delay(self, delay_s: float, direction: Direction = Direction.BOTH) -> None:
+    def delay(self, delay_s: float) -> None:
         """Each byte arrives ``delay_s`` later, in order."""
-        self._call(self._set(direction, Mode.PASS, delay_s))
+        self._call(self._set(Mode.PASS, delay_s))
 
-    def hold(self, direction: Direction = Direction.BOTH) -> None:
+    def hold(self) -> None:
         """Nothing arrives until the proxy heals, and then everything does."""
-        self._call(self._set(direction, Mode.HOLD))
+        self._call(self._set(Mode.HOLD))
 
-    def blackhole(self, direction: Direction = Direction.BOTH) -> None:
-        """Bytes are taken and never arrive; connections, new ones too, stay open."""
-        self._call(self._set(direction, Mode.BLACKHOLE))
+    def blackhole(self) -> None:
+        """Swallows all bytes; connections stay open, and new ones are accepted."""
+        self._call(self._set(Mode.BLACKHOLE))
 
     def reset(self) -> None:
-        """Every open connection ends with RST, at both ends. New ones are accepted."""
+        """Ends every open connection with RST, at both ends. New ones are accepted."""
         self._call(self._reset())
 
-    def refuse(self) -> None:
-        """New connections are refused until the proxy heals; open ones go on."""
-        self._call(self._stop_listening())
-
     def isolate(self) -> None:
-        """No connection, old or new, until the proxy heals."""
-        self.refuse()
+        """Resets every connection and refuses new ones until the proxy heals."""
+        self._call(self._stop_listening())
         self.reset()
 
     def lose_reply(self, request: Predicate, *, freeze: bool = False) -> Trap:
-        """The first request that matches is carried out; its reply is lost with its connection.
+        """Redis runs the first request that matches; its reply is lost with the connection.
 
-        The connection is reset, or with ``freeze`` stays open and silent until the proxy heals,
-        which holds a worker at this very point until the test has killed it. An error reply is
-        passed on and the trap waits for the next match, because a script that Redis does not know
-        yet is first answered with NOSCRIPT. Subscribed connections are exempt: their replies
-        answer no particular request.
+        The connection is reset. With ``freeze`` it stays open and silent until the proxy heals,
+        which keeps a worker at this very point until the test has killed it. The trap lets an
+        error reply pass and waits for the next match, because Redis first answers NOSCRIPT to a
+        script that it does not know. Subscribed connections are exempt: their replies answer no
+        particular request.
         """
-        return self._arm(Trap(request, Direction.REPLIES, freeze))
+        return self._arm(Trap(request, loses_reply=True, freeze=freeze))
 
     def lose_request(self, request: Predicate, *, freeze: bool = False) -> Trap:
-        """The first request that matches never reaches Redis; as for its connection, see
+        """The first request that matches never reaches Redis, and the connection fails as in
         :meth:`lose_reply`."""
-        return self._arm(Trap(request, Direction.REQUESTS, freeze))
+        return self._arm(Trap(request, loses_reply=False, freeze=freeze))
 
     def disarm(self, trap: Trap) -> None:
-        """Takes back a trap that is not to spring any more."""
+        """Removes a trap that need not spring any more."""
         self._call(self._disarm(trap))
 
     @property
@@ -162,9 +150,8 @@ class FaultProxy:
         if trap in self._traps:
             self._traps.remove(trap)
 
-    async def _set(self, direction: Direction, mode: Mode, delay_s: float = 0.0) -> None:
-        for one in direction:
-            self._links[one].set(mode, delay_s)
+    async def _set(self, mode: Mode, delay_s: float = 0.0) -> None:
+        self._link.set(mode, delay_s)
         for connection in tuple(self._connections):
             connection.on_change()
 
@@ -195,12 +182,11 @@ class FaultProxy:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted_total += 1
         if self._server is None:
             # It was in the backlog when the listener closed.
             abort(writer)
             return
-        connection = Connection(self._links, self._traps, reader, writer)
+        connection = Connection(self._link, self._traps, reader, writer)
         self._connections.add(connection)
         try:
             await connection.run(*self._upstream)

@@ -1,6 +1,6 @@
-"""The whole worker with the real engine, on a device that has memory for few tokens.
+"""The whole worker with the real engine, on a device with memory for ``SCARCE_TOKENS`` tokens.
 
-A step whose sequences hold more than ``SCARCE_TOKENS`` tokens together runs out of it.
+A step whose sequences hold more tokens in total runs out of memory.
 """
 
 from __future__ import annotations

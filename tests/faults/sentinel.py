@@ -1,4 +1,4 @@
-"""A real Sentinel for tests."""
+"""A real Sentinel."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from tests.services import (
 )
 
 PASSWORD = "swordfish"
-"""Of the Redis that it watches."""
+"""Of the Redis that the Sentinel watches."""
 
 
 @contextmanager
 def sentinel(folder: Path, master: RedisServer) -> Iterator[int]:
-    """A sentinel that watches ``master``; its port. It answers, and knows the replicas that the
-    master has by now: of later ones it hears when it asks again, after 10 s."""
+    """Runs a Sentinel that watches ``master``, and yields its port.
+
+    It knows the replicas that the master has now; it learns of later ones after 10 s.
+    """
     port = free_port()
     settings = folder / f"sentinel-{port}.conf"
     settings.write_text(
@@ -36,7 +38,7 @@ def sentinel(folder: Path, master: RedisServer) -> Iterator[int]:
     command = tethered(str(redis_binaries()[0]), str(settings), "--sentinel")
     process = subprocess.Popen(command, start_new_session=True)
     try:
-        wait_until(lambda: answers(port), what="the sentinel")
+        wait_until(lambda: answers(port), what="the Sentinel")
         yield port
     finally:
         process.terminate()

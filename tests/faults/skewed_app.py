@@ -1,6 +1,6 @@
 """The whole worker on a machine whose clock is wrong by ``CLOCK_OFFSET_S`` seconds.
 
-For this process alone, and in Python alone: only what asks ``time.time`` is told the wrong time.
+Only ``time.time`` in this process is wrong.
 """
 
 from __future__ import annotations

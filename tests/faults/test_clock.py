@@ -1,10 +1,11 @@
-"""A worker whose clock is ten minutes off takes no job early and cuts no deadline short."""
+"""A worker whose clock is ten minutes off takes no job early and keeps its deadlines."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,16 +14,16 @@ from llorch_worker.contract import Started
 from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
-from tests.services import RedisServer, wait_until
+from tests.services import QUICK_START, RedisServer, wait_until
 
 TEN_MINUTES_S = 600
 OFFSETS_S = [TEN_MINUTES_S, -TEN_MINUTES_S]
-SKEWED_APP = "tests.faults.skewed_app"
+SKEWED: Any = {"app": "tests.faults.skewed_app", "options": QUICK_START}
 GET_S = 60
 
 
 @pytest.mark.parametrize("offset_s", OFFSETS_S)
-def test_no_job_is_redelivered_early_or_never(
+def test_a_job_is_redelivered_only_when_its_worker_dies(
     witness: Witness,
     start_worker: StartWorker,
     make_latch: Callable[[str], Latch],
@@ -30,20 +31,20 @@ def test_no_job_is_redelivered_early_or_never(
 ) -> None:
     all_there, dead = make_latch("all-there"), make_latch("dead")
     start_worker("right")
-    # Longer than a lease and a sweep, on either worker.
+    # At 5 ms a token, each job outlasts a lease and a sweep.
     tokens = round(1.5 * (LEASE_S + SWEEP_S) * 200)
     first = [witness.begun(witness.send(tokens, all_there.prompt())) for _ in range(2)]
-    wrong = start_worker("wrong", app=SKEWED_APP, CLOCK_OFFSET_S=offset_s)
+    wrong = start_worker("wrong", **SKEWED, CLOCK_OFFSET_S=offset_s)
     card = wait_until(wrong.card)
-    assert abs(card.started_at - time.time() - offset_s) < TEN_MINUTES_S / 2, "it is wrong"
-    # As many as run on both: each has some.
+    assert abs(card.started_at - time.time() - offset_s) < TEN_MINUTES_S / 2, "its clock is wrong"
+    # As many as both run together, so each has some.
     second = [witness.begun(witness.send(tokens, all_there.prompt())) for _ in range(6)]
     all_there.open()
     witness.assert_whole(*first, *second, timeout_s=GET_S)
     runs = [witness.runs(job) for job in (*first, *second)]
     assert {len(run) for run in runs} == {1}, "each ran once"
     assert {run[0] for run in runs} == {"right@test", "wrong@test"}
-    # What the wrong one held comes back in time when it dies.
+    # The jobs of the wrong worker are redelivered when it dies.
     last = [witness.begun(witness.send(150, dead.prompt(after=149))) for _ in range(8)]
     wrong.process.kill()
     wrong.process.wait()
@@ -53,18 +54,18 @@ def test_no_job_is_redelivered_early_or_never(
 
 
 @pytest.mark.parametrize("offset_s", OFFSETS_S)
-def test_no_deadline_is_cut_or_stretched(
-    server: RedisServer, start_worker: StartWorker, demo_model: Path, offset_s: int
+def test_deadlines_and_queue_times_are_right(
+    own_server: RedisServer, start_worker: StartWorker, demo_model: Path, offset_s: int
 ) -> None:
-    with Client(server.url, model="demo") as client:
-        start_worker(model=demo_model, model_name="demo", app=SKEWED_APP, CLOCK_OFFSET_S=offset_s)
+    with Client(own_server.url, model="demo") as client:
+        start_worker(model=demo_model, model_name="demo", **SKEWED, CLOCK_OFFSET_S=offset_s)
         long = {"prompt": "Once upon a time", "max_tokens": 32, "ignore_eos": True}
         result = client.submit(**long, deadline_s=TEN_MINUTES_S / 2).result(GET_S)
         assert result.choices[0].finish_reason == "length"
         assert 0 <= result.timings.queue_ms < TEN_MINUTES_S * 1e3 / 2
-        started = client.submit(**long).stream(timeout=GET_S).__next__().event
+        started = next(client.submit(**long).stream(timeout=GET_S)).event
         assert isinstance(started, Started)
         assert started.queue_ms < TEN_MINUTES_S * 1e3 / 2
-        # A job that waited past its deadline ends with what it has, at once.
+        # A job that waited past its deadline ends at once.
         late = client.submit(**long, deadline_s=0.001)
         assert late.result(GET_S).choices[0].finish_reason == "deadline"

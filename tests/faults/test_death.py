@@ -1,4 +1,4 @@
-"""Workers that die, freeze, hang or are told to go: their jobs go on elsewhere, once and whole."""
+"""Workers that die, freeze, hang or shut down: their jobs go on elsewhere, once and complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from llorch_worker.broker import scripts
 from llorch_worker.client import Client
-from llorch_worker.settings import Settings
 from llorch_worker.worker.leases import EX_SOFTWARE
 from tests.faults.conftest import LEASE_S, QUICK, SWEEP_S, StartWorker
 from tests.faults.proxy import FaultProxy, contains
@@ -20,23 +19,18 @@ from tests.services import held_ids, wait_until
 
 QUEUE = "llorch.toy"
 RECOVERY_S = LEASE_S + SWEEP_S + 5.0
-"""What is promised, and what a busy machine may add; benches measure the promise itself."""
+"""The promised time, and more for a busy machine; benches measure the promise itself."""
 LONG = 4_000
-"""Tokens that nobody waits for."""
+"""More tokens than a test waits for."""
 
 
 def waiting(client: Client) -> list[str]:
-    """The ids in the queue, the next to be claimed first."""
+    """The ids in the queue, in the order of claiming."""
     messages = client.redis.lrange(QUEUE, 0, -1)
     return [json.loads(message)["headers"]["id"] for message in reversed(messages)]
 
 
 # SIGKILL ------------------------------------------------------------------------------------------
-
-
-def test_a_dead_workers_jobs_are_resumed_within_15_s_by_default() -> None:
-    settings = Settings()
-    assert settings.lease_s + settings.sweep_s == 15
 
 
 def test_a_job_whose_worker_is_killed_is_resumed_by_another(
@@ -60,10 +54,10 @@ def test_a_job_whose_worker_is_killed_is_resumed_by_another(
 
 
 @pytest.mark.parametrize("lost", ["request", "reply"])
-def test_a_worker_killed_in_the_midst_of_a_claim_loses_nothing(
+def test_a_worker_killed_during_a_claim_loses_nothing(
     start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy, lost: str
 ) -> None:
-    # Redis knows the script, so the first claim of all is the one that takes the job.
+    # Redis knows the script, so the worker's first claim takes the job.
     scripts.load(client.redis, "claim")
     job = witness.send(20)
     a_claim = contains("EVALSHA", scripts.digest("claim"))
@@ -71,7 +65,7 @@ def test_a_worker_killed_in_the_midst_of_a_claim_loses_nothing(
     trap = set_trap(a_claim, freeze=True)
     first = start_worker("w1", url=proxy.url, ready=False)
     assert trap.wait(30)
-    # Either in the queue or leased: there is no state between.
+    # The job is either in the queue or leased.
     assert waiting(client) == ([job.id] if lost == "request" else [])
     assert held_ids(client.redis) == (set() if lost == "request" else {job.id})
     first.process.kill()
@@ -81,7 +75,7 @@ def test_a_worker_killed_in_the_midst_of_a_claim_loses_nothing(
     assert job.result(0).attempts == (1 if lost == "request" else 2)
 
 
-def test_a_claim_whose_reply_is_lost_costs_its_worker_nothing_but_the_lease(
+def test_jobs_of_a_claim_whose_reply_is_lost_run_after_the_lease(
     start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
 ) -> None:
     scripts.load(client.redis, "claim")
@@ -98,7 +92,7 @@ def test_a_claim_whose_reply_is_lost_costs_its_worker_nothing_but_the_lease(
 # SIGSTOP ------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_serves_on(
+def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_goes_on_serving(
     start_worker: StartWorker,
     witness: Witness,
     client: Client,
@@ -106,7 +100,7 @@ def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_serves_on(
 ) -> None:
     stopped, end = make_latch("stopped"), make_latch("end")
     sleeper = start_worker("w1")
-    # Neither can end before it stops, and both have tokens left to write when it wakes.
+    # Neither ends before the worker stops, and both have tokens left to write when it wakes.
     long = witness.begun(witness.send(900, end.prompt(after=890)), 20)
     short = witness.begun(witness.send(200, stopped.prompt(after=190)), 20)
     sleeper.process.send_signal(signal.SIGSTOP)
@@ -120,7 +114,7 @@ def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_serves_on(
     for job in (short, long):
         wait_until(lambda job=job: f"lost the claim on job {job.id}" in sleeper.text())
         wait_until(lambda job=job: f"[{job.id}] reject" in sleeper.text())
-    # Its acknowledgements ended nothing either: the other one still holds the job.
+    # Its acknowledgements ended nothing either: the other worker still holds the job.
     assert held_ids(client.redis) == {long.id}
     fresh = witness.record(long)
     assert {fresh[name] for name in ("worker", "state")} == {"w2@test", "claimed"}
@@ -153,7 +147,7 @@ def test_a_worker_whose_engine_hangs_exits_and_its_jobs_resume_elsewhere(
         assert (one.result(0).worker, one.result(0).attempts) == ("w2@test", 2)
 
 
-def test_a_long_pause_of_the_whole_process_is_no_hang(
+def test_a_long_pause_of_the_whole_process_is_not_a_hang(
     start_worker: StartWorker, witness: Witness, latch: Latch
 ) -> None:
     worker = start_worker("w1", watchdog_s=1)
@@ -171,7 +165,7 @@ def test_a_long_pause_of_the_whole_process_is_no_hang(
 # Drain --------------------------------------------------------------------------------------------
 
 
-def test_sigterm_finishes_what_fits_and_hands_the_rest_back_in_order(
+def test_sigterm_finishes_short_jobs_and_hands_the_rest_back_in_order(
     start_worker: StartWorker,
     witness: Witness,
     client: Client,

@@ -1,16 +1,13 @@
-"""A message that is there twice, and a Redis that forgot a claim: a job still runs once."""
+"""A message that is delivered twice: its job still runs once."""
 
 from __future__ import annotations
 
-from llorch_worker.broker import claims, keys, queues
-from llorch_worker.broker.claims import ClaimTerms
+from llorch_worker.broker import keys, queues
 from llorch_worker.client import Client, Job
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
 from tests.services import held_ids, wait_until
-
-TERMS = ClaimTerms(lease_ms=1000, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
 
 
 def copy_of(client: Client, job: Job) -> str:
@@ -38,7 +35,7 @@ def test_a_message_that_is_queued_twice_runs_once(
     assert job.result(0).attempts == 1
 
 
-def test_a_message_delivered_again_while_its_job_runs_or_after_it_yields(
+def test_a_message_delivered_again_during_or_after_its_job_is_ignored(
     start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
 ) -> None:
     start_worker("w1")
@@ -61,7 +58,7 @@ def test_a_message_delivered_again_while_its_job_runs_or_after_it_yields(
     assert job.result(0).attempts == 1
 
 
-def test_a_message_delivered_again_after_a_crash_yields_too(
+def test_a_message_delivered_again_after_a_crash_is_ignored_too(
     start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
 ) -> None:
     first = start_worker("w1")
@@ -75,26 +72,3 @@ def test_a_message_delivered_again_after_a_crash_yields_too(
     witness.assert_whole(job)
     assert witness.runs(job) == ["w1@test", "w2@test"]
     assert job.result(0).attempts == 2
-
-
-def test_a_claim_that_a_failover_forgot_cannot_write_beside_the_next_one(
-    witness: Witness, client: Client
-) -> None:
-    def claim_one(worker: str) -> claims.Claim:
-        (claim,) = claims.claim(
-            client.redis, lists=[queues.normal_queue("toy")], suspects=queues.suspects("toy"),
-            held=(), limit=1, worker=worker, terms=TERMS,
-        )  # fmt: skip
-        return claim
-
-    job = witness.send(10)
-    message = copy_of(client, job)
-    forgotten = claim_one("w1")
-    # What a replica that was promoted, or a file without its last second, knows of it: nothing.
-    client.redis.delete(keys.job(job.id), keys.LEASES)
-    deliver_again(client, message)
-    held = claim_one("w2")
-    assert held.fence != forgotten.fence
-    assert claims.renew(client.redis, [forgotten], lease_ms=1000) == [job.id]
-    assert not claims.hand_back(client.redis, forgotten)
-    assert claims.end(client.redis, held, TERMS)

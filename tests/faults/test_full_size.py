@@ -1,14 +1,13 @@
-"""The fault table at its own size, with the default lease: a minute a test, so only when asked.
+"""The faults of docs/RELIABILITY.md with the default lease; each test takes about a minute.
 
-``LLORCH_FULL_SIZE=1 python -m pytest -n 5 tests/faults/test_full_size.py``. The same faults stand,
-scaled down with the lease, in the files beside this one.
+They run only on request: ``LLORCH_FULL_SIZE=1 python -m pytest tests/faults/test_full_size.py``.
+The files beside this one test the same faults with a shorter lease.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 
@@ -27,7 +26,8 @@ pytestmark = pytest.mark.skipif(
 
 DEFAULTS = Settings()
 FULL = {"lease_s": DEFAULTS.lease_s, "sweep_s": DEFAULTS.sweep_s}
-RECOVERY_S = DEFAULTS.lease_s + DEFAULTS.sweep_s
+RECOVERY_S = 15.0
+"""As promised in docs/RELIABILITY.md."""
 AFTERWARDS_S = 90.0
 
 
@@ -38,9 +38,7 @@ def test_a_killed_workers_job_goes_on_within_15_s(
     job = witness.begun(witness.send(2000), 50)
     start_worker("w2", **FULL)
     doomed.process.kill()
-    died_s = time.monotonic()
     wait_until(lambda: witness.runs(job)[1:], timeout_s=RECOVERY_S)
-    print(f"resumed after {time.monotonic() - died_s:.1f} s")
     witness.assert_whole(job, timeout_s=AFTERWARDS_S)
 
 
@@ -76,7 +74,7 @@ def test_a_redis_behind_a_bad_network_for_30_s(
     assert_all_slots_serve(worker, witness, client)
 
 
-def test_results_that_could_not_be_stored_for_60_s(
+def test_results_that_cannot_be_stored_for_60_s(
     start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy, latch: Latch
 ) -> None:
     worker = start_worker("w1", url=proxy.url, **FULL)

@@ -1,4 +1,4 @@
-"""What an idle worker costs Redis, and that it stays connected."""
+"""An idle worker sends Redis few commands and stays connected."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def commands(client: Client) -> int:
     return int(client.redis.info("stats")["total_commands_processed"])
 
 
-def test_an_idle_worker_asks_little_of_redis(client: Client, start_worker: StartWorker) -> None:
+def test_an_idle_worker_sends_few_commands(client: Client, start_worker: StartWorker) -> None:
     start_worker(lease_s=10, sweep_s=5)
     client.submit(prompt="x", max_tokens=2).result(30)
     before = commands(client)
-    # The measure is a rate, so a window is waited for, and not a condition.
+    # A rate needs a window of time.
     time.sleep(WINDOW_S)
     assert (commands(client) - before) / WINDOW_S < MOST_COMMANDS_A_SECOND
 
 
 def test_an_idle_worker_keeps_its_connections(client: Client, start_worker: StartWorker) -> None:
-    """Celery's mingle waits with a BRPOP, whose answer our consumer neither wants nor gets."""
+    """Celery's mingle leaves a BRPOP whose reply this worker's consumer never reads."""
     worker = start_worker(app="tests.faults.impatient_app")
     client.submit(prompt="x", max_tokens=2).result(30)
-    # Silence is what is tested, for longer than that Celery bears it.
+    # Longer than the silence after which this Celery closes a connection.
     time.sleep(2 * WINDOW_S)
     assert "stale connection" not in worker.text()

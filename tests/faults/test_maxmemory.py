@@ -1,4 +1,4 @@
-"""Redis at maxmemory: no new jobs, and all that were accepted go on to their end."""
+"""Redis at maxmemory: new jobs are refused, and accepted jobs run to their end."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from celery import Celery
 
 from llorch_worker.broker import keys
 from llorch_worker.client import Client
-from llorch_worker.contract import Cancelled, GenerationResult, QueueFull, Tokens
+from llorch_worker.contract import Cancelled, GenerationResult, QueueFull
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
 from tests.messages import QUEUE, envelope
-from tests.services import RedisServer, held_ids, wait_until
+from tests.services import RedisServer, held_ids, token_ids, wait_until
 
 GET_S = 30
 
 
 @contextmanager
 def no_room(client: Client) -> Iterator[None]:
-    """Refuses every command that takes memory."""
+    """Makes Redis refuse every command that needs memory."""
     client.redis.config_set("maxmemory-policy", "noeviction")
     client.redis.config_set("maxmemory", 1)
     try:
@@ -33,11 +33,11 @@ def no_room(client: Client) -> Iterator[None]:
         client.redis.config_set("maxmemory", 0)
 
 
-def test_running_and_waiting_jobs_end_as_ever(
+def test_running_and_waiting_jobs_end_as_usual(
     client: Client, witness: Witness, start_worker: StartWorker, latch: Latch
 ) -> None:
     worker = start_worker(max_sequences=2)
-    # Longer than three leases.
+    # At 5 ms a token, these outlast three leases.
     running = [witness.begun(witness.send(700, latch.prompt())) for _ in range(2)]
     waiting = [witness.send(20) for _ in range(4)]
     with no_room(client):
@@ -49,7 +49,7 @@ def test_running_and_waiting_jobs_end_as_ever(
     assert "ERROR" not in worker.text()
 
 
-def test_an_enqueue_is_refused_in_one_sentence_and_leaves_nothing_behind(
+def test_an_enqueue_is_refused_with_the_cause_and_leaves_nothing_behind(
     client: Client, start_worker: StartWorker
 ) -> None:
     start_worker()
@@ -68,9 +68,9 @@ def test_an_enqueue_is_refused_in_one_sentence_and_leaves_nothing_behind(
 
 
 def test_a_stock_producer_is_refused_and_leaves_nothing_behind(
-    client: Client, server: RedisServer
+    client: Client, own_server: RedisServer
 ) -> None:
-    with Celery("stock", broker=server.url, set_as_current=False) as stock:
+    with Celery("stock", broker=own_server.url, set_as_current=False) as stock:
         before = set(client.redis.keys())
         with no_room(client), pytest.raises(Exception, match="maxmemory"):
             stock.send_task("llorch.generate", kwargs={"prompt": "x"}, queue=QUEUE)
@@ -87,15 +87,16 @@ def test_a_reader_can_follow_and_a_caller_can_cancel(
     wait_until(lambda: len(held_ids(client.redis)) == 2)
     with no_room(client):
         latch.open()
-        events = [entry.event for entry in followed.stream(timeout=GET_S)]
-        assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 200
+        assert len(token_ids(followed.stream(timeout=GET_S))) == 200
         for job in (waiting, running):
             assert job.cancel()
             with pytest.raises(Cancelled):
                 job.result(GET_S)
 
 
-def test_what_is_no_job_is_buried(client: Client, start_worker: StartWorker) -> None:
+def test_messages_that_are_not_jobs_become_dead_letters(
+    client: Client, start_worker: StartWorker
+) -> None:
     unknown = envelope([[], {}, {}], headers={"task": "no.such", "id": "unknown"})
     unreadable = envelope([[], {}, {}], headers={"id": "unreadable"}, properties={})
     client.redis.lpush(QUEUE, "no json", json.dumps(unknown), json.dumps(unreadable))
@@ -107,7 +108,7 @@ def test_what_is_no_job_is_buried(client: Client, start_worker: StartWorker) -> 
     assert worker.process.poll() is None
 
 
-def test_a_worker_starts_where_there_is_no_room_and_makes_some(
+def test_a_worker_starts_and_serves_while_redis_is_full(
     client: Client, witness: Witness, start_worker: StartWorker
 ) -> None:
     jobs = [witness.send(20) for _ in range(6)]
@@ -119,10 +120,10 @@ def test_a_worker_starts_where_there_is_no_room_and_makes_some(
     assert client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "
 
 
-def test_a_worker_outlives_a_redis_that_refuses_even_to_pop(
+def test_a_worker_outlives_a_redis_that_refuses_all_writes(
     client: Client, witness: Witness, start_worker: StartWorker, latch: Latch
 ) -> None:
-    # As a server does that cannot save to its disk, or became a replica.
+    # A server that cannot save to disk, or that became a replica, refuses all writes.
     worker = start_worker()
     running = witness.begun(witness.send(200, latch.prompt(after=199)))
     client.redis.execute_command("REPLICAOF", "127.0.0.1", "1")

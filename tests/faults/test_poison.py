@@ -1,4 +1,4 @@
-"""A job that kills its worker ends as a dead letter, and takes no neighbour along."""
+"""A job that kills its worker becomes a dead letter; its neighbours succeed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from celery.result import AsyncResult
 
 from llorch_worker.broker import keys
 from llorch_worker.client import Client, Job
-from llorch_worker.contract import AttemptsExhausted, Failed, Tokens
+from llorch_worker.contract import AttemptsExhausted, Failed
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
-from tests.services import RedisServer, WorkerProcess, held_ids, wait_until
+from tests.services import RedisServer, WorkerProcess, held_ids, token_ids, wait_until
 
 END_S = 60
 SUPERVISE_S = 0.05
@@ -25,7 +25,7 @@ Supervise = Callable[..., None]
 
 @pytest.fixture
 def supervise(start_worker: StartWorker) -> Iterator[Supervise]:
-    """Keeps workers of these names alive, as systemd or Kubernetes would."""
+    """Restarts workers of these names when they die, as systemd or Kubernetes would."""
     stop = threading.Event()
     threads: list[threading.Thread] = []
 
@@ -47,7 +47,7 @@ def supervise(start_worker: StartWorker) -> Iterator[Supervise]:
 
 
 def assert_dead(client: Client, stock: Celery, job: Job) -> None:
-    """The job failed as ATTEMPTS_EXHAUSTED wherever one looks, and is one dead letter."""
+    """The job failed with ATTEMPTS_EXHAUSTED in every view, and left one dead letter."""
     with pytest.raises(AttemptsExhausted):
         job.result(END_S)
     seen = AsyncResult(job.id, app=stock)
@@ -69,14 +69,16 @@ def assert_dead(client: Client, stock: Celery, job: Job) -> None:
 
 
 @pytest.fixture
-def stock(server: RedisServer) -> Iterator[Celery]:
-    with Celery("stock", broker=server.url, backend=server.url, set_as_current=False) as app:
+def stock(own_server: RedisServer) -> Iterator[Celery]:
+    with Celery(
+        "stock", broker=own_server.url, backend=own_server.url, set_as_current=False
+    ) as app:
         yield app
 
 
 @pytest.mark.parametrize("names", [("w1",), ("w1", "w2")], ids=["one worker", "two workers"])
 @pytest.mark.parametrize("prompt", ["die", "die at 40"])
-def test_poison_dies_alone(
+def test_only_the_poison_job_fails(
     client: Client,
     witness: Witness,
     stock: Celery,
@@ -93,5 +95,5 @@ def test_poison_dies_alone(
     attempts = [job.result(0).attempts for job in (*before, *after)]
     assert max(attempts) <= 2, attempts
     wait_until(lambda: not held_ids(client.redis))
-    tokens = [i for e in poison.stream() if isinstance(e.event, Tokens) for i in e.event.ids]
+    tokens = token_ids(poison.stream())
     assert tokens == list(range(len(tokens))), "its stream has no gap and no repeat"

@@ -1,4 +1,4 @@
-"""A Redis behind TLS, and one that Sentinel watches over: a job runs, is followed and read."""
+"""Clients and workers work with a Redis behind TLS, and with one that Sentinel watches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, Client
-from llorch_worker.contract import Cancelled, Tokens
+from llorch_worker.contract import Cancelled
 from tests.faults.sentinel import PASSWORD, sentinel
 from tests.services import (
     LOCALHOST,
@@ -21,6 +21,7 @@ from tests.services import (
     own_redis,
     redis_binaries,
     running_worker,
+    token_ids,
     wait_until,
 )
 
@@ -28,14 +29,14 @@ GET_S = 30
 
 
 def has_tls(binary: Path) -> bool:
-    # It starts in neither case: port 0 is no port.
+    # Port 0 keeps it from starting in either case.
     asked = [binary, "--tls-port", "0", "--port", "0"]
     answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
     return "Bad directive" not in answer.stdout + answer.stderr
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for localhost, signed by itself, and its key."""
+    """A self-signed certificate for localhost, and its key."""
     paths = folder / "certificate.pem", folder / "key.pem"
     command = [
         "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
@@ -66,14 +67,12 @@ def tls_url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def sentinel_url(tmp_path: Path) -> Iterator[str]:
-    if not redis_binaries():
-        pytest.skip("needs a redis-server")
     with (
         own_redis(options=("--requirepass", PASSWORD)) as master,
         sentinel(tmp_path, master) as first,
         sentinel(tmp_path, master) as second,
     ):
-        # The first sentinel of the URL is away.
+        # The first Sentinel of the URL does not run.
         hosts = [f"sentinel://:{PASSWORD}@{LOCALHOST}:{port}" for port in (1, first, second)]
         url = f"{';'.join(hosts)}/1?master_name=jobs"
 
@@ -81,19 +80,24 @@ def sentinel_url(tmp_path: Path) -> Iterator[str]:
             with connect(url) as client:
                 return bool(client.ping())
 
-        wait_until(found, what="the sentinels to know their master")
+        wait_until(found, what="the Sentinels to know their master")
         yield url
 
 
-def assert_serves(url: str, folder: Path) -> None:
-    """A job is streamed, read, cancelled; the secret of the URL is shown nowhere."""
+@pytest.fixture(params=["tls_url", "sentinel_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
+def test_a_job_is_streamed_read_and_cancelled_and_no_log_shows_the_password(
+    url: str, tmp_path: Path
+) -> None:
     with (
-        running_worker(url, folder, model_name="toy", TOY_STEP_MS=2) as worker,
+        running_worker(url, tmp_path, model_name="toy", TOY_STEP_MS=2) as worker,
         Client(url, model="toy") as client,
     ):
         job = client.submit(prompt="x", max_tokens=50)
-        events = [entry.event for entry in job.stream(timeout=GET_S)]
-        assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 50
+        assert len(token_ids(job.stream(timeout=GET_S))) == 50
         assert job.result(GET_S).attempts == 1
         endless = client.submit(prompt="x", max_tokens=4000)
         wait_until(lambda: held_ids(client.redis) == {endless.id})
@@ -105,19 +109,7 @@ def assert_serves(url: str, folder: Path) -> None:
         assert worker.text().count("Connected to") == 1
 
 
-@pytest.mark.parametrize("fixture", ["tls_url", "sentinel_url"])
-def test_a_job_runs_to_its_end(fixture: str, request: pytest.FixtureRequest) -> None:
-    url: str = request.getfixturevalue(fixture)
-    folder: Path = request.getfixturevalue("tmp_path")
-    assert_serves(url, folder)
-
-
-@pytest.mark.parametrize("fixture", ["tls_url", "sentinel_url"])
-def test_the_asynchronous_client_reads_the_same(
-    fixture: str, request: pytest.FixtureRequest
-) -> None:
-    url: str = request.getfixturevalue(fixture)
-
+def test_the_asynchronous_client_connects_too(url: str) -> None:
     async def models() -> list[ModelCard]:
         async with AsyncClient(url, model="toy") as client:
             return await client.models()
@@ -125,6 +117,6 @@ def test_the_asynchronous_client_reads_the_same(
     assert asyncio.run(models()) == []
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(tls_url: str) -> None:
+def test_an_untrusted_certificate_is_refused(tls_url: str) -> None:
     with Client(tls_url.partition("?")[0]) as client, pytest.raises(Exception, match="certificate"):
         client.models()

@@ -1,4 +1,4 @@
-"""Somebody who sees every stream entry and every result as it appears, outside the broker."""
+"""Observes every stream entry and every result as it appears, independently of the broker."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ END_TIMEOUT_S = 30.0
 
 
 class Witness:
-    """Sends jobs and reads, on a connection of its own that no fault hits, what becomes of them.
+    """Sends jobs and records their output, on its own connection that no fault affects.
 
-    What it has seen stays in its ledger, so a token that is written and taken back, or a result
-    that another one replaces, does not go unnoticed. It outlives a restart of Redis.
+    The ledger keeps what the witness has seen, so it notices a token that is written and removed,
+    or a result that is replaced. A witness outlives a restart of Redis.
     """
 
     def __init__(self, client: Client) -> None:
@@ -48,7 +48,7 @@ class Witness:
         self._ledger.close()
 
     def send(self, tokens: int, prompt: str = "x", **fields: Any) -> Job:
-        """A job of ``tokens`` tokens that no other job shares."""
+        """Sends a job of ``tokens`` tokens with ids that no other job has."""
         seed = len(self._promises) + 1
         job = self._client.submit(prompt=prompt, max_tokens=tokens, seed=seed, **fields)
         with self._lock:
@@ -59,11 +59,11 @@ class Witness:
         return job
 
     def events(self, job: Job) -> list[dict[str, Any]]:
-        """What a reader of the job's stream has seen so far."""
+        """The events that a reader of the job's stream has seen so far."""
         return [json.loads(entry.document) for entry in self._ledger.entries(job.id)]
 
     def tokens(self, job: Job) -> int:
-        """How many tokens a reader has seen so far."""
+        """The number of tokens that a reader has seen so far."""
         return sum(len(event["ids"]) for event in self.events(job) if event["type"] == "tokens")
 
     def runs(self, job: Job) -> list[str]:
@@ -71,7 +71,7 @@ class Witness:
         return [event["worker"] for event in self.events(job) if event["type"] == "started"]
 
     def begun(self, job: Job, tokens: int = 1) -> Job:
-        """``job``, once at least so many of its tokens are in its stream."""
+        """Waits until the stream of ``job`` has at least ``tokens`` tokens."""
         wait_until(lambda: self.tokens(job) >= tokens, what=f"{tokens} tokens of {job.id}")
         return job
 
@@ -80,7 +80,7 @@ class Witness:
         return any(json.loads(one.document)["status"] in TERMINAL_STATES for one in found)
 
     def _saw_end(self, job: Job) -> bool:
-        # A short job's whole stream comes with its result, and may be read after it.
+        # The whole stream of a short job arrives with its result, and may be read after it.
         return any(event["type"] == "finished" for event in self.events(job)[-1:])
 
     def record(self, job: Job) -> dict[str, str]:
@@ -89,10 +89,10 @@ class Witness:
         return found
 
     def assert_whole(self, *jobs: Job, timeout_s: float = END_TIMEOUT_S) -> None:
-        """Each job succeeds once, with every token of its result seen once and in order."""
+        """Waits until each job has succeeded once; every token was seen once and in order."""
         for job in jobs:
             wait_until(lambda job=job: self.ended(job), timeout_s=timeout_s, what=f"end of {job}")
-            wait_until(lambda job=job: self._saw_end(job), what="its event")
+            wait_until(lambda job=job: self._saw_end(job), what=f"the last event of {job}")
         self._compare()
         for job in jobs:
             promise = self._promises[job.id]
@@ -110,7 +110,7 @@ class Witness:
             try:
                 self._poll()
             except redis.RedisError:
-                # Redis restarts; it comes back with what it had.
+                # Redis restarts, and keeps its data.
                 continue
 
     def _poll(self) -> None:
@@ -132,7 +132,7 @@ class Witness:
                     self._ledger.result(job_id, Result(now_s, document))
 
     def _compare(self) -> None:
-        """Reads every stream anew and notes what is gone."""
+        """Reads every stream again and notes entries that are gone."""
         with self._lock:
             self._poll()
             for job_id in self._promises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from llorch_worker.settings import Settings
 from llorch_worker.stack import programs
 from llorch_worker.stack.children import Program, python
 from llorch_worker.stack.stack import Plan, Stack
-from tests.services import own_redis
+from tests.services import RedisServer
 
 START_S = 60
 
@@ -37,10 +36,9 @@ runpy.run_module("llorch_worker.cli", run_name="__main__")
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url(own_server: RedisServer) -> str:
     """A Redis of its own: the workers of other tests run on this host too."""
-    with own_redis() as server:
-        yield server.url
+    return own_server.url
 
 
 def plan(url: str, model: Path, *workers: str) -> Plan:

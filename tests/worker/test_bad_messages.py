@@ -1,4 +1,4 @@
-"""Messages that are not valid jobs are answered or kept, and the worker serves on."""
+"""An invalid message becomes a dead letter with its reason, and ends the job that it names."""
 
 from __future__ import annotations
 
@@ -9,51 +9,86 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.result import AsyncResult
 
 from llorch_worker.broker import keys
 from llorch_worker.client import Client
-from llorch_worker.contract import (
-    TASK_NAME,
-    ContextLengthExceeded,
-    Failed,
-    InternalError,
-    InvalidRequest,
-    LlorchError,
-    ModelNotServed,
-    OutOfMemory,
-)
+from llorch_worker.contract import TASK_NAME, Failed, InvalidRequest
 from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.services import WorkerProcess, held_ids, wait_until
 
 GET_S = 30
+TOO_LONG = "x" * 300
 
 
 @pytest.fixture(autouse=True)
 def _serves_on(toy_worker: WorkerProcess, client: Client) -> Iterator[None]:
     client.redis.delete(keys.DEAD)
     yield
-    assert client.submit(prompt="still there?", max_tokens=3).result(GET_S).text == "w0 w1 w2 "
-    wait_until(lambda: not held_ids(client.redis), what="every message to be acknowledged")
+    jobs = [client.submit(prompt="still there?", max_tokens=3) for _ in range(5)]
+    for job in jobs:
+        assert job.result(GET_S).text == "w0 w1 w2 "
+    wait_until(lambda: not held_ids(client.redis), what="every claim to be settled")
     assert toy_worker.process.poll() is None
+    assert toy_worker.text().count("Connected to redis") == 1, "it never reconnected"
 
 
-def failure(result: AsyncResult) -> LlorchError:
-    with pytest.raises(LlorchError) as caught:
-        result.get(timeout=GET_S)
-    return caught.value
-
-
-def letter(client: Client) -> dict[str, Any]:
-    """The only dead letter, once it is there."""
-    wait_until(lambda: client.redis.llen(keys.DEAD), what="the dead letter")
-    (text,) = client.redis.lrange(keys.DEAD, 0, -1)
-    found: dict[str, Any] = json.loads(text)
+def letters(client: Client, count: int) -> list[dict[str, Any]]:
+    """The dead letters, once there are ``count``."""
+    wait_until(lambda: client.redis.llen(keys.DEAD) >= count, what="the dead letters")
+    found = [json.loads(text) for text in client.redis.lrange(keys.DEAD, 0, -1)]
+    assert len(found) == count
     return found
 
 
+def raw(job_id: str, *, headers: dict[str, str] | None = None, **changes: Any) -> str:
+    named = {"id": job_id} | ({"task": TASK_NAME} if headers is None else headers)
+    return json.dumps(envelope(GOOD_BODY, headers=named, **changes))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b"",
+        b"no json",
+        b'{"headers": {"id": "cut of',
+        b"\xff\xfe\x00",
+        b"17",
+        b"null",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"headers": []}',
+        b'{"headers": "x"}',
+        b'{"headers": {"id": 5}}',
+        b'{"headers": {"id": ""}}',
+        json.dumps({"headers": {"id": TOO_LONG}}).encode(),
+        json.dumps({"headers": {"id": {"id": "x"}}}).encode(),
+        b'{"headers": {"id": "\xff\xfe"}}',
+        b'{"headers": {"id": "\xed\xa0\x80"}}',
+        json.dumps(envelope(GOOD_BODY, headers={"task": TASK_NAME}))
+        .replace('"correlation_id": "raw"', '"correlation_id": null')
+        .encode(),
+    ],
+    ids=lambda entry: repr(entry[:28]),
+)
+def test_an_entry_that_names_no_job_becomes_a_dead_letter(
+    client: Client, toy_worker: WorkerProcess, entry: bytes
+) -> None:
+    told = toy_worker.text().count("refused an entry")
+    client.redis.lpush(QUEUE, entry)
+    (letter,) = letters(client, 1)
+    wait_until(lambda: toy_worker.text().count("refused an entry") == told + 1)
+    assert toy_worker.text().count(f"refused an entry of {len(entry)} bytes without a job id")
+    assert letter["reason"] == "malformed"
+    assert letter["list"] == QUEUE
+    assert letter["id"] == ""
+    assert letter["attempts"] == 0
+    assert letter["at_ms"] > 0
+    assert len(letter["message"]) > 0 or not entry
+
+
 NO_BODY = "its body is not [args, kwargs, options]"
-NO_ID = "its id header is not a string of 1 to 255 characters"
+UNDECODABLE = "its body cannot be decoded"
 
 
 @pytest.mark.parametrize(
@@ -61,11 +96,7 @@ NO_ID = "its id header is not a string of 1 to 255 characters"
     [
         ({}, GOOD_BODY, "it is not a task message"),
         ([], GOOD_BODY, "it is not a task message"),
-        ("x", GOOD_BODY, "malformed"),
-        ({"task": TASK_NAME}, GOOD_BODY, NO_ID),
-        ({"task": TASK_NAME, "id": 5}, GOOD_BODY, "malformed"),
-        ({"task": TASK_NAME, "id": "x" * 300}, GOOD_BODY, "malformed"),
-        ({"task": TASK_NAME, "id": "half a character: \ud800"}, GOOD_BODY, "malformed"),
+        ({"task": TASK_NAME}, GOOD_BODY, "its id header is not a string of 1 to 255 characters"),
         ({"task": ["x"], "id": "list"}, GOOD_BODY, "its task header is not a string"),
         ({}, {"task": TASK_NAME}, "it cannot be read (KeyError)"),
         (
@@ -74,55 +105,98 @@ NO_ID = "its id header is not a string of 1 to 255 characters"
             "it is not a valid task message (InvalidTaskError)",
         ),
     ],
-    ids=range(10),
+    ids=range(6),
 )
-def test_a_message_that_is_not_a_task_is_kept_as_a_dead_letter_with_the_reason(
+def test_a_message_that_is_not_a_task_becomes_a_dead_letter_with_the_reason(
     client: Client, headers: Any, body: Any, reason: str, request: pytest.FixtureRequest
 ) -> None:
     message = envelope(body, headers=headers)
     message["properties"]["correlation_id"] = f"no-task-{request.node.callspec.indices['reason']}"
     client.redis.lpush(QUEUE, json.dumps(message))
-    assert letter(client)["reason"] == reason
+    (letter,) = letters(client, 1)
+    assert letter["reason"] == reason
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (
-            {"body": base64.b64encode(b"\xff\xff").decode()},
-            "its body cannot be decoded (DecodeError)",
-        ),
+        ({"properties": {"delivery_tag": "x"}}, ""),
+        ({"properties": None}, ""),
+        ({"properties": {"delivery_tag": 7, "delivery_info": {}}}, ""),
+        ({"body": "not base64!"}, ""),
+        ({"body": base64.b64encode(b"{not json").decode()}, ""),
+        ({"body": base64.b64encode(b"\xff\xff").decode()}, f"{UNDECODABLE} (DecodeError)"),
+        ({"body": base64.b64encode(b"[" * 50_000).decode()}, f"{UNDECODABLE} (DecodeError)"),
         ({"body": base64.b64encode(b"17").decode()}, NO_BODY),
         ({"body": base64.b64encode(b"[[], {}]").decode()}, NO_BODY),
-        (
-            {"body": base64.b64encode(b"[" * 50_000).decode()},
-            "its body cannot be decoded (DecodeError)",
-        ),
-        (
-            {"content-type": "application/x-unheard-of"},
-            "its body cannot be decoded (ContentDisallowed)",
-        ),
+        ({"body": base64.b64encode(b"[[], 3, {}]").decode()}, NO_BODY),
+        ({"body": None}, ""),
+        ({"body": 5}, ""),
+        ({"body": None, "headers": {}}, ""),
+        ({"body": 5, "headers": {}}, ""),
+        ({"content-type": "application/x-python-serialize"}, ""),
+        ({"content-type": "application/x-unheard-of"}, f"{UNDECODABLE} (ContentDisallowed)"),
+        ({"content-type": None}, ""),
         (
             {"headers": {"task": TASK_NAME, "compression": "application/x-gzip"}},
-            "its body cannot be decoded (error)",
+            f"{UNDECODABLE} (error)",
         ),
+        ({"headers": {}}, ""),
+        ({"headers": {"task": 5}}, ""),
+        ({"headers": {"task": None}}, ""),
+        ({"headers": {"task": TASK_NAME, "eta": "the day after tomorrow"}}, ""),
+        ({"headers": {"task": TASK_NAME, "expires": "yesterday"}}, ""),
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_a_body_that_cannot_be_read_fails_its_job_with_the_reason(
+def test_an_invalid_message_that_names_its_job_also_ends_it(
     client: Client, changes: dict[str, Any], reason: str, request: pytest.FixtureRequest
 ) -> None:
     job_id = f"unreadable-{request.node.callspec.indices['changes']}"
-    headers = {"task": TASK_NAME, "id": job_id} | changes.pop("headers", {})
-    client.redis.lpush(QUEUE, json.dumps(envelope(GOOD_BODY, headers=headers, **changes)))
+    client.redis.lpush(QUEUE, raw(job_id, **changes))
     job = client.job(job_id)
     with pytest.raises(InvalidRequest) as caught:
         job.result(GET_S)
-    (fault,) = caught.value.faults
-    assert (fault.field, fault.rule) == ("message", reason)
     (entry,) = job.stream(timeout=GET_S)
     assert isinstance(entry.event, Failed)
-    assert (letter(client)["id"], letter(client)["reason"]) == (job_id, reason)
+    (letter,) = letters(client, 1)
+    assert (letter["id"], letter["list"], letter["attempts"]) == (job_id, QUEUE, 1)
+    assert letter["reason"] == (reason or letter["reason"]) != ""
+    if reason:
+        (fault,) = caught.value.faults
+        assert (fault.field, fault.rule) == ("message", reason)
+
+
+def test_an_unknown_task_becomes_a_dead_letter_and_fails_for_its_producer(
+    client: Client, stock: Celery
+) -> None:
+    result = stock.send_task("llorch.nonsense", kwargs={"prompt": "x"}, queue=QUEUE)
+    with pytest.raises(Exception, match=r"llorch\.nonsense"):
+        result.get(timeout=GET_S)
+    (letter,) = letters(client, 1)
+    assert letter["id"] == result.id
+    assert "llorch.nonsense" in letter["reason"]
+
+
+def test_an_id_that_collides_with_another_key_harms_no_other_job(
+    client: Client,
+) -> None:
+    # The key of this id's record is another job's stream.
+    first = client.submit(prompt="x", max_tokens=2)
+    first.result(GET_S)
+    good = [raw(f"good-{number}") for number in range(3)]
+    client.redis.lpush(QUEUE, good[0], raw(f"{first.id}:events"), *good[1:])
+    for number in range(3):
+        assert client.job(f"good-{number}").result(GET_S).attempts == 1
+    (letter,) = letters(client, 1)
+    assert letter["reason"] == "malformed"
+
+
+def test_messages_with_one_delivery_tag_all_run_and_free_their_slots(client: Client) -> None:
+    # raw() gives each the same tag, and they outnumber the worker's slots.
+    client.redis.lpush(QUEUE, *(raw(f"same-tag-{number}") for number in range(9)))
+    for number in range(9):
+        assert client.job(f"same-tag-{number}").result(GET_S).text == "w0 "
 
 
 def test_protocol_1_still_works(client: Client) -> None:
@@ -133,85 +207,16 @@ def test_protocol_1_still_works(client: Client) -> None:
     assert client.job("old").result(GET_S).text == "w0 w1 "
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "field"),
-    [
-        ({"prompt": "x", "tempreature": 1}, "tempreature"),
-        ({"prompt": "x", "self": 1}, "self"),
-        ({"prompt": "x", "task": 1}, "task"),
-        ({"prompt": "x", "messages": [{"role": "user", "content": "y"}]}, "prompt |"),
-        ({"prompt": ""}, "prompt"),
-        ({}, "prompt |"),
-        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
-        ({"prompt": "x", "temperature": float("nan")}, "temperature"),
-        ({"prompt": "x", "priority": 5}, "priority"),
-        ({"prompt": "half a character: \ud800"}, "prompt"),
-        ({"prompt": "x", "metadata": {"\udfff": "\\ud800"}}, "metadata"),
-    ],
-    ids=ascii,
-)
-def test_a_request_that_breaks_a_rule_is_refused_by_name(
-    stock: Celery, kwargs: dict[str, Any], field: str
+def test_ids_of_any_script_run(client: Client) -> None:
+    for job_id in ("Zürich", "東京", "🦙", 'quote"%0', "space and\ttab"):
+        client.redis.lpush(QUEUE, raw(job_id))
+        assert client.job(job_id).result(GET_S).text == "w0 "
+
+
+def test_the_stats_of_a_worker_count_the_dead_letters(
+    client: Client, stock: Celery, toy_worker: WorkerProcess
 ) -> None:
-    error = failure(stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE))
-    assert isinstance(error, InvalidRequest)
-    assert any(fault.field.startswith(field) for fault in error.faults)
-
-
-def test_positional_arguments_are_refused_by_name(stock: Celery) -> None:
-    error = failure(stock.send_task(TASK_NAME, args=["Once upon a time"], queue=QUEUE))
-    assert isinstance(error, InvalidRequest)
-    assert error.faults[0].field == "args"
-
-
-def test_a_refused_job_ends_its_stream_with_the_reason(stock: Celery, client: Client) -> None:
-    sent = stock.send_task(TASK_NAME, kwargs={"prompt": "x", "wrong": 1}, queue=QUEUE)
-    (entry,) = client.job(sent.id).stream(timeout=GET_S)
-    assert isinstance(entry.event, Failed)
-    assert entry.event.error.code == "INVALID_REQUEST"
-    wait_until(lambda: client.job(sent.id).status().state == "failed")
-
-
-def test_a_prompt_of_50_mb_is_refused_with_its_size(stock: Celery) -> None:
-    error = failure(stock.send_task(TASK_NAME, kwargs={"prompt": "x" * 50_000_000}, queue=QUEUE))
-    assert isinstance(error, InvalidRequest)
-    assert "50000000" in error.faults[0].got
-
-
-@pytest.mark.parametrize(
-    ("prompt", "error"),
-    [
-        ("raise ValueError secret", InternalError),
-        ("raise MemoryError secret", OutOfMemory),
-        ("raise RuntimeError secret", InternalError),
-        ("raise SystemExit secret", InternalError),
-        ("raise KeyboardInterrupt secret", InternalError),
-    ],
-)
-def test_a_defect_of_the_engine_ends_that_job_alone(
-    client: Client, toy_worker: WorkerProcess, prompt: str, error: type[LlorchError]
-) -> None:
-    with pytest.raises(error) as caught:
-        client.submit(prompt=prompt).result(GET_S)
-    assert "secret" not in str(caught.value)
-    assert "secret" not in toy_worker.text()
-
-
-def test_token_ids_beyond_the_context_are_refused_before_they_are_sent(client: Client) -> None:
-    with pytest.raises(ContextLengthExceeded, match="4096"):
-        client.submit(prompt_token_ids=[1] * 4000, max_tokens=97)
-
-
-def test_a_model_that_was_never_served_is_refused_with_the_known_ones(client: Client) -> None:
-    with pytest.raises(ModelNotServed, match="toy"):
-        client.submit(prompt="x", model="gpt-17")
-
-
-def test_a_reused_idempotency_key_of_a_stock_producer_is_refused(
-    stock: Celery, client: Client
-) -> None:
-    first = client.submit(prompt="x", max_tokens=1, idempotency_key="order 66")
-    kwargs = {"prompt": "x", "idempotency_key": "order 66"}
-    error = failure(stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE))
-    assert first.id in error.faults[0].rule
-    assert client.redis.get(keys.idempotency("toy", "order 66")) == first.id
+    client.redis.lpush(QUEUE, b"no json", b"{}")
+    letters(client, 2)
+    stats = stock.control.inspect([toy_worker.hostname], timeout=5).stats()
+    assert stats[toy_worker.hostname]["dead_letters"] == 2

@@ -14,8 +14,7 @@ from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine import Engine
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
-from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.model import resolve_config
+from llorch_worker.model import ForwardModel, resolve_config
 from llorch_worker.settings import Settings
 from llorch_worker.weights import Checkpoint, open_checkpoint
 

@@ -14,9 +14,8 @@ import torch
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine import Engine
 from llorch_worker.engine.memory.load_plan import cache_shape
-from llorch_worker.engine.runner import ForwardModel
 from llorch_worker.kernels import select_truncate_rows
-from llorch_worker.model import LlamaConfig, RaggedBatch
+from llorch_worker.model import ForwardModel, LlamaConfig, RaggedBatch
 from llorch_worker.text.chat import Llama2Chat
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
 from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, write_model

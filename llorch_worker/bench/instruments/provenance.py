@@ -6,13 +6,19 @@ import os
 import platform
 import shlex
 import sys
+from abc import abstractmethod
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.worker.card.assignment import SPIN_COUNT, SPINS
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 MEASURED_WITH = ("torch", "numpy", "gguf")
 _SETTINGS_PREFIXES = (
@@ -73,6 +79,10 @@ class Figures(Frozen):
     """The document of a command's ``--json``."""
 
     provenance: Provenance
+
+    @abstractmethod
+    def parts(self) -> Iterator[RenderableType]:
+        """What a person reads: headings, tables and remarks."""
 
 
 def provenance(

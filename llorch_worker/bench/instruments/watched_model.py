@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from llorch_worker.cache import UnifiedCache
-from llorch_worker.engine.runner import ForwardModel
-from llorch_worker.model import RaggedBatch
+from llorch_worker.model import ForwardModel, RaggedBatch
 
 
 @dataclass(frozen=True, slots=True)

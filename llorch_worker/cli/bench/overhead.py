@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from llorch_worker.cli.bench import parameters
-from llorch_worker.cli.bench.output import print_figures, table, title
+from llorch_worker.cli.bench.output import print_figures
 from llorch_worker.cli.options import JsonOption, model_path, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from llorch_worker.bench.overhead import OverheadFigures
 
 
 @settings_options("device", "dtype")
@@ -50,22 +43,4 @@ def overhead(
         torch.set_num_threads(threads)
     loading = screen.loading_bar("loading")
     chosen = settings.model_copy(update={"model": model_path(model)}) if model else None
-    print_figures(screen, measure_overhead(concurrency, steps, seed, chosen, loading), _lay_out)
-
-
-def _lay_out(figures: OverheadFigures) -> Iterator[RenderableType]:
-    yield title(f"A decode step of {counted(figures.sequences, 'sequence')} outside the model")
-    yield table(
-        [
-            *(("model", ""), ("vocabulary", ","), ("sampling", ""), ("ms p50", ".3f")),
-            *(("p95", ".3f"), ("p99", ".3f"), ("mean", ".3f"), ("of a step", ".1%")),
-        ],
-        [
-            (
-                *(row.model, row.vocab_size, row.sampling),
-                *(*row.outside_model_ms.in_order, row.outside_model_mean_ms, row.share),
-            )
-            for row in figures.rows
-        ],
-        words=3,
-    )
+    print_figures(screen, measure_overhead(concurrency, steps, seed, chosen, loading))

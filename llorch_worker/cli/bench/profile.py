@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from llorch_worker.bench.instruments.flamegraph import Flamegraph
 from llorch_worker.cli.bench import parameters
-from llorch_worker.cli.bench.output import print_figures, remark, table, title
+from llorch_worker.cli.bench.output import print_figures
 from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from llorch_worker.bench.profile import PhaseProfile, ProfileFigures
-
 _SILENT: Final = "99"
-_STYLES: Final = {"critical": "bold red", "moderate": "yellow", "minor": "dim"}
 
 
 @settings_options("model", "device", "dtype", "max_step_tokens")
@@ -66,46 +58,4 @@ def profile(
         screen.loading_bar(f"loading {settings.served_name}"),
         lambda what: screen.note(f"profiling {what}"),
     )
-    print_figures(screen, figures, _lay_out)
-
-
-def _lay_out(figures: ProfileFigures) -> Iterator[RenderableType]:
-    yield title(f"{figures.model}  ({', '.join(figures.file_types)})")
-    yield (
-        f"  computed in {figures.dtype} on {figures.device}; "
-        f"{counted(figures.concurrency, 'prompt')} of {counted(figures.prompt_tokens, 'token')}, "
-        f"{counted(figures.new_tokens, 'new one')} each"
-    )
-    for phase in figures.phases:
-        yield from _lay_out_phase(phase)
-    yield from map(remark, figures.notes)
-    if figures.flamegraph is not None:
-        yield f"flamegraph in {figures.flamegraph}"
-
-
-def _lay_out_phase(phase: PhaseProfile) -> Iterator[RenderableType]:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    critical = [each.component for each in phase.components if each.verdict == "critical"]
-    yield title(
-        f"\n{phase.phase}: {counted(phase.steps, 'step')} of {phase.step_ms:,.2f} ms "
-        f"({phase.plain_step_ms:,.2f} ms without the profiler)"
-    )
-    yield Padding(f"above 10%: {', '.join(critical) or 'nothing'}", (0, 0, 0, 2))
-    yield table(
-        [("part", ""), ("share", ".1%"), ("ms a step", ",.3f"), ("calls", ",.0f"), ("verdict", "")],
-        [
-            (
-                *(each.component.value, each.share, each.ms_per_step),
-                *(each.calls_per_step or None, Text(each.verdict, _STYLES[each.verdict])),
-            )
-            for each in phase.components
-        ],
-    )
-    yield Text(
-        f"  {phase.in_python_share:.1%} of the time outside torch's operators; "
-        f"{phase.elsewhere_share:.1%} outside matrix products\n  and attention: without that, "
-        f"a step would be {phase.refactor_bound:.2f} times as fast",
-        "dim",
-    )
+    print_figures(screen, figures)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import Annotated
 
 import typer
 
 from llorch_worker.cli.bench import parameters
-from llorch_worker.cli.bench.output import Cell, median_of, print_figures, table, title
+from llorch_worker.cli.bench.output import print_figures
 from llorch_worker.cli.options import JsonOption, given_options, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import usage_error
-from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from llorch_worker.bench.queue import NoOpFigures, QueueFigures
 
 MOST_JOBS = 10_000
 _OF_NO_OP = frozenset({"no_op", "no_op_jobs", "single_jobs", "concurrency", "passes", "as_json"})
@@ -88,7 +82,7 @@ def queue(
         else:
             loading = screen.loading_bar(f"loading {settings.served_name}")
             figures = measure_queue(plan, sandbox, loading, now)
-    print_figures(screen, figures, _lay_out)
+    print_figures(screen, figures)
 
 
 def _refuse_ignored(given: Mapping[str, str], *, no_op: bool) -> None:
@@ -97,67 +91,3 @@ def _refuse_ignored(given: Mapping[str, str], *, no_op: bool) -> None:
         raise usage_error(f"--no-op runs no model and its own jobs; remove {', '.join(ignored)}")
     if "no_op_jobs" in given and not no_op:
         raise usage_error("--no-op-jobs needs --no-op")
-
-
-def _lay_out(figures: QueueFigures) -> Iterator[RenderableType]:
-    if figures.no_op is not None:
-        yield from _lay_out_no_op(figures.no_op)
-        return
-    yield title(f"{figures.model} as {figures.dtype}, straight and through Redis")
-    prompts, new = figures.prompt_tokens, figures.new_tokens
-    yield (
-        f"  prompts of {prompts[0]} to {prompts[1]} tokens, {new[0]} to {new[1]} new ones, "
-        f"{counted(figures.concurrency, 'sequence')} at once; {median_of(figures.passes)}\n"
-    )
-    rows: list[tuple[Cell, ...]] = []
-    for row in figures.rows:
-        straight, queued = row.straight, row.queued
-        rates = straight.jobs_per_s, straight.tokens_per_s, straight.spread
-        rows.append((row.jobs, "straight", *rates, None, None, None))
-        rates = queued.jobs_per_s, queued.tokens_per_s, queued.spread
-        rows.append((None, "queued", *rates, row.share, row.delivery_ms.p50, row.delivery_ms.p95))
-    yield table(
-        [
-            *(("jobs", ","), ("", ""), ("jobs/s", ".2f"), ("tokens/s", ",.1f"), ("spread", ".1%")),
-            *(("share", ".1%"), ("delivery p50", ".2f"), ("p95, ms", ".2f")),
-        ],
-        rows,
-        words=2,
-    )
-    yield "  share: tokens that arrive through Redis, of the engine's; at least 97% is expected"
-    if (single := figures.single) is None:
-        return
-    yield ""
-    yield table(
-        [("one job at a time", ""), ("p50, ms", ".2f"), ("p95", ".2f")],
-        [
-            ("straight", single.straight_ms.p50, single.straight_ms.p95),
-            ("queued", single.queued_ms.p50, single.queued_ms.p95),
-            ("the queue adds", single.added_p50_ms, single.added_p95_ms),
-        ],
-    )
-    samples = single.queued_ms.samples
-    yield f"  submit to result less the engine's own time, {samples} jobs each; at most 5 ms added"
-    yield "  at p50 is expected"
-
-
-def _lay_out_no_op(figures: NoOpFigures) -> Iterator[RenderableType]:
-    yield title(f"{counted(figures.jobs, 'job')} doing nothing, {figures.concurrency} at once")
-    yield table(
-        [
-            *(("", ""), ("sent, jobs/s", ",.0f"), ("run, jobs/s", ",.0f"), ("spread", ".1%")),
-            *(("alone p50, ms", ".2f"), ("p95, ms", ".2f")),
-        ],
-        [
-            (name, rates.sent_per_s, rates.run_per_s, rates.spread, alone.p50, alone.p95)
-            for name, rates, alone in (
-                ("llorch", figures.ours, figures.ours_alone_ms),
-                ("stock Celery", figures.stock, figures.stock_alone_ms),
-            )
-        ],
-    )
-    yield (
-        f"\nllorch runs {figures.ratio:.2f} times as many jobs a second\n"
-        "alone: one job at a time, from submission to result, "
-        f"{counted(figures.ours_alone_ms.samples, 'job')} each"
-    )

@@ -1,4 +1,4 @@
-"""Every tensor that a model or a cache keeps."""
+"""Finds every tensor that a model or a cache keeps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def resident_tensors(root: Any, name: str = "") -> Iterator[tuple[str, torch.Ten
 
 
 def storage_bytes(root: Any) -> int:
-    """Bytes that the tensors below ``root`` take, with views of one memory counted once."""
+    """Bytes of the tensors below ``root``; views of the same memory count once."""
     storages = {}
     for _, tensor in resident_tensors(root):
         storage = tensor.untyped_storage()

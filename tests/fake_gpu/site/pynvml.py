@@ -1,7 +1,7 @@
-"""NVIDIA's driver library as it would be on a machine with the cards of a JSON file.
+"""Simulates NVIDIA's driver library for the cards in the JSON file that ``FAKE_CARDS`` names.
 
-``FAKE_CARDS`` names the file: a list of ``{"uuid", "model", "free", "total", "fault"?}``. Without
-the file there is no driver. It is read at each call, so a test can let a card or the driver die.
+The file is a list of ``{"uuid", "model", "free", "total", "fault"?}``; without it there is no
+driver. Each call reads it anew, so a test can let a card or the driver fail.
 """
 
 import json

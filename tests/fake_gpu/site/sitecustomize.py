@@ -1,8 +1,7 @@
-"""What only a card could do, for processes that have this folder on their module path.
+"""Simulates cards in processes that have this folder on their module path.
 
-torch sees the cards that ``CUDA_VISIBLE_DEVICES`` names at the moment it is loaded, as a CUDA build
-would, and the worker runs the toy engine, because no tensor can lie on a card that is not there.
-All else is the real thing.
+As a CUDA build does, torch sees the cards that ``CUDA_VISIBLE_DEVICES`` names when it is imported.
+The worker runs the toy engine, because a simulated card holds no tensors. All else is real.
 """
 
 import importlib.abc

@@ -1,0 +1,153 @@
+"""The document and the tables of ``llorch bench queue``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import RenderableType
+
+from llorch_worker.bench.instruments.percentiles import Percentiles
+from llorch_worker.bench.instruments.provenance import Figures, Frozen
+from llorch_worker.bench.tables import Cell, median_of, table, title
+from llorch_worker.contract.quantities import counted
+
+
+class Way(Frozen):
+    """One way of running a load; medians over the passes."""
+
+    jobs_per_s: float
+    tokens_per_s: float
+    """Generated ones."""
+    spread: float | None
+    """Largest minus smallest ``tokens_per_s``, as a share of the median; None for one pass."""
+
+
+class LoadRow(Frozen):
+    """So many jobs, all submitted at once."""
+
+    jobs: int
+    straight: Way
+    queued: Way
+    share: float
+    """Of the engine's tokens a second, those that arrive through Redis."""
+    beside_model: float
+    """The share of all processors' time that client, Redis and the worker use while jobs go
+    through Redis, without the threads that compute the model; median over the passes."""
+    delivery_ms: Percentiles
+    """The time of a job through Redis that is neither waiting nor computing: from the call of
+    ``submit`` to the queue, and from the last token to the result in the client's hands."""
+
+
+class SingleJobs(Frozen):
+    """Jobs one at a time: from submit to result, less the engine's own time on the job."""
+
+    straight_ms: Percentiles
+    queued_ms: Percentiles
+    added_p50_ms: float
+    added_p95_ms: float
+
+
+class Rates(Frozen):
+    """Jobs a second, medians over the passes."""
+
+    sent_per_s: float
+    """By one producer."""
+    run_per_s: float
+    """By one worker, from a full queue to the last stored result."""
+    spread: float | None
+    """Largest minus smallest ``run_per_s``, as a share of the median; None for one pass."""
+
+
+class NoOpFigures(Frozen):
+    """Jobs that do nothing: one worker each on the same Redis, with as many threads."""
+
+    jobs: int
+    concurrency: int
+    ours: Rates
+    stock: Rates
+    ratio: float
+    """Our jobs a second as a multiple of stock Celery's."""
+    ours_alone_ms: Percentiles
+    stock_alone_ms: Percentiles
+    """From the submission of a job to its result in the producer's hands, one job at a time."""
+
+    def parts(self) -> Iterator[RenderableType]:
+        yield title(f"{counted(self.jobs, 'job')} doing nothing, {self.concurrency} at once")
+        yield table(
+            [
+                *(("", ""), ("sent, jobs/s", ",.0f"), ("run, jobs/s", ",.0f"), ("spread", ".1%")),
+                *(("alone p50, ms", ".2f"), ("p95, ms", ".2f")),
+            ],
+            [
+                (name, rates.sent_per_s, rates.run_per_s, rates.spread, alone.p50, alone.p95)
+                for name, rates, alone in (
+                    ("llorch", self.ours, self.ours_alone_ms),
+                    ("stock Celery", self.stock, self.stock_alone_ms),
+                )
+            ],
+        )
+        yield (
+            f"\nllorch runs {self.ratio:.2f} times as many jobs a second\n"
+            "alone: one job at a time, from submission to result, "
+            f"{counted(self.ours_alone_ms.samples, 'job')} each"
+        )
+
+
+class QueueFigures(Figures):
+    """The document of ``llorch bench queue --json``; with --no-op, ``no_op`` alone is measured."""
+
+    model: Path | None = None
+    dtype: str | None = None
+    concurrency: int
+    prompt_tokens: tuple[int, int]
+    new_tokens: tuple[int, int]
+    passes: int
+    rows: tuple[LoadRow, ...] = ()
+    single: SingleJobs | None = None
+    no_op: NoOpFigures | None = None
+
+    def parts(self) -> Iterator[RenderableType]:
+        if self.no_op is not None:
+            yield from self.no_op.parts()
+            return
+        yield title(f"{self.model} as {self.dtype}, straight and through Redis")
+        prompts, new = self.prompt_tokens, self.new_tokens
+        yield (
+            f"  prompts of {prompts[0]} to {prompts[1]} tokens, {new[0]} to {new[1]} new ones, "
+            f"{counted(self.concurrency, 'sequence')} at once; {median_of(self.passes)}\n"
+        )
+        rows: list[tuple[Cell, ...]] = []
+        for row in self.rows:
+            straight, queued = row.straight, row.queued
+            rates = straight.jobs_per_s, straight.tokens_per_s, straight.spread
+            rows.append((row.jobs, "straight", *rates, None, None, None, None))
+            rates = queued.jobs_per_s, queued.tokens_per_s, queued.spread
+            cost = row.share, row.beside_model, row.delivery_ms.p50, row.delivery_ms.p95
+            rows.append((None, "queued", *rates, *cost))
+        yield table(
+            [
+                *(("jobs", ","), ("", ""), ("jobs/s", ".2f"), ("tokens/s", ",.1f")),
+                *(("spread", ".1%"), ("share", ".1%"), ("CPU", ".1%")),
+                *(("delivery p50", ".2f"), ("p95, ms", ".2f")),
+            ],
+            rows,
+            words=2,
+        )
+        yield "  share: tokens that arrive through Redis, of the engine's; at least 97% is expected"
+        yield "  CPU: what the queue uses of all processors' time, without the model's threads"
+        if (single := self.single) is None:
+            return
+        yield ""
+        yield table(
+            [("one job at a time", ""), ("p50, ms", ".2f"), ("p95", ".2f")],
+            [
+                ("straight", single.straight_ms.p50, single.straight_ms.p95),
+                ("queued", single.queued_ms.p50, single.queued_ms.p95),
+                ("the queue adds", single.added_p50_ms, single.added_p95_ms),
+            ],
+        )
+        yield (
+            f"  submit to result less the engine's own time, {single.queued_ms.samples} jobs each; "
+            "at most 5 ms added\n  at p50 is expected"
+        )
