@@ -216,7 +216,7 @@ class Job:
         return outcome != "ended"
 
     def status(self) -> JobStatus:
-        """Where the job stands now."""
+        """The job's current status."""
         with self._client._in_use(), self._redis.pipeline(transaction=False) as pipe:
             pipe.mget(keys.result(self.id), keys.sent(self.id), keys.cancel(self.id))
             pipe.hget(keys.job(self.id), "state")

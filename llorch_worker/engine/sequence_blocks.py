@@ -1,7 +1,7 @@
 """The KV blocks of sequences: reserving, sharing, allocating, publishing and releasing them.
 
 Sequences share only full blocks, and only to read them: a sequence writes to blocks that it alone
-holds and that nobody can find yet. Finding and publishing cost work for each new block, not for
+holds and that no other can find yet. Finding and publishing cost work for each new block, not for
 each token, because a sequence remembers its place in the prefix tree, also while it waits.
 """
 
@@ -38,7 +38,7 @@ class SequenceBlocks:
         room = self._unreserved - spare
         if needed <= room:
             return True
-        # A published block that nobody holds counts as free, so taking it costs a free block. Only
+        # A published block without a holder counts as free, so taking it costs a free block. Only
         # blocks that running sequences hold cost none; the tree is searched only if they decide.
         self._find(sequence)
         prefix = sequence.prefix

@@ -38,7 +38,7 @@ _TAKEN = "Address already in use"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start."""
+    """The programs to start."""
 
     settings: Settings
     workers: tuple[tuple[str, str], ...]

@@ -196,7 +196,7 @@ def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, batch: SamplingBatch) -> 
 
 
 def _read_logprobs(logprobs: DeviceLogprobs, batch: SamplingBatch) -> dict[int, RowLogprobs]:
-    """By row."""
+    """Log probabilities by row."""
     asked = zip(
         batch.logprob_rows,
         batch.logprob_tops,

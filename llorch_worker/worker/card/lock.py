@@ -117,5 +117,5 @@ def _open(path: Path) -> int:
     except FileNotFoundError:
         descriptor = os.open(path, flags | os.O_CREAT, _SHARED_FILE)
         with suppress(PermissionError):
-            os.fchmod(descriptor, _SHARED_FILE)  # whatever the umask
+            os.fchmod(descriptor, _SHARED_FILE)  # independent of the umask
         return descriptor

@@ -215,7 +215,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
                 self._waiting.append(work)
 
     def terminate_job(self, pid: int, _signal: int | None = None) -> None:
-        """Cancels the job that was accepted as ``pid``, whatever the signal."""
+        """Cancels the job that was accepted as ``pid``, for any signal."""
         work = self._running.get(pid)
         if work is not None:
             self.active_jobs.cancel(work.task_id)
