@@ -2,7 +2,7 @@
 
 Sequences share only full blocks, and only to read them: a sequence writes to blocks that it alone
 holds and that no other can find yet. Finding and publishing cost work for each new block, not for
-each token, because a sequence remembers its place in the prefix tree, also while it waits.
+each token, because a sequence remembers its place in the prefix tree, even while it waits.
 """
 
 from __future__ import annotations

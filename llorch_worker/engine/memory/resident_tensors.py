@@ -56,8 +56,8 @@ def misplaced_tensors(parts: Mapping[str, object], device: torch.device) -> tupl
 
 
 def measured_bytes(parts: Mapping[str, object], device: torch.device) -> dict[str, int]:
-    """Bytes that ``parts`` hold. On a card also ``workspace``, the most that steps took beside
-    them, and ``reserved``, what torch's allocator holds beyond that."""
+    """Bytes that ``parts`` hold. On a card also ``workspace``, the peak of the steps, and
+    ``reserved``, the memory that torch's allocator holds beyond that."""
     measured = {name: storage_bytes(part) for name, part in parts.items()}
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)

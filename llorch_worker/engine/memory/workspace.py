@@ -21,7 +21,7 @@ def workspace_bytes(
     """Bytes that a full step needs at once besides weights and cache.
 
     That is the largest of its MLP, its attention with the keys and values of one full context
-    gathered, and its logits and sampling. Recorded decode steps keep their memory beside it.
+    gathered, and its logits and sampling. Recorded decode steps need separate memory.
 
     This is a plan; a worker measures the real use of its steps after the warm-up.
     """

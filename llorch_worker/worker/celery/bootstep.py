@@ -66,7 +66,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             gc.collect()
             gc.freeze()
         except LlorchError as error:
-            # To torch every card is cuda:0, so the message does not say which.
+            # torch calls every card cuda:0, so its message does not say which card failed.
             assignment = worker.app.assignment
             card = None if assignment is None else assignment.card
             _give_up(error.message if card is None else f"on {card.name}: {error.message}")
