@@ -1,4 +1,4 @@
-"""Every setting of a process, read once from ``LLORCH_*`` variables and passed down frozen."""
+"""The settings of a process, read once from ``LLORCH_*`` variables and passed down frozen."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _ENGINE_OPTIONS = {
 class Settings(BaseSettings):
     """One frozen object; each field is the environment variable ``LLORCH_<FIELD>``.
 
-    An empty variable counts as unset: compose files and systemd units pass on empty variables for
-    what their own environment lacks.
+    An empty variable counts as unset, because compose files and systemd units pass on variables
+    that their own environment lacks as empty ones.
     """
 
     model_config = SettingsConfigDict(

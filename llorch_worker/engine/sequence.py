@@ -16,9 +16,9 @@ PRIORITY_RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
 def samples_plainly(request: GenerationRequest) -> bool:
     """Whether ``request`` sets no sampling parameter but the temperature.
 
-    Steps may overlap only if every job in them samples plainly, and the fused kernel serves only
-    those. The other parameters need the host between two steps: it reads log probabilities back
-    and counts the tokens for penalties and min_tokens, and truncation looks at its own results.
+    Steps may overlap only if every job in them samples plainly, and the fused kernel supports only
+    such jobs. The other parameters need the host between two steps: it reads log probabilities and
+    counts tokens for penalties and min_tokens, and truncation reads its own results.
     """
     return (
         request.top_k == 0
@@ -34,7 +34,7 @@ def samples_plainly(request: GenerationRequest) -> bool:
 
 
 class SequenceState(Enum):
-    """Where a sequence is: without blocks, with blocks, or done."""
+    """The state of a sequence: without blocks, with blocks, or done."""
 
     WAITING = "waiting"
     RUNNING = "running"

@@ -38,11 +38,11 @@ class Heartbeat:
         self._last_s: float | None = None
 
     def beat(self) -> None:
-        """There is work, and the thread makes progress."""
+        """Notes that there is work and the thread makes progress."""
         self._last_s = time.monotonic()
 
     def rest(self) -> None:
-        """There is nothing to do."""
+        """Notes that there is nothing to do."""
         self._last_s = None
 
     def stalled_for_s(self) -> float:

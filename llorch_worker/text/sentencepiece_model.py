@@ -22,7 +22,7 @@ _NONCHARACTER = "\ufdd1"
 
 
 class PieceKind(IntEnum):
-    """What a piece is for. GGUF's ``tokenizer.ggml.token_type`` uses the same numbers."""
+    """The kind of a piece. GGUF's ``tokenizer.ggml.token_type`` uses the same numbers."""
 
     NORMAL = 1
     UNKNOWN = 2
