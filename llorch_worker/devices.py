@@ -1,5 +1,4 @@
-"""The NVIDIA cards of this machine, as listed by the driver: without torch and without creating a
-CUDA context."""
+"""The NVIDIA cards of this machine, as the driver lists them. Uses no torch and no CUDA context."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class Card:
     free_bytes: int
     total_bytes: int
     fault: str | None = None
-    """Why the driver cannot reach it; None if the card works."""
+    """The reason why the driver cannot reach it; None if the card works."""
 
     @property
     def name(self) -> str:
@@ -40,7 +39,7 @@ class Card:
 
     @property
     def cuda_id(self) -> str:
-        """Its name in ``CUDA_VISIBLE_DEVICES``; a UUID is unambiguous, a number is not."""
+        """Its name in ``CUDA_VISIBLE_DEVICES``; a UUID is unambiguous, unlike a number."""
         return self.uuid or str(self.index)
 
 
@@ -85,7 +84,7 @@ def _card(nvml: ModuleType, index: int) -> Card:
 def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, ...]:
     """The cards that ``CUDA_VISIBLE_DEVICES`` selects, in its order; ``cuda:N`` is the N-th.
 
-    As in CUDA, an unknown or repeated entry hides itself and all that follow. Numbers are those of
+    As in CUDA, an unknown or repeated entry hides itself and all later ones. Numbers are those of
     ``nvidia-smi``.
 
     Args:

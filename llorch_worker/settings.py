@@ -1,4 +1,4 @@
-"""Every setting of a process, read once from ``LLORCH_*`` variables and passed down frozen."""
+"""The settings of a process, read once from ``LLORCH_*`` variables and passed down frozen."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _ENGINE_OPTIONS = {
 class Settings(BaseSettings):
     """One frozen object; each field is the environment variable ``LLORCH_<FIELD>``.
 
-    An empty variable counts as unset: compose files and systemd units pass on empty variables for
-    what their own environment lacks.
+    An empty variable counts as unset, because compose files and systemd units pass on variables
+    that their own environment lacks as empty ones.
     """
 
     model_config = SettingsConfigDict(
@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     """The name that jobs ask for; by default the name of the file or folder."""
 
     device: str = "auto"
-    """``auto``, ``cpu``, ``cuda`` (a card that no other worker has) or ``cuda:N``."""
+    """``auto``, ``cpu``, ``cuda`` (a card; for a worker, one without a worker) or ``cuda:N``."""
     device_locks: Path = Path(tempfile.gettempdir()) / "llorch-devices"
     """Folder of the card locks, which keep workers off each other's cards; containers share it."""
     dtype: Dtype = "auto"
@@ -73,7 +73,7 @@ class Settings(BaseSettings):
     cuda_graphs: bool = True
     """Record decode steps on CUDA and replay them."""
     max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1, le=1024)
-    """The most sequences in flight; also Celery's concurrency and prefetch."""
+    """The most sequences in flight; a worker's Celery concurrency and prefetch."""
     max_context: int | None = Field(None, ge=1)
     """Tokens a sequence may hold; by default the model's own context."""
     max_step_tokens: int = Field(DEFAULT_MAX_STEP_TOKENS, ge=1)

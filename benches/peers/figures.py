@@ -20,10 +20,10 @@ WIDE_MARK = "*"
 
 
 class Side(Frozen):
-    """Ours or theirs."""
+    """The figures of one side, ours or the peer's."""
 
     tokens_per_s: float
-    """Median of the passes."""
+    """Median over the passes."""
     spread: float | None
     """Largest minus smallest of the passes, as a share of the median; None for one pass."""
     note: str = ""
@@ -35,7 +35,7 @@ class Side(Frozen):
 
 
 class BatchRow(Frozen):
-    """A prefill, or the decoding of so many sequences."""
+    """A prefill, or the decoding of this many sequences."""
 
     kind: BatchKind
     peer: str
@@ -44,11 +44,11 @@ class BatchRow(Frozen):
     ours: Side
     theirs: Side
     ratio: float
-    """Our tokens a second against theirs: median over the pairs of passes."""
+    """Our tokens per second divided by the peer's: median over the pairs of passes."""
 
 
 class JobsRow(Frozen):
-    """Jobs of mixed lengths, all submitted at once; tokens are generated ones."""
+    """Jobs of mixed lengths, all submitted at once; only generated tokens count."""
 
     kind: Literal["jobs"] = "jobs"
     peer: str
@@ -85,7 +85,7 @@ class PeersFigures(Figures):
     slots: int
     versions: dict[str, str]
     notes: dict[str, str]
-    """How each was set up."""
+    """The settings of each peer."""
     rows: tuple[BatchRow | JobsRow | Skipped, ...]
 
     def parts(self) -> Iterator[RenderableType]:

@@ -16,8 +16,8 @@ from llorch_worker.contract.quantities import counted, human_bytes
 
 
 class Row(Frozen):
-    """The figures of one concurrency. Rates are medians over the passes, percentiles of all of
-    them together; a figure that could not be measured is None, and ``notes`` says why."""
+    """The figures for one concurrency. Rates are medians over the passes; percentiles cover all
+    passes together. A figure that could not be measured is None, and ``notes`` says why."""
 
     kind: Literal["measured"] = "measured"
     concurrency: int
@@ -25,7 +25,7 @@ class Row(Frozen):
     prefill_tokens_per_s: float
     decode_tokens_per_s: float | None
     total_tokens_per_s: float
-    """Prompt and generated tokens together, from the start to the last token."""
+    """Prompt and generated tokens, from the start to the last token."""
     total_spread: float | None
     """Largest minus smallest total of the passes, as a share of the median; None for one pass."""
     first_token_ms: Percentiles
@@ -39,7 +39,7 @@ class Row(Frozen):
     """The share of a decode step in which no forward pass runs."""
     kv_peak_bytes: int
     kv_peak_share: float
-    """Of all KV blocks."""
+    """Share of all KV blocks."""
     preemptions: int
     notes: tuple[str, ...]
 
@@ -71,9 +71,9 @@ class EngineFigures(Figures):
     kv_bytes: int
     rows: tuple[Row | Skipped, ...]
     peak_memory_bytes: int | None
-    """Resident, of this process, after all rows; None if the system does not tell."""
+    """Peak resident memory of this process over all rows; None if the system does not report it."""
     peak_device_memory_bytes: int | None
-    """As torch allocated it on a card."""
+    """Peak memory that torch allocated on the card."""
 
     def parts(self) -> Iterator[RenderableType]:
         kinds = ", ".join(self.file_types)

@@ -88,13 +88,13 @@ def measure_overhead(
     """Measure the overhead around no-op models, and around the model of ``settings``, if any.
 
     Raises:
-        CommandError: the real model's context is too short for so many steps.
+        CommandError: the real model's context is too short for the steps.
     """
     load = Load(PROMPT_TOKENS, _new_tokens(steps, sequences), sequences, 0.0, seed)
     context_tokens = load.prompt_tokens + load.new_tokens
     if settings is not None and context_tokens > (own := own_context(settings)):
         raise usage_error(
-            f"so many steps need a context of {context_tokens} tokens, and the model's own is "
+            f"these steps need a context of {context_tokens} tokens, but the model's own is "
             f"{own}; lower --steps or --concurrency"
         )
     rows: list[OverheadRow] = []

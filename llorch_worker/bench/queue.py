@@ -129,7 +129,7 @@ def checked_settings(plan: Plan) -> Settings:
 class _Queued:
     ran: QueuedPass
     beside_model: float
-    """As :attr:`LoadRow.beside_model`."""
+    """See :attr:`LoadRow.beside_model`."""
 
 
 class _Passes:

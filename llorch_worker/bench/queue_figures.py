@@ -18,25 +18,25 @@ class Way(Frozen):
 
     jobs_per_s: float
     tokens_per_s: float
-    """Generated ones."""
+    """Generated tokens."""
     spread: float | None
     """Largest minus smallest ``tokens_per_s``, as a share of the median; None for one pass."""
 
 
 class LoadRow(Frozen):
-    """So many jobs, all submitted at once."""
+    """One number of jobs, all submitted at once."""
 
     jobs: int
     straight: Way
     queued: Way
     share: float
-    """Of the engine's tokens a second, those that arrive through Redis."""
+    """Tokens a second through Redis, as a share of the engine's."""
     beside_model: float
     """The share of all processors' time that client, Redis and the worker use while jobs go
     through Redis, without the threads that compute the model; median over the passes."""
     delivery_ms: Percentiles
     """The time of a job through Redis that is neither waiting nor computing: from the call of
-    ``submit`` to the queue, and from the last token to the result in the client's hands."""
+    ``submit`` to the queue, and from the last token to the result at the client."""
 
 
 class SingleJobs(Frozen):
@@ -52,9 +52,9 @@ class Rates(Frozen):
     """Jobs a second, medians over the passes."""
 
     sent_per_s: float
-    """By one producer."""
+    """Jobs a second sent by one producer."""
     run_per_s: float
-    """By one worker, from a full queue to the last stored result."""
+    """Jobs a second run by one worker, from a full queue to the last stored result."""
     spread: float | None
     """Largest minus smallest ``run_per_s``, as a share of the median; None for one pass."""
 
@@ -70,7 +70,7 @@ class NoOpFigures(Frozen):
     """Our jobs a second as a multiple of stock Celery's."""
     ours_alone_ms: Percentiles
     stock_alone_ms: Percentiles
-    """From the submission of a job to its result in the producer's hands, one job at a time."""
+    """From a job's submission to its result at the producer, one job at a time."""
 
     def parts(self) -> Iterator[RenderableType]:
         yield title(f"{counted(self.jobs, 'job')} doing nothing, {self.concurrency} at once")

@@ -87,7 +87,7 @@ class StartupFigures(Figures):
         if self.resident_bytes is not None:
             apart = self.resident_bytes / self.foretold_bytes - 1
             yield (
-                f"resident when ready {human_bytes(self.resident_bytes)}, foretold "
+                f"resident when ready {human_bytes(self.resident_bytes)}, predicted "
                 f"{human_bytes(self.foretold_bytes)} ({apart:+.1%})"
             )
         yield from map(remark, self.notes)

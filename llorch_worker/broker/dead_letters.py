@@ -38,7 +38,7 @@ class DeadLetter:
     """The workers that claimed the job, in order, with unix times in ms by Redis' clock."""
     died_ms: int
     message: str = field(repr=False)
-    """As the producer pushed it; bytes that are not UTF-8 are replaced."""
+    """The message that the producer pushed; bytes that are not UTF-8 are replaced."""
     raw: str = field(repr=False)
     """The letter as Redis stores it; scripts find it by this value."""
 

@@ -48,7 +48,7 @@ def cancel(job_id: str) -> str:
 
 
 def watchers(job_id: str) -> str:
-    """Exists while somebody reads the stream; readers renew it."""
+    """Exists while a client reads the stream; readers renew it."""
     return f"{PREFIX}job:{job_id}:watchers"
 
 

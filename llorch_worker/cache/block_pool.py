@@ -1,8 +1,8 @@
-"""The ledger of KV blocks: which sequences hold them, and what free blocks still contain.
+"""The pool of KV blocks: which sequences hold them, and the contents that free blocks keep.
 
-One sequence holds a block, or several that begin alike. A block that nobody holds is free and keeps
-its contents until it is allocated again. Blocks without contents are allocated first, then the one
-that was freed longest ago.
+A block is held by one sequence, or by several that begin alike. A block that no sequence holds is
+free and keeps its contents until it is allocated again. Blocks without contents are allocated
+first, then the one that was freed longest ago.
 
 Two rules keep the tree of contents whole. A sequence that holds a block also holds a block of every
 prefix before it, and frees them together, the last block first. If a prefix is held, no free block
@@ -34,14 +34,14 @@ class BlockPool:
         self.root = Prefix()
         self._holders = [0] * total
         self._contents: list[Prefix | None] = [None] * total
-        # Allocated from the end: low ids first, then what was freed last.
+        # Allocated from the end: low ids first, then the last freed.
         self._blank = list(range(total - 1, -1, -1))
         # Free blocks with contents, the one freed longest ago first.
         self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free_count(self) -> int:
-        """Blocks that nobody holds, with or without contents."""
+        """The number of blocks that no sequence holds, with or without contents."""
         return len(self._blank) + len(self._kept)
 
     @property
@@ -96,7 +96,7 @@ class BlockPool:
         return prefix
 
     def free(self, ids: Ids[int]) -> None:
-        """Frees a sequence's blocks. Raises BlockAccountingError for one that nobody holds."""
+        """Frees a sequence's blocks. Raises BlockAccountingError for a block that is not held."""
         for block in reversed(ids):
             if not 0 <= block < self.total or not self._holders[block]:
                 raise BlockAccountingError(f"block {block} is freed but not held")
@@ -112,7 +112,7 @@ class BlockPool:
                 self._forget(block)
 
     def withdraw(self, prefix: Prefix) -> None:
-        """Forgets ``prefix`` and all that continue it; holders keep their blocks."""
+        """Forgets ``prefix`` and all its continuations; holders keep their blocks."""
         if prefix.parent is None:
             raise ValueError("cannot withdraw the root")
         del prefix.parent.children[prefix.token_ids]

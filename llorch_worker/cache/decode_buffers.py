@@ -1,4 +1,4 @@
-"""What a recorded decode step reads and writes, always at the same addresses."""
+"""The buffers of recorded decode steps, at fixed addresses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DecodeBuffers:
 
     @staticmethod
     def required_bytes(shape: CacheShape) -> int:
-        """What such buffers take; allocates nothing."""
+        """Bytes of such buffers; allocates nothing."""
         numbers = (5 + shape.context_blocks) * torch.int64.itemsize
         return shape.decode_rows * (numbers + shape.vocab_size * torch.float32.itemsize)
 

@@ -20,7 +20,7 @@ class PagedKV:
         layers = shape.num_layers
         cells = (layers, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         stored = _STORED_DTYPE.get(shape.kv_dtype, shape.dtype)
-        # Zeros, not empty: attention must never read a NaN that lay in memory before.
+        # Zeros, not empty: attention must never read a NaN from uninitialised memory.
         self.keys = _zeros(cells, stored, shape.device)
         self.values = _zeros(cells, stored, shape.device)
         scales = cells[:-1] if shape.kv_dtype == "int8" else (layers, 0)

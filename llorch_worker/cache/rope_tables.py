@@ -93,7 +93,7 @@ def _yarn(periods: torch.Tensor, theta: float, scaling: RopeScaling) -> torch.Te
     head_dim = 2 * len(periods)
 
     def pair_that_turns(rotations: float) -> float:
-        """The (fractional) pair that makes so many rotations within the original context."""
+        """The (fractional) pair that makes this many rotations within the original context."""
         wavelength = scaling.original_max_context / (rotations * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(theta))
 
@@ -105,5 +105,5 @@ def _yarn(periods: torch.Tensor, theta: float, scaling: RopeScaling) -> torch.Te
         high += 0.001  # as transformers, against division by zero
     pairs = torch.arange(head_dim // 2, dtype=torch.float32)
     kept = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
-    # Far into a context one bit of a frequency is many bits of an angle: keep this order.
+    # Keep this order: far into a context, one bit of a frequency is many bits of an angle.
     return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept

@@ -1,4 +1,4 @@
-"""What the layout and the size of a process's cache follow from."""
+"""The shape of a process's cache, which determines its layout and size."""
 
 from __future__ import annotations
 

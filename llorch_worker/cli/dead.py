@@ -117,7 +117,7 @@ def retry(
 ) -> None:
     """Put a dead job back into its queue, with all its attempts.
 
-    It continues after the tokens that it already has. A job past its deadline ends with those.
+    It continues after the tokens that it already has. A job past its deadline ends with them.
     """
     screen = Screen(as_json=as_json)
     with _redis(settings) as client:
@@ -179,7 +179,7 @@ def _chosen(client: Redis, letter_id: str | None, *, every: bool) -> list[DeadLe
     if (letter_id is None) != every:
         raise usage_error("give either an ID or --all")
     if letter_id is None:
-        # Listed before any is touched, so that a job that dies again is not retried twice.
+        # Listed first, so that a job that dies again meanwhile is not retried twice.
         return list(dead_letters.letters(client))
     return [_find(client, letter_id)]
 
@@ -191,7 +191,7 @@ def _find(client: Redis, letter_id: str) -> DeadLetter:
     if letter is None:
         raise CommandError(
             "UNKNOWN_LETTER",
-            f"no dead letter {letter_id[:80]!r}; llorch dead list shows those there are",
+            f"no dead letter {letter_id[:80]!r}; llorch dead list shows all letters",
         )
     return letter
 
@@ -227,7 +227,7 @@ def _show(screen: Screen, letter: DeadLetter) -> None:
 
 
 def _write_message(screen: Screen, letter: DeadLetter) -> None:
-    """The message as Redis has it, and on the next line its body, which is base64 there."""
+    """The raw message, and on the next line its body, which is base64 in the message."""
     lines = [letter.message]
     if letter.body is not None:
         lines.append(json_text(letter.body))

@@ -41,7 +41,7 @@ def demo(
     from llorch_worker.stack.stack import Plan, Stack
 
     screen = Screen(as_json=as_json)
-    # The demo runs the shipped model, whatever LLORCH_MODEL says.
+    # The demo always runs the shipped model and ignores LLORCH_MODEL.
     settings = settings_from(model=DEMO_MODEL, model_name="demo")
     flower = not extras.missing_modules("flower")
     plan = Plan(

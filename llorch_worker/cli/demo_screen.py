@@ -1,4 +1,4 @@
-"""What ``llorch demo`` shows: its steps, one story as it comes, a progress bar, the figures."""
+"""The screen of ``llorch demo``: its steps, one live story, a progress bar and the figures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DemoScreen:
 
     @contextmanager
     def jobs(self, streamed: GenerationRequest, total: int) -> Iterator[tuple[OnEvent, OnEnd]]:
-        """The streamed job's text as it comes, above a progress bar of all jobs."""
+        """The streamed job's live text, above a progress bar of all jobs."""
         opening = streamed.prompt or ""
         self._print(f"\n{total} jobs are in the queue. One of them, token by token:\n")
         if self._screen.as_json:
@@ -113,7 +113,7 @@ class DemoScreen:
             self._screen.out.print(f"  ✗ {error}", style="bold red", markup=False)
 
     def keeping(self, redis_url: str, flower: str | None) -> None:
-        """What keeps running under ``--keep``."""
+        """How to use what keeps running under ``--keep``."""
         self._print(
             f"\nEverything keeps running until Ctrl-C. From another terminal:\n\n"
             f'  [cyan]llorch submit --redis {redis_url} --stream "Long ago"[/]'
@@ -130,7 +130,7 @@ class DemoScreen:
             and job.end.choices[0].finish_reason == "stop"
             and not job.request.stop
         ]
-        # The longest of those that ended by themselves and fit on the screen.
+        # The longest stories that ended by themselves and fit on the screen.
         fitting = [story for story in whole if len(story[1]) <= LONGEST_STORY_CHARS]
         longest = sorted(fitting, key=lambda story: len(story[1]), reverse=True)
         if longest:

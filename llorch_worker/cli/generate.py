@@ -29,7 +29,7 @@ def generate(
     Ctrl-C stops it.
     """
     screen = Screen(as_json=as_json)
-    # Checked before the model loads: a wrong number should not cost a minute.
+    # Checked before the model loads, because a wrong number should not cost a minute.
     request = GenerationRequest(**request_fields(prompt, fields))
     extras.require("worker")
     from llorch_worker.engine import Engine

@@ -1,4 +1,4 @@
-"""``llorch inspect``: what a model file is, and how much memory it needs."""
+"""``llorch inspect``: a description of a model file and its memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def inspect(
     settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
-    """Describe a model file and the memory that a worker needs for it. Loads no weights.
+    """Describe a model file and the memory that a worker needs for it, without loading weights.
 
     Exits 1 if the model does not fit on the device at present.
     """
@@ -35,7 +35,7 @@ def inspect(
 
     settings = settings.model_copy(update={"model": model_path(path)})
     plan = plan_load(settings.model, **settings.engine_options)
-    load_tokenizer(plan.checkpoint)  # a worker must be able to use it too
+    load_tokenizer(plan.checkpoint)  # raises if a worker could not use it
     model = _model_document(settings, plan)
     if as_json:
         screen.document(model | {"memory": _memory_document(plan)})
@@ -47,7 +47,7 @@ def inspect(
 
 
 def _model_document(settings: Settings, plan: LoadPlan) -> dict[str, Any]:
-    """What the model file is."""
+    """The facts about the model file."""
     from llorch_worker.weights.contents import file_bytes, stored_numbers, tensor_types
 
     checkpoint, config = plan.checkpoint, plan.config
@@ -77,7 +77,7 @@ def _model_document(settings: Settings, plan: LoadPlan) -> dict[str, Any]:
 
 
 def _memory_document(plan: LoadPlan) -> dict[str, Any]:
-    """What the model takes in memory, and what there is."""
+    """The memory that the model needs, and the memory that is free."""
     cache = plan.cache_bytes
     return {
         "device": str(plan.device),

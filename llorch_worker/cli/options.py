@@ -1,4 +1,4 @@
-"""Options that several commands share; those that set a field of Settings come from its fields."""
+"""Options that several commands share, including those generated from the fields of Settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORKER_SETTINGS = (
     "kv_cache_bytes",
     "prefix_caching",
 )
-"""What ``llorch worker`` and ``llorch up`` let a user choose for each worker."""
+"""The settings of a worker that ``llorch worker`` and ``llorch up`` have as options."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 FlowerPortOption = Annotated[
@@ -42,7 +42,7 @@ Command = Callable[..., Any]
 def settings_options(*names: str) -> Callable[[Command], Command]:
     """Give a command an option for each of these fields of Settings.
 
-    Its parameter ``settings`` receives the Settings that the environment and the options make.
+    Its parameter ``settings`` receives the Settings from the environment and the options.
     """
     options = {name: Annotated[_setting_type(name) | None, _setting_option(name)] for name in names}
     return with_options(
@@ -60,7 +60,8 @@ def _setting_option(name: str) -> Any:
     option = option_of(name)
     if field.annotation is bool:
         option = f"{option}/--no-{option.removeprefix('--')}"
-    metavar = {Path: "PATH", Literal: "TYPE"}.get(get_origin(field.annotation) or field.annotation)
+    kind = get_origin(field.annotation) or field.annotation
+    metavar = "URL" if name == "redis_url" else {Path: "PATH", Literal: "TYPE"}.get(kind)
     # typer's own note on the variable, from envvar=, is too wide for 80 columns.
     help = f"{field.description} env var: ``LLORCH_{name.upper()}``"
     return typer.Option(option, metavar=metavar, help=help)
@@ -69,9 +70,9 @@ def _setting_option(name: str) -> Any:
 def with_options(
     parameter: str, options: Mapping[str, Any], gather: Callable[[dict[str, Any]], Any]
 ) -> Callable[[Command], Command]:
-    """Replace a command's ``parameter`` by ``options``: names and their Annotated types.
+    """Replace a command's ``parameter`` with ``options``: names and their Annotated types.
 
-    The command receives what ``gather`` makes of those that were given.
+    The command receives the result of ``gather`` on the given options.
     """
 
     def decorate(command: Command) -> Command:
@@ -123,7 +124,7 @@ def model_path(word: str | Path) -> Path:
 
 
 def given_options(context: typer.Context) -> dict[str, str]:
-    """The options on the command line itself, not those of the environment: by parameter name."""
+    """The options given on the command line, without those from the environment, by parameter."""
     given = {}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")

@@ -14,7 +14,7 @@ from llorch_worker.contract.command_errors import usage_error
 
 
 def _option(kind: Any, *names: str, help: str) -> Any:
-    # The contract checks ranges, and reports all errors at once.
+    # The contract checks ranges and reports all errors at once.
     return Annotated[kind | None, typer.Option(*names, help=help, rich_help_panel="Request")]
 
 
@@ -25,7 +25,7 @@ _OPTIONS: dict[str, Any] = {
     "temperature": _option(float, "--temperature", "-t", help="0 is greedy, at most 2 [1.0]."),
     "top_p": _option(float, "--top-p", help="Nucleus, in (0, 1] [1.0]."),
     "top_k": _option(int, "--top-k", help="Most likely tokens to keep; 0 is all [0]."),
-    "min_p": _option(float, "--min-p", help="Least share of the likeliest token [0]."),
+    "min_p": _option(float, "--min-p", help="Least share of the top token's probability [0]."),
     "presence_penalty": _option(float, "--presence-penalty", help="In [-2, 2] [0]."),
     "frequency_penalty": _option(float, "--frequency-penalty", help="In [-2, 2] [0]."),
     "repetition_penalty": _option(float, "--repetition-penalty", help="Above 0 [1.0]."),
@@ -41,7 +41,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give ``command`` these options; its parameter ``fields`` receives those that were given."""
+    """Give ``command`` these options; its parameter ``fields`` receives the given ones."""
     return with_options("fields", _OPTIONS, dict)(command)
 
 

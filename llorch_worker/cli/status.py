@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llorch_worker.client import JobStatus
 
 LATE_S = 2.0
-"""A worker counts as silent once its next announcement is overdue by this much."""
+"""A worker is silent once its next announcement is overdue by this much."""
 
 
 @settings_options("redis_url")
@@ -178,7 +178,7 @@ def _show_job(screen: Screen, url: str, job_id: str) -> None:
 
 
 def unknown_job(job_id: str) -> CommandError:
-    """No trace of a job with this id."""
+    """The error for an id of which Redis has no trace."""
     return CommandError(
         "UNKNOWN_JOB",
         f"no job {job_id[:80]!r}; llorch submit prints ids, results are kept for a day, and a job "

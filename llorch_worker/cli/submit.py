@@ -1,4 +1,4 @@
-"""``llorch submit``: jobs into the queue, one from the command line or many from a file."""
+"""``llorch submit``: enqueue one job from the command line or many from a file."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def submit(
         Path | None, typer.Option("--output", "-o", help="Write the results of --file here.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for it and print the text.")] = False,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Print the tokens as they come.")
-    ] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they arrive.")] = False,
     *,
     settings: Settings,
     as_json: JsonOption = False,
@@ -51,7 +49,7 @@ def submit(
     """Put a job into the queue and print its id.
 
     With --file, each line is a job; the request options are defaults that a line may override.
-    With --wait or --stream, Ctrl-C cancels what was submitted.
+    With --wait or --stream, Ctrl-C cancels the submitted jobs.
     """
     screen = Screen(as_json=as_json)
     fields |= {k: v for k, v in (("model", model), ("priority", priority)) if v is not None}

@@ -61,13 +61,13 @@ def submit_file(
     wait: bool,
     output: Path | None,
 ) -> None:
-    """Enqueue the requests of ``path``; print their ids, or with ``wait`` how each ended.
+    """Enqueue the requests of ``path``; print their ids, or with ``wait`` how each job ended.
 
     Exits 1 if a job fails. Ctrl-C cancels the jobs that have not ended; ``output`` keeps the
     results of the others.
     """
     requests = _read_requests(path, defaults)
-    # Opened first: a path that cannot be written should not cost a night's work.
+    # Opened first, because an unwritable path should not cost a night's work.
     with nullcontext(_ignore) if output is None else _written_to(output) as write:
         try:
             ended = asyncio.run(_run(screen, settings, requests, worker, write, wait=wait))
@@ -184,7 +184,7 @@ async def _run(
                     screen.note("cancelling the jobs that have not ended")
                     await batch.cancel()
                 else:
-                    # They run, and nobody else knows their ids.
+                    # They may run, and no other process knows their ids.
                     batch.show_ids()
                 raise
             batch.show_ids()
@@ -192,7 +192,7 @@ async def _run(
 
 
 class _Batch:
-    """The jobs of one file, as far as they are enqueued."""
+    """The enqueued jobs of one file."""
 
     def __init__(self, screen: Screen, client: AsyncClient, worker: str | None) -> None:
         self._screen = screen
@@ -215,7 +215,7 @@ class _Batch:
                 advance(len(self._jobs), len(requests))
 
     async def _submit(self, request: GenerationRequest) -> None:
-        """Enqueue one job once there is room for it: a file may be longer than a queue."""
+        """Enqueue one job once there is room, because a file may be longer than a queue."""
         from llorch_worker.client import BrokerUnavailable
 
         told = False
@@ -225,7 +225,7 @@ class _Batch:
                 self._jobs.append(await asyncio.shield(sending))
                 return
             except asyncio.CancelledError:
-                # It may be enqueued already, and must then be cancelled too.
+                # It may already be enqueued, and must then be cancelled too.
                 with suppress(LlorchError, BrokerUnavailable):
                     self._jobs.append(await sending)
                 raise

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FLOWER_TIMEOUT_S = 60.0
 _FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH", "FLOWER_UNAUTHENTICATED_API")
-"""Without any of these, Flower shows everything but refuses to change anything."""
+"""Without any of these, Flower only shows things and refuses to change them."""
 FLOWER_USER = "llorch"
 _CELERY_LINE = re.compile(r"\[\S+ (?P<time>[\d:]+),\d+: (?P<level>[A-Z]+)/\S+\] ")
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
@@ -128,7 +128,7 @@ def _flower_login() -> str | None:
 
 
 class _Prefixer:
-    """Prints each line of a child after the child's name, in a colour of its own."""
+    """Prints each line of a child after the child's name, in one colour per child."""
 
     def __init__(self, screen: Screen, plan: Plan) -> None:
         names = ["redis", "flower", *(name for name, _ in plan.workers)]
@@ -183,7 +183,7 @@ def _banner(
         user, _, password = plan.flower_login.partition(":")
         flower += f"  (user {user}, password {password})"
     workers = ", ".join(
-        # A worker on a card is named after the card.
+        # A worker on a card is already named after the card.
         card.hostname if worker == card.device else f"{card.hostname} on {card.device}"
         for (worker, _), card in zip(plan.workers, cards, strict=True)
     )

@@ -1,4 +1,4 @@
-"""``llorch watch``: a submitted job's tokens as they come."""
+"""``llorch watch``: a submitted job's tokens as they arrive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llorch_worker.settings import Settings
 
 @settings_options("redis_url")
 def watch(job: JobArgument, settings: Settings, as_json: JsonOption = False) -> None:
-    """Print a job's tokens as they come, from the first on.
+    """Print a job's tokens as they arrive, from the first on.
 
     Ctrl-C stops watching, not the job. With --json, wait for the result and print it.
     """

@@ -27,7 +27,7 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     _refuse_other_tasks()
     from llorch_worker.broker.cluster import Cluster
 
-    # A running worker waits if Redis goes away; one that was never there is a typo.
+    # A running worker waits if Redis goes away, but a Redis that never answered may be a typo.
     with Cluster(settings.redis_url) as cluster:
         cluster.ping()
 
@@ -37,11 +37,11 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     from llorch_worker.worker.card.assignment import assign_device
     from llorch_worker.worker.main import run_worker, worker_hostname
 
-    # Before torch is loaded, which sees the cards that are visible at that moment.
+    # Before torch is loaded, because it sees only the cards that are visible then.
     assignment = assign_device(settings.device, settings.device_locks)
     from llorch_worker.engine.memory.load_plan import plan_load  # loads torch
 
-    # A model that cannot load gives one sentence, before Celery begins to log.
+    # Report a model that does not fit in one sentence, before Celery begins to log.
     options = settings.engine_options | {"device": assignment.device}
     plan_load(settings.model, **options).require_fit()
     screen = Screen(as_json=as_json)
@@ -63,7 +63,7 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
 
 
 def _refuse_other_tasks() -> None:
-    """Teams that use Celery often have a ``tasks`` of their own, which the module path may find."""
+    """Raises if another package ``tasks`` hides ours; teams that use Celery often have one."""
     found = find_spec("tasks")
     origin = None if found is None else found.origin
     ours = Path(llorch_worker.__file__).parents[1] / "tasks" / "__init__.py"

@@ -1,4 +1,4 @@
-"""Submits jobs, follows their tokens and reads their results, sync or async. No torch."""
+"""Submits jobs, follows their tokens and reads their results, sync or async. Imports no torch."""
 
 from llorch_worker.client.async_client import AsyncClient, AsyncJob
 from llorch_worker.client.client import Client, Job

@@ -1,4 +1,4 @@
-"""What a client checks before it enqueues: the model, and the length as far as it is known."""
+"""The client's checks before it enqueues: the model, and the length as far as it is known."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from llorch_worker.contract import (
 )
 
 MODELS_FRESH_S = 2.0
-"""How long a list of models is used before a submit reads it again."""
+"""How long a client uses its list of models before a submit reads it again."""
 
 
 class Admission:
-    """Decides which model a request is for, or refuses it."""
+    """Decides which model a request is for, or refuses the request."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
@@ -34,8 +34,8 @@ class Admission:
         """The model's card.
 
         Raises:
-            ModelNotServed: no worker ever served that model here, or ``worker`` has not served it
-                lately. Jobs for a model whose workers are away are accepted and wait.
+            ModelNotServed: no worker has ever served that model here, or ``worker`` has not served
+                it lately. Jobs for a model whose workers are away are accepted and wait.
             InvalidRequest: the request names no model and there are several.
             ContextLengthExceeded: prompt and max_tokens cannot fit into the model's context.
         """
@@ -46,7 +46,7 @@ class Admission:
                 f"no worker {worker!r} serves {name!r}; there is {self._workers_of(name)}"
             )
         given = request.prompt_token_ids
-        # Only the worker knows the length of a text. It is at least one token.
+        # Only the worker knows the length of a text, but it is at least one token.
         least = 1 if given is None else len(given)
         if least + request.max_tokens > card.max_context:
             fault = Fault(

@@ -28,7 +28,7 @@ from llorch_worker.settings import Settings
 
 
 class AsyncClient:
-    """As :class:`Client`. Belongs to the event loop that first uses it, until that is closed.
+    """:class:`Client` for asyncio. It belongs to one event loop at a time.
 
     Short calls (submit, cancel, status) run on a thread; stream and result are coroutines. Each
     stream holds a connection to Redis while it is read; all results share one.
@@ -48,20 +48,20 @@ class AsyncClient:
         worker: str | None = None,
         **fields: Any,
     ) -> AsyncJob:
-        """As :meth:`Client.submit`."""
+        """See :meth:`Client.submit`."""
         job = await asyncio.to_thread(self._client.submit, request, worker=worker, **fields)
         return self.job(job.id)
 
     def job(self, job_id: str) -> AsyncJob:
-        """A job that any producer sent before."""
+        """The job with this id, from any producer."""
         return AsyncJob(self, job_id)
 
     async def models(self) -> list[ModelCard]:
-        """As :meth:`Client.models`."""
+        """See :meth:`Client.models`."""
         return await asyncio.to_thread(self._client.models)
 
     async def workers(self) -> list[WorkerCard]:
-        """As :meth:`Client.workers`."""
+        """See :meth:`Client.workers`."""
         return await asyncio.to_thread(self._client.workers)
 
     async def close(self) -> None:
@@ -78,7 +78,7 @@ class AsyncClient:
 
     @asynccontextmanager
     async def _in_use(self) -> AsyncIterator[None]:
-        """As :meth:`Client._in_use`."""
+        """See :meth:`Client._in_use`."""
         self._enter_loop()
         try:
             with self._client._in_use():
@@ -106,7 +106,7 @@ class AsyncClient:
 
 
 class AsyncJob:
-    """As :class:`Job`."""
+    """:class:`Job` for asyncio."""
 
     def __init__(self, client: AsyncClient, job_id: str) -> None:
         self.id = job_id
@@ -119,7 +119,7 @@ class AsyncJob:
     async def stream(
         self, from_id: str = FROM_THE_START, timeout: float | None = None
     ) -> AsyncIterator[StreamEntry]:
-        """As :meth:`Job.stream`."""
+        """See :meth:`Job.stream`."""
         cursor = StreamCursor(self.id, from_id, timeout)
         block_ms = None
         while not cursor.ended:
@@ -136,7 +136,7 @@ class AsyncJob:
             block_ms = cursor.block_ms()
 
     async def result(self, timeout: float | None = None) -> GenerationResult:
-        """As :meth:`Job.result`."""
+        """See :meth:`Job.result`."""
         try:
             async with asyncio.timeout(timeout):
                 async with self._client._in_use():
@@ -148,18 +148,18 @@ class AsyncJob:
         return end
 
     async def cancel(self) -> bool:
-        """As :meth:`Job.cancel`."""
+        """See :meth:`Job.cancel`."""
         return await asyncio.to_thread(self._sync.cancel)
 
     async def status(self) -> JobStatus:
-        """As :meth:`Job.status`."""
+        """See :meth:`Job.status`."""
         return await asyncio.to_thread(self._sync.status)
 
     async def _announce_reader(self) -> None:
         try:
             await self._client.redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
         except RedisError as error:
-            # Reading works without it, only slower.
+            # Reading works without the mark, only slower.
             if not is_out_of_memory(error):
                 raise
 

@@ -44,7 +44,7 @@ class Client:
 
     ``settings`` is a :class:`Settings` or the URL of the Redis; ``model`` is the default model of
     requests. Every method raises :class:`BrokerUnavailable` within seconds if Redis does not
-    answer, and ``RuntimeError`` once the client is closed, also in threads that wait.
+    answer, and ``RuntimeError`` once the client is closed, even in threads that already wait.
     """
 
     def __init__(self, settings: Settings | str | None = None, *, model: str | None = None) -> None:
@@ -68,7 +68,7 @@ class Client:
         worker: str | None = None,
         **fields: Any,
     ) -> Job:
-        """Enqueues one job, given as a request or as its fields.
+        """Enqueues one job, given as a request or as the fields of one.
 
         ``worker`` is the node name of the worker that should run it (``gpu0@host``, as
         ``workers()`` and Flower show it). If that worker is gone, another takes the job after a
@@ -101,7 +101,7 @@ class Client:
         return Job(self, job_id)
 
     def job(self, job_id: str) -> Job:
-        """A job that any producer sent before."""
+        """The job with this id, from any producer."""
         return Job(self, job_id)
 
     def models(self) -> list[registry.ModelCard]:
@@ -127,7 +127,7 @@ class Client:
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Encloses every use of Redis: translates its errors, and refuses a closed client."""
+        """Wraps every use of Redis: translates its errors, and refuses a closed client."""
         self._check_open()
         try:
             with broker_errors(self.settings.redis_url):
@@ -137,7 +137,7 @@ class Client:
             raise
         finally:
             if self._closed:
-                # `close` leaves connections in use alone; this thread has just used one.
+                # `close` leaves connections in use open, and this thread has just used one.
                 self._hang_up()
 
     def _check_open(self) -> None:
@@ -149,7 +149,7 @@ class Client:
 
 
 class Job:
-    """One job, by its id, which is also Celery's task id."""
+    """One job. Its id is also Celery's task id."""
 
     def __init__(self, client: Client, job_id: str) -> None:
         self.id = job_id
@@ -189,8 +189,8 @@ class Job:
         """Waits for the end of the job.
 
         Raises:
-            LlorchError: the job failed; the class tells why. Cancelled after a cancel.
-            TimeoutError: the job has not ended within ``timeout`` seconds. It goes on.
+            LlorchError: the job failed; the class says why. Cancelled after a cancel.
+            TimeoutError: the job has not ended within ``timeout`` seconds. It continues.
         """
         with self._client._in_use():
             end = self._state().end
@@ -201,7 +201,7 @@ class Job:
         return end
 
     def cancel(self) -> bool:
-        """Cancels the job; ``False`` if it has ended already.
+        """Cancels the job; ``False`` if it has already ended.
 
         A queued job ends at once and never runs. A running one ends within one engine step.
         """
@@ -216,7 +216,7 @@ class Job:
         return outcome != "ended"
 
     def status(self) -> JobStatus:
-        """Where the job stands now."""
+        """The job's current status."""
         with self._client._in_use(), self._redis.pipeline(transaction=False) as pipe:
             pipe.mget(keys.result(self.id), keys.sent(self.id), keys.cancel(self.id))
             pipe.hget(keys.job(self.id), "state")
@@ -233,7 +233,7 @@ class Job:
         try:
             self._redis.set(keys.watchers(self.id), 1, ex=WATCH_TTL_S)
         except RedisError as error:
-            # Reading works without it, only slower.
+            # Reading works without the mark, only slower.
             if not is_out_of_memory(error):
                 raise
 
@@ -256,7 +256,7 @@ class Job:
                     case {"type": "message", "data": str(document)}:
                         end = decode_state(document).end
                     case _:
-                        # Subscribed only now, or silence: read what may have been missed.
+                        # Just subscribed, or silence: check for a result that was missed.
                         end = self._state().end
                 if end is not None:
                     return end

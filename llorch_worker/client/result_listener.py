@@ -17,8 +17,8 @@ from llorch_worker.client.client import RESULT_POLL_S
 from llorch_worker.contract import GenerationResult, LlorchError
 
 MOST_AT_ONCE = 500
-"""Keys in one command, and messages read before newcomers have their turn. Redis serves nobody
-else during a command."""
+"""Keys per command, because Redis serves no one else during a command; also the messages read
+before new waiters have their turn."""
 TASK_NAME = "llorch-results"
 CANCEL_AGAIN_S = 0.05
 
@@ -26,18 +26,18 @@ End = GenerationResult | LlorchError
 
 
 class ResultListener:
-    """Hears of results by pub/sub, and looks for all of them every ``RESULT_POLL_S`` anyway.
+    """Receives results by pub/sub, and also polls for all of them every ``RESULT_POLL_S``.
 
-    One task does so for everybody who waits. It alone uses the subscription: redis-py's breaks
-    when one task subscribes while another's read reconnects. The task ends after the last waiter.
+    One task serves all waiters and alone uses the subscription: redis-py's breaks if one task
+    subscribes while another's read reconnects. The task ends after the last waiter.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._redis = client
         self._waiting: dict[str, list[asyncio.Future[End]]] = {}
-        """By the job's result key, which is also the name of its channel."""
+        """Waiters by the job's result key, which is also the name of its channel."""
         self._newcomers: set[str] = set()
-        """Those of these keys that the task has not seen yet."""
+        """The keys that the task has not seen yet."""
         self._task: asyncio.Task[None] | None = None
         self._sleep: asyncio.Timeout | None = None
         self._closed = False
@@ -66,7 +66,7 @@ class ResultListener:
         self._closed = True
         self._fail_all(RuntimeError("the client was closed"))
         while self._task is not None and not self._task.done():
-            # Again and again: one cancellation may get lost while redis-py connects.
+            # Repeatedly, because a cancellation may get lost while redis-py connects.
             self._task.cancel()
             await asyncio.wait([self._task], timeout=CANCEL_AGAIN_S)
 
@@ -128,7 +128,7 @@ class ResultListener:
             heard_since_poll += await self._hear(pubsub, poll_at_s - time.monotonic())
 
     async def _hear(self, pubsub: PubSub, timeout_s: float) -> int:
-        """Waits for messages or newcomers, and returns the number of messages."""
+        """Waits for messages or new waiters, and returns the number of messages."""
         heard = 0
         confirmed: set[str] = set()
         message: dict[str, Any] | None = None
@@ -148,14 +148,14 @@ class ResultListener:
                 case {"type": "message", "channel": str(key), "data": str(document)}:
                     await self._settle(key, document)
                 case {"type": "subscribe", "channel": str(key)}:
-                    # Also after a reconnect. Messages before it may have been missed.
+                    # Also sent after a reconnect, before which messages may have been missed.
                     confirmed.add(key)
             message = await pubsub.get_message(timeout=0) if heard < MOST_AT_ONCE else None
         await self._look(confirmed)
         return heard
 
     async def _look(self, wanted: Iterable[str]) -> int:
-        """Asks for those of these results that somebody waits for, and returns how many came."""
+        """Reads those of these results that have a waiter, and returns how many were found."""
         found = 0
         for some in _batches(key for key in wanted if key in self._waiting):
             for key, document in zip(some, await self._redis.mget(some), strict=True):
@@ -167,13 +167,13 @@ class ResultListener:
             await pubsub.subscribe(*some)
 
     async def _settle(self, key: str, document: str | bytes) -> bool:
-        """Tells those who wait for this job, if this is its end; whether it is."""
+        """If this is the job's end, wakes its waiters; returns whether it is."""
         # Hundreds may come at once, and each takes milliseconds to decode.
         await asyncio.sleep(0)
         end: End | Exception | None
         try:
             end = decode_state(document).end
-        except Exception as error:  # noqa: BLE001 - an unreadable result concerns its job alone
+        except Exception as error:  # noqa: BLE001 - an unreadable result must fail only its own job
             end = error
         if end is None:
             return False
@@ -189,7 +189,7 @@ class ResultListener:
 
 
 def _batches(wanted: Iterable[str]) -> Iterator[list[str]]:
-    # Copied first: its source may change meanwhile.
+    # Copied, because the source may change meanwhile.
     left = iter(list(wanted))
     while some := list(islice(left, MOST_AT_ONCE)):
         yield some

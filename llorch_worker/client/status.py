@@ -1,4 +1,4 @@
-"""Where a job stands."""
+"""The status of a job."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from llorch_worker.broker.results import StoredState
 from llorch_worker.contract import Cancelled, ErrorDocument, GenerationResult
 
 JobState = Literal["unknown", "queued", "running", "cancelling", "succeeded", "failed", "cancelled"]
-"""``unknown``: nothing is known of this id. Another producer's job is unknown until a worker takes
-it. ``cancelling``: a cancel was requested and the job has not ended yet."""
+"""``unknown``: Redis has no trace of this id. Another producer's job is unknown until a worker
+takes it. ``cancelling``: a cancel was requested and the job has not ended yet."""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from llorch_worker.contract import TERMINAL_EVENTS, Event, decode_event
 
 FROM_THE_START = "0"
 BLOCK_MS = 1_000
-"""How long one read blocks. Between two reads the reader looks for a stored result."""
+"""How long one read blocks. Between reads the reader looks for a stored result."""
 WATCH_TTL_S = 5
-"""The publisher flushes at its fast interval for this long after a reader last announced itself."""
+"""How long the publisher flushes at its fast interval after a reader last announced itself."""
 WATCH_RENEW_S = 2.0
 READ_COUNT = 200
 
@@ -29,7 +29,7 @@ class StreamEntry(NamedTuple):
 class StreamCursor:
     """A reader's position in the stream of one job.
 
-    ``timeout``: how many seconds without an event a reader bears; None: any number.
+    ``timeout``: how many seconds a reader waits for an event; None: without limit.
     """
 
     def __init__(self, job_id: str, from_id: str, timeout: float | None) -> None:
@@ -42,7 +42,7 @@ class StreamCursor:
         self._announced_at_s = float("-inf")
 
     def must_announce(self) -> bool:
-        """Whether the publisher must be told now that somebody reads; counts as told then."""
+        """Whether to tell the publisher now that a client reads; assumes that the caller does."""
         due = time.monotonic() - self._announced_at_s > WATCH_RENEW_S
         if due:
             self._announced_at_s = time.monotonic()
@@ -58,9 +58,9 @@ class StreamCursor:
     def entries(self, reply: Any, state: StoredState | None) -> Iterator[StreamEntry]:
         """The entries of an XREAD reply; sets ``ended`` at the terminal event.
 
-        If the reply is empty and the job's ``state`` says that it has ended, the terminal event is
-        made from the result: the stream may have expired, or its last write may have been lost
-        with the worker.
+        If the reply is empty but ``state`` says that the job has ended, the terminal event is made
+        from the result: the stream may have expired, or its last write may have been lost with the
+        worker.
 
         Raises:
             TimeoutError: no event came in time.

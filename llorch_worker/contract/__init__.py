@@ -1,4 +1,4 @@
-"""What crosses the queue: requests, results, events and errors. Imports no torch, no redis."""
+"""The data that crosses the queue: requests, results, events and errors. No torch, no redis."""
 
 from llorch_worker.contract.errors import (
     ERROR_CLASSES,

@@ -1,4 +1,4 @@
-"""The errors that cross the queue: one class per code, with a message, a retry hint and faults.
+"""Errors that cross the queue: one class per code, with a message, a retry hint and faults.
 
 An error travels as ``args`` through Celery's JSON result backend, so a producer without this
 package reads ``[message, code, retriable, faults]`` from ``AsyncResult(...).result.args``.

@@ -1,4 +1,4 @@
-"""What a job's event stream carries: ``started``, ``tokens``*, then one terminal event."""
+"""The events of a job's stream: ``started``, ``tokens``*, then one terminal event."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def encode_event(event: Event) -> str:
 
 
 def decode_event(document: str | bytes) -> Event:
-    """The event in ``document``; raises ``pydantic.ValidationError`` if there is none."""
+    """Parses ``document``; raises ``pydantic.ValidationError`` if it is not an event."""
     return _ADAPTER.validate_json(document)

@@ -1,4 +1,4 @@
-"""What a job's event stream already holds when the job is delivered again."""
+"""The journal: the contents of a job's event stream when the job is delivered again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class JournalledChoice:
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def __repr__(self) -> str:
-        # Journals end up in logs by accident; generated text must not.
+        # Journals end up in logs by accident, but generated text must not.
         return f"<JournalledChoice of {len(self.token_ids)} tokens>"
 
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers and sizes in readable form."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ MAX_METADATA_BYTES = 4_096
 MAX_METADATA_DEPTH = 32
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
-"""Of tokens and token ids: far above any model's, and short enough to print."""
+"""Largest number of tokens and largest token id: above any model's, and short enough to print."""
 
 _ID = re.compile("[0-9]{1,20}")
 
@@ -74,7 +74,7 @@ def _integer_keys(value: object) -> object:
 
 
 def _nests_deeper(value: object, levels: int) -> bool:
-    """Whether ``value`` nests objects and lists more than ``levels`` deep."""
+    """Whether ``value`` nests objects and lists deeper than ``levels``."""
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if not isinstance(value, list | tuple):
@@ -195,7 +195,7 @@ class GenerationRequest(BaseModel):
         return self.model_dump(mode="json", exclude_defaults=True)
 
     def __repr__(self) -> str:
-        # Requests end up in logs by accident; prompts must not.
+        # Requests end up in logs by accident, but prompts must not.
         return f"GenerationRequest({self.summary()})"
 
     __str__ = __repr__

@@ -54,7 +54,7 @@ class Choice(_Part):
 
 
 class GenerationResult(_Part):
-    """What ``llorch.generate`` returns and ``AsyncResult.get()`` of a stock app reads as a dict."""
+    """The result of ``llorch.generate``; a stock app's ``AsyncResult.get()`` reads it as a dict."""
 
     id: str
     model: str

@@ -1,4 +1,4 @@
-"""The text of one choice as its tokens come: whole characters, ended by a stop string."""
+"""The text of one choice as its tokens arrive: whole characters, up to a stop string."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from llorch_worker.text import IncrementalDetokenizer, StopStrings, Tokenizer
 class ChoiceText:
     """Turns token ids into text that may be shown.
 
-    It holds back incomplete characters, and text that may begin a stop string, until the next
-    tokens decide. The pieces that :meth:`take` returns add up to the text of the result.
+    It holds back incomplete characters and text that may begin a stop string until later tokens
+    decide. The pieces that :meth:`take` returns add up to the text of the result.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Iterable[str] = ()) -> None:
@@ -27,7 +27,7 @@ class ChoiceText:
 
         ``may_stop`` is False within the first ``min_tokens`` tokens: their text is not searched.
         """
-        # A model may have more logits than its vocabulary has tokens: padding without text.
+        # A model may have more logits than its vocabulary has tokens; the padding has no text.
         text = self._detokenizer.push((token_id,)) if token_id < self._vocab_size else ""
         matched = False
         if self._stops is not None and may_stop:
@@ -55,7 +55,7 @@ class ChoiceText:
 
     @property
     def ready(self) -> str:
-        """The text that is final and not taken yet."""
+        """The text that is final but not yet taken."""
         return "".join(self._fresh)
 
     def skip(self, shown: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step whose tokens are not delivered yet, or the error of its launch."""
+    """A step whose tokens are not yet delivered, or the error of its launch."""
 
     plan: StepPlan
     launch: Launch | Exception
@@ -46,10 +47,10 @@ class EngineCore:
     """Generations and their sequences, step by step. Not thread-safe: one thread owns it.
 
     On a device that works beside the host, a step is launched before the tokens of the previous
-    one are read, if the scheduler can plan it without them. At most two steps are launched and not
-    delivered, and one between two calls. Otherwise all happens as if each step had waited for the
-    previous one: tokens are delivered in order, and tokens for a sequence that has ended are
-    discarded.
+    one are read, if the scheduler can plan it without them. At most two launched steps are
+    undelivered, and at most one between two calls. The results are the same as if each step had
+    waited for the previous one: tokens are delivered in order, and tokens for a sequence that has
+    ended are discarded.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class EngineCore:
         return self.scheduler.has_work or self._ahead is not None
 
     def add(self, generation: Generation) -> None:
-        """Queues a generation that was checked to fit; a complete one ends here."""
+        """Queues a generation that is known to fit; a complete one ends here."""
         for sequence in generation.sequences:
             self._generations[sequence] = generation
         if generation.complete:
@@ -88,10 +89,10 @@ class EngineCore:
             self._with_deadline.add(generation)
 
     def cancel(self, generation: Generation, reason: str = "the job was cancelled") -> None:
-        """Ends a generation and frees its blocks at once; no effect on one that is done."""
+        """Ends a generation and frees its blocks at once. Does nothing if it is done."""
         if not generation.done:
             self._free(generation)
-            # When the event is out, the blocks are free.
+            # Blocks must be free before the event is sent.
             self._settle()
             generation.stop_cancelled(Cancelled(reason))
             self._forget(generation)
@@ -102,7 +103,7 @@ class EngineCore:
         self._settle()
 
     def fail_all(self, error: LlorchError) -> None:
-        """Ends every generation with ``error``; touches no blocks, so it works after a crash."""
+        """Ends every generation with ``error``. It touches no blocks, so it works after a crash."""
         for generation in self._active():
             if not generation.done:
                 generation.fail(error)
@@ -160,7 +161,7 @@ class EngineCore:
         self._deliver(output, time.monotonic())
 
     def _settle(self) -> None:
-        """Delivers the step that was launched ahead, so that no step is on the device."""
+        """Delivers the step that was launched ahead, so that the device is idle."""
         step, self._ahead = self._ahead, None
         if step is not None:
             self._deliver_step(step)
@@ -190,7 +191,7 @@ class EngineCore:
             try:
                 self._take_token(generation, sequence, output.sampled, row, now_s)
             except Exception:
-                # A defect in one job's text must not cost the others their token.
+                # A defect in one job's text must not affect the other jobs.
                 logger.exception("job %s failed while its token was delivered", generation.id)
                 self._fail(generation, InternalError("the engine could not deliver a token"))
 
@@ -204,7 +205,7 @@ class EngineCore:
             sequence.logprobs.extend(logprobs)
         sequence.append(token_id)
         if sequence.finish_reason is not None:
-            # Before the event: when it is out, the blocks are free, or will be after this step.
+            # Before the event, so that the blocks are free when it is sent, or after this step.
             self.scheduler.finish(sequence)
         generation.take_tokens(sequence, (token_id,), logprobs, now_s)
         if sequence.finish_reason is not None:
@@ -219,9 +220,8 @@ class EngineCore:
         return TokenLogprobs(id=token_id, text=text, logprob=row.chosen, top=top)
 
     def _apply_deadlines(self, now_s: float) -> None:
-        for generation in tuple(self._with_deadline):
-            if generation.done or generation.deadline_s is None or generation.deadline_s > now_s:
-                continue
+        due = [g for g in self._with_deadline if not g.done and _deadline_s(g) <= now_s]
+        for generation in sorted(due, key=_deadline_s):
             for sequence in generation.sequences:
                 if sequence.finish_reason is None:
                     self.scheduler.finish(sequence)
@@ -236,7 +236,7 @@ class EngineCore:
             self._forget(generation)
 
     def _survive(self, plan: StepPlan, error: Exception) -> None:
-        """Keeps the jobs that can go on after a failed step, which computed nothing.
+        """Keeps the jobs that can continue after a failed step, which computed nothing.
 
         Raises ``error`` again if the device is lost.
         """
@@ -283,3 +283,7 @@ class EngineCore:
 
     def _active(self) -> tuple[Generation, ...]:
         return tuple(dict.fromkeys(self._generations.values()))
+
+
+def _deadline_s(generation: Generation) -> float:
+    return math.inf if generation.deadline_s is None else generation.deadline_s

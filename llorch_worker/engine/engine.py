@@ -1,4 +1,4 @@
-"""The engine as others see it: load, submit, logits, stats, close."""
+"""The engine's interface: load, submit, logits, stats, close."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ from llorch_worker.text import Tokenizer, load_tokenizer
 class Engine:
     """One model on one device, shared by all jobs through continuous batching.
 
-    Any thread may call any method. The engine's own thread alone touches model and cache. It
-    sleeps while there is nothing to do.
+    Any thread may call any method. Only the engine's own thread touches model and cache; it sleeps
+    while there is nothing to do.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Engine:
         truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
     ) -> None:
-        """Makes an engine of loaded parts; :meth:`load` loads them from a file.
+        """Makes an engine from loaded parts; :meth:`load` loads them from a file.
 
         At most ``max_sequences`` sequences run at once, and a step computes at most
         ``max_step_tokens`` tokens. ``workspace_bytes`` are planned for the steps. ``weights`` holds
@@ -88,7 +88,7 @@ class Engine:
         self._bytes = {"weights": weight_bytes, **cache.bytes_by_part()}
         self._planned_bytes = {**self._bytes, "workspace": workspace_bytes}
         self._measured_bytes: dict[str, int] = {}
-        # A file may name ids that the model has no logits for; those never end a sequence.
+        # A file may name ids for which the model has no logits; they never end a sequence.
         self._eos_ids = frozenset(
             token_id for token_id in tokenizer.eos_token_ids if 0 <= token_id < config.vocab_size
         )
@@ -132,13 +132,13 @@ class Engine:
     ) -> Engine:
         """Loads a .gguf file or a Hugging Face folder and allocates its cache.
 
-        A card becomes the calling thread's current one. ``Settings`` describes the options that
+        A card becomes the calling thread's current card. ``Settings`` describes the options that
         are not described here.
 
         Args:
             num_threads: torch's CPU threads, process-wide; untouched if None.
-            progress: called with bytes loaded and bytes in all.
-            around_model: wraps the model that the engine runs, to watch or to time it.
+            progress: called with the bytes loaded and the bytes in total.
+            around_model: wraps the model that the engine runs, to watch or time it.
 
         Raises:
             ModelLoadFailed: there is no such file or device, the file is not a Llama, memory is
@@ -181,7 +181,7 @@ class Engine:
         if compiles_late(place):
             try:
                 with part_of_load("a step", place, plan.workspace_bytes):
-                    # On the engine's own thread: libraries keep state for each thread.
+                    # On the engine's own thread, because libraries keep state per thread.
                     sizes = (max_sequences, max_step_tokens)
                     engine._thread.call(lambda: compile_kernels(loaded.model, loaded.cache, *sizes))
             except BaseException:
@@ -190,7 +190,7 @@ class Engine:
         return engine
 
     def warm_up(self) -> None:
-        """Runs requests that need as much memory as jobs do, then measures it for :meth:`stats`.
+        """Runs requests that need as much memory as jobs, then measures memory for :meth:`stats`.
 
         Call it once, before the first job.
         """
@@ -211,17 +211,17 @@ class Engine:
     ) -> Generation:
         """Checks the request in the caller's thread and queues it.
 
-        ``token_ids`` of the result hold every generated id, also the end-of-sequence or stop token
-        that ended the choice; its ``text`` does not. Without a seed, one follows from the job's id
-        and is returned with the result.
+        ``token_ids`` of the result include the end-of-sequence or stop token that ended the choice;
+        ``text`` does not. Without a seed, one is derived from the job's id and returned with the
+        result.
 
         Args:
             queued_at: unix time in s at which the job was enqueued; ``deadline_s``, ``queue_ms``
                 and ``first_token_ms`` count from it, or from now.
-            journal: what the job's event stream holds of earlier attempts. The generation
-                continues there: tokens, text, logprobs and usage are those of an uninterrupted
-                run, events tell only what is new, and complete choices do not run again.
-                ``usage.cached`` and the other timings are those of this attempt.
+            journal: the events of earlier attempts from the job's stream. The generation continues
+                there: tokens, text, logprobs and usage are those of an uninterrupted run, events
+                contain only new output, and complete choices do not run again. ``usage.cached`` and
+                the other timings are those of this attempt.
             on_event: called on the engine's thread with every event; must not block. If it
                 raises, this generation is cancelled.
 
@@ -229,7 +229,7 @@ class Engine:
             ModelNotServed: the request names another model.
             ContextLengthExceeded: prompt and ``max_tokens`` do not fit.
             InvalidRequest: an id is beyond the vocabulary, or the prompt has no token.
-            InternalError: the engine is closed or broken, or the journal is of another request.
+            InternalError: the engine is closed or broken, or the journal is another request's.
         """
         check_model(request, self.model_name)
         prompt_ids = checked_prompt(
@@ -273,8 +273,8 @@ class Engine:
     def logits(self, token_ids: Ids[int]) -> torch.Tensor:
         """The model's logits after each of ``token_ids``: [tokens, vocab] float32.
 
-        One pass between two steps computes them and leaves no keys and values behind. Raises
-        ``InvalidRequest`` for no ids, unknown ids, or more ids than the context.
+        One pass between two steps computes them and leaves no keys or values behind. Raises
+        ``InvalidRequest`` for no ids, unknown ids, or more ids than the context holds.
         """
         ids = list(token_ids)
         check_token_ids(ids, self.max_context, self.config.vocab_size)
@@ -315,7 +315,7 @@ class Engine:
     def stalled_for_s(self) -> float:
         """Seconds without a sign of life, for a watchdog; 0.0 while idle.
 
-        They grow while a step, an event callback or a call hangs, and for good after a crash.
+        The value grows while a step, an event callback or a call hangs, and for ever after a crash.
         """
         return self._thread.heartbeat.stalled_for_s()
 
@@ -329,7 +329,7 @@ class Engine:
         self._thread.call(self._scheduler.check_integrity)
 
     def close(self) -> None:
-        """Cancels what still runs and ends the thread; a second call does nothing."""
+        """Cancels running generations and ends the thread; a second call does nothing."""
         self._thread.close()
 
     def _token_text(self, token_id: int) -> str:

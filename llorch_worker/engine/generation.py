@@ -72,12 +72,12 @@ class Generation:
         self._events: list[Event] = []
         self._result: GenerationResult | None = None
         self._error: LlorchError | None = None
-        # Separate from the events: a token must not wake the threads that wait for results.
+        # Separate from the events, because a token must not wake threads that wait for results.
         self._finished = threading.Event()
 
     @property
     def done(self) -> bool:
-        """Whether the terminal event is out."""
+        """Whether the terminal event has been emitted."""
         return self._finished.is_set()
 
     @property
@@ -91,7 +91,7 @@ class Generation:
         return self.sequences[0].seed
 
     def events(self) -> Iterator[Event]:
-        """All events from the first on, as they come; ends after the terminal event.
+        """All events from the first on, as they arrive; ends after the terminal event.
 
         Every call reads from the beginning.
         """
@@ -108,7 +108,7 @@ class Generation:
             index += len(fresh)
 
     def cancel(self) -> None:
-        """Asks the engine to stop, which it does within one step. No effect once it is done."""
+        """Asks the engine to stop within one step. Does nothing once the generation is done."""
         if not self.done:
             self._request_cancel(self)
 
@@ -116,7 +116,7 @@ class Generation:
         """Waits for the result and returns it.
 
         Raises:
-            TimeoutError: no result after ``timeout`` seconds; the generation goes on.
+            TimeoutError: no result after ``timeout`` seconds; the generation continues.
             LlorchError: the generation failed; ``Cancelled`` if it was cancelled.
         """
         if not self._finished.wait(timeout):
@@ -168,7 +168,7 @@ class Generation:
     def finish(self, now_s: float) -> None:
         """Ends with a result; every sequence has a ``finish_reason``."""
         for sequence in self.sequences:
-            # Text that a deadline has just released, or that a replay gave beyond its journal.
+            # Text that a deadline has just released, or that a replay produced beyond its journal.
             self.take_tokens(sequence, (), None, now_s)
         choices = tuple(_choice(sequence) for sequence in self.sequences)
         usage = Usage(
@@ -201,7 +201,7 @@ class Generation:
         self._emit(CancelledEvent())
 
     def _emit(self, event: Event) -> None:
-        # The callback goes first: when the result is there, the event is out.
+        # The callback runs first, so that the event is out before the result is available.
         if self._on_event is not None:
             try:
                 self._on_event(event)
@@ -216,7 +216,7 @@ class Generation:
 
     @property
     def _cached_tokens(self) -> int:
-        # The other choices find what the first of them has put into the cache.
+        # The other choices find the prompt that the first one has put into the cache.
         return 0 if self._first_prefilled is None else self._first_prefilled.cached_tokens
 
     def _timings(self, now_s: float) -> Timings:

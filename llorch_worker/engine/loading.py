@@ -1,4 +1,4 @@
-"""Weights and cache onto the device, as planned."""
+"""Loads weights and cache onto the device, as planned."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What a load leaves on the device."""
+    """The parts that a load puts on the device."""
 
     model: Llama
     cache: UnifiedCache
     steps: ForwardModel
-    """``model``, or its recorded decode steps around it."""
+    """``model``, or a wrapper that replays its recorded decode steps."""
 
 
 def load_as_planned(
     plan: LoadPlan, progress: Callable[[int, int], None] | None = None
 ) -> LoadedModel:
-    """Loads the weights and allocates the cache, with fewer KV blocks than planned if the weights
-    leave less memory free.
+    """Loads the weights and allocates the cache, with fewer KV blocks than planned if less memory
+    is free.
 
     Raises ``ModelLoadFailed`` if memory does not suffice or the weights are damaged.
     """
@@ -57,7 +57,7 @@ def load_as_planned(
     with part_of_load("the cache", device, sum(fitted.cache_bytes.values())):
         cache = UnifiedCache.allocate(fitted.shape, fitted.num_blocks)
     if device.type == "cuda":
-        # A load may peak higher than any step.
+        # A load may use more memory than any step.
         torch.cuda.reset_peak_memory_stats(device)
     steps: ForwardModel = model
     if cache.decode is not None:

@@ -29,10 +29,10 @@ def checked_prompt(
     max_context: int,
     pool_tokens: int,
 ) -> list[int]:
-    """The ids of the prompt, whichever field the request has it in.
+    """The ids of the prompt, from any of the request's prompt fields.
 
-    ``pool_tokens`` is the capacity of all KV blocks. Raises ``InvalidRequest`` with every fault of
-    the request against this model, or ``ContextLengthExceeded`` if size is the only one.
+    ``pool_tokens`` is the capacity of all KV blocks. Raises ``InvalidRequest`` with every rule of
+    this model that the request breaks, or ``ContextLengthExceeded`` if only its size is wrong.
     """
     prompt_field = next(name for name in PROMPT_FIELDS if getattr(request, name) is not None)
     limit, what = max_context, "the context"

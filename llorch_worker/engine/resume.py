@@ -1,7 +1,7 @@
 """Resumes a redelivered job where its journal ends.
 
-The journalled ids go through the same detokenizer, stop rules and limits again, so all state that
-depends on the past is what the earlier attempt had.
+The journalled ids pass through the same detokenizer, stop rules and limits again, which restores
+the state of the earlier attempt.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from llorch_worker.engine.sequence import Sequence, SequenceState
 def resume(sequences: Iterable[Sequence], journal: Journal, *, vocab_size: int) -> None:
     """Brings new ``sequences``, one per choice, to where ``journal`` ends.
 
-    Choices that the journal shows complete get a ``finish_reason`` and are FINISHED. Text that the
-    replay releases beyond the journal's is left to be taken.
+    Choices that are complete in the journal get a ``finish_reason`` and are FINISHED. Text that the
+    replay releases beyond the journal's can still be taken.
 
     Raises:
         InternalError: the journal does not belong to this request on this model. The message gives
@@ -32,7 +32,7 @@ def resume(sequences: Iterable[Sequence], journal: Journal, *, vocab_size: int) 
         _replay(by_choice[number], choice, vocab_size)
     for sequence in by_choice.values():
         if sequence.finish_reason is None and isinstance(journal.terminal, Finished):
-            # Readers saw the job end by its deadline; only the result is missing.
+            # Readers have seen the job end by its deadline; only the result is missing.
             sequence.close("deadline")
         if sequence.finish_reason is not None:
             sequence.state = SequenceState.FINISHED

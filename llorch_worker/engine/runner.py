@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +22,12 @@ from llorch_worker.model import ForwardModel, RaggedBatch
 Integers = npt.NDArray[np.int64]
 
 _ALIGNED = 2
-"""Integers in the 16 bytes that kernels load at once: each uploaded array begins at a multiple."""
+"""Integers in the 16 bytes that kernels load at once; uploaded arrays begin at multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The sequences that were due a token, and what was sampled for each, row by row."""
+    """The sequences that were due a token, and the samples for them, row by row."""
 
     sequences: tuple[Sequence, ...]
     sampled: Sampled
@@ -84,7 +85,7 @@ class Runner:
         return self._queue.overlaps
 
     def launch(self, chunks: Items[Chunk], after: Launch | None = None) -> Launch:
-        """Starts to compute the chunks and to sample for those that reach the last known token.
+        """Starts computing the chunks, and sampling for those that reach the last known token.
 
         With ``after``, each chunk is the token that this earlier step chooses for its sequence.
         """
@@ -128,7 +129,7 @@ class Runner:
         ends = query.cumsum()
         tables = _block_tables([chunk.sequence.blocks for chunk in chunks])
         if int(ends[-1]) == count:
-            # Decodes only: one token a sequence.
+            # Decodes only: one token per sequence.
             if after is None:
                 ids = np.array([chunk.sequence.token_ids[chunk.start] for chunk in chunks])
             else:
@@ -154,7 +155,7 @@ class Runner:
         )
 
 
-def _block_tables(lists: Items[list[int]]) -> Integers:
+def _block_tables(lists: Items[array[int]]) -> Integers:
     """[sequences, widest] int64: the block ids of each sequence, padded with 0."""
     tables = np.zeros((len(lists), max(map(len, lists))), np.int64)
     for row, blocks in enumerate(lists):
@@ -165,8 +166,9 @@ def _block_tables(lists: Items[list[int]]) -> Integers:
 def upload(arrays: Items[Integers], device: torch.device) -> list[torch.Tensor]:
     """``arrays`` as int64 tensors on ``device``; on the CPU they share the arrays' memory.
 
-    Elsewhere they are views of one tensor, so that one copy moves them all: a small copy costs the
-    host about as much as a kernel launch. From pinned memory the host does not wait for it.
+    Elsewhere they are views of one tensor, so that one copy moves them all, because a small copy
+    costs the host about as much as a kernel launch. The host does not wait for a copy from pinned
+    memory.
     """
     if device.type == "cpu":
         return [torch.from_numpy(array.astype(np.int64, copy=False)) for array in arrays]
@@ -174,21 +176,21 @@ def upload(arrays: Items[Integers], device: torch.device) -> list[torch.Tensor]:
 
 
 def pack(arrays: Items[Integers], *, pinned: bool) -> torch.Tensor:
-    """All numbers in one row, each array at an aligned place."""
+    """All numbers in one row, each array at an aligned offset."""
     whole = torch.zeros(sum(map(_room, arrays)), dtype=torch.int64, device="cpu", pin_memory=pinned)
     row, at = whole.numpy(), 0
-    for array in arrays:
-        row[at : at + array.size] = array.ravel()
-        at += _room(array)
+    for numbers in arrays:
+        row[at : at + numbers.size] = numbers.ravel()
+        at += _room(numbers)
     return whole
 
 
 def unpack(whole: torch.Tensor, arrays: Items[Integers]) -> list[torch.Tensor]:
-    """The arrays in what ``pack`` made of them, as views in their shapes."""
+    """The arrays that ``pack`` packed, as views in their shapes."""
     views, at = [], 0
-    for array in arrays:
-        views.append(whole[at : at + array.size].view(array.shape))
-        at += _room(array)
+    for numbers in arrays:
+        views.append(whole[at : at + numbers.size].view(numbers.shape))
+        at += _room(numbers)
     return views
 
 

@@ -1,4 +1,4 @@
-"""Which sequences run in the next step, and with how many tokens.
+"""The scheduler: which sequences run in the next step, and with how many tokens.
 
 Running and waiting sequences are two lists, both sorted by :attr:`Sequence.order` (priority,
 arrival, choice). The rules:
@@ -9,7 +9,7 @@ arrival, choice). The rules:
   it shares with running sequences need none. Nothing overtakes the head, so short prompts cannot
   starve a long one of their class. Its blocks are reserved at once and allocated chunk by chunk.
 - Only a decode can lack a block. Then the last running sequence gives up its blocks and waits,
-  even if it is the one that asked; so no sequence yields to one that it outranks. The first
+  even if it needs the block itself, so no sequence yields to one that it outranks. The first
   running sequence never yields while another holds blocks, and alone it fits (submit refuses
   larger requests). Some sequence always advances: there is no deadlock and no livelock.
 - Before each chunk a prefill takes the published blocks that hold what it would compute next. If
@@ -20,7 +20,7 @@ arrival, choice). The rules:
   never sits out, because no chunk precedes its own.
 - A step may be planned while the one before it is still on the device and its tokens are unknown,
   if the tokens cannot change who runs (see :meth:`Scheduler.schedule_ahead`).
-- A launched step may still write to the blocks of a sequence that has ended. They are free when
+- A launched step may still write to the blocks of a sequence that has ended. They become free when
   no such step is left.
 """
 
@@ -144,8 +144,9 @@ class Scheduler:
 
         Returns None unless the step is certain, whatever the tokens of ``plan`` are: every running
         sequence decodes in ``plan`` and samples plainly, no sequence may start, and there are
-        blocks for all. Sequences that reach ``max_tokens`` with ``plan`` are left out. A sequence
-        that ends in it for another reason is not: its extra token is discarded.
+        blocks for all. If blocks run short, some sequences keep their next one early. Sequences
+        that reach ``max_tokens`` with ``plan`` are left out. A sequence that ends in it for another
+        reason is not: its extra token is discarded.
         """
         going = [c.sequence for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
         if plan.prefills or len(going) < len(self._running) or not all(s.plain for s in going):
@@ -185,7 +186,7 @@ class Scheduler:
         self._running_limit = min(self._max_running, self._running_limit + 1)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Sends a running sequence back to wait; its tokens will be computed again."""
+        """Returns a running sequence to the waiting list; its tokens will be computed again."""
         self._remove(sequence)
         self.blocks.release(sequence)
         sequence.state = SequenceState.WAITING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Ids
 from enum import Enum
 
@@ -15,9 +16,9 @@ PRIORITY_RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
 def samples_plainly(request: GenerationRequest) -> bool:
     """Whether ``request`` sets no sampling parameter but the temperature.
 
-    Steps may overlap only if every job in them samples plainly, and the fused kernel serves only
-    those. The other parameters need the host between two steps: it reads log probabilities back
-    and counts the tokens for penalties and min_tokens, and truncation looks at its own results.
+    Steps may overlap only if every job in them samples plainly, and the fused kernel supports only
+    such jobs. The other parameters need the host between two steps: it reads log probabilities and
+    counts tokens for penalties and min_tokens, and truncation reads its own results.
     """
     return (
         request.top_k == 0
@@ -33,7 +34,7 @@ def samples_plainly(request: GenerationRequest) -> bool:
 
 
 class SequenceState(Enum):
-    """Where a sequence is: without blocks, with blocks, or done."""
+    """The state of a sequence: without blocks, with blocks, or done."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -80,7 +81,8 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.finish_reason: FinishReason | None = None
         self.computed = 0
-        self.blocks: list[int] = []
+        self.blocks = array("q")
+        """Ids of its KV blocks; numpy copies an array of integers at once, which each step does."""
         self.reserved_blocks = 0
         """Blocks that are kept free for the rest of its prefill."""
         self.cached_tokens = 0
@@ -118,7 +120,7 @@ class Sequence:
         """Keeps only the ids: all of them are pending again."""
         self.most_computed = max(self.most_computed, self.computed)
         self.computed = 0
-        self.blocks = []
+        self.blocks = array("q")
         self.reserved_blocks = 0
 
     def append(self, token_id: int) -> None:

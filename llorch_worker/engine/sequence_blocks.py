@@ -1,8 +1,8 @@
 """The KV blocks of sequences: reserving, sharing, allocating, publishing and releasing them.
 
 Sequences share only full blocks, and only to read them: a sequence writes to blocks that it alone
-holds and that nobody can find yet. Finding and publishing cost work for each new block, not for
-each token, because a sequence remembers its place in the prefix tree, also while it waits.
+holds and that no other can find yet. Finding and publishing cost work for each new block, not for
+each token, because a sequence remembers its place in the prefix tree, even while it waits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SequenceBlocks:
         room = self._unreserved - spare
         if needed <= room:
             return True
-        # A published block that nobody holds counts as free, so taking it costs a free block. Only
+        # A published block without a holder counts as free, so taking it costs a free block. Only
         # blocks that running sequences hold cost none; the tree is searched only if they decide.
         self._find(sequence)
         prefix = sequence.prefix
@@ -83,7 +83,7 @@ class SequenceBlocks:
         return True
 
     def publish(self, sequence: Sequence) -> None:
-        """Lets others find the full blocks that were computed. Their step must have succeeded."""
+        """Lets other sequences find the full, computed blocks. Their step must have succeeded."""
         prefix, size = sequence.prefix, self._block_size
         if sequence.computed < (prefix.depth + 1) * size or not self._in_tree(sequence):
             return

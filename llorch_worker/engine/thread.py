@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-IDLE_CHECK_AFTER_S = 1.0
-"""An engine that has been idle for this long checks its KV blocks, once."""
+IDLE_CHECK_AFTER_S = 10.0
+"""An engine that has been idle for this long checks its KV blocks, once. A job that arrives during
+the check waits for it, so it must not come between jobs that follow each other closely."""
 _BROKEN = "the engine broke down; restart the worker"
 
 
@@ -37,11 +38,11 @@ class Heartbeat:
         self._last_s: float | None = None
 
     def beat(self) -> None:
-        """There is work, and the thread makes progress."""
+        """Notes that there is work and the thread makes progress."""
         self._last_s = time.monotonic()
 
     def rest(self) -> None:
-        """There is nothing to do."""
+        """Notes that there is nothing to do."""
         self._last_s = None
 
     def stalled_for_s(self) -> float:
@@ -156,15 +157,12 @@ class EngineThread:
 
     def _take_inbox(self) -> bool:
         """Waits for work, then empties the inbox; False when the engine shuts down."""
+        if self._is_idle(IDLE_CHECK_AFTER_S):
+            # A broken invariant ends the thread: no job may run on top of it.
+            self.heartbeat.beat()
+            self._core.scheduler.check_integrity()
+            self._is_idle(None)
         with self._wake:
-            if not self._wanted():
-                self.heartbeat.rest()
-                if not self._wake.wait_for(self._wanted, IDLE_CHECK_AFTER_S):
-                    # A broken invariant ends the thread: no job may run on top of it.
-                    self.heartbeat.beat()
-                    self._core.scheduler.check_integrity()
-                    self.heartbeat.rest()
-                    self._wake.wait_for(self._wanted)
             self.heartbeat.beat()
             self._adding, self._arrivals = self._arrivals, []
             cancels, self._cancels = self._cancels, []
@@ -177,6 +175,14 @@ class EngineThread:
             answer, _ = self._calls.pop(0)
             answer()
         return not closing
+
+    def _is_idle(self, timeout_s: float | None) -> bool:
+        """Waits for work; whether there is none after ``timeout_s``."""
+        with self._wake:
+            if self._wanted():
+                return False
+            self.heartbeat.rest()
+            return not self._wake.wait_for(self._wanted, timeout_s)
 
     def _wanted(self) -> bool:
         return bool(

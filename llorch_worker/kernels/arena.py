@@ -1,5 +1,5 @@
-"""Memory for weights and the KV cache in huge pages: a step reads all of it, and small pages would
-miss the TLB and be slow to allocate."""
+"""Memory in huge pages for weights and the KV cache. A step reads all of it, and small pages would
+cause TLB misses and be slow to allocate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 ALIGNMENT_BYTES = 64
 """A cache line, to which the kernels align their vectors."""
 _CHUNK_BYTES = 256 * 1024 * 1024
-"""Mapped at a time; pages that are never written take no memory."""
+"""Bytes mapped at a time; pages that are never written take no memory."""
 _HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 

@@ -1,4 +1,4 @@
-"""The interface of the device-specific kernels: what the model needs besides matrix products."""
+"""The interface of the device-specific kernels: the model's operations except matrix products."""
 
 from __future__ import annotations
 

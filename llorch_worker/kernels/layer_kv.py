@@ -55,7 +55,7 @@ def _write(
         codes = (wide / scale.unsqueeze(-1)).add_(0.5).floor_()  # rounds half up
         cells.index_copy_(0, slots, codes.to(torch.int8))
     elif cells.dtype is torch.float8_e4m3fn:
-        # As bytes: torch cannot copy float8 by index on the CPU.
+        # Viewed as bytes, because torch cannot copy float8 by index on the CPU.
         narrow = rows.float().clamp_(-FP8_LARGEST, FP8_LARGEST).to(cells.dtype)
         cells.view(torch.uint8).index_copy_(0, slots, narrow.view(torch.uint8))
     else:

@@ -60,7 +60,7 @@ def select_sample(device: torch.device, kernels: KernelChoice = "auto") -> Fused
 def select_truncate_rows(
     device: torch.device, dtype: torch.dtype, kernels: KernelChoice = "auto"
 ) -> TruncateRows | None:
-    """The kernel that truncates beside a model in ``dtype`` on ``device``.
+    """The kernel that truncates for a model in ``dtype`` on ``device``.
 
     None when there is none, or when the compiler would have to run for it alone: a bfloat16 model
     has the native kernels compiled anyway.
@@ -75,7 +75,7 @@ def native_kernels_load() -> bool:
 
 
 def native_absence() -> str | None:
-    """Why this machine has no native kernels for the CPU; None if it has them.
+    """The reason why this machine has no native kernels for the CPU, or None.
 
     The first call may compile.
     """

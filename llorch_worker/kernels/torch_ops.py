@@ -71,7 +71,7 @@ def sample(
     log_min_p: torch.Tensor,
     uniforms: torch.Tensor,
 ) -> torch.Tensor:
-    """One token a row: the first whose cumulative probability exceeds ``uniforms``.
+    """One token per row: the first whose cumulative probability exceeds ``uniforms``.
 
     Args:
         logits: [rows, vocab] float32; not changed.

@@ -38,7 +38,7 @@ class RaggedBatch:
 
 
 class ForwardModel(Protocol):
-    """What computes a batch; :class:`llorch_worker.model.Llama` does."""
+    """A model that computes a batch, such as :class:`llorch_worker.model.Llama`."""
 
     def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
         """Logits [rows, vocab] float32 for ``batch.logits_rows``."""

@@ -1,4 +1,4 @@
-"""What all layers of one forward pass share: indices, RoPE angles and prepared attention."""
+"""The state that all layers of a forward pass share: indices, RoPE angles, prepared attention."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from llorch_worker.model.forward_pass import ForwardPass
 from llorch_worker.weights import Checkpoint, DenseLinear, FusedWeight, Linear, Linears
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes loaded, total bytes), as kept in memory."""
+"""Called with (bytes loaded, total bytes); both count bytes in memory."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint make up each weight of the model, and their shapes."""
+"""The model's weights: the checkpoint's tensors that form each one, and their shapes."""
 
 from __future__ import annotations
 

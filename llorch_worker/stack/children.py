@@ -1,7 +1,7 @@
 """Programs that a command runs as its children; they never outlive it.
 
 Each child has its own process group, so that Ctrl-C in the terminal reaches only the command, which
-decides what it means. Each is tethered (:mod:`llorch_worker.stack.tether`), so that it ends even if
+decides what to do. Each is tethered (:mod:`llorch_worker.stack.tether`), so that it ends even if
 the command is killed with SIGKILL.
 """
 
@@ -26,14 +26,14 @@ TAIL_LINES = 40
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
 _ERROR_MARKS = ("error: ", "cannot start: ")
-"""A command, or a worker's log, puts one of these before the reason why it ends."""
+"""A command or a worker's log writes one of these before the reason for its end."""
 HEALTHY_AFTER_S = 60.0
-"""A child that lived this long is restarted with the first backoff."""
+"""A child that has run this long is restarted with the first backoff."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to run. It receives ``death_signal`` if this process dies without stopping it."""
+    """A program to run. It receives ``death_signal`` if this process dies without stopping it."""
 
     name: str
     command: tuple[str, ...]
@@ -117,7 +117,7 @@ class Child:
         return True
 
     def last_words(self) -> str:
-        """The reason that the program gave for its end, else its last line."""
+        """The program's own reason for its end, else its last line."""
         lines = [line.strip() for line in self.tail if line.strip()]
         for line in reversed(lines):
             sentence = error_sentence(line)
@@ -136,7 +136,7 @@ class Child:
 
 
 def error_sentence(line: str) -> str | None:
-    """The reason for its end that a command or a worker gives in ``line``; None in other lines."""
+    """The reason in ``line`` for the end of a command or worker; None for other lines."""
     for mark in _ERROR_MARKS:
         before, found, sentence = line.partition(mark)
         if found and (not before or before.endswith("] ")):
@@ -145,7 +145,7 @@ def error_sentence(line: str) -> str | None:
 
 
 def python(*arguments: str) -> tuple[str, ...]:
-    """This interpreter, which imports this package and nothing from the working directory."""
+    """The command line of this interpreter, without imports from the working directory."""
     return (sys.executable, "-P", *arguments)
 
 
@@ -162,7 +162,7 @@ def describe_exit(code: int | None) -> str:
 
 
 def _tethered(program: Program) -> list[str]:
-    # -I -S: the wrapper must start fast and must not import from the user's directory.
+    # -I -S: the tether must start fast and must not import from the user's directory.
     wrapper = [sys.executable, "-I", "-S", str(tether.__file__)]
     return [*wrapper, str(int(program.death_signal)), str(os.getpid()), *program.command]
 

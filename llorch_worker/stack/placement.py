@@ -1,4 +1,4 @@
-"""Which devices ``llorch up`` puts workers on."""
+"""The devices on which ``llorch up`` starts workers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class WorkerDevices:
 def worker_devices(
     device: str, *, gpus: str | None, devices: str | None, workers: int | None
 ) -> WorkerDevices:
-    """Where to put workers. A card gets one worker, which is named after it.
+    """The workers to start and their devices. A card gets one worker, which is named after it.
 
     Args:
         device: used if no list is given; ``auto`` is every card, or the CPU if there is none.
         gpus: ``all``, or card numbers such as ``0,2``.
         devices: a list such as ``cuda:0,cuda:1`` or ``cpu,cpu``.
-        workers: how many, if no list says it.
+        workers: the number of workers, if no list is given.
 
     Raises:
         CommandError: a list has an empty, repeated or wrong name, both lists are given, or

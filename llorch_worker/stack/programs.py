@@ -15,7 +15,7 @@ REDIS = "redis"
 FLOWER = "flower"
 
 _ROOT_IS_FINE = "ignore:You're running the worker with superuser"
-"""Celery's long warning, which tells nothing new to someone who runs as root in a container."""
+"""Hides Celery's long warning, which is no news to a user who is root in a container."""
 
 
 def redis(server: Path, port: int, folder: Path) -> Program:
@@ -34,13 +34,13 @@ def redis(server: Path, port: int, folder: Path) -> Program:
 
 
 def worker(name: str, device: str, settings: Settings, *, own_redis: bool) -> Program:
-    """A worker on ``device``. With ``own_redis``, Redis dies with this process, and so must it."""
+    """A worker on ``device``. With ``own_redis`` it must die with this process, as Redis does."""
     return Program(
         name,
         python("-m", "llorch_worker.cli", "worker"),
         settings.model_copy(update={"device": device}).environment
         | {"PYTHONWARNINGS": _ROOT_IS_FINE},
-        # A worker can drain only while there is a Redis.
+        # A worker can drain only while Redis runs.
         signal.SIGKILL if own_redis else signal.SIGTERM,
     )
 
@@ -52,7 +52,7 @@ def flower(port: int, settings: Settings, login: str | None) -> Program:
     return Program(
         FLOWER,
         python("-m", "celery", "-A", "tasks", "flower", *arguments),
-        # In the environment, because every user may read command lines.
+        # In the environment, because every user can read command lines.
         settings.environment | ({} if login is None else {"FLOWER_BASIC_AUTH": login}),
         signal.SIGKILL,
     )

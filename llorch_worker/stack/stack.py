@@ -38,7 +38,7 @@ _TAKEN = "Address already in use"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start."""
+    """The programs to start."""
 
     settings: Settings
     workers: tuple[tuple[str, str], ...]
@@ -55,8 +55,8 @@ class Plan:
 class Stack:
     """The running children of a plan; leaving the block ends them all.
 
-    ``on_line(name, line)`` receives their output. Leaving takes seconds; callers should not let a
-    signal interrupt it.
+    ``on_line(name, line)`` receives their output. Leaving takes seconds, and callers should not let
+    a signal interrupt it.
     """
 
     def __init__(self, plan: Plan, on_line: Callable[[str, str], None]) -> None:
@@ -86,7 +86,7 @@ class Stack:
         self._say_held_back(told=str(error or ""))
 
     def start(self) -> None:
-        """Start what the plan names. On return Redis answers; the others are still starting.
+        """Start the plan's programs. On return Redis answers; the others are still starting.
 
         Raises:
             CommandError: Redis cannot be started.
@@ -143,7 +143,7 @@ class Stack:
             CommandError: Flower ends, or ``timeout_s`` passes.
         """
         give_up_s = time.monotonic() + timeout_s
-        # Ask the process, not the port, where another user's Flower may answer.
+        # Ask the process, not the port, on which another user's Flower may answer.
         while self.flower_port is not None and not self._children[FLOWER].listens_on(
             self.flower_port
         ):
@@ -179,7 +179,7 @@ class Stack:
                 self._start(self._children[name].program)
 
     def drain(self) -> None:
-        """Stop the workers once they finish what they run, however long that takes."""
+        """Stop the workers once they have finished their jobs, without a time limit."""
         workers = self._workers()
         for child in workers:
             child.terminate()
@@ -189,7 +189,8 @@ class Stack:
                 pass
 
     def jobs_lost_with_redis(self) -> int:
-        """How many jobs wait in the stack's own Redis, and will be lost; call after a drain."""
+        """The number of jobs that wait in the stack's own Redis and will be lost; call after a
+        drain."""
         if self._plan.redis_url is not None:
             return 0
         with Cluster(self.redis_url) as cluster:
@@ -233,7 +234,7 @@ class Stack:
         self._on_line(name, line)
 
     def _say_held_back(self, told: str = "") -> None:
-        """Pass on what was held back, except the sentence that ``told`` ends with."""
+        """Pass on lines that were held back, except the sentence with which ``told`` ends."""
         while self._held_back:
             name, line = self._held_back.popleft()
             if not told.endswith(f": {error_sentence(line.strip())}"):
@@ -294,8 +295,8 @@ class Stack:
         return False
 
     def _cards(self, announced: list[WorkerCard]) -> dict[str, WorkerCard]:
-        """The announcements of this stack's workers, by name in the plan. A worker chooses its own
-        node name, after the card that it got."""
+        """The announcements of this stack's workers, by name in the plan. A worker chooses its node
+        name after the card that it got."""
         here = f"@{socket.gethostname()}"
         by_pid = {card.pid: card for card in announced if card.hostname.endswith(here)}
         names = {name: self._children[name].pid for name, _ in self._plan.workers}

@@ -1,8 +1,8 @@
 """Runs a program that must not outlive the process that started it.
 
-Executed by path with ``python -I -S``, so it imports only the standard library. On Linux the
-kernel sends the given signal when the parent dies, however it dies; the setting survives exec.
-Other systems only start the program.
+It runs by path with ``python -I -S``, so it imports only the standard library. On Linux the kernel
+sends the given signal when the parent dies for any reason; the setting survives exec. On other
+systems it only starts the program.
 """
 
 from __future__ import annotations

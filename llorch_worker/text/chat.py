@@ -11,7 +11,7 @@ from llorch_worker.text.codec import Codec
 
 _LITERAL_MARK = "\ufdd0"
 """A Unicode noncharacter. Inside a control token's spelling it keeps that spelling text."""
-# What a template's own expressions may raise.
+# Errors that a template's own expressions may raise.
 _ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 

@@ -1,4 +1,4 @@
-"""What the tokenizer and the chat formats need of a vocabulary."""
+"""The interface of a vocabulary for the tokenizer and the chat formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each token id contributes to the text, as bytes."""
+"""The bytes that each token id contributes to the text."""
 
 from __future__ import annotations
 

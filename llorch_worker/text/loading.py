@@ -20,7 +20,7 @@ from llorch_worker.text.tokenizers_codec import TokenizersCodec
 _GGUF_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_OF_TURN_SPELLINGS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>")
 _DEFAULT_SPELLINGS = {"bos_token_id": "<s>", "eos_token_id": "</s>"}
-"""What GGUF's kind "llama" means where it names no id."""
+"""The ids of GGUF's kind "llama" when the file names none."""
 
 _MAX_PADDING_TOKENS = 65_536
 """Models round their embedding up. A larger difference means another model's vocabulary."""

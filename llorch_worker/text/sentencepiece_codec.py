@@ -119,7 +119,7 @@ def _load(model: bytes) -> SentencePieceProcessor:
 
 
 def _kind_of(processor: SentencePieceProcessor, token_id: int) -> PieceKind:
-    """Normal and user-defined pieces decode alike; the library does not tell them apart."""
+    """Normal and user-defined pieces decode alike; the library does not distinguish them."""
     if processor.is_control(token_id):
         return PieceKind.CONTROL
     if processor.is_unknown(token_id):

@@ -22,7 +22,7 @@ _NONCHARACTER = "\ufdd1"
 
 
 class PieceKind(IntEnum):
-    """What a piece is for. GGUF's ``tokenizer.ggml.token_type`` uses the same numbers."""
+    """The kind of a piece. GGUF's ``tokenizer.ggml.token_type`` uses the same numbers."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -51,8 +51,8 @@ def write_model(
     Raises:
         ValueError: there are neither all 256 byte pieces nor an unknown piece.
     """
-    kinds = [piece.kind for piece in pieces]
-    byte_fallback = kinds.count(PieceKind.BYTE) == 256
+    kinds = {piece.kind for piece in pieces}
+    byte_fallback = len({text for text, _, kind in pieces if kind == PieceKind.BYTE}) == 256
     if not byte_fallback:
         if PieceKind.UNKNOWN not in kinds:
             raise ValueError("it has neither all 256 byte tokens nor an unknown token")
@@ -70,13 +70,16 @@ def write_model(
 def write_pieces(pieces: Iterable[Piece], taken: Iterable[str] = ()) -> bytes:
     """``pieces`` alone; appended to a model they follow its own, whose texts are ``taken``.
 
-    sentencepiece refuses empty and repeated texts. Such pieces keep their ids, but encoding never
-    gives them.
+    sentencepiece refuses empty, repeated and undecodable texts, and a second unknown piece. Such
+    pieces keep their ids, but encoding never gives them.
     """
     data = bytearray()
     seen = {"", *taken}
+    knows_unknown = False
     for text, score, kind in pieces:
-        if text in seen:
+        second = kind == PieceKind.UNKNOWN and knows_unknown
+        knows_unknown |= kind == PieceKind.UNKNOWN
+        if text in seen or second or text != text.encode(errors="replace").decode():
             text, kind = f"{_NONCHARACTER}{len(seen)}", PieceKind.CONTROL
         seen.add(text)
         data += _field(1, _field(1, text) + _field(2, score) + _field(3, kind))

@@ -1,4 +1,4 @@
-"""What every model file offers, whatever its format: metadata and tensors under canonical names."""
+"""The interface of model files of every format: metadata, and tensors under canonical names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TensorInfo:
 
 
 class Checkpoint(ABC):
-    """An opened model file. Tensors have Hugging Face's names, whatever the file calls them."""
+    """An opened model file. Tensors have Hugging Face's names in every format."""
 
     path: Path
     files: tuple[Path, ...]

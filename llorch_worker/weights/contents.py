@@ -1,4 +1,4 @@
-"""What a checkpoint holds, told from its headers."""
+"""A summary of a checkpoint's contents, from its headers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tensor_types(checkpoint: Checkpoint) -> tuple[TensorType, ...]:
 
 
 def stored_numbers(checkpoint: Checkpoint) -> int:
-    """How many numbers all tensors hold together."""
+    """The number of values in all tensors."""
     return sum(prod(tensor.shape) for tensor in checkpoint.tensors.values())
 
 

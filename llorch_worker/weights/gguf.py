@@ -144,7 +144,7 @@ class GgufCheckpoint(Checkpoint):
         self._each_chunk(name, take_ordered, row_multiple)
 
     def _destination(self, rows: int, rope_heads: int | None) -> torch.Tensor | None:
-        """Where each stored row goes: [rows] int64; None if rows keep their order."""
+        """The target of each stored row: [rows] int64; None if rows keep their order."""
         if rope_heads is None or not self._interleaved:
             return None
         return _half_split_rows(rows, rope_heads)
@@ -175,7 +175,7 @@ def canonical_name(gguf_name: str) -> str:
 
 
 def _half_split_rows(rows: int, heads: int) -> torch.Tensor:
-    """Where each stored row goes: pair members (2i, 2i + 1) of a head to i and i + head_dim / 2."""
+    """The target of each stored row: a head's pair (2i, 2i + 1) goes to i and i + head_dim / 2."""
     head_dim = rows // heads
     row = torch.arange(rows)
     within = row % head_dim
@@ -221,5 +221,5 @@ def _values(piece: Bytes, type_: GGMLQuantizationType) -> torch.Tensor:
     if dtype is not None:
         # A copy, because the chunk may not be aligned.
         return torch.from_numpy(np.array(piece).reshape(-1)).view(dtype)
-    # As one long row: gguf handles 16 rows at a time, however short they are.
+    # As one long row, because gguf handles 16 rows at a time, even short ones.
     return torch.from_numpy(dequantize(piece.reshape(1, -1), type_))

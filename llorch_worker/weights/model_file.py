@@ -18,10 +18,10 @@ from llorch_worker.contract import ModelLoadFailed
 Bytes = npt.NDArray[np.uint8]
 
 CHUNK_ELEMENTS = 32 * 1024 - 1
-"""Unpacked at a time. Temporaries stay in the CPU caches, and torch, which starts threads of its
-own from 32,768 elements on, leaves the work to the thread that reads."""
+"""Elements unpacked at a time. Temporaries stay in the CPU caches, and torch leaves the work to the
+thread that reads, because it starts threads only from 32,768 elements on."""
 _READ_BYTES = 4 * 1024 * 1024
-"""Read at a time: reading a cold file through a mapping would fault it in page by page."""
+"""Bytes read at a time. Reading a cold file through a mapping would fault it in page by page."""
 _BYTES_WORTH_A_THREAD = 512 * 1024
 """Reading fewer bytes does not pay for starting a thread."""
 
@@ -82,7 +82,7 @@ class ModelFile:
         chunks = -(-rows // rows_per_chunk)
         borders = [min(rows, chunks * i // threads * rows_per_chunk) for i in range(threads + 1)]
         with ThreadPoolExecutor(threads) as pool:
-            # list() raises what a thread raised.
+            # list() raises the errors of the threads.
             list(pool.map(read, borders[:-1], borders[1:]))
 
     def _fill(self, out: Bytes, offset: int) -> None:

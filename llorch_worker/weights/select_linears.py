@@ -1,4 +1,4 @@
-"""Chooses how a device keeps the model's matrices; no other file decides it."""
+"""Chooses how a device keeps the model's matrices."""
 
 from __future__ import annotations
 

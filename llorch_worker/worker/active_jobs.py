@@ -25,12 +25,12 @@ class ActiveJob:
         self.outcome: Future[GenerationResult] = Future()
         self.stopped = False
         self.handed_back = False
-        """It was stopped to run again elsewhere."""
+        """Whether the job was stopped to run again elsewhere."""
         self.leaving = False
-        """It was to be handed back, even if it was cancelled before: its end does not wait for
-        Redis."""
+        """Whether a hand-back was requested, even after a cancel; the job's end then does not wait
+        for Redis."""
         self._generation: Cancellable | None = None
-        # Reentrant: a signal handler may hand jobs back while its thread is in here.
+        # Reentrant: a signal handler may hand jobs back while its thread holds the lock.
         self._lock = threading.RLock()
 
     def attach(self, generation: Cancellable) -> None:
@@ -42,11 +42,11 @@ class ActiveJob:
             generation.cancel()
 
     def cancel(self) -> None:
-        """Ends the job, unless it was handed back before."""
+        """Ends the job, unless it has been handed back."""
         self._stop(hand_back=False)
 
     def hand_back(self) -> None:
-        """Stops the job to run again elsewhere, unless it was cancelled before."""
+        """Stops the job to run again elsewhere, unless it has been cancelled."""
         self._stop(hand_back=True)
 
     def _stop(self, *, hand_back: bool) -> None:
@@ -62,8 +62,8 @@ class ActiveJob:
 class ActiveJobs:
     """All active jobs. Thread-safe.
 
-    The pool expects a job as soon as it accepts it, because the job may be cancelled from then on.
-    The job enters when its thread begins with it.
+    A job is expected from the moment that the pool accepts it, because it may then be cancelled.
+    It enters when its thread starts it.
     """
 
     def __init__(self) -> None:
@@ -77,15 +77,15 @@ class ActiveJobs:
             self._get_or_add(job_id)
 
     def forget(self, job_id: str) -> None:
-        """Drops a job that was expected and never entered."""
+        """Drops a job that was expected but never entered."""
         with self._lock:
             job = self._jobs.get(job_id)
             if job is not None and not job.entered:
                 del self._jobs[job_id]
 
     def enter(self, job_id: str) -> tuple[ActiveJob, bool]:
-        """The job, and whether it is new. It is not if its message was delivered twice: then the
-        second delivery waits for the outcome of the first."""
+        """The job, and whether it is new. If its message is delivered twice, the second delivery
+        is not new and waits for the outcome of the first."""
         with self._lock:
             job = self._get_or_add(job_id)
             new = not job.entered
@@ -97,12 +97,12 @@ class ActiveJobs:
             del self._jobs[job.id]
 
     def cancel(self, job_id: str) -> None:
-        """Cancels the job if it is here, within one engine step."""
+        """Cancels the job within one engine step, if it is here."""
         if job := self._jobs.get(job_id):
             job.cancel()
 
     def hand_back(self, job_id: str) -> None:
-        """Stops the job if it is here; it runs again elsewhere."""
+        """Stops the job, if it is here, to run again elsewhere."""
         if job := self._jobs.get(job_id):
             job.hand_back()
 

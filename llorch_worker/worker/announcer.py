@@ -31,7 +31,7 @@ class Announcer:
         self._thread = threading.Thread(target=self._run, name="llorch-announcer", daemon=True)
 
     def start(self) -> None:
-        """Announces the worker once before it returns, so that its model is known from then on."""
+        """Announces the worker once before it returns, so that clients already know its model."""
         self._announce()
         self._thread.start()
 
@@ -57,7 +57,7 @@ class Announcer:
             self._outage.failed(error)
             return
         self._outage.over()
-        # The first entry found may be of a worker that died; after it only this one writes.
+        # The first entry found may be that of a dead worker; later ones must be this worker's.
         if self._announced and replaced is not None:
             self._warn_of_namesake(card, replaced)
         self._announced = True
@@ -68,7 +68,7 @@ class Announcer:
         self._warned = True
         logger.warning(
             "another worker, process %d, is also named %s: both share one worker queue and one "
-            "line in `llorch status`; give each its own name (-n)",
+            "line in `llorch status`; give each worker its own name (-n)",
             other.pid,
             self._hostname,
         )

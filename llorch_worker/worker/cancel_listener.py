@@ -22,8 +22,8 @@ RECONNECT_S = 0.5
 class CancelListener:
     """A thread that subscribes to the cancel channel.
 
-    A message on the channel is lost if nobody listens; the cancel keys stay. The listener reads
-    the keys of all active jobs after each (re)connect.
+    Messages on the channel are lost while the connection is down, but the cancel keys stay. The
+    listener reads the keys of all active jobs after each (re)connect.
     """
 
     def __init__(self, client: redis.Redis, active_jobs: ActiveJobs) -> None:
@@ -41,8 +41,8 @@ class CancelListener:
         self._thread.join()
 
     def is_cancelled(self, job_id: str) -> bool:
-        """Whether the job was cancelled. ``False`` while Redis is away: the listener looks again
-        when it is back."""
+        """Whether the job was cancelled. ``False`` while Redis is away; the listener checks again
+        when Redis is back."""
         try:
             return bool(self._redis.exists(keys.cancel(job_id)))
         except RedisError as error:

@@ -1,4 +1,4 @@
-"""One delivery of a job: what its message asks for, and when it was sent."""
+"""One delivery of a job: its unvalidated arguments and its enqueue time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, des
 
 @dataclass(frozen=True)
 class Delivery:
-    """What Celery hands to the task, not validated yet."""
+    """The arguments and headers that Celery passes to the task, not yet validated."""
 
     job_id: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -37,8 +37,8 @@ class Delivery:
     def queued_at_s(self, claim: Claim) -> float:
         """When the job was enqueued, as Unix time by this machine's clock.
 
-        The wait is measured by Redis' clock, so a worker whose own clock is off neither shortens
-        nor stretches deadlines. If the producer did not say when, the first claim counts.
+        The wait is measured by Redis' clock, so a wrong clock of this machine neither shortens nor
+        extends deadlines. If the producer sent no time, the first claim counts.
         """
         claimed_s = claim.claimed_ms / 1e3
         since_s = claim.first_claimed_ms / 1e3 if self.enqueued_at_s is None else self.enqueued_at_s

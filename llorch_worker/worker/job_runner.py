@@ -40,17 +40,17 @@ logger = get_logger(__name__)
 
 HAND_BACK_FLUSH_S = 5.0
 """How long a job that is handed back waits for its tokens to be journalled. The next worker
-computes the missing ones again."""
+recomputes missing ones."""
 CHECK_CANCEL_AFTER_S = 0.5
-"""A job that begins so long after its claim asks Redis whether it was cancelled meanwhile."""
+"""A job that starts this long after its claim first asks Redis whether it was cancelled."""
 
 
 class HandedBack(Exception):
-    """The job has not ended: it runs again, here or elsewhere."""
+    """The job has not ended; it runs again, here or elsewhere."""
 
 
 class JobRunner:
-    """Runs jobs in the engine. Each call of :meth:`run` has a thread of its own."""
+    """Runs jobs in the engine. Each call of :meth:`run` has its own thread."""
 
     def __init__(
         self,
@@ -76,16 +76,16 @@ class JobRunner:
         self._end_worker = end_worker
 
     def run(self, delivery: Delivery) -> GenerationResult:
-        """Runs one claimed job and waits for its end. Whoever stores the result also writes the
-        tokens that are not in the job's stream by then, in the same step.
+        """Runs one claimed job and waits for its end. Tokens that are not yet in the job's stream
+        are written with the result, in one step.
 
         Raises:
             LlorchError: the job is refused or failed; Cancelled if it was cancelled.
-            HandedBack: it runs again, or another worker has it already.
+            HandedBack: it runs again, or another worker already has it.
         """
         job, new = self._active_jobs.enter(delivery.job_id)
         if not new:
-            # The message was delivered twice: the job runs once, and both deliveries end with it.
+            # The message was delivered twice. The job runs once, and both deliveries end with it.
             return job.outcome.result()
         try:
             result = self._run(job, delivery)
@@ -130,7 +130,9 @@ class JobRunner:
         finally:
             self._publisher.close_job(job.id)
             if not self._engine.healthy:
-                logger.critical("the engine is broken; the worker ends, its jobs resume elsewhere")
+                logger.critical(
+                    "the engine is broken; the worker ends and its jobs resume elsewhere"
+                )
                 self._end_worker()
 
     def _read_journal(self, claim: Claim) -> JournalPage:
@@ -147,16 +149,16 @@ class JobRunner:
             raise HandedBack
         if job.stopped or self._was_cancelled(claim):
             raise Cancelled("the job was cancelled before it ran")
-        # Only a job that is not in the engine yet: one that is may have broken it, and then its
-        # attempt counts.
+        # Only for a job that is not yet in the engine. One that is may have broken the engine, so
+        # its attempt must count.
         if not self._engine.healthy:
             raise HandedBack
 
     def _was_cancelled(self, claim: Claim) -> bool:
         """Whether the job was cancelled before it was known here.
 
-        The claim tells of cancels before it, and the first write to the stream finds one in the
-        moment between. Only a job that waited here since its claim must ask.
+        The claim reports earlier cancels, and the first write to the stream finds later ones. Only
+        a job that has waited here since its claim must ask.
         """
         waited = time.monotonic() - claim.taken_s > CHECK_CANCEL_AFTER_S
         return claim.cancelled or (waited and self._is_cancelled(claim.job_id))
@@ -177,15 +179,15 @@ class JobRunner:
         except LlorchError:
             raise
         except MemoryError:
-            raise OutOfMemory("the worker had no memory for this job") from None
-        except BaseException as error:  # noqa: BLE001 - any defect must end its job, and no other
+            raise OutOfMemory("the worker has no memory for this job") from None
+        except BaseException as error:  # noqa: BLE001 - any defect must end its job, and only that job
             # The message may quote the prompt, so only the type and the place are logged.
             place = "".join(traceback.format_tb(error.__traceback__))
             logger.error("job %s met a defect: %s\n%s", claim.job_id, type(error).__name__, place)
             raise InternalError(f"a defect of the worker: {type(error).__name__}") from None
 
     def _check_idempotency(self, request: GenerationRequest, job_id: str) -> None:
-        """Refuses a second job for a key. Our client never sends one; other producers may."""
+        """Refuses a second job with the same key. Our client never sends one; others may."""
         if request.idempotency_key is None:
             return
         key = keys.idempotency(self._engine.model_name, request.idempotency_key)
@@ -211,7 +213,7 @@ class JobRunner:
             self._publisher.append(job_id, event)
 
     def _continues_elsewhere(self, job: ActiveJob, error: LlorchError) -> bool:
-        """Whether a job whose generation ended with ``error`` goes on in another worker."""
+        """Whether a job whose generation ended with ``error`` continues in another worker."""
         match error:
             case Cancelled():
                 return job.handed_back
@@ -225,15 +227,15 @@ class JobRunner:
             raise HandedBack
 
     def _leave_entries(self, job: ActiveJob, claim: Claim) -> None:
-        """Leaves unwritten events to whoever stores the result."""
+        """Leaves unwritten events to be written with the result."""
         entries = self._publisher.take(job.id, self._patience(job))
         if entries is None:
             raise HandedBack
         HELD_CLAIMS.leave_entries(claim, entries)
 
     def _patience(self, job: ActiveJob) -> Callable[[], bool]:
-        """Whether to give up on Redis: never for a job that stays, so that no result precedes its
-        tokens; after :data:`HAND_BACK_FLUSH_S` for one that leaves."""
+        """Whether to stop waiting for Redis: never for a job that stays, so that no result precedes
+        its tokens; after :data:`HAND_BACK_FLUSH_S` for one that leaves."""
         give_up_s: float | None = None
 
         def give_up() -> bool:
@@ -245,7 +247,7 @@ class JobRunner:
         return give_up
 
     def _abandon(self, claim: Claim) -> None:
-        """Ends the claim as the worker's death would: the attempt counts, so a job that breaks
+        """Ends the claim as if the worker had died. The attempt counts, so a job that breaks
         engines is isolated and ends."""
         try:
             claims.lapse(self._redis, claim)

@@ -24,18 +24,18 @@ RENEWALS_A_LEASE = 4
 SECOND_LOOK_S = 0.5
 EX_SOFTWARE = 70
 _AWAY = (NoConnection, NoReply)
-"""Redis did not answer. Every other error is an answer."""
+"""Errors that mean that Redis did not answer; every other error is an answer."""
 
 
 class LeaseKeeper:
-    """A thread with a Redis connection of its own, so that it renews leases as long as the engine
-    lives: also while the worker drains and while its broker connection is down.
+    """A thread with its own Redis connection, which renews leases as long as the engine lives, even
+    while the worker drains or its broker connection is down.
 
     An engine that finishes no step for ``watchdog_s`` hangs. The process then exits, because
     nothing in it could end the jobs, and the leases lapse.
 
-    After an outage it waits for a lease's time before it sweeps: workers that were cut off with it
-    and are alive renew first.
+    After an outage the thread waits for the length of a lease before it sweeps, so that other live
+    workers that were cut off renew first.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class LeaseKeeper:
         on_lost: Callable[[str], None],
         on_away: Callable[[], None],
     ) -> None:
-        """``on_lost`` is called with the id of a job whose claim was lost, ``on_away`` each time
-        that Redis does not answer."""
+        """``on_lost`` is called with the id of a job whose claim was lost, ``on_away`` whenever
+        Redis does not answer."""
         self._redis = client
         self._settings = settings
         self._stalled_for_s = stalled_for_s
@@ -81,7 +81,7 @@ class LeaseKeeper:
                 cut_off = True
                 continue
             now_s = time.monotonic()
-            # An answer that took a lease's time, retries included, came too late.
+            # An answer that took as long as a lease, retries included, came too late.
             if cut_off or now_s - began_s >= self._settings.lease_s:
                 sweep_at_s = now_s + self._settings.lease_s
             cut_off = False
@@ -90,7 +90,7 @@ class LeaseKeeper:
                 cut_off = isinstance(self._attempt(self._sweep, self._sweeping), _AWAY)
 
     def _attempt(self, act: Callable[[], None], outage: RedisOutage) -> RedisError | None:
-        """Calls ``act``; returns the error that it raised, which is logged already."""
+        """Calls ``act``; logs and returns the error that it raised."""
         try:
             act()
         except RedisError as error:
@@ -104,12 +104,12 @@ class LeaseKeeper:
     def _hangs(self) -> bool:
         if self._stalled_for_s() < self._settings.watchdog_s:
             return False
-        # A process that was stopped and continued looks stalled until the engine's next step.
+        # A suspended and continued process looks stalled until the engine's next step.
         self._stop.wait(SECOND_LOOK_S)
         return self._stalled_for_s() >= self._settings.watchdog_s
 
     def _renew(self) -> None:
-        # Also without claims, to notice when Redis is away.
+        # Runs even without claims, to notice when Redis is away.
         held = HELD_CLAIMS.all()
         for job_id in claims.renew(self._redis, held, lease_ms=round(self._settings.lease_s * 1e3)):
             self._on_lost(job_id)
@@ -123,9 +123,9 @@ class LeaseKeeper:
             )
         moved = worker_queues.reroute(self._redis, self._settings.direct_grace_s)
         for queue, jobs in moved.items():
-            logger.warning("the worker of %s is gone; its %d jobs go to all workers", queue, jobs)
+            logger.warning("the worker of %s is gone; any worker may take its %d jobs", queue, jobs)
 
 
 def _exit() -> None:
-    logger.critical("the engine hangs: the worker exits, its jobs resume elsewhere")
+    logger.critical("the engine hangs; the worker exits and its jobs resume elsewhere")
     os._exit(EX_SOFTWARE)

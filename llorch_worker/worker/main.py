@@ -24,8 +24,8 @@ def run_worker(
     Args:
         hostname: the worker's node name, unique in its Redis; by default :func:`worker_hostname`.
         on_load_progress: called with the bytes loaded and the bytes in total.
-        engine_class: ``module:Class`` to load in place of the engine, to measure the worker alone.
-        assignment: what :func:`assign_device` returned, if it was called before.
+        engine_class: ``module:Class`` to load instead of the engine, to measure the worker alone.
+        assignment: the result of :func:`assign_device`, if it was already called.
 
     Raises:
         SystemExit: the worker failed, and has logged why.
@@ -39,7 +39,7 @@ def run_worker(
         hostname=hostname or worker_hostname(settings, os.getpid()),
         loglevel="INFO",
         quiet=True,
-        # Workers need not hear of each other; Flower lives on events and heartbeats.
+        # Workers need not know each other; Flower needs events and heartbeats.
         without_gossip=True,
     )
     worker.start()

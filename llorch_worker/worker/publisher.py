@@ -22,12 +22,12 @@ from llorch_worker.worker.token_events import merge_tokens
 logger = get_logger(__name__)
 
 UNWATCHED_INTERVAL_S = 0.2
-"""How often tokens are written while nobody reads them: then they only serve as the journal."""
+"""How often tokens are written while no client reads them and they only serve as the journal."""
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 1.0
 GIVE_UP_CHECK_S = 0.1
 MERGE_FROM = 64
-"""A job's unwritten events are merged from this many on, so that an outage costs little memory."""
+"""Above this number a job's unwritten events are merged, so that an outage costs little memory."""
 WRONG_TYPE = "WRONGTYPE"
 
 
@@ -35,8 +35,8 @@ WRONG_TYPE = "WRONGTYPE"
 class _Outbox:
     """The unwritten events of one job.
 
-    ``sending`` keeps its events and entry numbers until Redis confirms them. If the answer to a
-    write is lost, the same numbers are sent again and the script skips those it has.
+    ``sending`` keeps its events and entry numbers until Redis confirms them. If the reply to a
+    write is lost, they are sent again with the same numbers, and the script skips existing ones.
     """
 
     claim: Claim
@@ -44,8 +44,8 @@ class _Outbox:
     events: list[Event] = field(default_factory=list)
     sending: list[Event] = field(default_factory=list)
     written_at_s: float = field(default_factory=time.monotonic)
-    """At first when it was opened, so that the event ``started`` waits for the first token as long
-    as tokens would wait."""
+    """Time of the last write, or at first of the opening, so that the event ``started`` waits for
+    the first token no longer than a token would."""
     settled: threading.Event = field(default_factory=threading.Event)
     """Set when nothing is left to write. One for each job, so that a write wakes one thread."""
     watched: bool = True
@@ -53,7 +53,7 @@ class _Outbox:
     began: bool = False
     lost: bool = False
     ending: bool = False
-    """What is left is written with the result."""
+    """Whether the remaining events are left to be written with the result."""
 
     @property
     def empty(self) -> bool:
@@ -68,11 +68,10 @@ class _Outbox:
 class Publisher:
     """A thread that takes events without blocking and writes them to Redis soon.
 
-    A job's first tokens are written at once. Later ones are collected for the setting
-    ``flush_interval_ms`` while somebody reads the stream, else for 200 ms. While Redis is away all
-    events are kept; they are written when it is back, once and in order. Entry ids are ``1-0``,
-    ``2-0``, ... in each stream. The last event is written with the result, and so is what is
-    unwritten by then.
+    A job's first tokens are written at once. Later ones are collected for ``flush_interval_ms``
+    while a client reads the stream, else for 200 ms. While Redis is away all events are kept; when
+    it is back they are written once and in order. Entry ids are ``1-0``, ``2-0``, ... in each
+    stream. The last event and any events still unwritten are written with the result.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Publisher:
         on_cancelled: Callable[[str], None],
     ) -> None:
         """``on_lost`` is called with the id of a job whose claim was lost, ``on_cancelled`` with
-        that of a cancelled job."""
+        the id of a cancelled job."""
         self._redis = client
         self._interval_s = settings.flush_interval_ms / 1e3
         self._ttl_s = settings.stream_ttl_s
@@ -100,12 +99,12 @@ class Publisher:
         self._thread.start()
 
     def open(self, claim: Claim, next_entry: int) -> None:
-        """Begins a job; its events are written under ``claim``, from entry ``next_entry`` on."""
+        """Opens a job; its events are written under ``claim``, from entry ``next_entry`` on."""
         with self._changed:
             self._outboxes[claim.job_id] = _Outbox(claim, next_entry)
 
     def append(self, job_id: str, event: Event) -> None:
-        """Takes one event of an open job; from any thread."""
+        """Takes one event of an open job. Thread-safe."""
         with self._changed:
             outbox = self._outboxes[job_id]
             if outbox.lost:
@@ -119,7 +118,7 @@ class Publisher:
 
     def flush(self, job_id: str, give_up: Callable[[], bool]) -> bool:
         """Waits until all events of the job are written. ``False`` if its claim was lost, or if
-        ``give_up`` says so while Redis is away."""
+        ``give_up`` returns True while Redis is away."""
         with self._changed:
             outbox = self._outboxes[job_id]
             outbox.ending = False
@@ -132,13 +131,13 @@ class Publisher:
         return outbox.empty and not outbox.lost
 
     def expect_end(self, job_id: str) -> None:
-        """The job's last event came: what is not being sent waits for :meth:`take`."""
+        """Call it after the job's last event: events not yet being sent wait for :meth:`take`."""
         with self._changed:
             self._outboxes[job_id].ending = True
 
     def take(self, job_id: str, give_up: Callable[[], bool]) -> LastEntries | None:
-        """What must be written with the job's end, once what is being sent has arrived. None if the
-        claim was lost, or if ``give_up`` says so while Redis is away."""
+        """Waits for writes in progress and returns the events to write with the job's end. None if
+        the claim was lost, or if ``give_up`` returns True while Redis is away."""
         with self._changed:
             outbox = self._outboxes[job_id]
             outbox.ending = True
@@ -152,12 +151,12 @@ class Publisher:
             return LastEntries(outbox.next_entry, events)
 
     def close_job(self, job_id: str) -> None:
-        """Ends a job and drops what is left of it."""
+        """Closes a job and drops its remaining events."""
         with self._changed:
             self._outboxes.pop(job_id, None)
 
     def close(self, timeout_s: float) -> None:
-        """Writes what is left, for at most ``timeout_s``, and ends the thread."""
+        """Writes all remaining events, for at most ``timeout_s``, and ends the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -188,7 +187,7 @@ class Publisher:
             retry_s = 0.0
 
     def _wait_for_due(self) -> list[_Outbox] | None:
-        """The outboxes whose time has come; ``None`` when closing and everything is written."""
+        """Waits for outboxes that are due; ``None`` when closing and everything is written."""
         while True:
             now_s = time.monotonic()
             waiting = [outbox for outbox in self._outboxes.values() if outbox.waits]
@@ -210,7 +209,7 @@ class Publisher:
         try:
             self._write(due)
         except NoScriptError:
-            # The thread looks again what is due: a job may have ended by now.
+            # The thread checks again which jobs are due, because one may have ended.
             scripts.load(self._redis, "append")
 
     def _write(self, due: list[_Outbox]) -> None:
@@ -229,7 +228,7 @@ class Publisher:
         failure: RedisError | None = None
         for outbox, written, watched in zip(due, replies[::2], replies[1::2], strict=True):
             if isinstance(written, ResponseError) and WRONG_TYPE in str(written):
-                logger.error("the key of job %s's stream holds something else", outbox.claim.job_id)
+                logger.error("the stream key of job %s is not a stream", outbox.claim.job_id)
                 self._confirm(outbox, watched=False)
             elif isinstance(written, RedisError):
                 failure = written

@@ -1,4 +1,4 @@
-"""What one part of the worker cannot do while Redis is away."""
+"""Log lines about outages of Redis."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class RedisOutage:
     """
 
     def __init__(self, lost: str, regained: str) -> None:
-        """``lost`` and ``regained``: what is logged at the beginning and at the end."""
+        """``lost`` and ``regained``: the texts to log at the beginning and at the end."""
         self._lost = lost
         self._regained = regained
         self._lasts = False
 
     def failed(self, error: Exception) -> None:
-        """Redis failed with ``error``."""
+        """Notes that Redis failed with ``error``."""
         if not self._lasts:
             logger.warning("%s, will retry: %s", self._lost, error)
         self._lasts = True
 
     def over(self) -> None:
-        """Redis answered."""
+        """Notes that Redis answered."""
         if self._lasts:
             logger.info(self._regained)
         self._lasts = False

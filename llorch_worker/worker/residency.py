@@ -36,7 +36,7 @@ MIB = 2**20
 
 
 class Residency:
-    """One engine and the threads that speak with Redis for its jobs.
+    """One engine, and the threads that talk to Redis for its jobs.
 
     ``job_runner`` runs the jobs, on the pool's threads.
     """
@@ -51,7 +51,7 @@ class Residency:
         *,
         on_broken: Callable[[], None],
     ) -> None:
-        """``on_broken`` is called once the engine can run nothing more."""
+        """``on_broken`` is called once the engine cannot run any more."""
         self._engine = engine
         self._active_jobs = active_jobs
         self._settings = settings
@@ -113,13 +113,13 @@ class Residency:
 
     def leave(self, reason: str) -> None:
         """Hands every job back to other workers and ends this one."""
-        logger.critical("%s; the worker ends, its jobs resume elsewhere", reason)
+        logger.critical("%s; the worker ends and its jobs resume elsewhere", reason)
         self._active_jobs.hand_back_all()
         self._on_broken()
 
     def stats(self) -> dict[str, Any]:
-        """The engine's figures as plain JSON. ``device`` is the card's own name, ``gpu3``, because
-        torch calls the only card that it sees cuda:0."""
+        """The engine's figures as plain JSON. ``device`` is our name for the card, ``gpu3``,
+        because torch calls the only card that it sees cuda:0."""
         return dataclasses.asdict(self._engine.stats()) | {"device": self._assignment.name}
 
     def figures(self) -> dict[str, Any]:
@@ -141,19 +141,19 @@ class Residency:
         }
 
     def dead_letters(self) -> int | None:
-        """How many wait for an operator; None if Redis does not answer."""
+        """The number of dead letters; None if Redis does not answer."""
         try:
             return dead_letters.count(self._redis)
         except RedisError:
             return None
 
     def _warn_of_absent_redis(self) -> None:
-        """Once, if the worker is shutting down and its jobs wait for Redis."""
+        """Warns once, if the worker is shutting down and its jobs wait for Redis."""
         if self._warned_of_absent_redis or state.should_stop is None or not len(HELD_CLAIMS):
             return
         self._warned_of_absent_redis = True
         logger.warning(
-            "shutting down, but Redis is unreachable: %d jobs wait for it, at most %.0f s; "
+            "shutting down, but Redis is unreachable: %d jobs wait for it for at most %.0f s; "
             "then other workers take them over",
             len(HELD_CLAIMS),
             self._settings.drain_s,

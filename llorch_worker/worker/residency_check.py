@@ -17,10 +17,10 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 def violation(engine: Engine, assignment: Assignment) -> str | None:
-    """What is wrong, in one sentence; None if all is well."""
+    """The defect in one sentence, or None."""
     device = str(engine.stats().device)
     if assignment.card is not None and not device.startswith("cuda"):
-        return f"{assignment.name} was asked for, but the model is on {device}"
+        return f"the model should be on {assignment.name}, but is on {device}"
     misplaced = engine.misplaced_tensors()
     if misplaced:
         named = ", ".join(misplaced[:MOST_NAMED])
@@ -30,7 +30,7 @@ def violation(engine: Engine, assignment: Assignment) -> str | None:
 
 
 def wrong_card(assignment: Assignment) -> str | None:
-    """Why torch does not see exactly the assigned card, in one sentence; None if it does."""
+    """The reason why torch does not see exactly the assigned card, in one sentence, or None."""
     if assignment.card is None:
         return None
     import torch
@@ -53,7 +53,7 @@ def _card_fault(assignment: Assignment) -> str | None:
         return error.message
     if any(card.cuda_id == assignment.card.cuda_id and card.fault is None for card in cards):
         return None
-    # A card that does not answer does not tell its UUID either.
+    # A card that does not answer does not report its UUID either.
     faults = [card.fault for card in cards if card.index == assignment.card.index and card.fault]
     return f"{assignment.name} does not answer ({faults[0] if faults else 'it is gone'})"
 
@@ -61,7 +61,7 @@ def _card_fault(assignment: Assignment) -> str | None:
 class ResidencyCheck:
     """A thread that calls ``look`` every ``period_s``; the first violation ends it.
 
-    It does not see a card that hangs in a call which never returns: the watchdog of
+    It cannot detect a card that hangs in a call. The watchdog of
     :class:`llorch_worker.worker.leases.LeaseKeeper` does.
     """
 
@@ -82,7 +82,7 @@ class ResidencyCheck:
 
     def close(self) -> None:
         self._stop.set()
-        # A driver in trouble may not answer. The thread then ends with the process.
+        # A call of the driver may hang. The thread then ends with the process.
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:

@@ -11,7 +11,7 @@ def merge_tokens(events: Iterable[Event]) -> list[Event]:
     """``events`` with each choice's consecutive tokens merged into one event.
 
     The order within a choice is kept, and so is the order of tokens and other events. Tokens of
-    different choices may move past each other, which no reader can tell.
+    different choices may change places, which makes no difference to a reader.
     """
     merged: list[Event | list[Tokens]] = []
     runs: dict[int, list[Tokens]] = {}

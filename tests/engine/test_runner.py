@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,7 @@ def batches_of(loaded: Any) -> Callable[..., list[RaggedBatch]]:
 
 
 def held(sequence: Sequence, blocks: list[int], computed: int) -> Sequence:
-    sequence.blocks, sequence.computed = blocks, computed
+    sequence.blocks, sequence.computed = array("q", blocks), computed
     return sequence
 
 
@@ -85,8 +86,8 @@ ARRAYS = [
 def test_packed_arrays_are_aligned_and_unpack_unchanged() -> None:
     whole = pack(ARRAYS, pinned=False)
     views = unpack(whole, ARRAYS)
-    for view, array in zip(views, ARRAYS, strict=True):
-        assert torch.equal(view, torch.from_numpy(array.copy()))
+    for view, numbers in zip(views, ARRAYS, strict=True):
+        assert torch.equal(view, torch.from_numpy(numbers.copy()))
         assert (view.data_ptr() - whole.data_ptr()) % 16 == 0 or not view.numel()
 
 

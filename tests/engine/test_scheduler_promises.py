@@ -219,7 +219,7 @@ class SchedulerPromises(RuleBasedStateMachine):
             self.ended_early.add(sequence)
         self.scheduler.finish(sequence)
         still_written = self.ahead is not None and sequence in self.written
-        assert still_written or sequence.blocks == []
+        assert still_written or not sequence.blocks
 
     def slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
         return sequence.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE

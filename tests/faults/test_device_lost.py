@@ -48,7 +48,9 @@ def test_a_worker_whose_card_fails_exits_and_its_jobs_resume_elsewhere(
     jobs = [witness.begun(witness.send(300, latch.prompt(after=299)), 10) for _ in range(3)]
     if loss == "card":
         machine.show(card(0, fault="GPU is lost"), card(1))
-        sentence = "gpu0 does not answer (GPU is lost); the worker ends, its jobs resume elsewhere"
+        sentence = (
+            "gpu0 does not answer (GPU is lost); the worker ends and its jobs resume elsewhere"
+        )
     else:
         machine.lose_driver()
         sentence = "no NVIDIA driver responds (Driver Not Loaded)"

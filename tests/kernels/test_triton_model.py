@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benches.gpu.random_model import LLAMA_2_7B, random_llama
+from llorch_worker.bench.instruments.ranges import Ranges
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
 from llorch_worker.engine.memory.load_plan import cache_shape
@@ -100,3 +101,11 @@ def test_a_quantised_cache_gives_the_same_tokens_with_graphs_as_without(
 ) -> None:
     eager = greedy(TritonOps(processors=8), kv_dtype, 3)
     assert greedy(TritonOps(processors=8), kv_dtype, 3, graphs=True) == eager
+
+
+def test_ranges_of_a_profile_leave_static_operations_static() -> None:
+    model = random_llama(CONFIG, TritonOps(1), dtype=torch.float32, device=DEVICE)
+    hidden = torch.ones(2, CONFIG.hidden_size, device=DEVICE)
+    plain = model.final_norm(hidden)
+    with Ranges(model, DEVICE):
+        assert torch.equal(model.final_norm(hidden), plain)

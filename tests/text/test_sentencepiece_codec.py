@@ -129,12 +129,17 @@ def test_text_equals_sentencepieces_in_any_vocabulary(
         [*HEAD[1:], *BYTES, *LETTERS],
         [*HEAD, *LETTERS, LETTERS[0], Piece("", 0.0, PieceKind.NORMAL)],
         [*HEAD, *LETTERS, *BYTES[:3]],
+        [*HEAD, *LETTERS, Piece("<what>", 0.0, PieceKind.UNKNOWN)],
+        [*HEAD, *LETTERS, Piece("\ud800", 0.0, PieceKind.CONTROL)],
+        [*HEAD, *BYTES, BYTES[0], *LETTERS],
     ],
-    ids=["no unknown piece", "repeated and empty pieces", "incomplete bytes"],
+    ids=["no unknown", "repeated and empty", "few bytes", "two unknown", "no UTF-8", "257 bytes"],
 )
 def test_a_vocabulary_that_the_library_refuses_keeps_its_ids(pieces: list[Piece]) -> None:
     codec = SentencePieceCodec(write_model(pieces), pieces)
     assert codec.encode("a a") == [pieces.index(LETTERS[0])] * 2
+    if set(BYTES) <= set(pieces):
+        assert codec.encode("\N{LLAMA}")[-1] == pieces.index(BYTES["\N{LLAMA}".encode()[-1]])
     table = codec.decoding_table
     assert len(table.token_bytes) == len(pieces)
     assert [table.token_bytes[i] for i, piece in enumerate(pieces) if piece in LETTERS] == [

@@ -48,7 +48,7 @@ class Flamegraph:
                 f"(got {path.name[:40]!r})"
             )
         if not path.parent.is_dir():
-            raise usage_error(f"--flamegraph: there is no folder {path.parent}")
+            raise usage_error(f"--flamegraph: folder {path.parent} does not exist")
         program = py_spy()
         if program is None:
             raise CommandError(

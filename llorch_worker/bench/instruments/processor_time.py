@@ -16,7 +16,7 @@ class ProcessorTime:
 
     here_s: float
     children_s: dict[tuple[int, int], float]
-    """By process and thread id, of every process that this one started."""
+    """Times of every process that this one started, by process and thread id."""
 
     @classmethod
     def now(cls) -> Self:

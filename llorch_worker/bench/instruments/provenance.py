@@ -82,7 +82,7 @@ class Figures(Frozen):
 
     @abstractmethod
     def parts(self) -> Iterator[RenderableType]:
-        """What a person reads: headings, tables and remarks."""
+        """The text form: headings, tables and remarks."""
 
 
 def provenance(

@@ -167,8 +167,9 @@ class Ranges:
         self._replace(owner, method, ranged)
 
     def _replace(self, owner: type, method: str, by: Callable[..., Any]) -> None:
-        self._plain.append((owner, method, vars(owner).get(method, _ABSENT)))
-        setattr(owner, method, by)
+        found = vars(owner).get(method, _ABSENT)
+        self._plain.append((owner, method, found))
+        setattr(owner, method, staticmethod(by) if isinstance(found, staticmethod) else by)
 
 
 def _forward_name(_model: Llama, batch: RaggedBatch, *_: object) -> str:

@@ -1,6 +1,6 @@
-"""``llorch bench``: what the engine makes of the machine that it runs on.
+"""``llorch bench``: measurements of the engine on this machine.
 
-Commands are light to import; what they measure with is imported when they run.
+Commands are light to import; they import their measurements when they run.
 """
 
 from __future__ import annotations

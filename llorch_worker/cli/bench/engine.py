@@ -1,4 +1,4 @@
-"""``llorch bench engine``: tokens a second, latencies, and how close to the machine's limits."""
+"""``llorch bench engine``: tokens per second, latencies, and shares of the machine's limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def engine(
     prompt_tokens: parameters.PromptTokensOption = 128,
     new_tokens: parameters.NewTokensOption = 32,
     concurrency: Annotated[
-        str, typer.Option("--concurrency", help="Requests at once: a number, or a list 1,8,16.")
+        str, typer.Option("--concurrency", help="Requests at once: a number, or a list: 1,8,16.")
     ] = "16",
     threads: parameters.ThreadsOption = None,
     passes: parameters.PassesOption = 3,
@@ -33,9 +33,9 @@ def engine(
     """Measure the engine alone, without a queue.
 
     Prompts are random ids, and no request ends early. Passes that ask for one token time prefill.
-    Decode is timed while all sequences decode and none prefills. A warm-up comes first and counts
-    apart. Bytes and FLOP are the least that the model's shape calls for; the same process measures
-    the machine's ceilings.
+    Decode is timed while all sequences decode and none prefills. A warm-up runs first and is
+    reported separately. Bytes and FLOP are the minimum for the model's shape; the same process
+    measures the machine's ceilings.
     """
     screen = Screen(as_json=as_json)
     concurrencies = parameters.parse_numbers("--concurrency", concurrency, MAX_CONCURRENCY)

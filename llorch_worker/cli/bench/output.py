@@ -1,4 +1,4 @@
-"""How benchmarks print their figures."""
+"""The output of benchmarks: a JSON document, or provenance and tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def print_figures(screen: Screen, figures: Figures) -> None:
-    """Print one JSON document, or where the figures come from and their tables."""
+    """Print one JSON document, or the figures' provenance and tables."""
     from rich.text import Text
 
     if screen.as_json:

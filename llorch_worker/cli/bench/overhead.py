@@ -1,4 +1,4 @@
-"""``llorch bench overhead``: what the engine adds to a model's own time."""
+"""``llorch bench overhead``: the time that the engine adds to the model's."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from llorch_worker.settings import Settings
 def overhead(
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="PATH", help="Also as a share of this model's steps."),
+        typer.Option("--model", metavar="PATH", help="Also measure around this model."),
     ] = None,
     concurrency: parameters.InFlightOption = 16,
-    steps: Annotated[int, typer.Option("--steps", min=2, help="Decode steps of a row.")] = 200,
+    steps: Annotated[int, typer.Option("--steps", min=2, help="Decode steps per row.")] = 200,
     threads: parameters.ThreadsOption = None,
     seed: parameters.SeedOption = 0,
     *,

@@ -11,7 +11,7 @@ from llorch_worker.contract.command_errors import usage_error
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="torch's CPU threads (default: its own).")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of prompts and samples.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of prompts and samples.")]
 PassesOption = Annotated[int, typer.Option("--passes", min=1, help="Passes to take the median of.")]
 PromptTokensOption = Annotated[
     int, typer.Option("--prompt-tokens", min=1, help="Tokens of each prompt.")

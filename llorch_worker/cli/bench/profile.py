@@ -1,4 +1,4 @@
-"""``llorch bench profile``: which part of a step takes how much of its time."""
+"""``llorch bench profile``: the share of each part of the engine in a step's time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def profile(
     flamegraph: Annotated[
         Path | None,
         typer.Option(
-            "--flamegraph", metavar="PATH", help="Also sample it with py-spy: out.svg or out.json."
+            "--flamegraph", metavar="PATH", help="Also sample with py-spy: out.svg or out.json."
         ),
     ] = None,
     seed: parameters.SeedOption = 0,
@@ -38,9 +38,9 @@ def profile(
 ) -> None:
     """Show how much of a step each part of the engine takes, in prefill and in decode.
 
-    torch's profiler measures a range around each part. Every microsecond counts once; the rest is
-    what no part accounts for. A part is critical above 10% of the time, moderate from 5% and minor
-    below. The same load also runs without the profiler, to show what profiling costs.
+    torch's profiler measures a range around each part. Every microsecond counts once; "rest" is
+    the time outside all parts. A part is critical above 10% of the time, moderate from 5% and minor
+    below. The same load also runs without the profiler, to show the cost of profiling.
     """
     screen = Screen(as_json=as_json)
     sampled = None if flamegraph is None else Flamegraph.at(flamegraph)

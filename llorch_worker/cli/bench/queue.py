@@ -1,4 +1,4 @@
-"""``llorch bench queue``: what Redis and Celery cost a job and the engine's throughput."""
+"""``llorch bench queue``: the cost of Redis and Celery in latency and throughput."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llorch_worker.settings import Settings
 
 MOST_JOBS = 10_000
 _OF_NO_OP = frozenset({"no_op", "no_op_jobs", "single_jobs", "concurrency", "passes", "as_json"})
-"""Parameters that mean something with --no-op."""
+"""Parameters that apply to --no-op."""
 
 
 @settings_options("model", "device", "dtype", "max_step_tokens", "kv_cache_bytes")
@@ -25,7 +25,7 @@ def queue(
     context: typer.Context,
     settings: Settings,
     jobs: Annotated[
-        str, typer.Option("--jobs", help="Jobs at once: a number, or a list 10,100,1000.")
+        str, typer.Option("--jobs", help="Jobs at once: a number, or a list: 10,100,1000.")
     ] = "64",
     prompt_tokens: Annotated[
         int, typer.Option("--prompt-tokens", min=1, help="Mean tokens of a prompt.")
@@ -40,7 +40,7 @@ def queue(
     passes: parameters.PassesOption = 3,
     no_op: Annotated[
         bool,
-        typer.Option("--no-op", help="Only the queue, around a model that computes nothing."),
+        typer.Option("--no-op", help="Measure only the queue, with a model that computes nothing."),
     ] = False,
     no_op_jobs: Annotated[
         int, typer.Option("--no-op-jobs", min=1, max=100_000, help="Jobs of a --no-op pass.")
@@ -51,10 +51,10 @@ def queue(
 ) -> None:
     """Run one load straight through the engine and through Redis; passes alternate.
 
-    The command starts a Redis and a worker of its own, and sends jobs through the real client.
-    Lengths vary from half the mean to one and a half times. Through Redis a job on its own may
-    cost 5 ms more at p50, and at least 97% of the engine's tokens must arrive. --no-op compares
-    the same worker without a model to stock Celery's thread pool with a task that does nothing.
+    The command starts its own Redis and worker, and sends jobs through the real client. Lengths
+    vary from 0.5 to 1.5 times the mean. Through Redis a single job may take 5 ms more at p50, and
+    at least 97% of the engine's tokens per second must arrive. --no-op compares the same worker,
+    without a model, with stock Celery's thread pool and a task that does nothing.
     """
     screen = Screen(as_json=as_json)
     _refuse_ignored(given_options(context), no_op=no_op)
@@ -63,7 +63,7 @@ def queue(
     extras.require("worker")
     from llorch_worker.worker.card.assignment import limit_spinning
 
-    # Before torch loads: threads that spin here would take a processor from the worker.
+    # Before torch loads, because threads that spin here would take a processor from the worker.
     limit_spinning()
     from llorch_worker.bench.jobs.mixed_load import MixedLoad, around
     from llorch_worker.bench.jobs.sandbox import Sandbox

@@ -27,8 +27,8 @@ def report(
     """Put saved runs on one HTML page with plots.
 
     Takes the output of llorch bench with --json, and the files of pytest-benchmark. Runs of one
-    command share their plots; tables add the ratios to the first run. Files that hold no run are
-    skipped with the reason.
+    command share plots; tables add ratios to the first run. Files without a run are skipped with
+    the reason.
     """
     screen = Screen(as_json=as_json)
     from llorch_worker.bench.report import NotARun, Run, page, read_run

@@ -1,4 +1,4 @@
-"""``llorch bench startup``: how long until a model is ready, and what it then holds."""
+"""``llorch bench startup``: the time until a model is ready, and its memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def startup(
 ) -> None:
     """Measure how long a model takes from its file to its first token.
 
-    The yardstick is one thread reading the file from the disk, and writing once to as much new
-    memory as the model then holds. A load that overlaps the two can beat their sum. The system's
-    copy of the file is dropped before each. Every load and write runs in its own process; its time
+    The yardstick is one thread that reads the file from disk and writes once to as much new memory
+    as the model holds. A load that overlaps the two can beat their sum. The file is dropped from
+    the page cache before each read and load. Every load and write runs in its own process; its time
     begins when torch is imported.
     """
     screen = Screen(as_json=as_json)

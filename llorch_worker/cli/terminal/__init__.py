@@ -1,1 +1,1 @@
-"""What commands share at the terminal: output, errors and interrupts."""
+"""Terminal output, errors and interrupts of all commands."""

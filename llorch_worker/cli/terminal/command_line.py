@@ -17,7 +17,7 @@ _UsageError = typer.BadParameter.__mro__[1]
 
 
 def command_line(**options: Any) -> typer.Typer:
-    """An application for :func:`run`; docstrings are its help, their paragraphs flow."""
+    """An application for :func:`run`. Docstrings are its help, with paragraphs refilled."""
     return typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -30,12 +30,12 @@ def command_line(**options: Any) -> typer.Typer:
 def run(app: typer.Typer, name: str) -> int:
     """Run ``app`` on ``sys.argv`` and return its exit code.
 
-    Known errors are shown as one sentence. Others are defects, and propagate.
+    Known errors are shown as one sentence. Other errors are defects and propagate.
     """
     try:
         code = app(prog_name=name, standalone_mode=False)
     except BrokenPipeError:
-        # `llorch ... | head`: the reader has enough. Keep the interpreter from complaining.
+        # `llorch ... | head` closed the pipe. Keep the interpreter from complaining.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except typer.Abort:

@@ -1,4 +1,4 @@
-"""Optional packages: refuse early, in one sentence, if they are missing."""
+"""Optional packages, and a clear error if they are missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llorch_worker.contract.command_errors import EXTRA_OF_MODULE, MissingExtra
 
 
 def missing_modules(extra: str) -> list[str]:
-    """The modules of ``extra`` that are not installed, without importing any."""
+    """The modules of ``extra`` that are not installed. Imports none of them."""
     return [
         module
         for module, its_extra in EXTRA_OF_MODULE.items()

@@ -18,7 +18,7 @@ _ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP interrupt the block as Ctrl-C does."""
+    """Makes SIGTERM and SIGHUP interrupt the block as Ctrl-C does."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -29,7 +29,7 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted_exit(service: AbstractContextManager[Service]) -> Iterator[Service]:
-    """Enter ``service``; only SIGKILL interrupts its exit, which must end within seconds."""
+    """Enter ``service``. Only SIGKILL interrupts its exit, which must end within seconds."""
     with ExitStack() as deafness, ExitStack() as leaving:
         entered = leaving.enter_context(service)
         leaving.callback(deafness.enter_context, deaf())
@@ -38,16 +38,16 @@ def uninterrupted_exit(service: AbstractContextManager[Service]) -> Iterator[Ser
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process immediately; for imports, before any work has begun.
+    """Makes Ctrl-C end the process immediately; for imports, before any work has begun.
 
-    As an exception it would show a traceback, or be swallowed by a callback of the import system.
+    As an exception it would show a traceback or be swallowed by a callback of the import system.
     """
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         os.write(2, b"error: interrupted\n")
         os._exit(INTERRUPTED)
 
-    # A script's background processes ignore SIGINT, and must go on doing so.
+    # A script's background processes ignore SIGINT and must continue to.
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with _handling(leave, *([signal.SIGINT] if heard else [])):
         yield
@@ -55,18 +55,18 @@ def leaving_at_once() -> Iterator[None]:
 
 @contextmanager
 def deaf() -> Iterator[None]:
-    """Only SIGKILL interrupts the block; for work that ends soon in any case."""
+    """Lets only SIGKILL interrupt the block; for work that ends soon in any case."""
     with _handling(signal.SIG_IGN, *_ALL):
         yield
 
 
 @contextmanager
 def cancelling() -> Iterator[None]:
-    """The first Ctrl-C cancels the task that runs the block; further signals are ignored, so that
-    the task can clean up.
+    """Makes the first Ctrl-C cancel the task that runs the block, and ignores further signals, so
+    that the task can clean up.
 
-    With asyncio's own handler a second Ctrl-C raises wherever the loop is at that moment: tasks
-    that were about to wake never do, and whoever waits for them waits forever.
+    With asyncio's own handler a second Ctrl-C raises inside the loop: tasks that were about to wake
+    never do, and tasks that wait for them hang.
     """
     import asyncio  # takes a fifth of the time of `llorch --help`
 
@@ -90,7 +90,7 @@ def cancelling() -> Iterator[None]:
 
 
 def deaf_from_now_on() -> None:
-    """Ignore signals until the process ends: it was interrupted and cleans up.
+    """Ignore signals until the process ends, while it cleans up after an interrupt.
 
     A second Ctrl-C often follows within milliseconds, as from ``timeout -s INT``.
     """
@@ -102,8 +102,8 @@ def deaf_from_now_on() -> None:
 def _handling(
     handler: Callable[[int, FrameType | None], None] | signal.Handlers, *numbers: signal.Signals
 ) -> Iterator[None]:
-    """``handler`` handles these signals in the block. Signals whose handler was not installed from
-    Python are left alone, because it could not be restored."""
+    """Installs ``handler`` for these signals in the block. Skips signals whose handler was not
+    installed from Python, because it could not be restored."""
     found = {number: signal.getsignal(number) for number in numbers}
     before = {number: was for number, was in found.items() if was is not None}
     try:

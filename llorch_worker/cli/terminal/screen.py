@@ -1,4 +1,4 @@
-"""Where a command prints, for a person or as one JSON document.
+"""The output of a command, for a person or as one JSON document.
 
 Results go to stdout; progress, banners and errors go to stderr, so that
 ``llorch generate ... > story.txt`` writes only the story.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 1_000
 
-# C0 and C1 controls except tab and newline: a model may generate them, and a terminal obeys.
+# C0 and C1 controls except tab and newline. A model may generate them, and a terminal obeys them.
 _VISIBLE_CONTROLS = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
 }
@@ -40,7 +40,7 @@ class Screen:
 
     @property
     def wide(self) -> Console:
-        """stdout for tables: they are not cut to a width in a file or a pipe."""
+        """stdout for tables, which are not cut to a width in a file or a pipe."""
         edge = sys.stdout.isatty() or os.environ.get("COLUMNS")
         return _console(stderr=False, width=None if edge else PIPE_COLUMNS)
 
@@ -60,7 +60,7 @@ class Screen:
         sys.stdout.flush()
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Print a remark on stderr; nothing under ``--json``."""
+        """Print a remark on stderr, except under ``--json``."""
         if not self.as_json:
             self.err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -101,7 +101,7 @@ class Screen:
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     def loading_bar(self, label: str) -> Callable[[int, int], None]:
-        """A progress callback in bytes; its bar disappears once everything is loaded."""
+        """A progress callback for bytes; its bar disappears once everything is loaded."""
         bars = ExitStack()
         advance: list[Callable[[int, int], None]] = []
 
@@ -132,7 +132,7 @@ class Screen:
 
 
 def _console(*, stderr: bool, width: int | None = None) -> Console:
-    # Built each time, which is cheap, to use the current stream.
+    # Built each time to use the current stream; this is cheap.
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width)
@@ -144,6 +144,6 @@ def harmless(text: str) -> str:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """``value`` as readable JSON: of non-ASCII characters, only lone surrogates are escaped."""
+    """``value`` as readable JSON; the only non-ASCII characters escaped are lone surrogates."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return text.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""A job's texts on the terminal, as they come."""
+"""A job's texts on the terminal, as they arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 def follow(screen: Screen, job: Job, *, request: GenerationRequest | None, live: bool) -> None:
     """Print the job's text, token by token if ``live``, else once it has ended; then a summary.
 
-    ``request`` is known only to the command that submitted it.
+    ``request`` is None except in the command that submitted the job.
 
     Raises:
         LlorchError: the job failed or was cancelled.
@@ -58,8 +58,8 @@ def show_outcome(screen: Screen, result: GenerationResult) -> None:
 class StoryPrinter:
     """Prints the texts of one job: the first choice live, the others at the end.
 
-    ``opening`` (the prompt) precedes each text only on a terminal; a pipe gets nothing but what
-    was generated. Under ``--json`` nothing is printed.
+    ``opening`` (the prompt) precedes each text only on a terminal; a pipe gets only the generated
+    text. Under ``--json`` nothing is printed.
     """
 
     def __init__(self, screen: Screen, *, choices: int = 1, opening: str | None = None) -> None:
@@ -74,7 +74,7 @@ class StoryPrinter:
         self._at_line_start = True
 
     def show(self, event: Event) -> None:
-        """Print what ``event`` adds."""
+        """Print the text that ``event`` adds."""
         if self._screen.as_json or not isinstance(event, Tokens):
             return
         if event.choice != 0:

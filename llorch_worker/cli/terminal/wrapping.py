@@ -15,7 +15,7 @@ class WordWrap:
     """Writes to a terminal; a word that crosses the edge is erased and moves to the next line.
 
     Each piece is shown at once, before its word is complete. The last column stays empty, because
-    terminals differ in where the cursor is after it.
+    terminals differ in where they put the cursor after it.
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:

@@ -15,7 +15,7 @@ from llorch_worker.model import ForwardModel, RaggedBatch
 
 
 def bucket_sizes(max_sequences: int) -> list[int]:
-    """The recorded batch sizes: 1, 2, 4, 8, then every 8th, beyond 256 every 32nd, and
+    """The recorded batch sizes: 1, 2, 4, 8, then multiples of 8, above 256 multiples of 32, and
     ``max_sequences``."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(288, max_sequences, 32)]
     return [*(size for size in sizes if size < max_sequences), max_sequences]
@@ -27,7 +27,7 @@ def records_decode(device: torch.device, ops: Ops) -> bool:
 
 
 class Recorder(Protocol):
-    """Records what a function launches on the device."""
+    """Records the device work that a function launches."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Runs ``run`` at least once. The returned function repeats its work on the device, with
@@ -35,7 +35,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share one memory pool for temporaries, as they never run together.
+    """Records CUDA graphs, which share one memory pool for temporaries because they never overlap.
 
     It uses one stream, because cuBLAS keeps a workspace for every stream it ever ran on.
     """
@@ -48,13 +48,13 @@ class CudaRecorder:
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """See ``Recorder``."""
         with torch.cuda.device(self._device):
-            # A run before the recording, in which kernels may compile and libraries allocate.
+            # One run before the recording lets kernels compile and libraries allocate.
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 run()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            # Other engines of the process may run meanwhile.
+            # "thread_local": other engines of the process may run meanwhile.
             with torch.cuda.graph(
                 graph, self._pool, self._stream, capture_error_mode="thread_local"
             ):
@@ -80,7 +80,7 @@ class DecodeGraphs:
         self._sizes = bucket_sizes(self._buffers.rows)
         self._replays: dict[int, Callable[[], None]] = {}
         with torch.inference_mode():
-            # The largest first: the others reuse its memory from the pool.
+            # Largest first, so that the others reuse its memory from the pool.
             for size in reversed(self._sizes):
                 self._replays[size] = recorder.record(partial(self._step, self._batch(size)))
 
@@ -118,7 +118,7 @@ class DecodeGraphs:
         buffers.positions[:count].copy_(batch.positions)
         buffers.slots[:count].copy_(batch.slots)
         torch.add(batch.positions, 1, out=buffers.contexts[:count])
-        # Table columns beyond this width lie behind every context and are not read.
+        # Table columns beyond this width lie after every context and are not read.
         buffers.block_tables[:count, : batch.block_tables.shape[1]].copy_(batch.block_tables)
         if count < self._filled:
             buffers.blank(count, self._filled)

@@ -1,6 +1,6 @@
 """Runs steps on a device in launch order.
 
-Later work may use what earlier work leaves on the device; only the host waits before it reads.
+Later work may use the results of earlier work on the device; only the host waits before it reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from llorch_worker.engine.sampling.sampler import Chosen, Sampled
 
 Work = Callable[[], Chosen | None]
-"""A step on the device; returns None if no token is due. It reads no mutable host state."""
+"""A step on the device; returns None if no token is due. It must not read mutable host state."""
 
 
 class Pending(Protocol):
@@ -52,7 +52,7 @@ def device_queue(device: torch.device) -> DeviceQueue:
 
 
 class InlineQueue:
-    """Computes at the launch, in the caller's thread."""
+    """A queue that computes at the launch, in the caller's thread."""
 
     overlaps = False
 

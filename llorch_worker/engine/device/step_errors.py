@@ -1,4 +1,4 @@
-"""Whether a failed step means that the device is out of memory or lost."""
+"""Classifies errors of a step: the device is out of memory, or it is lost."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether the driver or the card failed. A CUDA error sticks to the process: every later call
-    on the device fails with it, so the engine cannot go on."""
+    """Whether the driver or the card failed. After a CUDA error every later call of the process on
+    the device fails, so the engine cannot continue."""
     if is_out_of_memory(error):
         return False
     if isinstance(error, torch.AcceleratorError):

@@ -1,8 +1,8 @@
-"""Work that runs before the first job, so that no job waits for a compiler or for memory.
+"""The warm-up before the first job, so that no job waits for a compiler or for memory.
 
-Three numbers decide which variants of its kernels a step takes: its tokens, the longest piece of a
-prompt in it, and how many sequences decode or want logits. Kernels round each up to a power of two,
-so steps at the powers of two and at the maximum compile all variants.
+Three numbers decide which kernel variants a step uses: its tokens, the longest piece of a prompt in
+it, and how many sequences decode or need logits. Kernels round each up to a power of two, so steps
+at the powers of two and at the maximum compile all variants.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def compile_kernels(
 ) -> None:
     """Runs every size of step through ``model``.
 
-    All of them write to the cache's first block, so no sequence may hold or have published it.
+    All write to the cache's first block, which no sequence may hold or have published.
     """
     for tokens in sizes(max_step_tokens):
         model.forward(_batch(_prompts(tokens, cache.max_context), 1, cache), cache)
@@ -58,9 +58,9 @@ def first_requests(
 ) -> Iterator[list[GenerationRequest]]:
     """Requests to run before the first job, in groups that run together.
 
-    The first pass allocates what every later one uses. On a card the first prompt is as long as a
-    step allows. Then as many sequences as run at once truncate, which takes the most memory of all
-    sampling except penalties and log probabilities, which few jobs ask for.
+    The first pass allocates memory that later ones reuse. On a card the first prompt is as long as
+    a step allows. Then the maximum number of sequences samples with truncation, which takes the
+    most memory of all sampling except penalties and log probabilities, which few jobs request.
     """
     on_card = device.type == "cuda"
     tokens = min(FIRST_TOKENS, max_context - 1)
@@ -99,7 +99,7 @@ def sizes(most: int) -> Iterator[int]:
 
 
 def _prompts(tokens: int, max_context: int) -> tuple[int, ...]:
-    """The fewest prompts that hold so many tokens."""
+    """The lengths of the fewest prompts that hold this many tokens."""
     whole, rest = divmod(tokens, max_context)
     return (max_context,) * whole + (rest,) * bool(rest)
 

@@ -1,1 +1,1 @@
-"""How memory is planned, measured and refused."""
+"""Planning and measuring memory, and errors when it does not suffice."""

@@ -1,4 +1,4 @@
-"""How much memory a device has left."""
+"""The free memory of a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 def free_bytes(device: torch.device) -> int:
     """Memory on ``device`` that is free now, within this container's limit."""
     if device.type == "cuda":
-        # Otherwise what torch keeps of freed tensors counts as used.
+        # Otherwise the memory that torch keeps of freed tensors counts as used.
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
@@ -21,7 +21,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What the container's limit leaves; the machine's own figures ignore it."""
+    """Bytes left below the container's limit, which the machine's own figures ignore."""
     try:
         limit = (root / "memory.max").read_text().strip()
         used = int((root / "memory.current").read_text())
@@ -31,7 +31,7 @@ def _cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def _cached_file_bytes(root: Path) -> int:
-    """Cached pages of files. They count as used, but the kernel drops them on demand."""
+    """Bytes of cached file pages. They count as used, but the kernel drops them on demand."""
     try:
         lines = (root / "memory.stat").read_text().splitlines()
     except OSError:

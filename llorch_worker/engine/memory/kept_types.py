@@ -1,4 +1,4 @@
-"""Which quantised types the weights stay in, and how many bits each weight then takes."""
+"""The quantised types that weights keep, and the bits that each weight then takes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from llorch_worker.weights import Checkpoint, FusedWeight, Linears, Part
 
 @dataclass(frozen=True)
 class KeptType:
-    """A type of block that weights stay in. The codes are the file's, in another layout."""
+    """A block type that weights keep. The codes are the file's, in another layout."""
 
     name: str
     stored_bits: float
     kept_bits: float
-    """Bits of a weight with its share of scales and offsets, in the file and in memory."""
+    """Bits per weight, including its share of scales and offsets, in the file and in memory."""
 
     def __str__(self) -> str:
-        """``Q8_0``, or ``Q6_K in 9 bits`` if it takes more or less room than in the file."""
+        """``Q8_0``, or ``Q6_K in 9 bits`` if its size in memory differs from that in the file."""
         alike = self.kept_bits == self.stored_bits
         return self.name if alike else f"{self.name} in {self.kept_bits:g} bits"
 

@@ -1,4 +1,4 @@
-"""How a model will be loaded and what it will take, decided before any weight is read."""
+"""The plan of a load: how the model is kept and its memory, decided before any weight is read."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ from llorch_worker.settings import (
 from llorch_worker.weights import Checkpoint, Linears, open_checkpoint, select_linears
 
 CACHE_SHARE: Final = {"cpu": 0.6, "cuda": 0.9}
-"""The most that cache and workspace may take of what the weights leave free. The rest is for other
-processes on the machine's own memory, and for the allocator's fragments on a card."""
+"""The largest share of the memory left by the weights that cache and workspace may take. On the
+CPU the rest is for other processes, on a card for the allocator's fragmentation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """What :func:`plan_load` decides: ``llorch inspect`` prints it, ``Engine.load`` obeys it."""
+    """The decisions of :func:`plan_load`. ``llorch inspect`` prints them; ``Engine.load`` follows
+    them."""
 
     checkpoint: Checkpoint
     config: LlamaConfig
     linears: Linears
     """How the matrices are kept."""
     kernels: ChosenOps
-    """What computes everything but the matrix products, and why."""
+    """The operations for everything except matrix products, and why they were chosen."""
     shape: CacheShape
     max_sequences: int
     max_step_tokens: int
@@ -51,16 +52,16 @@ class LoadPlan:
     kv_cache_bytes: int | None
     weights_bytes: int
     workspace_bytes: int
-    """The most that one step takes beside weights and cache."""
+    """The most memory that one step takes besides weights and cache."""
     process_bytes: int
-    """What Python and its libraries hold before the load; 0 on a card."""
+    """Memory of Python and its libraries before the load; 0 on a card."""
     free_bytes: int
     """Free on the device before the load."""
     num_blocks: int
-    """KV blocks. If the model does not fit, as many as ``kv_cache_bytes`` asks for, or else as one
-    context needs."""
+    """The number of KV blocks. If the model does not fit, the number that ``kv_cache_bytes``
+    requests, or else that one context needs."""
     misfit: str | None = None
-    """Why the model does not fit, for people."""
+    """The reason why the model does not fit, as a sentence."""
 
     @property
     def device(self) -> torch.device:
@@ -93,18 +94,18 @@ class LoadPlan:
 
     @property
     def kept_types(self) -> tuple[KeptType, ...]:
-        """Types of block that weights stay in; the other weights are in ``dtype``."""
+        """Block types that weights keep; the other weights are in ``dtype``."""
         return tuple(kept_types(self.config, self.checkpoint, self.linears))
 
     @property
     def kept_as(self) -> str:
-        """What weights are kept as: ``Q4_0 and Q6_K in 9 bits, the rest in bfloat16``."""
+        """The types in memory: ``Q4_0 and Q6_K in 9 bits, the rest in bfloat16``."""
         types = " and ".join(map(str, self.kept_types))
         return f"{types}, the rest in {self.dtype_name}" if types else self.dtype_name
 
     @property
     def total_bytes(self) -> int:
-        """Everything that the process will hold on the device."""
+        """All bytes that the process will hold on the device."""
         cache = sum(self.cache_bytes.values())
         return self.weights_bytes + cache + self.workspace_bytes + self.process_bytes
 
@@ -115,7 +116,7 @@ class LoadPlan:
         return self
 
     def fitted_to(self, left_bytes: int) -> LoadPlan:
-        """This plan with as many of its KV blocks as fit into what the weights leave free."""
+        """This plan with as many of its KV blocks as fit into the memory left by the weights."""
         misfit = self._misfit(left_bytes)
         if misfit is None:
             fitting = self._room_bytes(left_bytes) // self.block_bytes
@@ -130,12 +131,12 @@ class LoadPlan:
 
     @property
     def _fixed_bytes(self) -> dict[str, int]:
-        """What the cache and the steps take beside KV blocks."""
+        """Bytes of the cache and the steps besides KV blocks."""
         parts = UnifiedCache.required_bytes(self.shape, 0) | {"workspace": self.workspace_bytes}
         return {part: size for part, size in parts.items() if size}
 
     def _room_bytes(self, left_bytes: int) -> int:
-        """What KV blocks may take."""
+        """Bytes that KV blocks may take."""
         return int(left_bytes * self.cache_share) - sum(self._fixed_bytes.values())
 
     def _misfit(self, left_bytes: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Which device and which compute dtype an engine uses."""
+"""The device and the compute dtype of an engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def resolve_device(name: str) -> torch.device:
 
     Raises:
         ModelLoadFailed: the name is unknown.
-        DeviceUnavailable: the device is absent; says which there are and what to do.
+        DeviceUnavailable: the device is absent; the message names the present ones and a remedy.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -43,7 +43,7 @@ def resolve_device(name: str) -> torch.device:
             f"unknown device {name!r}; allowed: auto, cpu, cuda, cuda:N with a card's number"
         )
     if not torch.cuda.is_available():
-        usable_cards()  # says so if the driver or the card is missing
+        usable_cards()  # raises if the driver or the card is missing
         reason = "cannot use the card" if torch.version.cuda else "is built without CUDA"
         raise DeviceUnavailable(
             f"cannot use device {name}: this torch {reason}; install a CUDA build of torch that "

@@ -1,4 +1,4 @@
-"""Every tensor that a model or a cache keeps."""
+"""Finds every tensor that a model or a cache keeps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def resident_tensors(root: Any, name: str = "") -> Iterator[tuple[str, torch.Ten
 
 
 def storage_bytes(root: Any) -> int:
-    """Bytes that the tensors below ``root`` take, with views of one memory counted once."""
+    """Bytes of the tensors below ``root``; views of the same memory count once."""
     storages = {}
     for _, tensor in resident_tensors(root):
         storage = tensor.untyped_storage()
@@ -56,8 +56,8 @@ def misplaced_tensors(parts: Mapping[str, object], device: torch.device) -> tupl
 
 
 def measured_bytes(parts: Mapping[str, object], device: torch.device) -> dict[str, int]:
-    """Bytes that ``parts`` hold. On a card also ``workspace``, the most that steps took beside
-    them, and ``reserved``, what torch's allocator holds beyond that."""
+    """Bytes that ``parts`` hold. On a card also ``workspace``, the peak of the steps, and
+    ``reserved``, the memory that torch's allocator holds beyond that."""
     measured = {name: storage_bytes(part) for name, part in parts.items()}
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)

@@ -1,4 +1,4 @@
-"""What a step needs beside weights and cache, planned from the model's shape."""
+"""The memory that a step needs besides weights and cache, planned from the model's shape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llorch_worker.cache import CacheShape
 from llorch_worker.model import LlamaConfig
 
 CUDA_LIBRARY_BYTES = 64 * 2**20
-"""What cuBLAS and similar libraries keep on a card once they have run."""
+"""Memory that cuBLAS and similar libraries keep on a card once they have run."""
 SAMPLER_LOGIT_BYTES = 64
 """Bytes of each logit if every sequence asks for truncation, penalties and log probabilities.
 Logits, log softmax, three tables of penalties, and weights take 24 bytes as float32. Truncation
@@ -18,12 +18,12 @@ adds at most 38, for its sort with int64 indices or for the sorted rows' masses.
 def workspace_bytes(
     config: LlamaConfig, shape: CacheShape, *, max_sequences: int, max_step_tokens: int
 ) -> int:
-    """What a full step needs at once beside weights and cache.
+    """Bytes that a full step needs at once besides weights and cache.
 
     That is the largest of its MLP, its attention with the keys and values of one full context
-    gathered, and its logits and sampling. Recorded decode steps keep their memory beside it.
+    gathered, and its logits and sampling. Recorded decode steps need separate memory.
 
-    This is a plan; a worker measures what steps really take after the warm-up.
+    This is a plan; a worker measures the real use of its steps after the warm-up.
     """
     item, hidden = shape.dtype.itemsize, config.hidden_size
     heads = config.num_heads + 2 * config.num_kv_heads

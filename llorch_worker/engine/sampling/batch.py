@@ -62,7 +62,7 @@ class PlainRows:
 
 
 LOWEST_TEMPERATURE = 1e-6
-"""Below it the likeliest token is all but certain, and float32 would divide to infinity."""
+"""Below this the likeliest token is almost certain, and a division in float32 would overflow."""
 
 
 class SamplingBatch:
@@ -87,7 +87,7 @@ class SamplingBatch:
 
     @cached_property
     def plain_rows(self) -> PlainRows:
-        """For a batch that ``is_plain``."""
+        """The parameters of a batch that ``is_plain``."""
         count = len(self.sequences)
         temperatures = [sequence.request.temperature for sequence in self.sequences]
         lowest = [max(t, LOWEST_TEMPERATURE) if t > 0 else 0.0 for t in temperatures]

@@ -9,7 +9,7 @@ import torch
 from llorch_worker.engine.sequence import Sequence
 
 LOWEST_REPETITION_PENALTY = 1e-6
-"""Below it float32 would divide to infinity, and infinite logits cannot be ranked."""
+"""Below this a division in float32 would overflow, and infinite logits cannot be ranked."""
 
 
 class Penalties:

@@ -48,8 +48,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What the host prepares before there are logits: the parameters of the rows, and the positions
-    of their next tokens within their choices."""
+    """The host's preparations before logits exist: the parameters of the rows, and the positions of
+    their next tokens within their choices."""
 
     batch: SamplingBatch
     positions: list[int]
@@ -57,7 +57,8 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLogprobs:
-    """Of the rows that want them: ``chosen`` [wanting], ``top`` and ``top_ids`` [wanting, most]."""
+    """Log probabilities of the rows that request them: ``chosen`` [wanting], ``top`` and
+    ``top_ids`` [wanting, most]."""
 
     chosen: torch.Tensor
     top: torch.Tensor
@@ -86,7 +87,7 @@ class Chosen:
 
 
 class Sampler:
-    """Chooses tokens. It keeps no state but the parameters of the current rows."""
+    """Chooses tokens. Its only state is the parameters of the current rows."""
 
     def __init__(
         self,
@@ -95,16 +96,16 @@ class Sampler:
         fused: FusedSample | None = None,
         truncate_rows: TruncateRows | None = None,
     ) -> None:
-        """``fused`` serves the batches in which every row samples plainly; it needs nothing from
-        the host between logits and tokens. The other batches go through torch's operations, and
-        ``truncate_rows``, if given, truncates them."""
+        """``fused`` samples the batches in which every row samples plainly; it needs nothing from
+        the host between logits and tokens. Other batches use torch's operations, with
+        ``truncate_rows``, if given, for truncation."""
         self._device = device
         self._fused = fused
         self._truncate_rows = truncate_rows
         self._vocab_size = vocab_size
         self._batch: SamplingBatch | None = None
         self._next_positions: list[int] = []
-        # [most random rows so far, vocab] float32; reused, to spare the page faults of new memory.
+        # [most random rows so far, vocab] float32; reused to avoid the page faults of new memory.
         self._weights = torch.empty(0, vocab_size, device=device)
 
     def sample(self, logits: torch.Tensor, sequences: Rows[Sequence]) -> Sampled:
@@ -195,7 +196,7 @@ def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, batch: SamplingBatch) -> 
 
 
 def _read_logprobs(logprobs: DeviceLogprobs, batch: SamplingBatch) -> dict[int, RowLogprobs]:
-    """By row."""
+    """Log probabilities by row."""
     asked = zip(
         batch.logprob_rows,
         batch.logprob_tops,

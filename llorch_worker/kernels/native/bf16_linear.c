@@ -75,7 +75,7 @@ void llorch_bf16_linear(
     for (long two = 0; two < twos; two++) {
         const long first = 2 * two * TILE_ROWS, left = outputs - first;
         const bf16 *at = weights + first * columns;
-        // Only the first piece waits for memory. So if there are several, each prefetches a part of
+        // Only the first piece waits for memory. If there are several, each prefetches a part of
         // the next tiles, unless another thread takes those.
         const int brings = pieces > 1 && (two + 1) % share && two + 1 < twos;
         Ahead ahead = {(const char *)at, 0};

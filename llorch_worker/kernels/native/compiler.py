@@ -21,7 +21,7 @@ COMPILERS = ("cc", "gcc", "clang")
 REQUIRED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"})
 TIMEOUT_S = 120.0
 ROOT = 0
-"""Root's files are trusted like one's own: an image's build may have compiled the kernels."""
+"""Root's files are trusted like the user's: an image's build may have compiled the kernels."""
 _ELSEWHERE = "set XDG_CACHE_HOME to use another folder"
 
 
@@ -80,7 +80,7 @@ def cache_folder() -> Path:
 
 
 def _require_own(folder: Path) -> None:
-    """Raise if another user could have put code there: its files are executed."""
+    """Raise if another user could have put files there, because they are executed."""
     status = folder.stat()
     if status.st_uid not in (os.geteuid(), ROOT):
         raise NativeUnavailable(f"{folder} belongs to another user ({_ELSEWHERE})")
@@ -97,7 +97,7 @@ def _only_one(path: Path) -> Iterator[None]:
 
 
 def _processor() -> str:
-    """What ``-march=native`` depends on; raises if the processor lacks an instruction set."""
+    """The processor, for ``-march=native``; raises if it lacks an instruction set."""
     try:
         information = Path("/proc/cpuinfo").read_text()
     except OSError as error:

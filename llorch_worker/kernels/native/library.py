@@ -1,4 +1,4 @@
-"""The compiled kernels, loaded once a process."""
+"""The compiled kernels, loaded once per process."""
 
 from __future__ import annotations
 

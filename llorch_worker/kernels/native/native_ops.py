@@ -25,7 +25,7 @@ class NativeOps:
 
     @staticmethod
     def refusal(dtype: torch.dtype, head_dim: int, kv_dtype: KvDtype) -> str | None:
-        """Why a model of this kind cannot use them; None if it can."""
+        """The reason why such a model cannot use the native kernels, or None."""
         if dtype is torch.float32:
             return "float32 is the exact reference"
         if dtype is not torch.bfloat16:

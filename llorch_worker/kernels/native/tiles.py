@@ -110,7 +110,7 @@ class QuantisedTiles:
     def pack_blocks(
         self, first_row: int, rows: npt.NDArray[np.uint8], order: npt.NDArray[np.int64] | None
     ) -> bool:
-        """As ``pack``, from raw rows of Q4_0 or Q8_0, whose codes are in the order of tiles.
+        """Like ``pack``, from raw rows of Q4_0 or Q8_0, whose codes are in the order of tiles.
 
         ``rows``: [rows, row bytes]; with an ``order``, row i is ``rows[order[i]]``. Returns whether
         all scales are finite.
@@ -201,7 +201,7 @@ class Bf16Tiles:
         return self.weights.nbytes
 
     def multiply_into(self, x: torch.Tensor, out: torch.Tensor, column: int) -> None:
-        """As ``QuantisedTiles.multiply_into``."""
+        """See ``QuantisedTiles.multiply_into``."""
         native_library().llorch_bf16_linear(
             x.data_ptr(),
             self.weights.data_ptr(),

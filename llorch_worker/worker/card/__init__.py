@@ -1,1 +1,1 @@
-"""Which card a worker uses: one worker a card."""
+"""Choosing a worker's card: one worker per card."""

@@ -26,16 +26,16 @@ SPINS = "GOMP_SPINCOUNT"
 SPIN_COUNT = "20000"
 """How often an OpenMP thread looks for more work before it sleeps.
 
-This bridges the gaps within an engine step. The default of 300,000 also keeps the processor after
-the step, when Redis and the clients need it.
+This bridges the gaps within an engine step. With the default of 300,000 threads would still spin
+after the step, when Redis and the clients need the processor.
 """
 WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The device of this process. ``device`` is torch's name for it: always ``cuda:0`` for a card,
-    because torch sees no other."""
+    """The device of this process. ``device`` is torch's name for it: for a card always ``cuda:0``,
+    because torch sees only one."""
 
     device: str
     card: Card | None = None
@@ -53,17 +53,17 @@ def assign_device(
     worker: str | None = None,
     environment: MutableMapping[str, str] = os.environ,
 ) -> Assignment:
-    """Takes the card that ``device`` means and makes it the only one that torch will see.
+    """Takes the card that ``device`` names and makes it the only one that torch will see.
 
     ``cuda:N`` is the N-th card of those in ``CUDA_VISIBLE_DEVICES``. ``cuda`` and ``auto`` mean the
-    first card that no other worker has. ``auto`` is the CPU only if this machine has no card, or
-    this torch no CUDA. Any other name is passed on to the engine.
+    first card that no other worker has. ``auto`` is the CPU only if this machine has no card or
+    this torch has no CUDA. Any other name is passed on to the engine.
 
     Call it before torch is loaded: CUDA and OpenMP read the environment once.
 
     Args:
         locks: the folder of :class:`CardLocks`.
-        worker: this worker's name, for others who ask who has the card; by default the card's.
+        worker: this worker's name, to be shown as the card's holder; by default the card's name.
 
     Raises:
         DeviceUnavailable: no driver, no such card, or another worker has it.
@@ -93,7 +93,7 @@ def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
 def chosen_cards(
     number: int | None, environment: MutableMapping[str, str] = os.environ
 ) -> tuple[Card, ...]:
-    """The card ``cuda:<number>``, or without a number every card that works.
+    """The card ``cuda:<number>``, or every working card if ``number`` is None.
 
     Raises:
         DeviceUnavailable: no such card, or it does not answer.
@@ -118,7 +118,7 @@ def _cards_for_auto(environment: MutableMapping[str, str]) -> tuple[Card, ...]:
         usable_cards(environment)
     except DeviceUnavailable:
         return ()
-    # If there are cards but none works, falling back to the CPU would hide it.
+    # If there are cards but none works, falling back to the CPU would hide the problem.
     return chosen_cards(None, environment)
 
 

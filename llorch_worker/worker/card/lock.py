@@ -1,8 +1,8 @@
-"""One worker a card: a locked file for each taken card.
+"""Card locks: a locked file for each taken card, so that a card has one worker.
 
-The kernel holds the lock (``flock``) until its process ends, however that ends. Containers that
-share cards must share the folder, as a volume. ``filelock`` would unlock when its object is
-collected, and without ``flock`` fall back to a lock that outlives its process.
+The kernel holds the lock (``flock``) until the process ends for any reason. Containers that share
+cards must share the folder, as a volume. The package ``filelock`` would unlock when its object is
+collected, and without ``flock`` it falls back to a lock that outlives its process.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from llorch_worker.devices import Card, DeviceUnavailable
 
 GUARD = "guard.lock"
-"""Held while somebody takes a card's lock or looks at it. Looking takes the lock for a moment, and
-must not make the card look taken to others."""
+"""Held while a process takes or inspects a card's lock. Inspecting takes the lock for a moment,
+which must not make the card look taken to others."""
 _SHARED_FOLDER = 0o1777
 _SHARED_FILE = 0o666
 
 
 class Holder(BaseModel):
-    """Who has a card, as its lock file says; ``pid`` is a process of ``host``."""
+    """The holder of a card, from its lock file; ``pid`` is a process of ``host``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -65,7 +65,7 @@ class CardLocks:
             ) from None
 
     def holder(self, card: Card) -> Holder | None:
-        """Who has ``card`` now. Creates no folder and no file.
+        """The current holder of ``card``, if any. Creates no folder and no file.
 
         Raises:
             OSError: the folder exists but is not readable.
@@ -117,5 +117,5 @@ def _open(path: Path) -> int:
     except FileNotFoundError:
         descriptor = os.open(path, flags | os.O_CREAT, _SHARED_FILE)
         with suppress(PermissionError):
-            os.fchmod(descriptor, _SHARED_FILE)  # whatever the umask
+            os.fchmod(descriptor, _SHARED_FILE)  # independent of the umask
         return descriptor

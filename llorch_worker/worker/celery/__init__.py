@@ -1,1 +1,1 @@
-"""All that Celery calls: the app, the task, the pool, the consumer and the bootstep."""
+"""The parts that Celery calls: the app, the task, the pool, the consumer and the bootstep."""

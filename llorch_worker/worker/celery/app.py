@@ -34,15 +34,15 @@ class LlorchApp(Celery):  # type: ignore[misc]
     residency: Residency | None = None
     """Set by the worker's bootstep."""
     assignment: Assignment | None = None
-    """The device of this process. The bootstep assigns one if nobody did before."""
+    """The device of this process; the bootstep assigns one if it is not set."""
     engine_class: str | type = "llorch_worker.engine:Engine"
-    """What the worker loads; by name, so that only a worker imports it."""
+    """The engine class that the worker loads; a name, so that only a worker imports it."""
     on_load_progress: Callable[[int, int], None] | None = None
     """Called with the bytes loaded and the bytes in total."""
 
 
 def build_app(settings: Settings) -> LlorchApp:
-    """An app that can serve ``settings.model`` and send jobs to whoever serves it."""
+    """An app that can serve ``settings.model`` and send jobs to the workers that serve it."""
     app = LlorchApp("llorch")
     app.settings = settings
     app.conf.update(worker_config(settings))
@@ -62,7 +62,7 @@ def _prepare_worker(sender: str, instance: Any, **_: Any) -> None:
         stream_ttl_s=settings.stream_ttl_s,
     )
     transport.install(terms, worker=sender)
-    # Only now is the worker's name known, and with it the worker queue.
+    # Only now are the worker's name and its worker queue known.
     instance.app.conf.task_queues = task_queues(settings.served_name, sender)
 
 
@@ -70,8 +70,8 @@ def build_from_environment(package: str) -> LlorchApp:
     """The app of ``package``, configured from ``LLORCH_*``.
 
     With wrong settings ``celery -A <package>`` ends with one sentence, because Celery would print
-    the traceback of this import. A producer, also one with a ``celery`` command of its own, gets
-    the error itself.
+    the traceback of this import. A producer gets the exception, even in a ``celery`` command of
+    its own.
     """
     try:
         return build_app(Settings())

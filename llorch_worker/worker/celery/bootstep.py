@@ -34,9 +34,10 @@ MIB = 2**20
 
 
 class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Loads and warms up the model. The consumer starts after it: a worker that answers is ready.
+    """Loads and warms up the model. The consumer starts afterwards, so a worker that answers is
+    ready.
 
-    It stops before the pool does, but closes the engine only when the pool is empty.
+    The step stops before the pool, but closes the engine only when the pool is empty.
     """
 
     requires = ("celery.worker.components:Pool",)
@@ -53,7 +54,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, worker: Any) -> None:
         """Exits with code 1 and one sentence if the model cannot be loaded."""
-        # Celery's own handler logs the local variables of every frame, prompts among them.
+        # Celery's own handler logs the local variables of every frame, including prompts.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         trace_logger.addFilter(_HandBackInOneLine())
         try:
@@ -61,11 +62,11 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             assignment = self._assign_device(worker)
             engine = self._load(worker, assignment)
             engine.warm_up()
-            # A full collection over torch's and Celery's objects would hold up every job.
+            # A full collection over torch's and Celery's objects would delay every job.
             gc.collect()
             gc.freeze()
         except LlorchError as error:
-            # To torch every card is cuda:0, so the message does not say which.
+            # torch calls every card cuda:0, so its message does not say which card failed.
             assignment = worker.app.assignment
             card = None if assignment is None else assignment.card
             _give_up(error.message if card is None else f"on {card.name}: {error.message}")
@@ -91,7 +92,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         worker.pool.drain(worker.app.settings.drain_s)
         self._close()
         if self._interrupted:
-            # To Celery a worker that ends by Ctrl-C has failed. This one has drained.
+            # Celery exits with an error after Ctrl-C, but this worker has drained.
             worker.exitcode = EX_OK
 
     def terminate(self, worker: Any) -> None:
@@ -99,7 +100,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._close()
 
     def info(self, _worker: Any) -> dict[str, Any]:
-        """What ``inspect stats`` adds."""
+        """The figures that ``inspect stats`` adds."""
         if self._residency is None:
             return {}
         return {"engine": self._residency.stats(), "dead_letters": self._residency.dead_letters()}
@@ -111,7 +112,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def _on_shutting_down(self, sig: str = "", how: str = "", **_: Any) -> None:
         self._interrupted = sig == "SIGINT" and how == "Warm"
         if how == "Warm":
-            # Otherwise the event loop finishes its wait, and could take a job in it.
+            # Otherwise the event loop finishes its wait and may take a job meanwhile.
             self._worker.pool.wake()
 
     def _assign_device(self, worker: Any) -> Assignment:
@@ -141,7 +142,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 class _HandBackInOneLine(logging.Filter):
-    """Removes the traceback that Celery logs for a job that goes back to its queue."""
+    """Removes the traceback that Celery logs when a job goes back to its queue."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], Reject):
@@ -150,7 +151,7 @@ class _HandBackInOneLine(logging.Filter):
 
 
 def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
-    """Logs how far the load is, every few seconds, and lets a shutdown end it."""
+    """Logs the load's progress every few seconds, and lets a shutdown end the load."""
     logged_at_s = time.monotonic()
 
     def progress(done_bytes: int, total_bytes: int) -> None:

@@ -21,7 +21,7 @@ from llorch_worker.worker.celery.pool import EnginePool
 
 RESULT_RETRIES = 200
 RESULT_RETRY_MAX_SLEEP_MS = 2_000
-"""For several minutes the worker tries to store a result; then the job goes back to its queue."""
+"""The worker tries to store a result for several minutes; then the job goes back to its queue."""
 
 
 def worker_config(settings: Settings) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "result_backend": _result_backend(settings.redis_url),
         "result_backend_transport_options": sentinel_options(settings.redis_url),
         "result_expires": settings.result_ttl_s,
-        "result_extended": False,  # else the prompt is stored beside the result
+        "result_extended": False,  # otherwise the prompt is stored with the result
         "result_backend_always_retry": True,
         "result_backend_max_retries": RESULT_RETRIES,
         "result_backend_max_sleep_between_retries_ms": RESULT_RETRY_MAX_SLEEP_MS,
@@ -41,11 +41,11 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "task_queues": task_queues(model),
         "task_default_queue": normal_queue(model),
         "task_acks_late": True,
-        "task_track_started": False,  # the claim does it: see lua/claim.lua
+        "task_track_started": False,  # the claim stores STARTED: see lua/claim.lua
         "worker_pool": EnginePool,
         "worker_consumer": JobConsumer,
         "worker_concurrency": settings.max_sequences,
-        # What this worker cannot batch stays in Redis for another.
+        # Jobs that this worker cannot batch stay in Redis for other workers.
         "worker_prefetch_multiplier": 1,
         "worker_send_task_events": True,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
@@ -61,10 +61,10 @@ def _result_backend(redis_url: str) -> str:
 
 
 def task_queues(model: str, worker: str | None = None) -> list[Any]:
-    """What a worker of ``model`` consumes: with its node name, also its worker queues."""
+    """The queues that a worker of ``model`` consumes; with ``worker``, also its worker queues."""
     return [
-        # A declared worker queue would stay in the exchange's table, which every stock producer
-        # reads, after its worker is gone.
+        # Undeclared: a declared worker queue would outlive its worker in the exchange's table,
+        # which every stock producer reads.
         Queue(name, routing_key=name, no_declare=WORKER_MARK in name)
         for name in queues(model, worker)
     ]

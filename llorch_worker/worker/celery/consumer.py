@@ -1,4 +1,4 @@
-"""Celery's consumer, hardened: no message is shown in a log, and none stops the worker."""
+"""Celery's consumer, hardened: logs never show a message, and no message stops the worker."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError
 
 
 class JobConsumer(Consumer):  # type: ignore[misc]
-    """Answers messages that cannot become a task: with a log line that tells the size, a dead
-    letter and, if there is an id, FAILURE with the reason as the result."""
+    """Answers messages that cannot become a task: with a log line that gives the size, a dead
+    letter and, if there is an id, a FAILURE result with the reason."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # Claims of jobs with an ETA: Celery drops their timers with the connection.
+        # Claims of jobs with an ETA, whose timers Celery drops with the connection.
         self._forgotten: list[Claim] = []
         self._events_due = False
         super().__init__(*args, **options)
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
-        """Running jobs go on; jobs that wait for their ETA return to the queue."""
+        """Keeps running jobs; jobs that wait for their ETA return to the queue."""
         keep_claims(self.connection)
         claims_of_scheduled = (HELD_CLAIMS.get(request.id) for request in tuple(scheduled_requests))
         self._forgotten += [claim for claim in claims_of_scheduled if claim is not None]
         with warnings.catch_warnings():
-            # About a setting that is off on purpose: no running job is redelivered.
+            # Hides a warning about a setting that is off on purpose: no running job is redelivered.
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
             super().on_connection_error_after_connected(error)
 
@@ -55,8 +55,8 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         return connection
 
     def on_send_event_buffered(self) -> None:
-        """Sends buffered events every few ms instead of at each turn of the event loop, which would
-        cost much of its time with many short jobs. An idle worker sends them at once."""
+        """Sends buffered events every few ms. Sending them at each turn of the event loop would
+        take much of its time with many short jobs. An idle worker sends them at once."""
         if not len(HELD_CLAIMS):
             super().on_send_event_buffered()
         elif self.hub is not None and not self._events_due:
@@ -69,7 +69,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
 
     def call_soon_ack(self, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Acknowledges at once. The pool already calls back on the event loop's thread, and the
-        loop keeps acknowledgements in a set, which would reorder jobs that go back."""
+        loop's set of pending acknowledgements would reorder jobs that go back."""
         return operation(*args, **options)
 
     def create_task_handler(self, promise: Any = promise) -> Callable[[Any], Any]:
@@ -82,8 +82,8 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             try:
                 return handle(message)
             except _MALFORMED as error:
-                # To kombu a KeyError is a connection error: it would reconnect and get the message
-                # again, for ever.
+                # kombu takes a KeyError for a connection error: it would reconnect and get the
+                # message again, for ever.
                 return self._refuse(message, f"it cannot be read ({type(error).__name__})")
 
         return on_task_received
@@ -118,8 +118,8 @@ class JobConsumer(Consumer):  # type: ignore[misc]
 
 
 def fault_of(message: Any) -> str | None:
-    """Why this is not a task message of protocol 2. ``None`` if it is one, or if it may be of
-    protocol 1, which Celery checks itself."""
+    """The reason why this is not a task message of protocol 2. ``None`` if it is one, or if it may
+    be one of protocol 1, which Celery checks itself."""
     headers = message.headers
     if not isinstance(headers, Mapping):
         return "its headers are not an object"

@@ -55,11 +55,11 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     All of Celery's callbacks (accept, return, failure, and with them acks and events) run on the
     event loop's thread, which owns the kombu channel. A pool thread puts its outcome into
-    ``_returned`` and makes a socket readable. It does not use ``Hub.call_soon``, because the hub
-    may then wait up to a second before it sends the acks.
+    ``_returned`` and makes a socket readable. It does not use ``Hub.call_soon``, with which the
+    hub may wait up to a second before it sends the acks.
 
-    Each task has an integer id of its own, which Celery calls its pid: ``terminate_job`` with it
-    cancels that job only. Nothing is ever forked.
+    Each task has its own integer id, which Celery calls its pid. ``terminate_job`` with that id
+    cancels only that job. The pool never forks.
     """
 
     signal_safe = False
@@ -75,7 +75,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._waiting: deque[_Work] = deque()
         self._inbox: SimpleQueue[_Work | None] = SimpleQueue()
         self._returned: deque[_Outcome] = deque()
-        # Work to be handed back, and the outcomes of it so far: see _deliver.
+        # Work to hand back, and its outcomes so far: see _deliver.
         self._leaving: set[int] = set()
         self._left: list[_Outcome] = []
         self._has_returned = threading.Event()
@@ -88,7 +88,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._warned_of_time_limits = False
         self.active_jobs = ActiveJobs()
         self.figures: Callable[[], Mapping[str, Any]] = dict
-        """More figures for ``inspect stats``; set by the bootstep."""
+        """Further figures for ``inspect stats``; set by the bootstep."""
 
     # Celery's life cycle ---------------------------------------------------------------------
 
@@ -107,13 +107,13 @@ class EnginePool(BasePool):  # type: ignore[misc]
         loop.add_reader(self._wake_reader, self._on_wake)
 
     def on_close(self) -> None:
-        """Hands back what waits for a thread: the worker is about to stop."""
+        """Hands back work that waits for a thread, because the worker is about to stop."""
         with self._deliver_lock:
             while self._waiting:
                 self._refuse(self._waiting.popleft())
 
     def on_stop(self) -> None:
-        """Warm shutdown: running jobs finish and are acknowledged and reported."""
+        """Warm shutdown: running jobs finish and are reported and acknowledged."""
         # A cold shutdown calls this without on_close.
         self.on_close()
         self.drain()
@@ -134,8 +134,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.on_stop()
 
     def wake(self) -> None:
-        """Ends the event loop's wait, which a signal alone does not. Thread-safe."""
-        # If the socket is full, the loop has not read for long; it will read everything.
+        """Ends the event loop's wait, which a signal alone does not do. Thread-safe."""
+        # A full socket already wakes the loop, which then reads everything.
         with suppress(BlockingIOError):
             self._wake_writer.send(b"\0")
 
@@ -144,13 +144,13 @@ class EnginePool(BasePool):  # type: ignore[misc]
             self.hand_back_job(pid)
 
     def drain(self, grace_s: float | None = None) -> None:
-        """Waits for running jobs and delivers their callbacks, although Celery no longer runs the
-        event loop. Jobs that run longer than ``grace_s`` are handed back to their queues.
+        """Waits for running jobs and runs the event loop for their callbacks, because Celery no
+        longer does. Jobs that run longer than ``grace_s`` are handed back to their queues.
 
-        Turning the loop here also hands back a job that was popped at the last moment, and sends
+        Running the loop here also hands back a job that was popped at the last moment, and sends
         heartbeats.
         """
-        # A cold shutdown runs this inside a signal handler, perhaps in the midst of a turn.
+        # A cold shutdown runs this inside a signal handler, perhaps during a turn of the loop.
         turning = self._hub is not None and not state.should_terminate
         if turning:
             # A loop that ended with an error has forgotten its readers.
@@ -169,8 +169,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def _turn_hub(self) -> bool:
         try:
             self._hub.run_once()
-        except Exception as error:  # noqa: BLE001 - jobs must end whatever breaks the loop
-            # Unless a cold shutdown began in the midst of this turn and closed its connections.
+        except Exception as error:  # noqa: BLE001 - jobs must end even if the loop breaks
+            # A cold shutdown that began during this turn closes its connections.
             if not state.should_terminate:
                 logger.warning("the event loop broke while draining: %s", type(error).__name__)
             return False
@@ -194,7 +194,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
     ) -> None:
         """Runs ``target`` in a thread and always calls one of the callbacks.
 
-        Replaces the base method, which logs ``args`` (the prompt among them) at debug level.
+        Replaces the base method, which logs ``args`` (including the prompt) at debug level.
         """
         if timeout or soft_timeout:
             self._warn_of_time_limits()
@@ -215,7 +215,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
                 self._waiting.append(work)
 
     def terminate_job(self, pid: int, _signal: int | None = None) -> None:
-        """Cancels the job that was accepted as ``pid``, whatever the signal."""
+        """Cancels the job that was accepted as ``pid``, for any signal."""
         work = self._running.get(pid)
         if work is not None:
             self.active_jobs.cancel(work.task_id)
@@ -245,7 +245,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def _begin(self, work: _Work) -> None:
         self._running[work.pid] = work
         self.active_jobs.expect(work.task_id)
-        # Before it runs, and on this thread, so that a revoke finds it active from now on.
+        # Before the task runs and on this thread, so that a revoke finds the job from now on.
         work.on_accept(work.pid, time.monotonic())
         self._inbox.put(work)
 
@@ -267,15 +267,15 @@ class EnginePool(BasePool):  # type: ignore[misc]
                 else:
                     self._report(*outcome)
             if self._left and len(self._left) == len(self._leaving):
-                # Each goes to the head of its queue, so the earliest must come last.
+                # Each goes to the head of its queue, so the earliest job must come last.
                 self._leaving.clear()
                 self._left.sort(key=lambda outcome: outcome[0].pid)
                 while self._left:
                     self._report(*self._left.pop())
 
     def _report(self, work: _Work, callback: Callback, value: Any) -> None:
-        # First, because a signal may begin a cold shutdown during the callback, and that waits for
-        # everything in here.
+        # First, because a signal during the callback may begin a cold shutdown, which waits for
+        # all running work.
         del self._running[work.pid]
         self.active_jobs.forget(work.task_id)
         self._call(work, callback, value)
@@ -283,7 +283,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             self._begin(self._waiting.popleft())
 
     def _call(self, work: _Work, callback: Callback, value: Any) -> None:
-        """Calls back. If that fails, reports the failure instead, so that the job ends."""
+        """Runs the callback. If it fails, reports the failure instead, so that the job ends."""
         try:
             callback(value)
         except Exception as error:
@@ -308,7 +308,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def _run(self, work: _Work) -> tuple[Callback, Any]:
         try:
             return work.on_return, work.run()
-        except BaseException as error:  # noqa: BLE001 - whatever the target raises, Celery hears
+        except BaseException as error:  # noqa: BLE001 - any error must be reported to Celery
             return work.on_error, _info_of(_reportable(error))
 
     def _warn_of_time_limits(self) -> None:
@@ -318,7 +318,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
 
 def _reportable(error: BaseException) -> Exception:
-    """What to report for an exception that escaped Celery's tracing of the task."""
+    """The error to report for an exception that escaped Celery's tracing of the task."""
     match error:
         case LlorchError() | Reject():
             known: Exception = error
@@ -335,7 +335,7 @@ def _reportable(error: BaseException) -> Exception:
 
 def _info_of(error: Exception) -> ExceptionInfo:
     try:
-        # Without its cause, whose message may quote the prompt.
+        # Without the cause, whose message may quote the prompt.
         raise error from None
     except type(error):
         return ExceptionInfo(sys.exc_info())

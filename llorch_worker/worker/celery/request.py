@@ -1,4 +1,4 @@
-"""One job's message in the worker: it shows no user text and ends in one place only."""
+"""A job's request in the worker. It shows no user text, and only the task ends the job."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ class JobCancelled(Ignore):  # type: ignore[misc]
 
 
 class JobRequest(Request):  # type: ignore[misc]
-    """Celery's request, but it shows sizes instead of arguments, and only the task ends the job.
+    """Celery's request, except that it shows sizes instead of arguments and only the task ends the
+    job.
 
     Logs, events, ``inspect`` and Flower show ``argsrepr`` and ``kwargsrepr``. Stock producers put
-    the prompt there, so the worker replaces both by the arguments' sizes.
+    the prompt there, so the worker replaces both with the arguments' sizes.
     """
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         if not self._decoded:
-            # The consumer has decoded it already, so the tracer need not.
+            # The consumer has already decoded it for the tracer.
             self._body, self._content_type, self._content_encoding = message.payload, None, None
         self._argsrepr = f"({describe(self._args)})" if self._args else "()"
         self._kwargsrepr = (
             summarise(self._kwargs) if isinstance(self._kwargs, Mapping) else describe(self._kwargs)
         )
-        # Even if the producer wants no result: the stream's last event is stored with it, and a
-        # cancel or a second delivery looks for it.
+        # Store the result even if the producer wants none: the stream's last event is stored with
+        # it, and a cancel or a second delivery looks for it.
         self._ignore_result = self._request_dict["ignore_result"] = False
-        # The tracer logs from the headers.
+        # The tracer's logs show the headers.
         self._request_dict["argsrepr"] = self._argsrepr
         self._request_dict["kwargsrepr"] = self._kwargsrepr
 
     def info(self, **_: Any) -> dict[str, Any]:
-        """What ``inspect`` and Flower show: never the arguments themselves."""
+        """The fields that ``inspect`` and Flower show, without the arguments."""
         shown: dict[str, Any] = super().info(safe=True)
         return shown
 
@@ -61,7 +62,7 @@ class JobRequest(Request):  # type: ignore[misc]
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
-        """As Celery's, but also tells monitors that a cancelled job was revoked."""
+        """Like Celery's, but also tells monitors that a cancelled job was revoked."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc

@@ -33,7 +33,7 @@ class GenerateTask(Task):  # type: ignore[misc]
     Request = JobRequest
 
     def __call__(self, /, *args: Any, **fields: Any) -> Any:
-        # Celery's own would take a field named "self" for its own argument.
+        # Celery's own method would take a field named "self" for its own argument.
         return self.run(*args, **fields)
 
     def apply_async(
@@ -57,7 +57,7 @@ class GenerateTask(Task):  # type: ignore[misc]
 def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResult:
     """Runs one job to its end; ``fields`` are those of the contract's GenerationRequest.
 
-    It accepts any arguments, so that a wrong one is answered with its name and the rule it breaks.
+    It accepts any arguments, so that the error for a wrong one gives its name and the broken rule.
 
     Raises:
         LlorchError: the job is refused or failed.
@@ -66,7 +66,7 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
     """
     request = task.request
     if request.eta:
-        # Until now the claim only held it.
+        # Until now the claim only held the job.
         task.backend.mark_as_started(request.id, pid=os.getpid(), hostname=request.hostname)
     residency: Residency | None = task.app.residency
     if residency is None:
@@ -78,8 +78,8 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
         task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
         raise JobCancelled("cancelled") from None
     except HandedBack:
-        # Nothing is queued if another worker has the job already.
-        raise Reject("it goes on elsewhere", requeue=True) from None
+        # Nothing is queued if another worker already has the job.
+        raise Reject("the job continues elsewhere", requeue=True) from None
 
 
 def register(app: Celery) -> Task:
@@ -97,7 +97,7 @@ def register(app: Celery) -> Task:
 
 
 def _route(fields: Mapping[str, Any], default_model: str) -> Route:
-    # An invalid model or priority is sent all the same: the worker refuses it by name.
+    # An invalid model or priority is sent anyway; the worker's error names it.
     model, priority = fields.get("model"), fields.get("priority")
     return route(
         model if isinstance(model, str) and model else default_model,
