@@ -12,7 +12,7 @@ import pytest
 from llorch_worker.bench.report import KINDS, read_run
 from llorch_worker.cli import bench
 from tests.cli.command import run
-from tests.cli.test_bad_input import sentence
+from tests.cli.test_bad_input import WORKER_MODULES, packages_without, sentence
 
 
 def engine_run(decode: float, command: str = "llorch bench engine --json") -> dict[str, Any]:
@@ -112,3 +112,21 @@ def test_files_without_a_run_are_skipped_with_the_reason(tmp_path: Path) -> None
     said = " ".join(ran.err.split())
     assert [said.count(reason) for reason in reasons] == [1] * 5
     assert out.exists()
+
+
+def test_files_are_checked_before_the_extra_is_asked_for(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    packages_without(site, *WORKER_MODULES, "plotly")
+    broken = tmp_path / "broken.json"
+    broken.write_text("{", encoding="utf-8")
+    for file, why in (
+        (tmp_path / "none.json", "No such file or directory"),
+        (broken, "it is not JSON"),
+        (
+            saved(tmp_path, "run.json", engine_run(100)),
+            'needs the bench extra: pip install "llorch-worker[bench]"',
+        ),
+    ):
+        ran = run("bench", "report", file, python_options=("-S",), site=site)
+        assert why in sentence(ran, 1)

@@ -23,12 +23,6 @@ def test_each_size_has_its_cost_against_the_first() -> None:
     assert document["provenance"]["command"].startswith("python -m benches.scaling --model demo")
 
 
-def test_the_table_of_one_pass_has_no_spread() -> None:
-    ran = run_program("benches.scaling", *QUICK)
-    assert ran.code == 0, ran
-    assert "queued  tokens/s  cost of a token" in ran.out
-
-
 def test_a_context_that_new_tokens_fill_is_refused() -> None:
     said = sentence(run_program("benches.scaling", "--model", "demo", "--contexts", "16"), 2)
     assert said == "each of --contexts must be more than --new-tokens, 16"

@@ -102,9 +102,7 @@ class Started:
     def __init__(self, *arguments: str | Path, **variables: str) -> None:
         self.lines: list[str] = []
         program = Program(
-            "llorch",
-            python("-c", _OBEYING_CTRL_C, *map(str, arguments)),
-            environment(**variables),
+            "llorch", python("-c", _OBEYING_CTRL_C, *map(str, arguments)), environment(**variables)
         )
         self.child = Child(
             program, lambda _name, line: self.lines.append(line), lambda _child: None

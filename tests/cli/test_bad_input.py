@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sysconfig
@@ -50,16 +49,6 @@ def test_a_truncated_model(stories260k: Path, tmp_path: Path) -> None:
     assert "download it again" in said
 
 
-def test_a_file_that_is_not_a_model(tmp_path: Path) -> None:
-    path = tmp_path / "notes.gguf"
-    path.write_text("just some notes, " * 100)
-    assert "notes.gguf" in sentence(run("inspect", path), 1)
-
-
-def test_a_vocabulary_without_weights(llama2_vocab: Path) -> None:
-    assert "vocab-only.gguf" in sentence(run("inspect", llama2_vocab / "vocab-only.gguf"), 1)
-
-
 def test_with_json_an_error_is_a_json_document() -> None:
     ran = run("submit", "x", "--json", "--top-p", "7", "-n", "0")
     assert (ran.code, ran.err) == (2, "")
@@ -80,8 +69,20 @@ def test_an_unreachable_redis_is_reported_within_seconds(command: list[str]) -> 
     assert "start one or set LLORCH_REDIS_URL" in said
 
 
-def test_an_invalid_redis_url() -> None:
-    assert "must begin with redis://" in sentence(run("status", "--redis", "localhost:6379"), 1)
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (("status", "--redis", "localhost:6379"), 1, "must begin with redis://"),
+        (("up", "--flower-port", "70000"), 2, "give a number from 1 to 65535"),
+        (("up", "--devices", "cuda:0,,cuda:1"), 2, "--devices"),
+        (("generate", "x", "-t", "warm"), 2, "--temperature"),
+        (("generate", "x", "-t", "warm"), 2, "see llorch generate --help"),
+        (("submit",), 2, "give either a prompt or --file"),
+        (("submit", "--file", "/nowhere/jobs.jsonl"), 1, "No such file"),
+    ],
+)
+def test_an_invalid_argument(command: tuple[str, ...], code: int, said: str) -> None:
+    assert said in sentence(run(*command), code)
 
 
 @pytest.mark.parametrize("command", ["demo", "up"])
@@ -93,11 +94,6 @@ def test_a_requested_port_that_is_busy(command: str) -> None:
         said = sentence(run(command, "--flower-port", port), 1)
     assert f"port {port} is taken by another program" in said
     assert "--flower-port" in said
-
-
-def test_an_invalid_port() -> None:
-    said = sentence(run("up", "--flower-port", "70000"), 2)
-    assert "give a number from 1 to 65535" in said
 
 
 def test_all_commands_report_a_missing_card_in_the_same_words(redis_url: str) -> None:
@@ -112,10 +108,6 @@ def test_all_commands_report_a_missing_card_in_the_same_words(redis_url: str) ->
     said = {sentence(run(*command, CUDA_VISIBLE_DEVICES=""), 1) for command in commands}
     assert len(said) == 1, said
     assert said.pop().endswith("use device cpu")
-
-
-def test_a_device_list_with_an_empty_name() -> None:
-    assert "--devices" in sentence(run("up", "--devices", "cuda:0,,cuda:1"), 2)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +133,6 @@ def test_all_errors_are_reported_at_once() -> None:
     assert "top_k: " in said
 
 
-def test_a_value_that_is_not_a_number() -> None:
-    said = sentence(run("generate", "x", "--temperature", "warm"), 2)
-    assert "--temperature" in said
-    assert "see llorch generate --help" in said
-
-
 def test_settings_out_of_range(stories260k: Path) -> None:
     ran = run("inspect", stories260k / "q8_0.gguf", "--max-sequences", "0")
     assert "--max-sequences / LLORCH_MAX_SEQUENCES" in sentence(ran, 2)
@@ -159,10 +145,6 @@ def test_settings_out_of_range(stories260k: Path) -> None:
 def test_an_empty_prompt() -> None:
     assert "prompt: " in sentence(run("generate", ""), 2)
     assert "prompt: " in sentence(run("submit", "-", stdin=""), 2)
-
-
-def test_neither_prompt_nor_file() -> None:
-    assert "give either a prompt or --file" in sentence(run("submit"), 2)
 
 
 def test_every_wrong_line_of_a_file_is_named_and_nothing_is_enqueued(tmp_path: Path) -> None:
@@ -206,19 +188,18 @@ def test_chat_options_are_refused_with_a_file(option: list[str], tmp_path: Path)
     assert said.startswith("--chat and --system")
 
 
-def test_a_missing_file_of_jobs() -> None:
-    assert "No such file" in sentence(run("submit", "--file", "/nowhere/jobs.jsonl"), 1)
-
-
-@pytest.mark.parametrize("command", ["watch", "cancel", "status"])
-def test_an_unknown_job_id(command: str, redis_url: str) -> None:
-    ran = run(command, "no-such-job", "--redis", redis_url)
-    assert "no job 'no-such-job'" in sentence(ran, 1)
-
-
-def test_a_model_that_no_worker_serves(redis_url: str) -> None:
-    ran = run("submit", "x", "--model", "nobodys", "--redis", redis_url)
-    assert "no worker here has ever served 'nobodys'" in sentence(ran, 1)
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        *(
+            ((name, "no-such-job"), "no job 'no-such-job'")
+            for name in ("watch", "cancel", "status")
+        ),
+        (("submit", "x", "--model", "nobodys"), "no worker here has ever served 'nobodys'"),
+    ],
+)
+def test_an_unknown_job_or_model(command: tuple[str, ...], said: str, redis_url: str) -> None:
+    assert said in sentence(run(*command, "--redis", redis_url), 1)
 
 
 def packages_without(folder: Path, *modules: str) -> Path:
@@ -256,35 +237,6 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
         "this command needs the worker extra: "
         'pip install "llorch-worker[worker]"'
     )  # fmt: skip
-
-
-def test_report_checks_its_files_before_it_asks_for_its_extra(tmp_path: Path) -> None:
-    saved, site = tmp_path / "run.json", tmp_path / "site"
-    site.mkdir()
-    packages_without(site, *WORKER_MODULES, "plotly")
-    document = {
-        "provenance": {
-            "command": "llorch bench engine",
-            "environment": {},
-            "machine": {
-                "processor": "", "usable_cpus": 1, "vector_unit": "", "memory_bytes": 1,
-                "system": "", "device": "cpu", "load_1min": None,
-            },
-            "versions": {},
-            "threads": 1,
-            "seed": 0,
-        },
-        "rows": [{"concurrency": 1, "decode_tokens_per_s": 100}],
-    }  # fmt: skip
-    for text, why in (
-        (None, "No such file or directory"),
-        ("{", "it is not JSON"),
-        (json.dumps(document), 'needs the bench extra: pip install "llorch-worker[bench]"'),
-    ):
-        if text is not None:
-            saved.write_text(text, encoding="utf-8")
-        ran = run("bench", "report", saved, python_options=("-S",), site=site)
-        assert why in sentence(ran, 1)
 
 
 def test_status_works_in_a_base_install(base_install: Path, redis_url: str) -> None:

@@ -14,12 +14,7 @@ from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Finished, Tokens
 from tests.cli.command import run
 from tests.messages import envelope
-from tests.services import (
-    RedisServer,
-    WorkerProcess,
-    running_worker,
-    wait_until,
-)
+from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
 
 GET_S = 30
 TOKENS = 400

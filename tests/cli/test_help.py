@@ -16,15 +16,7 @@ COMMANDS = (
     "bench",
 )  # fmt: skip
 BENCHES = tuple(str(command.name) for command in bench.app.registered_commands)
-HEAVY = (
-    "torch",
-    "transformers",
-    "celery",
-    "kombu",
-    "redis",
-    "numpy",
-    "llorch_worker.engine",
-)
+HEAVY = ("torch", "transformers", "celery", "kombu", "redis", "numpy", "llorch_worker.engine")
 
 
 def test_the_command_line_loads_nothing_heavy_before_a_command_needs_it() -> None:
@@ -60,10 +52,6 @@ def test_prose_flows_to_the_width_of_the_terminal(command: str) -> None:
     prose = run(command, "--help").out.partition("\n\n")[2].partition("╭")[0].splitlines()
     paragraph = [line.strip() for line in prose if line.strip()][1:]
     assert all(len(line) > 60 for line in paragraph[:-1]), "\n".join(paragraph)
-
-
-def test_the_version_is_shown() -> None:
-    assert run("--version").out.startswith("llorch ")
 
 
 @pytest.mark.parametrize("group", [(), ("dead",), ("bench",)])

@@ -70,9 +70,7 @@ def test_it_fits_80_columns(demo_model: Path) -> None:
     assert max(map(len, shown.splitlines()[1:])) <= 80
 
 
-def test_the_dtype_of_weights_says_which_stay_quantised(
-    stories260k: Path,
-) -> None:
+def test_the_dtype_of_weights_says_which_stay_quantised(stories260k: Path) -> None:
     native = native_kernels_load()
     for file, dtype, kept in (
         ("q8_0.gguf", "bfloat16", "Q8_0, the rest in bfloat16" if native else "bfloat16"),
@@ -84,9 +82,7 @@ def test_the_dtype_of_weights_says_which_stay_quantised(
         assert weights.split("as ")[1].strip() == kept
 
 
-def test_blocks_of_another_size_in_memory_say_their_bits(
-    random256: Path,
-) -> None:
+def test_blocks_of_another_size_in_memory_say_their_bits(random256: Path) -> None:
     if not native_kernels_load():
         pytest.skip("needs a processor that keeps blocks as they are")
     for file, kept in (
@@ -98,10 +94,3 @@ def test_blocks_of_another_size_in_memory_say_their_bits(
     ):
         ran = run("inspect", random256 / file, "--device", "cpu", "--dtype", "bfloat16")
         assert f" as {kept}, the rest in bfloat16" in ran.out, ran
-
-
-def test_one_sequence_is_singular() -> None:
-    assert (
-        "Memory on cpu, 1 sequence of up to 512 tokens"
-        in run("inspect", "demo", "--max-sequences", "1").out
-    )

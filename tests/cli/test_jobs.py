@@ -153,12 +153,6 @@ def test_a_file_of_jobs_is_run_and_reported_line_by_line(tmp_path: Path) -> None
     assert results[5]["error"]["code"] == "CONTEXT_LENGTH_EXCEEDED"
 
 
-def test_a_file_of_jobs_without_wait_prints_one_id_per_line() -> None:
-    ran = run("submit", "--file", "-", stdin='{"prompt": "a", "max_tokens": 1}\n' * 3)
-    assert ran.code == 0, ran
-    assert len(set(ran.out.split())) == 3
-
-
 @pytest.mark.parametrize("options", [(), ("--wait",)])
 def test_a_file_with_a_refused_job_leaves_none_in_the_queue(
     served: Served, options: tuple[str, ...]

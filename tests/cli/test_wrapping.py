@@ -33,19 +33,21 @@ def show(pieces: list[str], columns: int, monkeypatch: pytest.MonkeyPatch) -> li
     return screen("".join(written))
 
 
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        (
+            ["Once upon a time there ", "w", "as", " a fox"],
+            ["Once upon a time there ", "was a fox"],
+        ),
+        (["a" * 24, " b"], ["a" * 24, "b"]),  # a space at the edge
+        (["x" * 50], ["x" * 24, "x" * 24, "xx"]),  # a word longer than a line
+    ],
+)
 def test_a_word_that_crosses_the_edge_moves_to_the_next_line(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, pieces: list[str], lines: list[str]
 ) -> None:
-    shown = show(["Once upon a time there ", "w", "as", " a fox"], 25, monkeypatch)
-    assert shown == ["Once upon a time there ", "was a fox"]
-
-
-def test_a_space_at_the_edge_becomes_the_end_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert show(["a" * 24, " b"], 25, monkeypatch) == ["a" * 24, "b"]
-
-
-def test_a_word_longer_than_the_line_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert show(["x" * 50], 25, monkeypatch) == ["x" * 24, "x" * 24, "xx"]
+    assert show(pieces, 25, monkeypatch) == lines
 
 
 @given(pieces=st.lists(st.text("ab \n", max_size=12), max_size=30), columns=st.integers(21, 40))

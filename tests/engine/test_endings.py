@@ -94,18 +94,6 @@ def test_a_cancel_takes_effect_before_the_next_step_is_launched(
     assert all(step == (1,) for step in model.steps[launched:])
 
 
-def test_a_cancel_ends_all_choices(
-    make_engine: Callable[..., Engine], watched: Callable[..., Any], gate: Callable[..., Any]
-) -> None:
-    hold = gate(at=5)
-    engine = make_engine(model=watched(hold))
-    generation = engine.submit(request(n=6, max_tokens=100))
-    hold.wait_until_reached()
-    generation.cancel()
-    hold.open()
-    assert endings(generation) == [CancelledEvent]
-
-
 def test_cancelling_a_finished_job_changes_nothing(engine: Engine) -> None:
     generation = engine.submit(request(max_tokens=3))
     result = generation.result(timeout=60)
@@ -176,9 +164,7 @@ def test_a_deadline_that_passes_after_the_end_changes_nothing(
     assert len([e for e in early[0]._events if isinstance(e, TERMINAL_EVENTS)]) == 1
 
 
-def test_a_failing_callback_cancels_only_its_own_job(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_a_failing_callback_cancels_only_its_own_job(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
 
     def broken(event: Event) -> None:

@@ -115,9 +115,7 @@ def test_logits_are_those_of_transformers(file_engine: Engine, transformers_mode
     assert torch.allclose(file_engine.logits(ids), expected, rtol=0, atol=1e-3)
 
 
-def test_cached_decoding_gives_the_tokens_and_logprobs_of_uncached_forwards(
-    engine: Engine,
-) -> None:
+def test_cached_decoding_gives_the_tokens_and_logprobs_of_uncached_forwards(engine: Engine) -> None:
     request = GenerationRequest(
         prompt=PROMPTS[2], max_tokens=64, temperature=0, logprobs=0, ignore_eos=True
     )

@@ -55,8 +55,7 @@ def test_the_stall_of_a_hanging_step_counts_from_the_last_finished_step(
 
 
 def test_an_engine_whose_thread_died_stays_stalled(
-    make_engine: Callable[..., Engine],
-    monkeypatch: pytest.MonkeyPatch,
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,10 +39,7 @@ def test_another_model_is_not_served(engine: Engine) -> None:
 
 def test_all_faults_are_reported_at_once(engine: Engine) -> None:
     error = refusal(
-        engine,
-        prompt_token_ids=[10**9] * 600,
-        logit_bias={10**9: 1.0},
-        stop_token_ids=[10**9],
+        engine, prompt_token_ids=[10**9] * 600, logit_bias={10**9: 1.0}, stop_token_ids=[10**9]
     )
     assert type(error) is InvalidRequest
     assert [fault.field for fault in error.faults] == [
@@ -68,9 +64,7 @@ def test_a_prompt_and_an_answer_beyond_the_context_are_refused_with_their_sizes(
     assert engine.submit(request).result(timeout=60).usage.completion <= context - 100
 
 
-def test_a_request_larger_than_the_pool_is_refused(
-    make_engine: Callable[..., Engine],
-) -> None:
+def test_a_request_larger_than_the_pool_is_refused(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(num_blocks=4)
     error = refusal(engine, prompt_token_ids=[1] * 50, max_tokens=15)
     assert isinstance(error, ContextLengthExceeded)
@@ -132,6 +126,8 @@ def test_logits_of_impossible_ids_are_refused(engine: Engine, ids: list[int]) ->
         ({"max_context": 10**6}, "max_context must be at most"),
         ({"max_context": 0}, "at least 1 .got 0."),
         ({"kv_cache_bytes": 1000}, "kv_cache_bytes"),
+        ({"max_sequences": 0}, "max_sequences must be at least 1"),
+        ({"max_step_tokens": 0}, "max_step_tokens must be at least 1"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused_with_a_remedy(
@@ -140,11 +136,6 @@ def test_settings_that_cannot_be_met_are_refused_with_a_remedy(
     with pytest.raises(ModelLoadFailed) as caught:
         Engine.load(loaded.path, **{"device": "cpu", **settings})
     assert re.search(sentence, caught.value.message)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadFailed, match=r"nothing\.gguf"):
-        Engine.load(tmp_path / "nothing.gguf", device="cpu")
 
 
 def test_loading_reports_progress_and_takes_the_files_name(loaded: Any) -> None:
@@ -159,7 +150,8 @@ def test_loading_reports_progress_and_takes_the_files_name(loaded: Any) -> None:
         assert engine.model_name == loaded.path.stem
         assert engine.max_context == 128
         assert engine.stats().kv_blocks_total == 3 * 128 // 16
-    assert told[-1][0] == told[-1][1] > 0
+        assert told == sorted(told)
+        assert told[-1] == (engine.stats().bytes["weights"],) * 2
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(
@@ -171,9 +163,3 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
         Engine.load(loaded.path, device="cpu")
     for part in ("weights need", "only 97.7 KiB is free", "smaller"):
         assert part in caught.value.message
-
-
-@pytest.mark.parametrize("setting", ["max_sequences", "max_step_tokens"])
-def test_sizes_below_one_are_refused(loaded: Any, setting: str) -> None:
-    with pytest.raises(ModelLoadFailed, match=f"{setting} must be at least 1"):
-        Engine.load(loaded.path, device="cpu", **{setting: 0})

@@ -119,12 +119,7 @@ def compile_prefill(longest: int, kv: KvDtype = "auto", *, wide: bool = False) -
 def compile_decode(splits: int, kv: KvDtype = "auto", *, wide: bool = False) -> dict[str, Any]:
     """As launched for ``splits`` pieces of a context; ``wide``: in float32."""
     tiles = DecodeTiles.of(torch.float32 if wide else torch.bfloat16, kv)
-    constants = {
-        "BLOCK_GROUP": 16,
-        "TILE": tiles.tile,
-        "SPLITS": splits,
-        "SCALED": kv == "int8",
-    }
+    constants = {"BLOCK_GROUP": 16, "TILE": tiles.tile, "SPLITS": splits, "SCALED": kv == "int8"}
     return compile_kernel(
         paged_decode._decode,
         ATTENTION | constants,

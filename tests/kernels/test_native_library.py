@@ -1,4 +1,4 @@
-"""Building native kernels: compiled once, with torch's OpenMP, or not at all, with a reason."""
+"""Building native kernels: compiled once, or not at all, with a reason."""
 
 from __future__ import annotations
 
@@ -18,38 +18,6 @@ from llorch_worker.settings import KernelChoice
 from tests.kernels.native import library_or_skip
 
 CPU = torch.device("cpu")
-
-OPENMP = """
-import re
-from pathlib import Path
-import torch
-torch.set_num_threads(3)
-from llorch_worker.kernels import choose_ops
-ops = choose_ops(torch.device("cpu"), torch.bfloat16, head_dim=64).ops
-def threads():
-    return len(list(Path("/proc/self/task").iterdir()))
-ops.silu_and_mul(torch.zeros(64, 4096, dtype=torch.bfloat16))
-after_native = threads()
-torch.ones(2**22).sum()
-mapped = set(re.findall(r"/\\S*(?:gomp|iomp|libomp)\\S*", Path("/proc/self/maps").read_text()))
-print(ops.name, len(mapped), threads() - after_native)
-"""
-
-
-def fresh_process(code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
-
-
-def test_torch_and_the_kernels_share_one_openmp_and_its_threads() -> None:
-    library_or_skip()
-    assert fresh_process(OPENMP) == "native 1 0"
 
 
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:

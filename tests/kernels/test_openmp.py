@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from llorch_worker.kernels.openmp import torch_openmp
+from tests.kernels.native import library_or_skip
 
 COUNT_THREADS = """
 import os
@@ -28,12 +29,37 @@ print(alone, together, after, threads())
 """
 
 
+OPENMP = """
+import re
+from pathlib import Path
+import torch
+torch.set_num_threads(3)
+from llorch_worker.kernels import choose_ops
+ops = choose_ops(torch.device("cpu"), torch.bfloat16, head_dim=64).ops
+def threads():
+    return len(list(Path("/proc/self/task").iterdir()))
+ops.silu_and_mul(torch.zeros(64, 4096, dtype=torch.bfloat16))
+after_native = threads()
+torch.ones(2**22).sum()
+mapped = set(re.findall(r"/\\S*(?:gomp|iomp|libomp)\\S*", Path("/proc/self/maps").read_text()))
+print(ops.name, len(mapped), threads() - after_native)
+"""
+
+
+def fresh_process(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_torch_and_the_kernels_share_one_openmp_and_its_threads() -> None:
+    library_or_skip()
+    assert fresh_process(OPENMP) == "native 1 0"
+
+
 @pytest.mark.skipif(torch_openmp() is None, reason="this torch ships no GNU OpenMP")
 def test_a_thread_can_end_and_recreate_its_pool() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, check=True
-    )
-    alone, together, after, again = map(int, run.stdout.split())
+    alone, together, after, again = map(int, fresh_process(COUNT_THREADS).split())
     assert together == alone + 2
     assert after == alone
     assert again == together

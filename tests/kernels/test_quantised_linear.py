@@ -64,12 +64,7 @@ def test_products_equal_those_of_the_dequantised_matrix(bits, group, zero, offse
 
 @pytest.mark.parametrize(
     ("tokens", "rows", "tiles"),
-    [
-        (2, 4096, (16, 16)),
-        (17, 4096, (64, 16)),
-        (64, 32000, (64, 64)),
-        (512, 12288, (128, 128)),
-    ],
+    [(2, 4096, (16, 16)), (17, 4096, (64, 16)), (64, 32000, (64, 64)), (512, 12288, (128, 128))],
 )
 def test_tiles_are_the_largest_that_give_each_processor_two(tokens, rows, tiles):
     chosen = quantised_linear.MatmulTiles.of(tokens, rows, processors=132)

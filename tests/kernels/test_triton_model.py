@@ -41,11 +41,14 @@ class Replayed:
         return run
 
 
-def greedy(ops: Ops, kv_dtype: KvDtype, tokens: int, *, graphs: bool = False) -> list[list[int]]:
+def greedy(
+    ops: Ops, kv_dtype: KvDtype, tokens: int, *, graphs: bool = False, layers: int = 2
+) -> list[list[int]]:
     """Tokens of all prompts: prefilled together, the second in two chunks, then decoded."""
-    model = random_llama(CONFIG, ops, dtype=torch.float32, device=DEVICE)
+    config = replace(CONFIG, num_layers=layers)
+    model = random_llama(config, ops, dtype=torch.float32, device=DEVICE)
     shape = cache_shape(
-        CONFIG, 64, dtype=torch.float32, device=DEVICE, kv_dtype=kv_dtype, decode_rows=3 * graphs
+        config, 64, dtype=torch.float32, device=DEVICE, kv_dtype=kv_dtype, decode_rows=3 * graphs
     )
     cache = UnifiedCache.allocate(shape, 12)
     runs = model
@@ -96,11 +99,9 @@ def test_greedy_tokens_equal_those_of_the_torch_operations(graphs: bool) -> None
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
-def test_a_quantised_cache_gives_the_same_tokens_with_graphs_as_without(
-    kv_dtype: KvDtype,
-) -> None:
-    eager = greedy(TritonOps(processors=8), kv_dtype, 3)
-    assert greedy(TritonOps(processors=8), kv_dtype, 3, graphs=True) == eager
+def test_a_quantised_cache_gives_the_same_tokens_with_graphs_as_without(kv_dtype: KvDtype) -> None:
+    eager = greedy(TritonOps(processors=8), kv_dtype, 3, layers=1)
+    assert greedy(TritonOps(processors=8), kv_dtype, 3, graphs=True, layers=1) == eager
 
 
 def test_ranges_of_a_profile_leave_static_operations_static() -> None:

@@ -97,20 +97,6 @@ class Driver:
         self.free("logits")
         return out
 
-    def greedy(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-        """New tokens of all prompts, decoded in one batch."""
-        names = [str(i) for i in range(len(prompts))]
-        chunks: dict[str, Sequence[int]] = dict(zip(names, prompts, strict=True))
-        out: list[list[int]] = [[] for _ in prompts]
-        for _ in range(new_tokens):
-            ids = self.step(chunks).argmax(-1).tolist()
-            for i, token in enumerate(ids):
-                out[i].append(token)
-            chunks = {name: [token] for name, token in zip(names, ids, strict=True)}
-        for name in names:
-            self.free(name)
-        return out
-
 
 def new_cache(
     config: LlamaConfig,

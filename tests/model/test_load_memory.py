@@ -89,11 +89,7 @@ def gguf_file(path: Path, write_gguf: WriteGguf, type_: gguf.GGMLQuantizationTyp
     ],
 )
 def test_a_load_peaks_below_115_percent_of_the_model(
-    tmp_path: Path,
-    write_gguf: WriteGguf,
-    save_llama: Callable[..., Path],
-    stored: str,
-    dtype: str,
+    tmp_path: Path, write_gguf: WriteGguf, save_llama: Callable[..., Path], stored: str, dtype: str
 ) -> None:
     if stored == "safetensors":
         path = save_llama(

@@ -56,8 +56,7 @@ def test_both_formats_give_the_same_tensors_under_the_same_names(stories260k: Pa
     for name in from_folder.tensors:
         heads = 8 if "q_proj" in name else 4 if "k_proj" in name else None
         assert torch.equal(
-            from_gguf.load(name, torch.float32, heads),
-            from_folder.load(name, torch.float32, heads),
+            from_gguf.load(name, torch.float32, heads), from_folder.load(name, torch.float32, heads)
         )
 
 
@@ -84,12 +83,6 @@ def test_metadata_are_plain_python_values(stories260k: Path) -> None:
         if not key.startswith("GGUF."):
             assert metadata[key] == field.contents()
             assert type(metadata[key]) is type(field.contents())
-
-
-def test_a_vocabulary_without_weights_opens(llama2_vocab: Path) -> None:
-    checkpoint = open_checkpoint(llama2_vocab / "vocab-only.gguf")
-    assert len(checkpoint.metadata["tokenizer.ggml.tokens"]) == 32000
-    assert not checkpoint.tensors
 
 
 def test_a_token_that_is_not_utf8_survives(tmp_path: Path, write_gguf: WriteGguf) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,76 +85,48 @@ def test_a_missing_tensor_and_a_wrong_shape_are_refused(folder: Path) -> None:
         checkpoint.read_into("half", torch.empty(6, 4))
 
 
-def truncate(path: Path, size: int) -> None:
-    os.truncate(path, size)
-
-
-def rewrite_header(path: Path, change: Callable[[str], str]) -> None:
+def rewrite_header(path: Path, pattern: str, replacement: str) -> None:
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
-    header = change(data[8 : 8 + size].decode()).encode()
+    header = re.sub(pattern, replacement, data[8 : 8 + size].decode()).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+
+
+INDEX = "model.safetensors.index.json"
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-        (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
-        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "is not valid JSON"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "is not a JSON object"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+        (lambda config, _: config.unlink(), "has no config.json"),
+        (lambda config, _: config.write_text("{"), "config.json is not valid JSON"),
+        (lambda config, _: config.write_text("[" * 100_000), "is not valid JSON"),
+        (lambda config, _: config.write_text("[]"), "is not a JSON object"),
+        (lambda _, file: file.unlink(), "holds no weights"),
+        (lambda _, file: file.rename(file.with_name("pytorch_model.bin")), "as pickles only"),
+        (lambda _, file: file.rename(file.with_name("m.gguf")), "GGUF files; give the path of one"),
+        (lambda _, file: os.truncate(file, 0), "is empty"),
+        (lambda _, file: os.truncate(file, 7), "header announces"),
+        (lambda _, file: os.truncate(file, 100), "header announces"),
+        (lambda _, file: os.truncate(file, 3000), "past the end"),
+        (lambda _, file: file.write_bytes(b"\xff" * 100), "header announces"),
+        (lambda _, file: file.write_bytes(b"\x08" + b"\0" * 7 + b"{}{}{}{}"), "is not valid JSON"),
+        (lambda _, file: rewrite_header(file, r".+", "[1, 2]"), "header is not a JSON object"),
+        (lambda _, file: rewrite_header(file, "data_offsets", "offsets"), "malformed"),
         (
-            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
-            "as pickles only",
-        ),
-        (
-            lambda folder: (folder / "model.safetensors").rename(folder / "m.gguf"),
-            "holds GGUF files; give the path of one",
-        ),
-        (lambda folder: truncate(folder / "model.safetensors", 0), "is empty"),
-        (lambda folder: truncate(folder / "model.safetensors", 7), "header announces"),
-        (lambda folder: truncate(folder / "model.safetensors", 100), "header announces"),
-        (lambda folder: truncate(folder / "model.safetensors", 3000), "past the end"),
-        (
-            lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 100),
-            "header announces",
-        ),
-        (
-            lambda folder: (folder / "model.safetensors").write_bytes(
-                b"\x08" + b"\0" * 7 + b"{}{}{}{}"
-            ),
-            "header is not valid JSON",
-        ),
-        (
-            lambda folder: rewrite_header(folder / "model.safetensors", lambda h: "[1, 2]"),
-            "header is not a JSON object",
-        ),
-        (
-            lambda folder: rewrite_header(
-                folder / "model.safetensors", lambda h: h.replace("data_offsets", "offsets")
-            ),
-            "malformed",
-        ),
-        (
-            lambda folder: rewrite_header(
-                folder / "model.safetensors", lambda h: h.replace("[700,600]", "[700,601]")
-            ),
+            lambda _, file: rewrite_header(file, r"\[700,600\]", "[700,601]"),
             "does not have the bytes of its shape",
         ),
         (
-            lambda folder: (
-                shard(folder),
-                (folder / "model-00002-of-00002.safetensors").unlink(),
+            lambda config, _: (
+                shard(config.parent),
+                config.with_name("model-00002-of-00002.safetensors").unlink(),
             ),
             "lacks model-00002-of-00002.safetensors",
         ),
+        (lambda config, _: config.with_name(INDEX).write_text("{}"), "has no weight_map"),
         (
-            lambda folder: (folder / "model.safetensors.index.json").write_text("{}"),
-            "has no weight_map",
-        ),
-        (
-            lambda folder: (folder / "model.safetensors.index.json").write_text(
+            lambda config, _: config.with_name(INDEX).write_text(
                 '{"weight_map": {"a": "../elsewhere.safetensors"}}'
             ),
             "lacks ../elsewhere",
@@ -161,9 +134,9 @@ def rewrite_header(path: Path, change: Callable[[str], str]) -> None:
     ],
 )
 def test_a_damaged_folder_is_refused_in_one_sentence(
-    folder: Path, damage: Callable[[Path], object], message: str
+    folder: Path, damage: Callable[[Path, Path], object], message: str
 ) -> None:
-    damage(folder)
+    damage(folder / "config.json", folder / "model.safetensors")
     with pytest.raises(ModelLoadFailed, match=message) as raised:
         open_checkpoint(folder)
     assert str(folder) in raised.value.message

@@ -27,6 +27,11 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+def loaded(weight_file, raw, type_, rows, columns):
+    checkpoint = weight_file(w=(raw, type_))
+    return NativeLinears().load(checkpoint, FusedWeight((Part("w", (rows, columns)),)))
+
+
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.double() - expected).norm() / expected.norm())
 
@@ -58,11 +63,9 @@ def test_a_quantised_matrix_multiplies_like_its_dequantised_twin(type_, tokens, 
 def test_activations_that_fit_eight_bits_multiply_exactly(type_, weight_file):
     rows, columns = 32, 256
     raw = random_rows(type_, rows, columns, seed=1)
-    checkpoint = weight_file(w=(raw, type_))
     x = torch.randint(-127, 128, (5, columns)).float()
     x[:, ::16] = 127  # the largest of each group: rounding to 8 bits changes nothing
-
-    linear = NativeLinears().load(checkpoint, FusedWeight((Part("w", (rows, columns)),)))
+    linear = loaded(weight_file, raw, type_, rows, columns)
 
     expected = x.double() @ torch.from_numpy(dequantize(raw, type_)).double().T
     # Scales of K types are kept with 11 bits.
@@ -74,10 +77,8 @@ def test_activations_that_fit_eight_bits_multiply_exactly(type_, weight_file):
 @pytest.mark.parametrize("tokens", [1, 3, 8, 9, 33])
 def test_a_plain_matrix_multiplies_like_in_float64(rows, columns, tokens, weight_file):
     values = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float16)
-    checkpoint = weight_file(w=(values.view(np.uint8), GGMLQuantizationType.F16))
     x = torch.randn(tokens, columns).bfloat16()
-
-    linear = NativeLinears().load(checkpoint, FusedWeight((Part("w", (rows, columns)),)))
+    linear = loaded(weight_file, values.view(np.uint8), GGMLQuantizationType.F16, rows, columns)
 
     expected = x.double() @ torch.from_numpy(values).bfloat16().double().T
     assert relative_error(linear(x, wide=True), expected) < 1e-6
@@ -96,8 +97,7 @@ def test_a_step_without_logits_multiplies_no_rows(type_, weight_file):
 @pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
 def test_infinite_or_nan_activations_give_no_finite_results(type_, value, weight_file):
     raw = random_rows(type_, 40, 256, seed=0)
-    checkpoint = weight_file(w=(raw, type_))
-    linear = NativeLinears().load(checkpoint, FusedWeight((Part("w", (40, 256)),)))
+    linear = loaded(weight_file, raw, type_, 40, 256)
     for column in range(0, 256, 15):
         x = torch.randn(2, 256).bfloat16()
         x[1, column] = value
@@ -127,8 +127,7 @@ def test_parts_of_different_types_become_rows_of_one_layer(weight_file):
 
 def test_a_row_is_the_same_alone_and_in_company(weight_file):
     raw = random_rows(GGMLQuantizationType.Q4_0, 64, 256, seed=0)
-    checkpoint = weight_file(w=(raw, GGMLQuantizationType.Q4_0))
-    linear = NativeLinears().load(checkpoint, FusedWeight((Part("w", (64, 256)),)))
+    linear = loaded(weight_file, raw, GGMLQuantizationType.Q4_0, 64, 256)
     x = torch.randn(37, 256).bfloat16()
 
     together = linear(x, wide=True)

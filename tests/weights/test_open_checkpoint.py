@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,37 +9,27 @@ import pytest
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.weights import open_checkpoint
 
-
-def test_a_missing_path_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadFailed, match=r"nowhere\.gguf does not exist; give a \.gguf"):
-        open_checkpoint(tmp_path / "nowhere.gguf")
+PICKLE = r"is a pickle.*convert the model to safetensors"
 
 
-@pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt"])
-def test_a_pickle_is_refused_without_opening_it(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"model{suffix}"
-    path.touch()
-    with pytest.raises(ModelLoadFailed, match=r"is a pickle.*convert the model to safetensors"):
-        open_checkpoint(path)
-
-
-def test_a_single_file_of_a_folder_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.touch()
-    with pytest.raises(ModelLoadFailed, match="give the folder"):
-        open_checkpoint(path)
-
-
-def test_a_pipe_is_refused_without_blocking(tmp_path: Path) -> None:
-    path = tmp_path / "pipe.gguf"
-    os.mkfifo(path)
-    with pytest.raises(ModelLoadFailed, match="not a regular file"):
-        open_checkpoint(path)
-
-
-def test_a_path_that_the_system_rejects_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadFailed, match="cannot be read"):
-        open_checkpoint(tmp_path / ("x" * 5000))
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("nowhere.gguf", None, r"nowhere\.gguf does not exist; give a \.gguf"),
+        *((f"model{suffix}", Path.touch, PICKLE) for suffix in (".bin", ".pt", ".pth", ".ckpt")),
+        ("model.safetensors", Path.touch, "give the folder"),
+        ("pipe.gguf", os.mkfifo, "not a regular file"),
+        ("x" * 5000, None, "cannot be read"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_a_path_without_a_model_is_refused_and_not_opened(
+    tmp_path: Path, name: str, make: Callable[[Path], None] | None, message: str
+) -> None:
+    if make is not None:
+        make(tmp_path / name)
+    with pytest.raises(ModelLoadFailed, match=message):
+        open_checkpoint(tmp_path / name)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")

@@ -37,18 +37,6 @@ def test_a_client_cancels_a_running_job(toy_worker: WorkerProcess, client: Clien
     assert not job.cancel(), "it has ended"
 
 
-def test_terminate_from_celery_or_flower_stops_one_job_and_not_its_neighbour(
-    toy_worker: WorkerProcess, client: Client, stock: Celery
-) -> None:
-    neighbour = start(client, max_tokens=60)
-    job = start(client)
-    stock.control.revoke(job.id, terminate=True)
-    with pytest.raises(Cancelled):
-        job.result(GET_S)
-    assert len(neighbour.result(GET_S).choices[0].token_ids) == 60
-    assert_cancelled(client, job)
-
-
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL", "SIGUSR1"])
 def test_whatever_the_signal_it_is_a_cancel(
     toy_worker: WorkerProcess, client: Client, stock: Celery, signal: str
@@ -59,32 +47,20 @@ def test_whatever_the_signal_it_is_a_cancel(
     assert toy_worker.process.poll() is None
 
 
-def test_a_queued_job_that_was_cancelled_never_runs(
-    toy_worker: WorkerProcess, client: Client
+@pytest.mark.parametrize("revoked", [False, True])
+def test_a_queued_job_that_was_cancelled_or_revoked_never_runs(
+    toy_worker: WorkerProcess, client: Client, stock: Celery, revoked: bool
 ) -> None:
     busy = [start(client) for _ in range(4)]
     queued = client.submit(prompt="x", max_tokens=LONG)
     assert queued.status().state == "queued"
-    assert queued.cancel()
-    assert queued.status().state == "cancelled"
+    if revoked:
+        stock.control.revoke(queued.id)
+    else:
+        assert queued.cancel()
+        assert queued.status().state == "cancelled"
     assert_no_start(client, queued)
     assert not queued.cancel(), "it has ended"
-    busy[0].cancel()
-    assert_no_start(client, queued)
-    for job in busy[1:]:
-        job.cancel()
-    for job in (*busy, queued):
-        assert_cancelled(client, job)
-
-
-def test_a_queued_job_that_was_revoked_never_runs(
-    toy_worker: WorkerProcess, client: Client, stock: Celery
-) -> None:
-    busy = [start(client) for _ in range(4)]
-    queued = client.submit(prompt="x", max_tokens=LONG)
-    stock.control.revoke(queued.id)
-    with pytest.raises(Cancelled):
-        queued.result(GET_S)
     busy[0].cancel()
     assert_no_start(client, queued)
     for job in busy[1:]:

@@ -9,14 +9,7 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.cancel_listener import CancelListener
 from tests.services import RedisServer, wait_until
-
-
-class Generation:
-    def __init__(self) -> None:
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
+from tests.worker.test_active_jobs import Generation
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.contract import Cancelled
@@ -19,6 +18,7 @@ from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency
 from tests.services import RedisServer
 from tests.toy_engine import ToyEngine
+from tests.worker.test_publisher import claimed
 
 JOB = Delivery("job", {"prompt": "x"})
 
@@ -36,19 +36,8 @@ def residency(redis_server: RedisServer, active_jobs: ActiveJobs) -> Iterator[Re
     settings = Settings(redis_url=redis_server.url)
     engine, device = ToyEngine("toy", 2, 4096), Assignment("toy")
     residency = Residency(engine, settings, "w@test", active_jobs, device, on_broken=lambda: None)
-    claim = Claim(
-        job_id=JOB.job_id,
-        message=b"",
-        attempt=1,
-        fence=1,
-        list_key="",
-        suspect=False,
-        first_claimed_ms=0,
-        claimed_ms=0,
-        first=True,
-    )
     with connect(redis_server.url) as store:
-        store.hset(keys.job(JOB.job_id), mapping={"state": "claimed", "fence": 1, "progress": 0})
+        claim = claimed(store, JOB.job_id)
         HELD_CLAIMS.add(claim)
         residency.start()
         yield residency
@@ -57,19 +46,17 @@ def residency(redis_server: RedisServer, active_jobs: ActiveJobs) -> Iterator[Re
         store.delete(keys.job(JOB.job_id), keys.events(JOB.job_id))
 
 
-def test_a_job_that_is_handed_back_before_it_runs_is_not_cancelled(
-    residency: Residency, active_jobs: ActiveJobs
+@pytest.mark.parametrize(
+    ("stop", "error"), [(ActiveJobs.hand_back, HandedBack), (ActiveJobs.cancel, Cancelled)]
+)
+def test_a_job_that_is_stopped_before_it_runs_ends_as_the_stop_asks(
+    residency: Residency,
+    active_jobs: ActiveJobs,
+    stop: Callable[[ActiveJobs, str], None],
+    error: type[Exception],
 ) -> None:
-    active_jobs.hand_back(JOB.job_id)
-    with pytest.raises(HandedBack):
-        residency.job_runner.run(JOB)
-
-
-def test_a_job_that_is_cancelled_before_it_runs_is_cancelled(
-    residency: Residency, active_jobs: ActiveJobs
-) -> None:
-    active_jobs.cancel(JOB.job_id)
-    with pytest.raises(Cancelled):
+    stop(active_jobs, JOB.job_id)
+    with pytest.raises(error):
         residency.job_runner.run(JOB)
 
 

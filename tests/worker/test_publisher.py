@@ -90,12 +90,6 @@ def test_events_arrive_once_in_order_and_the_stream_expires(
     assert ids_of(events) == list(range(200))
     assert len(events) < 100, "tokens are written in batches"
     assert 0 < store.ttl(keys.events("a")) <= 60
-
-
-def test_journalled_tokens_are_progress(publisher: Publisher, store: redis.Redis) -> None:
-    publisher.open(claimed(store, "a"), 1)
-    publisher.append("a", token(0))
-    assert publisher.flush("a", patience(FLUSH_S))
     assert store.hget(keys.job("a"), "progress") == "1"
 
 
@@ -143,9 +137,7 @@ def test_a_write_whose_answer_was_lost_is_not_doubled(
     assert ids_of(read(store, "a")) == list(range(9))
 
 
-def test_a_worker_that_lost_its_claim_writes_nothing_more(
-    store: redis.Redis,
-) -> None:
+def test_a_worker_that_lost_its_claim_writes_nothing_more(store: redis.Redis) -> None:
     lost: list[str] = []
     publisher = started(store, lost)
     publisher.open(claimed(store, "a"), 1)

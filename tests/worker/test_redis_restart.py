@@ -10,13 +10,7 @@ from celery import Celery
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, Tokens
 from tests.latch import Latch
-from tests.services import (
-    RedisServer,
-    WorkerProcess,
-    begun,
-    held_ids,
-    wait_until,
-)
+from tests.services import RedisServer, WorkerProcess, begun, held_ids, wait_until
 
 GET_S = 60
 

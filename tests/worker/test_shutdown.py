@@ -217,8 +217,7 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence_and_exit_code_1(
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [(("-P", "threads"), "--pool"), (("--autoscale", "4,1"), "--autoscale")],
+    ("options", "words"), [(("-P", "threads"), "--pool"), (("--autoscale", "4,1"), "--autoscale")]
 )
 def test_options_that_cannot_work_are_refused(
     redis_server: RedisServer, tmp_path: Path, options: tuple[str, ...], words: str

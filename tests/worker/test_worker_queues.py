@@ -15,14 +15,7 @@ from llorch_worker.broker.queues import model_of, queues, route, worker_queue
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, ModelNotServed
 from tests.latch import Latch
-from tests.services import (
-    RedisServer,
-    WorkerProcess,
-    begun,
-    held_ids,
-    running_worker,
-    wait_until,
-)
+from tests.services import RedisServer, WorkerProcess, begun, held_ids, running_worker, wait_until
 
 GET_S = 30
 QUEUE = "llorch.toy@w1.test"

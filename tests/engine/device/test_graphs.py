@@ -25,11 +25,7 @@ PROMPTS = ["Once", "Once upon a time, there was a little", "The dog", "Lily and 
 @pytest.fixture
 def recorded(loaded: Any, make_queue: Callable[[], Any]) -> Iterator[tuple[Engine, Recorder]]:
     shape = cache_shape(
-        loaded.config,
-        64,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        decode_rows=ROWS,
+        loaded.config, 64, dtype=torch.float32, device=torch.device("cpu"), decode_rows=ROWS
     )
     cache = UnifiedCache.allocate(shape, 40)
     recorder = Recorder()
@@ -123,12 +119,7 @@ def test_a_cache_without_buffers_is_refused(loaded: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "sizes"),
-    [
-        (1, [1]),
-        (6, [1, 2, 4, 6]),
-        (20, [1, 2, 4, 8, 16, 20]),
-    ],
+    ("most", "sizes"), [(1, [1]), (6, [1, 2, 4, 6]), (20, [1, 2, 4, 8, 16, 20])]
 )
 def test_recorded_sizes_end_at_max_sequences(most: int, sizes: list[int]) -> None:
     assert bucket_sizes(most) == sizes

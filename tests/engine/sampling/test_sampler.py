@@ -205,19 +205,6 @@ def test_penalties_count_the_sampled_tokens_of_each_step(make_sequence: MakeSequ
             sequence.append(token)
 
 
-def test_no_stop_token_is_sampled_before_min_tokens(make_sequence: MakeSequence) -> None:
-    logits = torch.zeros(1, VOCAB)
-    logits[0, EOS], logits[0, 7], logits[0, 30] = 20, 15, 10
-    sequence = make_sequence(
-        1, temperature=0, min_tokens=3, stop_token_ids=(7,), eos_ids=frozenset({EOS})
-    )
-    sampler = Sampler(VOCAB, CPU)
-    while sequence.finish_reason is None:
-        sequence.append(sample(logits, sequence, sampler=sampler)[0])
-    assert sequence.generated_ids == [30, 30, 30, EOS]
-    assert sequence.finish_reason == "stop"
-
-
 def test_logprobs_are_those_of_the_models_own_logits(make_sequence: MakeSequence) -> None:
     logits = random_logits(4)
     fields = {"temperature": 0.2, "top_k": 2, "logit_bias": {3: 9.0}, "frequency_penalty": 2.0}

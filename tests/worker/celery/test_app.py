@@ -8,7 +8,7 @@ import pytest
 
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.app import build_app
-from tests.services import RedisServer, WorkerProcess, environment, run_python
+from tests.services import RedisServer, WorkerProcess, environment, run_python, wait_until
 
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "safetensors", "psutil")
 
@@ -55,6 +55,12 @@ def test_delay_sends_to_the_queue_of_the_model_that_is_set(
     toy_worker: WorkerProcess, redis_server: RedisServer
 ) -> None:
     assert run_python(DELAY, redis_server.url, model_name="toy") == ["w0 w1 "] * 3
+
+
+def test_a_ready_worker_keeps_its_heap_from_the_garbage_collector(
+    toy_worker: WorkerProcess,
+) -> None:
+    assert wait_until(toy_worker.card).engine["frozen_objects"] > 10_000
 
 
 def test_wrong_arguments_to_delay_are_refused_by_name(
@@ -117,8 +123,8 @@ def test_an_invalid_url_ends_a_celery_command_with_one_sentence() -> None:
     code, out, err = celery("worker", "redis://localhost:1/jobs")
     assert (code, out) == (1, "")
     assert err == (
-        "error: redis://localhost:1/jobs is not a Redis URL: it must end with the number of a "
-        "database; set LLORCH_REDIS_URL\n"
+        "error: redis://localhost:1/jobs is not a Redis URL: it must end with a database number; "
+        "set LLORCH_REDIS_URL\n"
     )
 
 
