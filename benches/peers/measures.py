@@ -263,7 +263,7 @@ class _Bench:
         if needed > free:
             raise CannotRun(
                 f"needs about {human_bytes(needed)} more memory, but only "
-                f"{human_bytes(free)} are free"
+                f"{human_bytes(free)} is free"
             )
 
 

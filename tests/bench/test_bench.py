@@ -129,7 +129,7 @@ def test_a_missing_model_is_one_sentence(command: str) -> None:
         ),
         (
             ("overhead", "--steps", "600"),
-            "and the model's own is 512; lower --steps or --concurrency",
+            "but the model's own is 512; lower --steps or --concurrency",
         ),
         (("queue", "--prompt-tokens", "9999"), "exceed the model's context"),
     ],

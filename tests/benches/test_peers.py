@@ -117,7 +117,7 @@ def test_a_peer_without_enough_memory_is_skipped(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     row = only_row(demo_model, "transformers-cb")
     assert row.kind == "skipped"
-    assert row.reason.endswith("and 1.0 KiB are free")
+    assert row.reason.endswith("but only 1.0 KiB is free")
 
 
 def test_a_contestant_that_fails_says_why(tmp_path: Path) -> None:
