@@ -7,48 +7,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-import redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.results import StoredState, decode_state, failure_document
+from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client import AsyncClient, BrokerUnavailable, result_listener
 from llorch_worker.client.result_listener import TASK_NAME, ResultListener
 from llorch_worker.contract import Failed, InternalError
+from tests.client.stored_results import Results
 from tests.faults.proxy import LOCALHOST, FaultProxy, contains
 from tests.services import RedisServer
-from tests.waiting import wait_until
 
 GET_S = 30.0
-
-
-class Results:
-    """A Redis and its listeners seen from outside, and results stored as workers store them."""
-
-    def __init__(self, url: str) -> None:
-        self.redis = redis.Redis.from_url(url, decode_responses=True)
-
-    def end(self, job_id: str, *, announced: bool = True) -> None:
-        document = failure_document(job_id, InternalError(f"the end of {job_id}"))
-        self.redis.set(keys.result(job_id), document)
-        if announced:
-            self.redis.publish(keys.result(job_id), document)
-
-    def calls(self, command: str) -> int:
-        """How often any client sent that command."""
-        figures = self.redis.info("commandstats").get(f"cmdstat_{command}")
-        return figures["calls"] if figures else 0
-
-    async def listened_to(self, *job_ids: str) -> None:
-        """Waits until these jobs' results are listened to."""
-        wanted = {keys.result(job_id) for job_id in job_ids}
-        await asyncio.to_thread(wait_until, lambda: wanted <= self._channels())
-
-    async def not_listened_to(self, job_id: str) -> None:
-        """Waits until that job's result is not listened to."""
-        await asyncio.to_thread(wait_until, lambda: keys.result(job_id) not in self._channels())
-
-    def _channels(self) -> set[str]:
-        return set(self.redis.pubsub_channels())
 
 
 @pytest.fixture(autouse=True)
