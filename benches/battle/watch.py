@@ -129,7 +129,9 @@ class ResultWatcher:
     @property
     def ended_count(self) -> int:
         """The number of jobs whose latest document is terminal."""
-        return sum('"status": "' in one and not _running(one) for one in self._documents.values())
+        # A copy, because the watching thread adds documents meanwhile.
+        documents = list(self._documents.values())
+        return sum('"status": "' in one and not _running(one) for one in documents)
 
     def compare(self) -> list[str]:
         """Reads every result again; returns the jobs whose result changed without a publication."""
