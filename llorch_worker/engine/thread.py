@@ -157,11 +157,11 @@ class EngineThread:
 
     def _take_inbox(self) -> bool:
         """Waits for work, then empties the inbox; False when the engine shuts down."""
-        if self._is_idle(IDLE_CHECK_AFTER_S):
+        if not self._wait_for_work(IDLE_CHECK_AFTER_S):
             # A broken invariant ends the thread: no job may run on top of it.
             self.heartbeat.beat()
             self._core.scheduler.check_integrity()
-            self._is_idle(None)
+            self._wait_for_work()
         with self._wake:
             self.heartbeat.beat()
             self._adding, self._arrivals = self._arrivals, []
@@ -176,13 +176,12 @@ class EngineThread:
             answer()
         return not closing
 
-    def _is_idle(self, timeout_s: float | None) -> bool:
-        """Waits for work; whether there is none after ``timeout_s``."""
+    def _wait_for_work(self, timeout_s: float | None = None) -> bool:
+        """Returns whether there is work, after ``timeout_s`` at the latest."""
         with self._wake:
-            if self._wanted():
-                return False
-            self.heartbeat.rest()
-            return not self._wake.wait_for(self._wanted, timeout_s)
+            if not self._wanted():
+                self.heartbeat.rest()
+            return self._wake.wait_for(self._wanted, timeout_s)
 
     def _wanted(self) -> bool:
         return bool(
