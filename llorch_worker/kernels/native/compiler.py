@@ -16,11 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-FLAGS = (
-    *("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno"),
-    # Copies of a loop for different numbers of rows must round alike.
-    "-ffp-contract=off",
-)
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno")
 COMPILERS = ("cc", "gcc", "clang")
 REQUIRED_CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"})
 TIMEOUT_S = 120.0

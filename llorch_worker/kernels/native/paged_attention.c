@@ -54,9 +54,12 @@ static void forget(struct rows *rows, int64_t count, int64_t head_dim) {
     for (int64_t r = 0; r < count; r++) rows->largest[r] = -FLT_MAX, rows->total[r] = 0.0f;
 }
 
-// Adds a row of a piece to the same row of the pieces before it.
-static void join(float *sums, float *largest, float *total, const float *piece, float piece_largest,
-                 float piece_total, int64_t head_dim) {
+// Adds a row of a piece to the same row of the pieces before it. Not inlined, so that decode and
+// prefill round alike.
+static __attribute__((noinline)) void join(float *sums, float *largest, float *total,
+                                           const float *piece, float piece_largest,
+                                           float piece_total, int64_t head_dim) {
+    if (piece_total == 0.0f) return; // the row sees none of its keys
     const float highest = fmaxf(*largest, piece_largest);
     const float before = exp2f(*largest - highest), now = exp2f(piece_largest - highest);
     for (int64_t i = 0; i < head_dim; i++) sums[i] = before * sums[i] + now * piece[i];
@@ -224,7 +227,8 @@ static inline __attribute__((always_inline)) void attend_rows(
 // The inner loop goes over heads, which are adjacent in memory.
 static void attend(const struct problem *p, const struct unit *u, int64_t first_head, int64_t heads,
                    const bf16 *queries, struct rows *rows) {
-    struct rows piece;
+    struct rows later;
+    struct rows *const piece = u->end_key - u->first_key > SPLIT_KEYS ? &later : rows;
     const int64_t all_rows = heads * u->rows;
     _Alignas(64) __m512i keys[MAX_HEAD_DIM / 2 * VECTORS];
     _Alignas(64) __m512i values[TILE_KEYS / 2 * MAX_HEAD_DIM / LANES];
@@ -233,13 +237,13 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
     const int64_t first_position = context - p->query_lengths[u->sequence];
     const int64_t head_dim = p->head_dim;
     const float scale = 1.442695041f / sqrtf((float)head_dim); // scores as powers of two
-    forget(rows, all_rows, head_dim);
+    if (piece != rows) forget(rows, all_rows, head_dim);
     int64_t here[TILE_KEYS], next[TILE_KEYS];
     locate(p, table, u->first_key, u->end_key - u->first_key, next);
     for (int64_t key = u->first_key; key < u->end_key; key += TILE_KEYS) {
         memcpy(here, next, sizeof here);
         locate(p, table, key + TILE_KEYS, u->end_key - key - TILE_KEYS, next);
-        if (key % SPLIT_KEYS == 0) forget(&piece, all_rows, head_dim);
+        if (key % SPLIT_KEYS == 0) forget(piece, all_rows, head_dim);
         for (int64_t head = 0; head < heads; head++) {
             const int64_t first_dim = (first_head + head) * head_dim;
             pack_keys(p->keys + first_dim, here, head_dim, keys);
@@ -259,8 +263,8 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
                 if (visible[count - 1] <= 0) continue;
                 const int64_t row = head * u->rows + r;
                 const bf16 *q = queries + row * head_dim;
-                float *sums = piece.sums + row * head_dim;
-                float *largest = piece.largest + row, *total = piece.total + row;
+                float *sums = piece->sums + row * head_dim;
+                float *largest = piece->largest + row, *total = piece->total + row;
 #define ATTEND(COUNT)                                                                              \
     case COUNT:                                                                                    \
         attend_rows(COUNT, q, keys, values, visible, head_dim, scale, sums, largest, total);       \
@@ -273,10 +277,11 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
                 }
             }
         }
-        if ((key + TILE_KEYS) % SPLIT_KEYS && key + TILE_KEYS < u->end_key) continue;
+        const int ends = (key + TILE_KEYS) % SPLIT_KEYS == 0 || key + TILE_KEYS >= u->end_key;
+        if (piece == rows || !ends) continue;
         for (int64_t r = 0; r < all_rows; r++)
             join(rows->sums + r * head_dim, rows->largest + r, rows->total + r,
-                 piece.sums + r * head_dim, piece.largest[r], piece.total[r], head_dim);
+                 piece->sums + r * head_dim, piece->largest[r], piece->total[r], head_dim);
     }
 }
 
