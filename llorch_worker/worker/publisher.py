@@ -86,7 +86,6 @@ class Publisher:
         the id of a cancelled job."""
         self._redis = client
         self._interval_s = settings.flush_interval_ms / 1e3
-        self._ttl_s = settings.stream_ttl_s
         self._on_lost = on_lost
         self._on_cancelled = on_cancelled
         self._outboxes: dict[str, _Outbox] = {}
@@ -220,9 +219,7 @@ class Publisher:
                     outbox.urgent = False
         with self._redis.pipeline(transaction=False) as pipe:
             for outbox in due:
-                journal.queue_append(
-                    pipe, outbox.claim, outbox.next_entry, outbox.sending, ttl_s=self._ttl_s
-                )
+                journal.queue_append(pipe, outbox.claim, outbox.next_entry, outbox.sending)
                 pipe.exists(keys.watchers(outbox.claim.job_id))
             replies = pipe.execute(raise_on_error=False)
         failure: RedisError | None = None
