@@ -50,15 +50,15 @@ def test_countdowns_neither_hold_a_slot_nor_suffer_from_deaths(
     assert client.job(later[0].id).cancel()
     assert later[0].state == "REVOKED"
     client.redis.zadd(queues.scheduled("toy"), {later[1].id: 0})
-    assert later[1].get(timeout=GET_S)["attempts"] == 1
+    assert client.job(later[1].id).result(GET_S).attempts == 1
     assert "dead letter" not in third.text()
     assert not client.redis.llen(keys.DEAD)
 
 
 def test_a_countdown_job_begins_when_it_is_due_in_an_idle_worker(
-    stock: Celery, start_worker: StartWorker
+    client: Client, stock: Celery, start_worker: StartWorker
 ) -> None:
     start_worker()
     soon = [count_down(stock, seconds) for seconds in (0.2, 0.5, 1.7)]
     for result in soon:
-        assert result.get(timeout=GET_S)["attempts"] == 1
+        assert client.job(result.id).result(GET_S).attempts == 1

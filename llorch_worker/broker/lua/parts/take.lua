@@ -11,7 +11,7 @@ end
 -- A job may have killed its last worker; how many suspects may run in one worker beside it, itself
 -- included; nil if it is not a suspect. Progress clears a suspect, but not in its last attempt of all.
 local function peers_of(record, terms)
-  if record.deaths >= terms.max_deaths - 1 then
+  if record.deaths > 0 and record.deaths >= terms.max_deaths - 1 then
     return 1
   end
   return record.progress ~= '1' and record.peers or nil
