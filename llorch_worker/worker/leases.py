@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import claims, worker_queues
+from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.settings import Settings
 from llorch_worker.worker.redis_outage import RedisOutage
@@ -44,11 +45,11 @@ class LeaseKeeper:
         settings: Settings,
         *,
         stalled_for_s: Callable[[], float],
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[Claim], None],
         on_away: Callable[[], None],
     ) -> None:
-        """``on_lost`` is called with the id of a job whose claim was lost, ``on_away`` whenever
-        Redis does not answer."""
+        """``on_lost`` is called with a claim that was lost, ``on_away`` whenever Redis does not
+        answer."""
         self._redis = client
         self._settings = settings
         self._stalled_for_s = stalled_for_s
@@ -111,8 +112,8 @@ class LeaseKeeper:
     def _renew(self) -> None:
         # Runs even without claims, to notice when Redis is away.
         held = HELD_CLAIMS.all()
-        for job_id in claims.renew(self._redis, held, lease_ms=round(self._settings.lease_s * 1e3)):
-            self._on_lost(job_id)
+        for claim in claims.renew(self._redis, held, lease_ms=round(self._settings.lease_s * 1e3)):
+            self._on_lost(claim)
 
     def _sweep(self) -> None:
         for job_id in claims.sweep(self._redis):

@@ -47,3 +47,17 @@ def take(
         worker=worker,
         terms=terms,
     )
+
+
+def claim_on(job_id: str, fence: int = 1) -> Claim:
+    """A claim that Redis knows nothing of."""
+    return Claim(
+        job_id=job_id,
+        message=b"",
+        attempt=1,
+        fence=fence,
+        list_key="",
+        suspect=False,
+        first_claimed_ms=0,
+        claimed_ms=0,
+    )

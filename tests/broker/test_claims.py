@@ -63,7 +63,7 @@ def test_a_result_writes_the_missing_entries_once(store: redis.Redis) -> None:
     store.xadd(keys.events("a"), {"event": "first"}, id="1-0")
     store.xadd(keys.events("a"), {"event": "second"}, id="2-0")
     assert finish(store, claim, 2, "second", "third") == 1
-    assert finish(store, claim, 2, "second", "third") == 0
+    assert finish(store, claim, 2, "second", "third") == 1, "the first reply may be lost"
     assert entries(store) == [
         ("1-0", "first"), ("2-0", "second"), ("3-0", "third"), ("4-0", "end"),
     ]  # fmt: skip
@@ -120,6 +120,6 @@ def test_a_claim_that_a_failover_forgot_cannot_write_beside_the_next_one(
     store.delete(keys.job("a"), keys.LEASES)
     next_one = take_one(store)
     assert next_one.fence != forgotten.fence
-    assert claims.renew(store, [forgotten], lease_ms=1000) == ["a"]
+    assert claims.renew(store, [forgotten], lease_ms=1000) == [forgotten]
     assert not claims.hand_back(store, forgotten)
     assert claims.end(store, next_one, TERMS)

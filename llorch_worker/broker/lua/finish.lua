@@ -2,9 +2,10 @@
 -- job, and the claim with it.
 --
 -- The result and the stream's last events appear together, once. A second caller, or one whose claim
--- was lost, stores nothing.
+-- was lost, stores nothing. Nor does one whose stream lost entries: its job must run again from the
+-- journal.
 --
--- Returns 1 if it was stored, else 0.
+-- Returns 1 if it was stored, now or by an earlier call whose reply was lost; else 0.
 
 local job_id = ARGV[1]
 local fence = ARGV[2] -- '' for a job without a claim
@@ -18,6 +19,10 @@ local job = job_key(job_id)
 
 if fence ~= '' then
   if not is_claimed(job_id, fence) then
+    local record = redis.call('HMGET', job, 'state', 'fence')
+    return record[1] == 'ended' and record[2] == fence and 1 or 0
+  end
+  if first and has_gap(job_id, fence, first) then
     return 0
   end
 else

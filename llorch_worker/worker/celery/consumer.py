@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery.exceptions import CPendingDeprecationWarning, NotRegistered
+from celery.exceptions import CPendingDeprecationWarning, NotRegistered, Reject
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
 from celery.worker.state import scheduled_requests
@@ -39,8 +39,8 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     def on_connection_error_after_connected(self, error: Exception) -> None:
         """Keeps running jobs; jobs that wait for their ETA return to the queue."""
         keep_claims(self.connection)
-        claims_of_scheduled = (HELD_CLAIMS.get(request.id) for request in tuple(scheduled_requests))
-        self._forgotten += [claim for claim in claims_of_scheduled if claim is not None]
+        tags = [request.message.delivery_tag for request in tuple(scheduled_requests)]
+        self._forgotten += [claim for claim in map(HELD_CLAIMS.get, tags) if claim is not None]
         with warnings.catch_warnings():
             # Hides a warning about a setting that is off on purpose: no running job is redelivered.
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
@@ -85,6 +85,9 @@ class JobConsumer(Consumer):  # type: ignore[misc]
                 # kombu takes a KeyError for a connection error: it would reconnect and get the
                 # message again, for ever.
                 return self._refuse(message, f"it cannot be read ({type(error).__name__})")
+            except Reject:
+                # The claim was lost before the job's end could be stored.
+                return message.reject_log_error(logger, self.connection_errors, requeue=True)
 
         return on_task_received
 
@@ -107,14 +110,11 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         if error is None:
             fault = Fault(field="message", rule=reason, got=f"{size} bytes")
             error = InvalidRequest.from_faults([fault])
+        message.channel.refuse(message.delivery_tag, reason, error)
+        message.reject_log_error(logger, self.connection_errors)
         job_id = _id_of(message)
-        if job_id is not None:
-            self.app.backend.mark_as_failure(job_id, error)
-            if self.event_dispatcher:
-                self.event_dispatcher.send("task-failed", uuid=job_id, exception=repr(error))
-        if not message.acknowledged:
-            message.channel.bury(message.delivery_tag, reason)
-            message.reject_log_error(logger, self.connection_errors)
+        if job_id is not None and self.event_dispatcher:
+            self.event_dispatcher.send("task-failed", uuid=job_id, exception=repr(error))
 
 
 def fault_of(message: Any) -> str | None:
