@@ -208,3 +208,22 @@ def test_arguments_reach_no_debug_log(
         caller = apply(pool, len, args=("SECRET",))
         turn_until(hub, lambda: caller.ended)
     assert "SECRET" not in caplog.text
+
+
+def test_a_task_whose_acceptance_fails_goes_back_and_leaves_its_thread_free(
+    pool: EnginePool, hub: Hub
+) -> None:
+    refused = Caller()
+    for _ in range(3):
+        pool.apply_async(
+            int,
+            accept_callback=raiser(ValueError("secret")),
+            callback=refused.success,
+            error_callback=refused.failure,
+            correlation_id="job",
+        )
+    assert [type(error) for error in refused.failed] == [Reject] * 3
+    assert pool.active_jobs.ids() == []
+    later = apply(pool, int)
+    turn_until(hub, lambda: later.ended)
+    assert later.returned == [0]
