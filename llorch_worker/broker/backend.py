@@ -1,9 +1,9 @@
 """Celery's Redis result backend, with one end for each job.
 
 Keys and documents are Celery's own, so ``AsyncResult`` of any app reads them. The write differs:
-one script (``lua/finish.lua``) stores the state only while the claim holds and the job has not
-ended, and writes the stream's last events in the same step. What Celery does after an end is noted
-in the same step too, so that another worker does it if this one dies first: see
+one script (``lua/finish.lua``) stores the state only while the claim of the delivery holds and the
+job has not ended, and writes the stream's last events in the same step. What Celery does after an
+end is noted in the same step too, so that another worker does it if this one dies first: see
 :mod:`llorch_worker.worker.celery.follow_ups`.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend, SentinelBackend
+from celery.exceptions import Reject
 from celery.states import READY_STATES
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
@@ -50,7 +51,8 @@ class _OneEnd(Backend):  # type: ignore[misc]
         document = encode_json(meta)
         end = result if isinstance(result, GenerationResult) else decode_state(document).end
         event = "" if end is None else encode_event(terminal_event(end))
-        claim = HELD_CLAIMS.get(task_id)
+        tag = _delivery_tag(task_id, request)
+        claim = HELD_CLAIMS.get(tag)
         entries: tuple[Any, ...] = ()
         if claim is not None and event:
             last = HELD_CLAIMS.last_entries(claim)
@@ -62,7 +64,7 @@ class _OneEnd(Backend):  # type: ignore[misc]
             "finish",
             [
                 task_id,
-                "" if claim is None else claim.fence,
+                tag.rpartition("/")[2],
                 document,
                 settings.result_ttl_s,
                 event,
@@ -71,7 +73,10 @@ class _OneEnd(Backend):  # type: ignore[misc]
                 *entries,
             ],
         )
-        if claim is not None and event and stored:
+        if tag and not stored:
+            # Celery must not go on as if the job had this state: the job runs again, or has.
+            raise Reject("another delivery of the job has taken over", requeue=True)
+        if claim is not None and event:
             HELD_CLAIMS.note_end(claim)
         return result
 
@@ -104,6 +109,12 @@ def follows(request: Any, state: str) -> bool:
     if state == FAILURE and any(getattr(request, name, None) for name in ("chain", "errbacks")):
         return True
     return state in READY_STATES and bool(getattr(request, "chord", None))
+
+
+def _delivery_tag(task_id: str, request: Any) -> str:
+    """The tag of the delivery that ``request`` comes from; "" for a job that was not delivered."""
+    tag = (getattr(request, "properties", None) or {}).get("delivery_tag") or ""
+    return tag if tag.rpartition("/")[0] == task_id else ""
 
 
 class ResultBackend(_OneEnd, RedisBackend):  # type: ignore[misc]

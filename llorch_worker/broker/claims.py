@@ -11,15 +11,21 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from kombu.log import get_logger
 from redis import Redis
 
 from llorch_worker.broker import queues
-from llorch_worker.broker.results import failure_document, started_document
+from llorch_worker.broker.results import (
+    decode_state,
+    failure_document,
+    started_document,
+    terminal_event,
+)
 from llorch_worker.broker.scripts import Reply, run_script, text
-from llorch_worker.contract import AttemptsExhausted, Failed, LlorchError, encode_event
+from llorch_worker.contract import AttemptsExhausted, Failed, encode_event
 
 logger = get_logger(__name__)
 
@@ -67,6 +73,11 @@ class Claim:
     """Its ETA, if it had one that the script could read."""
     taken_s: float = field(default_factory=time.monotonic, compare=False)
     """When the claim arrived, by this process' monotonic clock."""
+
+    @cached_property
+    def tag(self) -> str:
+        """The delivery tag of its message. A producer's own tag may not be unique."""
+        return f"{self.job_id}/{self.fence}"
 
 
 class Taken(NamedTuple):
@@ -153,11 +164,11 @@ def _claim(
     )
 
 
-def renew(client: Redis, claims: Iterable[Claim], *, lease_ms: int) -> list[str]:
-    """Renews the leases of ``claims``; returns the ids of lost claims."""
+def renew(client: Redis, claims: Sequence[Claim], *, lease_ms: int) -> list[Claim]:
+    """Renews the leases of ``claims``; returns the lost ones."""
     pairs = [part for claim in claims for part in (claim.job_id, claim.fence)]
     lost = run_script(client, "renew", [lease_ms, *pairs])
-    return [text(job_id) for job_id in lost]
+    return [claims[place - 1] for place in lost]
 
 
 def end(client: Redis, claim: Claim, terms: ClaimTerms) -> bool:
@@ -165,8 +176,11 @@ def end(client: Redis, claim: Claim, terms: ClaimTerms) -> bool:
     return _release(client, claim, "ended", terms.result_ttl_s)
 
 
-def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> bool:
+def fail(client: Redis, claim: Claim, error: Exception, terms: ClaimTerms) -> bool:
     """Stores ``error`` as the job's result and ends the claim; False if the claim was lost."""
+    document = failure_document(claim.job_id, error)
+    end = decode_state(document).end
+    assert end is not None
     return bool(
         run_script(
             client,
@@ -174,9 +188,9 @@ def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> 
             [
                 claim.job_id,
                 claim.fence,
-                failure_document(claim.job_id, error),
+                document,
                 terms.result_ttl_s,
-                encode_event(Failed(error=error.document())),
+                encode_event(terminal_event(end)),
                 terms.stream_ttl_s,
                 "",
                 1,

@@ -125,12 +125,12 @@ class ClaimChannel(kombu_redis.Channel):
         if self.consumes_jobs:
             self._in_poll = None
 
-    def bury(self, delivery_tag: str, reason: str) -> None:
-        """Keeps a message that cannot become a task as a dead letter."""
-        claim = self.delivered.get(delivery_tag)
-        if claim is not None:
-            with self.conn_or_acquire() as client:
-                dead_letters.bury(client, claim, reason)
+    def refuse(self, delivery_tag: str, reason: str, error: Exception) -> None:
+        """Fails the job of a message that cannot become a task, and keeps it as a dead letter."""
+        claim = self.delivered[delivery_tag]
+        with self.conn_or_acquire() as client:
+            dead_letters.refuse(client, claim, reason, error, self.terms)
+        HELD_CLAIMS.note_end(claim)
 
     def close(self) -> None:
         if self.consumes_jobs or not self.active_queues:
@@ -229,10 +229,13 @@ class ClaimChannel(kombu_redis.Channel):
             HELD_CLAIMS.add(claim)
         try:
             while waiting:
-                self._deliver_claim(waiting.popleft(), consumed)
+                self._deliver_claim(waiting[0], consumed)
+                waiting.popleft()
         finally:
-            # Nothing settles the rest after a failed delivery: let their leases lapse.
+            # Nothing settles a claim whose delivery failed, nor those after it: let their leases
+            # lapse. A claim that stayed here would be renewed, and fill a slot, for ever.
             for claim in waiting:
+                self.delivered.pop(claim.tag, None)
                 HELD_CLAIMS.discard(claim)
 
     def _deliver_claim(self, claim: Claim, consumed: list[str]) -> None:
@@ -240,11 +243,9 @@ class ClaimChannel(kombu_redis.Channel):
         if envelope is None:
             self._refuse(claim)
             return
-        # Our own tag: a producer's tag may not be unique.
-        tag = f"{claim.job_id}/{claim.fence}"
-        envelope["properties"] |= {"delivery_tag": tag}
+        envelope["properties"] |= {"delivery_tag": claim.tag}
         envelope["headers"] = _headers_of(claim, envelope.get("headers") or {})
-        self.delivered[tag] = claim
+        self.delivered[claim.tag] = claim
         # A job from the worker queue or the suspects now belongs to the shared queue.
         queue = queues.queue_of(claim.list_key)
         self.connection._deliver(envelope, queue if queue in consumed else consumed[0])
@@ -254,14 +255,10 @@ class ClaimChannel(kombu_redis.Channel):
         size = len(claim.message)
         logger.error("refused an entry of %d bytes: it is not a message", size)
         fault = Fault(field="message", rule="must be a Celery message", got=f"{size} bytes")
-        try:
-            with self.conn_or_acquire() as client:
-                dead_letters.bury(client, claim, dead_letters.MALFORMED)
-                claims.fail(client, claim, InvalidRequest.from_faults([fault]), self.terms)
-                claims.end(client, claim, self.terms)
-        finally:
-            # If Redis is away, the lease lapses and the entry is delivered again.
-            HELD_CLAIMS.discard(claim)
+        with self.conn_or_acquire() as client:
+            error = InvalidRequest.from_faults([fault])
+            dead_letters.refuse(client, claim, dead_letters.MALFORMED, error, self.terms)
+        HELD_CLAIMS.discard(claim)
 
 
 def _headers_of(claim: Claim, headers: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import claims, worker_queues
+from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.settings import Settings
 from llorch_worker.worker.redis_outage import RedisOutage
@@ -47,11 +48,11 @@ class LeaseKeeper:
         settings: Settings,
         *,
         stalled_for_s: Callable[[], float],
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[Claim], None],
         on_away: Callable[[], None],
     ) -> None:
-        """``on_lost`` is called with the id of a job whose claim was lost, ``on_away`` whenever
-        Redis does not answer."""
+        """``on_lost`` is called with a claim that was lost, ``on_away`` whenever Redis does not
+        answer."""
         self._redis = client
         self._settings = settings
         self._lease_ms = round(settings.lease_s * 1e3)
@@ -116,8 +117,8 @@ class LeaseKeeper:
     def _renew(self) -> None:
         # Runs even without claims, to notice when Redis is away.
         held = HELD_CLAIMS.all()
-        for job_id in claims.renew(self._redis, held, lease_ms=self._lease_ms):
-            self._on_lost(job_id)
+        for claim in claims.renew(self._redis, held, lease_ms=self._lease_ms):
+            self._on_lost(claim)
 
     def _sweep(self) -> None:
         swept = claims.sweep(

@@ -56,3 +56,17 @@ def look(
 
 def sweep(store: redis.Redis) -> list[str]:
     return claims.sweep(store, lease_ms=TERMS.lease_ms, max_deaths=TERMS.max_deaths)
+
+
+def claim_on(job_id: str, fence: int = 1) -> Claim:
+    """A claim that Redis knows nothing of."""
+    return Claim(
+        job_id=job_id,
+        message=b"",
+        attempt=1,
+        fence=fence,
+        list_key="",
+        suspect=False,
+        first_claimed_ms=0,
+        claimed_ms=0,
+    )

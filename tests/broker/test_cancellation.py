@@ -124,7 +124,7 @@ def test_a_job_with_a_lapsed_lease_ends_at_once(producer: Client) -> None:
     assert outcome(producer, job) == "queued"
     assert_cancelled(job)
     # The worker was only slow: it may write nothing more.
-    assert claims.renew(producer.redis, [claim], lease_ms=60_000) == [job.id]
+    assert claims.renew(producer.redis, [claim], lease_ms=60_000) == [claim]
     assert not claims.fail(producer.redis, claim, InternalError("late"), TERMS)
     assert not claims.hand_back(producer.redis, claim)
     assert sweep(producer.redis) == []

@@ -2,7 +2,8 @@
 -- job, and the claim with it.
 --
 -- The result and the stream's last events appear together, once. A second caller, or one whose claim
--- was lost, stores nothing.
+-- was lost, stores nothing. Nor does one whose stream lost entries: its job must run again from the
+-- journal.
 --
 -- Returns 1 if it was stored, now or by an earlier call whose reply was lost, else 0.
 
@@ -24,13 +25,16 @@ if fence ~= '' then
   if state ~= 'claimed' or holder ~= fence then
     return state == 'ended' and holder == fence and 1 or 0
   end
+  if first and has_gap(job_id, fence, first) then
+    return 0
+  end
 else
   if state == 'claimed' or state == 'ended' then
     return 0
   end
 end
 allow_writes()
-store_state(job_id, document, end_event ~= '' and keep_s)
+store_state(job_id, document, (end_event ~= '' or fence == '') and keep_s)
 if end_event ~= '' then
   end_stream(job_id, end_event, stream_s, first, events)
   -- Does the work of release.lua, to save the worker a call. The list stays, because a refused

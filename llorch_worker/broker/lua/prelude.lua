@@ -33,6 +33,17 @@ local function store_state(job_id, document, ttl_s)
   redis.call('PUBLISH', result_key(job_id), document)
 end
 
+-- Whether a claim's earlier entries, before entry `first`, are missing from the stream, because Redis
+-- lost its last writes. A claim's first entry may have the number of its fence.
+local function has_gap(job_id, fence, first)
+  local entries = redis.pcall('XREVRANGE', events_key(job_id), '+', '-', 'COUNT', 1)
+  if entries.err or first == fence then
+    return false
+  end
+  local last = entries[1] and tonumber(entries[1][1]:match('^%d+')) or 0
+  return tonumber(first) > last + 1
+end
+
 -- Write events to a job's stream as entries `first`-0, `first` + 1-0, ... and an end event, if
 -- any, after them. Existing entries are skipped, so a write whose reply was lost can be sent again.
 -- Each entry has one field, `event`. `call` is redis.call, or redis.pcall to ignore refused writes.

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery.exceptions import CPendingDeprecationWarning, NotRegistered
+from celery.exceptions import CPendingDeprecationWarning, NotRegistered, Reject
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
 from kombu.exceptions import ContentDisallowed, DecodeError
@@ -71,6 +71,9 @@ class JobConsumer(Consumer):  # type: ignore[misc]
                 # kombu takes a KeyError for a connection error: it would reconnect and get the
                 # message again, for ever.
                 return self._refuse(message, f"it cannot be read ({type(error).__name__})")
+            except Reject:
+                # The claim was lost before the job's end could be stored.
+                return message.reject_log_error(logger, self.connection_errors, requeue=True)
 
         return on_task_received
 
@@ -93,14 +96,11 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         if error is None:
             fault = Fault(field="message", rule=reason, got=f"{size} bytes")
             error = InvalidRequest.from_faults([fault])
+        message.channel.refuse(message.delivery_tag, reason, error)
+        message.reject_log_error(logger, self.connection_errors)
         job_id = _id_of(message)
-        if job_id is not None:
-            self.app.backend.mark_as_failure(job_id, error)
-            if self.event_dispatcher:
-                self.event_dispatcher.send("task-failed", uuid=job_id, exception=repr(error))
-        if not message.acknowledged:
-            message.channel.bury(message.delivery_tag, reason)
-            message.reject_log_error(logger, self.connection_errors)
+        if job_id is not None and self.event_dispatcher:
+            self.event_dispatcher.send("task-failed", uuid=job_id, exception=repr(error))
 
 
 def fault_of(message: Any) -> str | None:

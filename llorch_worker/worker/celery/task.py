@@ -9,6 +9,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Reject
 
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
 from llorch_worker.broker.queues import Route, route
 from llorch_worker.contract import (
@@ -67,9 +68,12 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
     residency: Residency | None = task.app.residency
     if residency is None:
         raise InternalError("no model is resident in this process; start one with `llorch worker`")
+    claim = HELD_CLAIMS.get(request.properties["delivery_tag"])
+    if claim is None:
+        raise Reject("its claim was given up; the job is delivered again", requeue=True)
     enqueued_at_s = enqueue_time_s(request.get(ENQUEUED_AT))
     try:
-        return residency.job_runner.run(Delivery(request.id, fields, args, enqueued_at_s))
+        return residency.job_runner.run(Delivery(claim, fields, args, enqueued_at_s))
     except Cancelled:
         task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
         raise JobCancelled("cancelled") from None
