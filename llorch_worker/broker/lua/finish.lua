@@ -4,7 +4,7 @@
 -- The result and the stream's last events appear together, once. A second caller, or one whose claim
 -- was lost, stores nothing.
 --
--- Returns 1 if it was stored, else 0.
+-- Returns 1 if this call or an earlier one under the same claim stored a result, else 0.
 
 local job_id = ARGV[1]
 local fence = ARGV[2] -- '' for a job without a claim
@@ -18,7 +18,9 @@ local job = job_key(job_id)
 
 if fence ~= '' then
   if not is_claimed(job_id, fence) then
-    return 0
+    -- The reply to the first call may have been lost.
+    local record = redis.call('HMGET', job, 'state', 'fence')
+    return record[1] == 'ended' and record[2] == fence and 1 or 0
   end
 else
   local state = redis.call('HGET', job, 'state')
