@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from uuid import uuid4
 
 from redis import Redis
 
@@ -102,7 +103,7 @@ def retry(client: Redis, letter: DeadLetter, *, stream_ttl_s: int) -> Retried:
     The job continues from its journal if that has not expired. A requested cancel and a deadline
     still apply.
     """
-    outcome: Retried = run_script(client, "retry", [letter.raw, stream_ttl_s])
+    outcome: Retried = run_script(client, "retry", [letter.raw, stream_ttl_s, uuid4().hex])
     return outcome
 
 

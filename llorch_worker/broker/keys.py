@@ -27,8 +27,9 @@ def job(job_id: str) -> str:
     """Hash, the record of a job that has been claimed: ``state`` (claimed, queued, ended),
     ``fence``, ``attempts``, ``progress`` (1 if this attempt's tokens are journalled), ``worker``,
     ``history``, ``first_claim_ms``, ``company`` (1 if this attempt ran beside others that had lost
-    a worker), ``spared`` (1 if an attempt was not counted for that), and, until it ends,
-    ``message`` and ``list``."""
+    a worker), ``spared`` (1 if an attempt was not counted for that), ``buried`` (1 if its message
+    is a dead letter), ``retried_by`` (the call that retried it), and, until it ends, ``message``
+    and ``list``."""
     return f"{PREFIX}job:{job_id}"
 
 
@@ -43,7 +44,8 @@ def events(job_id: str) -> str:
 
 
 def cancel(job_id: str) -> str:
-    """Exists once a cancel has been requested; expires with the results."""
+    """The id of the call that requested a cancel of the claimed job; that call is sent again if
+    its reply is lost. Expires with the results."""
     return f"{PREFIX}job:{job_id}:cancel"
 
 

@@ -6,10 +6,14 @@
 
 local raw_letter = ARGV[1] -- byte by byte
 local stream_s = ARGV[2] -- for event streams
+local call_id = ARGV[3] -- names this call, which is sent again if its reply is lost
 local letter = cjson.decode(raw_letter)
 local job, result, stream = job_key(letter.id), result_key(letter.id), events_key(letter.id)
 
-local state = redis.call('HGET', job, 'state')
+local state, retried_by = unpack(redis.call('HMGET', job, 'state', 'retried_by'))
+if retried_by == call_id then
+  return 'retried'
+end
 if state == 'claimed' or state == 'queued' then
   return 'under way'
 end
@@ -41,8 +45,9 @@ if not entries.err and #entries > 0 then
 end
 
 redis.call('HSET', job, 'state', 'queued', 'list', letter.list, 'attempts', 0, 'progress', 0,
+  'retried_by', call_id,
   'history', letter.history .. string.format('(retried) %.0f\n', now_ms()))
-redis.call('HDEL', job, 'spared')
+redis.call('HDEL', job, 'spared', 'buried')
 -- The record may have expired. If it exists, the next claim reads the journal.
 redis.call('HINCRBY', job, 'fence', 1)
 redis.call('PERSIST', job)
