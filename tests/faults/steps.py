@@ -1,4 +1,4 @@
-"""Each step of a job's way that is one script, as the part that runs it calls it.
+"""Each step of a job's way, most of them one script, as the part that runs it calls it.
 
 A step is a generator. Up to its first ``yield`` it prepares, without faults. Up to its second it
 acts, and connections break; it goes on as its caller does, until it has an answer or gives up. It
@@ -20,6 +20,7 @@ from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import digest
+from llorch_worker.client.stream import FROM_THE_START, StreamEntry
 from llorch_worker.contract import (
     TASK_NAME,
     GenerationRequest,
@@ -27,6 +28,7 @@ from llorch_worker.contract import (
     InvalidRequest,
     Started,
     Tokens,
+    encode_event,
 )
 from llorch_worker.worker.publisher import Publisher
 from tests.broker.jobs import TERMS, card, push, take
@@ -226,6 +228,26 @@ def a_user_cancels_a_running_job(stage: Stage) -> Acts:
     assert cancelled
     assert stage.store.exists(keys.cancel("a"))
     assert claims.renew(stage.store, [claim], lease_ms=60_000) == []
+
+
+@step("XREAD")
+def a_user_reads_a_stream(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    for number, event in enumerate((STARTED, TOKENS), start=1):
+        entry = {"event": encode_event(event)}
+        stage.store.xadd(keys.events("a"), entry, id=f"{number}-0")
+    claims.fail(stage.store, claim, InternalError("the end"), TERMS)
+    yield None
+    seen: list[StreamEntry] = []
+
+    def follow() -> None:
+        after = seen[-1].entry_id if seen else FROM_THE_START
+        for entry in stage.user.job("a").stream(from_id=after, timeout=10):
+            seen.append(entry)
+
+    insist(follow)
+    yield ["a"]
+    assert [entry.event.type for entry in seen] == ["started", "tokens", "failed"]
 
 
 def refuse(client: redis.Redis, claim: Claim) -> None:
