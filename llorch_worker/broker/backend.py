@@ -2,27 +2,38 @@
 
 Keys and documents are Celery's own, so ``AsyncResult`` of any app reads them. The write differs:
 one script (``lua/finish.lua``) stores the state only while the claim holds and the job has not
-ended, and writes the stream's last events in the same step.
+ended, and writes the stream's last events in the same step. What Celery does after an end is noted
+in the same step too, so that another worker does it if this one dies first: see
+:mod:`llorch_worker.worker.celery.follow_ups`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend, SentinelBackend
+from celery.states import READY_STATES
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import encode_json
-from llorch_worker.broker.results import decode_state, result_meta, terminal_event
+from llorch_worker.broker.results import (
+    FAILURE,
+    REVOKED,
+    SUCCESS,
+    decode_state,
+    result_meta,
+    terminal_event,
+)
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationResult, encode_event
 
 
-class _OneEnd:
+class _OneEnd(Backend):  # type: ignore[misc]
     """A mixin for Celery's backends; see the module's docstring."""
 
     def _store_result(
-        self: Any,
+        self,
         task_id: str,
         result: Any,
         state: str,
@@ -44,6 +55,8 @@ class _OneEnd:
         if claim is not None and event:
             last = HELD_CLAIMS.last_entries(claim)
             entries = (last.first_entry, *map(encode_event, last.events))
+        settings = self.app.settings
+        follow_ms = round(settings.lease_s * 1e3) if follows(request, state) else ""
         stored = run_script(
             self.client,
             "finish",
@@ -51,15 +64,46 @@ class _OneEnd:
                 task_id,
                 "" if claim is None else claim.fence,
                 document,
-                self.app.settings.result_ttl_s,
+                settings.result_ttl_s,
                 event,
-                self.app.settings.stream_ttl_s,
+                settings.stream_ttl_s,
+                follow_ms,
                 *entries,
             ],
         )
         if claim is not None and event and stored:
             HELD_CLAIMS.note_end(claim)
         return result
+
+    def mark_as_done(
+        self, task_id: str, result: Any, request: Any = None, *args: Any, **options: Any
+    ) -> None:
+        super().mark_as_done(task_id, result, request, *args, **options)
+        self._followed_up(task_id, request, SUCCESS)
+
+    def mark_as_failure(
+        self, task_id: str, exc: Any, *args: Any, request: Any = None, **options: Any
+    ) -> None:
+        super().mark_as_failure(task_id, exc, *args, request=request, **options)
+        self._followed_up(task_id, request, FAILURE)
+
+    def mark_as_revoked(
+        self, task_id: str, reason: str = "", request: Any = None, **options: Any
+    ) -> None:
+        super().mark_as_revoked(task_id, reason, request=request, **options)
+        self._followed_up(task_id, request, REVOKED)
+
+    def _followed_up(self, task_id: str, request: Any, state: str) -> None:
+        if follows(request, state):
+            run_script(self.client, "followed_up", [task_id, self.app.settings.result_ttl_s])
+
+
+def follows(request: Any, state: str) -> bool:
+    """Whether Celery has more to do after storing this end: a part of a chord to count, later tasks
+    of a chain to fail, or errbacks to call."""
+    if state == FAILURE and any(getattr(request, name, None) for name in ("chain", "errbacks")):
+        return True
+    return state in READY_STATES and bool(getattr(request, "chord", None))
 
 
 class ResultBackend(_OneEnd, RedisBackend):  # type: ignore[misc]

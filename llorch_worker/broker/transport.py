@@ -27,7 +27,7 @@ from llorch_worker.broker import claims, dead_letters, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.message import read_envelope
+from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
 from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.broker.unheard_claims import UNHEARD_CLAIMS
 from llorch_worker.broker.waiting import lengths
@@ -203,10 +203,10 @@ class ClaimChannel(kombu_redis.Channel):
                 self.conn_or_acquire() as client,
                 UNHEARD_CLAIMS.around_claim(client, self.worker),
             ):
-                taken = claims.claim(
+                taken, look_again_s = claims.claim(
                     client,
                     lists=queues.lists(consumed),
-                    suspects=queues.suspects(queues.model_of(consumed[0])),
+                    model=queues.model_of(consumed[0]),
                     held=HELD_CLAIMS.all(),
                     limit=room,
                     worker=self.worker,
@@ -222,6 +222,8 @@ class ClaimChannel(kombu_redis.Channel):
         if self._refused:
             logger.info("claiming jobs again")
             self._refused = False
+        if look_again_s is not None and look_again_s < LOOK_AGAIN_S:
+            self.connection.look_again_in(look_again_s)
         return taken
 
     def _deliver_claims(self, taken: Iterable[Claim], consumed: list[str]) -> None:
@@ -245,6 +247,7 @@ class ClaimChannel(kombu_redis.Channel):
         # Our own tag: a producer's tag may not be unique.
         tag = f"{claim.job_id}/{claim.fence}"
         envelope["properties"] |= {"delivery_tag": tag}
+        envelope["headers"] = _headers_of(claim, envelope.get("headers") or {})
         self.delivered[tag] = claim
         # A job from the worker queue or the suspects now belongs to the shared queue.
         queue = queues.queue_of(claim.list_key)
@@ -265,15 +268,37 @@ class ClaimChannel(kombu_redis.Channel):
             HELD_CLAIMS.discard(claim)
 
 
+def _headers_of(claim: Claim, headers: dict[str, Any]) -> dict[str, Any]:
+    """The message's headers for this claim: Celery need not wait for an ETA that has come, nor end
+    a job that expired after its first claim."""
+    changed: dict[str, Any] = {}
+    if claim.due_ms is not None:
+        # Its wait begins with its ETA.
+        changed |= {"eta": None, ENQUEUED_AT: claim.due_ms / 1e3}
+    if not claim.first:
+        changed |= {"expires": None}
+    return headers | changed
+
+
 class ClaimTransport(kombu_redis.Transport):
     """kombu's Redis transport, with channels that claim."""
 
     Channel = ClaimChannel
+    _loop: Any = None
+    _next_look: Any = None
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
+        self._loop = loop
         # Before Celery reconnects, it cancels what the old connection registered.
         loop.call_repeatedly(LOOK_AGAIN_S, self._look_again)
+
+    def look_again_in(self, seconds: float) -> None:
+        """Claims after ``seconds``, with or without news."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+        if self._loop is not None:
+            self._next_look = self._loop.call_later(seconds, self._look_again)
 
     def _look_again(self) -> None:
         for channel in tuple(self.cycle._channels):

@@ -16,6 +16,7 @@ from llorch_worker.broker import claims, journal, keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.journal import FIRST_PAGE, JournalPage
+from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
     Cancelled,
@@ -192,9 +193,7 @@ class JobRunner:
             return
         key = keys.idempotency(self._engine.model_name, request.idempotency_key)
         try:
-            if self._redis.set(key, job_id, nx=True, ex=self._key_ttl_s):
-                return
-            first = str(self._redis.get(key) or job_id)
+            first = text(run_script(self._redis, "reserve_key", [job_id, self._key_ttl_s], [key]))
         except RedisError:
             return
         if first != job_id:

@@ -68,10 +68,12 @@ class _Outbox:
 class Publisher:
     """A thread that takes events without blocking and writes them to Redis soon.
 
-    A job's first tokens are written at once. Later ones are collected for ``flush_interval_ms``
-    while a client reads the stream, else for 200 ms. While Redis is away all events are kept; when
-    it is back they are written once and in order. Entry ids are ``1-0``, ``2-0``, ... in each
-    stream. The last event and any events still unwritten are written with the result.
+    A job's first tokens are written at once, and all tokens of a job that has lost a worker: if it
+    is the one that kills, the journal soon shows no more progress. Other tokens are collected for
+    ``flush_interval_ms`` while a client reads the stream, else for 200 ms. While Redis is away all
+    events are kept; when it is back they are written once and in order. Entry ids are ``1-0``,
+    ``2-0``, ... in each stream. The last event and any events still unwritten are written with the
+    result.
     """
 
     def __init__(
@@ -86,7 +88,6 @@ class Publisher:
         the id of a cancelled job."""
         self._redis = client
         self._interval_s = settings.flush_interval_ms / 1e3
-        self._ttl_s = settings.stream_ttl_s
         self._on_lost = on_lost
         self._on_cancelled = on_cancelled
         self._outboxes: dict[str, _Outbox] = {}
@@ -112,7 +113,7 @@ class Publisher:
             outbox.events.append(event)
             if len(outbox.events) >= MERGE_FROM:
                 outbox.events = merge_tokens(outbox.events)
-            if isinstance(event, Tokens) and not outbox.began:
+            if isinstance(event, Tokens) and (not outbox.began or outbox.claim.attempt > 1):
                 outbox.began = outbox.urgent = True
             self._changed.notify()
 
@@ -220,9 +221,7 @@ class Publisher:
                     outbox.urgent = False
         with self._redis.pipeline(transaction=False) as pipe:
             for outbox in due:
-                journal.queue_append(
-                    pipe, outbox.claim, outbox.next_entry, outbox.sending, ttl_s=self._ttl_s
-                )
+                journal.queue_append(pipe, outbox.claim, outbox.next_entry, outbox.sending)
                 pipe.exists(keys.watchers(outbox.claim.job_id))
             replies = pipe.execute(raise_on_error=False)
         failure: RedisError | None = None

@@ -23,7 +23,7 @@ from llorch_worker.contract import InternalError
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.config import worker_config
-from tests.broker.jobs import TERMS, announce, push, take
+from tests.broker.jobs import TERMS, announce, push, sweep, take
 from tests.faults.proxy import FaultProxy
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class Stage:
         lapsed = {job_id: 0 for job_id in leased if job_id not in held}
         if lapsed:
             self.store.zadd(keys.LEASES, lapsed)
-            claims.sweep(self.store)
+            sweep(self.store)
 
     def settle(self) -> None:
         """Workers take what waits and what was left behind, until every job has ended."""

@@ -5,15 +5,14 @@
 local job_id = ARGV[1]
 local fence = ARGV[2]
 local first = ARGV[3] -- number of the first entry
-local ttl_s = ARGV[4] -- how long the stream is kept after its last entry
-local has_tokens = ARGV[5] == '1'
-local events = {unpack(ARGV, 6)} -- JSON documents
+local has_tokens = ARGV[4] == '1'
+local events = {unpack(ARGV, 5)} -- JSON documents
 
 if not is_claimed(job_id, fence) then
   return 0
 end
 allow_writes()
-write_events(redis.call, job_id, first, events, nil, ttl_s)
+write_events(redis.call, job_id, first, events)
 if has_tokens then
   redis.call('HSET', job_key(job_id), 'progress', 1)
 end

@@ -11,7 +11,7 @@ local end_event = ARGV[3]
 local keep_s = ARGV[4] -- for results
 local stream_s = ARGV[5] -- for event streams
 -- How long the record is kept. The message stays in the queue; the claim that pops it sees the
--- record and drops it.
+-- record, drops the message, and leaves what follows the end to a worker.
 local record_s = ARGV[6]
 local job, cancel = job_key(job_id), cancel_key(job_id)
 -- Names this call, which is sent again if its reply is lost: the document has the time in us.
@@ -37,8 +37,15 @@ redis.call('DEL', cancel)
 redis.call('ZREM', LEASES, job_id)
 store_state(job_id, document, keep_s)
 end_stream(job_id, end_event, stream_s)
-redis.call('HSET', job, 'state', 'ended')
+local message, list = unpack(redis.call('HMGET', job, 'message', 'list'))
 redis.call('HINCRBY', job, 'fence', 1)
 redis.call('HDEL', job, 'list', 'message')
-redis.call('EXPIRE', job, record_s)
+end_record(job_id, record_s, keep_s)
+if message then
+  -- It waited for its ETA, or its worker has died: no list has its message.
+  redis.call('ZREM', scheduled_set(list), job_id)
+  leave_follow_ups(job_id, message, 0)
+else
+  redis.call('HSET', job, 'follow', 1)
+end
 return 'queued'

@@ -9,11 +9,9 @@ from typing import Any
 from celery.exceptions import CPendingDeprecationWarning, NotRegistered
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
-from celery.worker.state import scheduled_requests
 from kombu.exceptions import ContentDisallowed, DecodeError
 from vine import promise
 
-from llorch_worker.broker.claims import Claim, hand_back
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.transport import keep_claims
 from llorch_worker.contract import Fault, InvalidRequest
@@ -31,28 +29,16 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     letter and, if there is an id, a FAILURE result with the reason."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # Claims of jobs with an ETA, whose timers Celery drops with the connection.
-        self._forgotten: list[Claim] = []
         self._events_due = False
         super().__init__(*args, **options)
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
-        """Keeps running jobs; jobs that wait for their ETA return to the queue."""
+        """Keeps running jobs."""
         keep_claims(self.connection)
-        claims_of_scheduled = (HELD_CLAIMS.get(request.id) for request in tuple(scheduled_requests))
-        self._forgotten += [claim for claim in claims_of_scheduled if claim is not None]
         with warnings.catch_warnings():
             # Hides a warning about a setting that is off on purpose: no running job is redelivered.
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
             super().on_connection_error_after_connected(error)
-
-    def connect(self) -> Any:
-        connection = super().connect()
-        with connection.default_channel.conn_or_acquire() as client:
-            while self._forgotten:
-                hand_back(client, self._forgotten[-1])
-                HELD_CLAIMS.discard(self._forgotten.pop())
-        return connection
 
     def on_send_event_buffered(self) -> None:
         """Sends buffered events every few ms. Sending them at each turn of the event loop would
@@ -127,6 +113,9 @@ def fault_of(message: Any) -> str | None:
         return None
     if not isinstance(headers["task"], str):
         return "its task header is not a string"
+    if headers.get("eta") is not None:
+        # Those that a claim could read are no longer in the headers.
+        return "its eta is not a time as Celery writes it"
     if _id_of(message) is None:
         return f"its id header is not a string of 1 to {MAX_ID_CHARS} characters"
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,9 +64,6 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
         Reject: the worker stops and the job goes back to its queue.
     """
     request = task.request
-    if request.eta:
-        # Until now the claim only held the job.
-        task.backend.mark_as_started(request.id, pid=os.getpid(), hostname=request.hostname)
     residency: Residency | None = task.app.residency
     if residency is None:
         raise InternalError("no model is resident in this process; start one with `llorch worker`")
