@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import redis
+from celery.app.task import Context
 
 from llorch_worker.broker import claims, dead_letters, keys, queues, worker_queues
 from llorch_worker.broker.claims import Claim
@@ -23,6 +24,9 @@ from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
 
 STEPS = Steps()
+
+PART_OF_A_CHORD = "celery-taskset-meta-g.j"
+"""A key that only Celery's own script for parts of chords names."""
 
 
 @STEPS.breaking("claim")
@@ -82,6 +86,27 @@ def a_worker_stores_a_result(stage: Stage) -> Acts:
         HELD_CLAIMS.discard(claim)
     assert decode_state(stage.store.get(keys.result("a"))).end == RESULT
     assert [event["type"] for event in stage.events("a")] == ["started", "tokens", "finished"]
+
+
+@STEPS.breaking("finish", PART_OF_A_CHORD, "followed_up")
+def a_worker_ends_a_part_of_a_chord(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    HELD_CLAIMS.add(claim)
+    request = Context(id="a", group="g", chord={"task": "sum", "chord_size": 2})
+    try:
+        yield None
+        # Celery takes an error of this call for one of the task, and fails its chord.
+        stage.backend.mark_as_done("a", RESULT, request=request)
+        yield ["a"]
+    finally:
+        HELD_CLAIMS.discard(claim)
+    assert decode_state(stage.store.get(keys.result("a"))).end == RESULT
+    # What it could not do or note, the next worker does.
+    if stage.store.zcard(keys.FOLLOW_UPS):
+        stage.store.zadd(keys.FOLLOW_UPS, {"a": 0})
+        assert [text(job_id) for job_id, *_ in follow_up(stage.store)] == ["a"]
+        stage.backend.on_chord_part_return(request, "SUCCESS", RESULT)
+    assert stage.store.zcard(PART_OF_A_CHORD) == 1
 
 
 def follow_up(client: redis.Redis) -> list[Any]:
