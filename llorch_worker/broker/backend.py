@@ -9,12 +9,18 @@ end is noted in the same step too, so that another worker does it if this one di
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend, SentinelBackend
 from celery.exceptions import Reject
 from celery.states import READY_STATES
+from kombu.exceptions import OperationalError
+from kombu.log import get_logger
+from redis.exceptions import ConnectionError as NoConnection
+from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import encode_json
@@ -28,6 +34,8 @@ from llorch_worker.broker.results import (
 )
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationResult, encode_event
+
+logger = get_logger(__name__)
 
 
 class _OneEnd(Backend):  # type: ignore[misc]
@@ -83,24 +91,37 @@ class _OneEnd(Backend):  # type: ignore[misc]
     def mark_as_done(
         self, task_id: str, result: Any, request: Any = None, *args: Any, **options: Any
     ) -> None:
-        super().mark_as_done(task_id, result, request, *args, **options)
-        self._followed_up(task_id, request, SUCCESS)
+        with self._following_up(task_id, request, SUCCESS):
+            super().mark_as_done(task_id, result, request, *args, **options)
 
     def mark_as_failure(
         self, task_id: str, exc: Any, *args: Any, request: Any = None, **options: Any
     ) -> None:
-        super().mark_as_failure(task_id, exc, *args, request=request, **options)
-        self._followed_up(task_id, request, FAILURE)
+        with self._following_up(task_id, request, FAILURE):
+            super().mark_as_failure(task_id, exc, *args, request=request, **options)
 
     def mark_as_revoked(
         self, task_id: str, reason: str = "", request: Any = None, **options: Any
     ) -> None:
-        super().mark_as_revoked(task_id, reason, request=request, **options)
-        self._followed_up(task_id, request, REVOKED)
+        with self._following_up(task_id, request, REVOKED):
+            super().mark_as_revoked(task_id, reason, request=request, **options)
 
-    def _followed_up(self, task_id: str, request: Any, state: str) -> None:
-        if follows(request, state):
-            run_script(self.client, "followed_up", [task_id, self.app.settings.result_ttl_s])
+    @contextmanager
+    def _following_up(self, task_id: str, request: Any, state: str) -> Iterator[None]:
+        """Wraps what stores an end and does what follows it, and notes that both are done.
+
+        An end that cannot be stored raises BackendStoreError. Any other error of a connection
+        comes after it, and Celery would take it for an error of the task: a chord would fail
+        although its part succeeded. A worker follows up later instead.
+        """
+        try:
+            yield
+            if follows(request, state):
+                run_script(self.client, "followed_up", [task_id, self.app.settings.result_ttl_s])
+        except (NoConnection, NoReply, OperationalError) as error:
+            if not follows(request, state):
+                raise
+            logger.warning("a worker will follow up the end of job %s later: %s", task_id, error)
 
 
 def follows(request: Any, state: str) -> bool:

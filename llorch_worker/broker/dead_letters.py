@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from uuid import uuid4
 
 from redis import Redis
 
@@ -111,7 +112,7 @@ def retry(client: Redis, letter: DeadLetter) -> Retried:
     The job continues from its journal if that has not expired. A requested cancel and a deadline
     still apply.
     """
-    outcome: Retried = run_script(client, "retry", [letter.raw])
+    outcome: Retried = run_script(client, "retry", [letter.raw, uuid4().hex])
     return outcome
 
 

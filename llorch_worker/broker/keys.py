@@ -36,7 +36,8 @@ def job(job_id: str) -> str:
     ``history``, ``first_claim_ms`` and ``progress`` (1 if this attempt's tokens are journalled).
     Once it has lost a worker: ``deaths``, and since its last progress ``strikes``, ``alone`` and
     ``peers``, see ``lua/sweep.lua``. While no list has the message: ``message`` and ``list``.
-    ``follow``: 1 if the message of a cancelled job is still in a list."""
+    ``follow``: 1 if the message of a cancelled job is still in a list. ``buried``: 1 if its message
+    is a dead letter. ``retried_by``: the call that retried that."""
     return f"{PREFIX}job:{job_id}"
 
 
@@ -51,7 +52,8 @@ def events(job_id: str) -> str:
 
 
 def cancel(job_id: str) -> str:
-    """Exists once a cancel has been requested; expires with the results."""
+    """The id of the call that requested a cancel of the claimed job; that call is sent again if
+    its reply is lost. Expires with the results."""
     return f"{PREFIX}job:{job_id}:cancel"
 
 

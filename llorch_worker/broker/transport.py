@@ -29,6 +29,7 @@ from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
 from llorch_worker.broker.queue_news import QueueNews
+from llorch_worker.broker.unheard_claims import UNHEARD_CLAIMS
 from llorch_worker.broker.waiting import lengths
 from llorch_worker.contract import Fault, InvalidRequest
 
@@ -198,7 +199,10 @@ class ClaimChannel(kombu_redis.Channel):
         if self.qos.prefetch_count:
             room = min(room, self.qos.prefetch_count - len(HELD_CLAIMS))
         try:
-            with self.conn_or_acquire() as client:
+            with (
+                self.conn_or_acquire() as client,
+                UNHEARD_CLAIMS.around_claim(client, self.worker),
+            ):
                 taken, look_again_s = claims.claim(
                     client,
                     lists=queues.lists(consumed),

@@ -14,16 +14,21 @@ local stream_s = ARGV[5] -- for event streams
 -- record, drops the message, and leaves what follows the end to a worker.
 local record_s = ARGV[6]
 local job, cancel = job_key(job_id), cancel_key(job_id)
+-- Names this call, which is sent again if its reply is lost: the document has the time in us.
+local call_id = redis.sha1hex(document)
 
 local state = redis.call('HGET', job, 'state')
 if state == 'ended' or not state and redis.call('EXISTS', result_key(job_id)) == 1 then
-  return 'ended'
+  if redis.call('GET', result_key(job_id)) == document then
+    return 'queued'
+  end
+  return redis.pcall('GET', cancel) == call_id and 'running' or 'ended'
 end
 allow_writes()
 local lease_ms = tonumber(redis.call('ZSCORE', LEASES, job_id) or '0')
 if state == 'claimed' and lease_ms > now_ms() then
   -- The key is for a worker that takes the job over; the message is for the one that runs it.
-  redis.call('SET', cancel, 1, 'EX', keep_s)
+  redis.call('SET', cancel, call_id, 'EX', keep_s)
   redis.call('PUBLISH', CANCEL_CHANNEL, job_id)
   return 'running'
 end
