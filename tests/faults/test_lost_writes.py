@@ -11,10 +11,11 @@ import threading
 
 import pytest
 
-from llorch_worker.broker import claims, keys
+from llorch_worker.broker import keys
 from llorch_worker.client import Client, Job
 from llorch_worker.client.stream import StreamEntry
 from llorch_worker.contract import TERMINAL_EVENTS, Tokens, decode_event
+from tests.broker.jobs import sweep
 from tests.faults.conftest import StartWorker
 from tests.faults.proxy import FaultProxy
 from tests.latch import Latch
@@ -155,7 +156,7 @@ def test_a_job_that_lapsed_while_its_worker_was_cut_off_goes_on_there(
     begun(client, job, random.Random(attempt).randrange(1, 60))
     proxy.hold()
     wait_until(lambda: lapsed(client, job), what="the lease to lapse")
-    assert claims.sweep(client.redis) == [job.id]
+    assert sweep(client.redis) == [job.id]
     proxy.heal()
     assert_agree(job)
     reader.assert_saw_each_token_once()
