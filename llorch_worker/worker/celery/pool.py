@@ -29,10 +29,6 @@ from llorch_worker.worker.active_jobs import ActiveJobs
 logger = get_logger(__name__)
 
 DRAIN_TURN_S = 0.5
-FIXED_SIZE = (
-    "the number of sequences in flight is fixed when the cache is allocated; "
-    "restart the worker with another LLORCH_MAX_SEQUENCES"
-)
 
 Callback = Callable[[Any], Any]
 
@@ -226,12 +222,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
         if work is not None:
             self._leaving.add(pid)
             self.active_jobs.hand_back(work.task_id)
-
-    def grow(self, n: int = 1) -> None:
-        raise NotImplementedError(FIXED_SIZE)
-
-    def shrink(self, n: int = 1) -> None:
-        raise NotImplementedError(FIXED_SIZE)
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info() | {
