@@ -97,9 +97,9 @@ def queues(model: str, worker: str | None = None) -> tuple[str, ...]:
 
 
 def lists(consumed: Iterable[str]) -> list[str]:
-    """The Redis lists of the ``consumed`` queues, the most urgent first."""
-    consumed = tuple(consumed)
-    return [Route(queue, step).list_key for step in PRIORITY_STEPS for queue in consumed]
+    """The Redis lists of the ``consumed`` queues of one worker, the most urgent first."""
+    ordered = sorted(consumed, key=lambda name: (HIGH_SUFFIX not in name, WORKER_MARK not in name))
+    return [Route(queue, step).list_key for step in PRIORITY_STEPS for queue in ordered]
 
 
 def shared_lists(model: str) -> list[str]:

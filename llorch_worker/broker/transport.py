@@ -14,7 +14,7 @@ connection when it ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kombu import transport as kombu_transports
@@ -108,6 +108,11 @@ class ClaimChannel(kombu_redis.Channel):
 
     terms: ClaimTerms
     worker: str
+    consumes_jobs = False
+    """Whether this is the worker's channel for jobs, also while it is paused: all its queues are
+    cancelled and may come back."""
+    allowance: Callable[[], int] = staticmethod(lambda: MOST_JOBS_A_CLAIM)
+    """The most jobs to claim now. If that is none, whoever sets it calls :meth:`look_again`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.delivered: dict[str, Claim] = {}
@@ -116,10 +121,12 @@ class ClaimChannel(kombu_redis.Channel):
         self._kept_parameters: dict[str, Any] = {}
         super().__init__(*args, **kwargs)
 
-    @property
-    def consumes_jobs(self) -> bool:
-        active = self.active_queues
-        return bool(active) and all(map(queues.is_job_queue, active))
+    def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
+        tag = super().basic_consume(queue, *args, **kwargs)
+        if queues.is_job_queue(queue):
+            self.consumes_jobs = True
+            self.look_again()
+        return tag
 
     def look_again(self) -> None:
         """Claims at the next turn of the loop, with or without news."""
@@ -192,12 +199,18 @@ class ClaimChannel(kombu_redis.Channel):
         # No reply is overdue. kombu drops a connection whose BRPOP gets no reply in time.
         self._brpop_sent_at = None
         consumed = self.active_queues
-        self._deliver_claims(self._claim(consumed), consumed)
+        most = self.allowance() if consumed else 0
+        if not most:
+            return
+        taken = self._claim(consumed, most)
+        self._deliver_claims(taken, consumed)
+        if len(taken) == most:
+            # More may wait, and jobs that already wait cause no news.
+            self.look_again()
 
-    def _claim(self, consumed: list[str]) -> list[Claim]:
-        room = MOST_JOBS_A_CLAIM
+    def _claim(self, consumed: list[str], most: int) -> list[Claim]:
         if self.qos.prefetch_count:
-            room = min(room, self.qos.prefetch_count - len(HELD_CLAIMS))
+            most = min(most, self.qos.prefetch_count - len(HELD_CLAIMS))
         try:
             with (
                 self.conn_or_acquire() as client,
@@ -208,7 +221,7 @@ class ClaimChannel(kombu_redis.Channel):
                     lists=queues.lists(consumed),
                     model=queues.model_of(consumed[0]),
                     held=HELD_CLAIMS.all(),
-                    limit=room,
+                    limit=most,
                     worker=self.worker,
                     terms=self.terms,
                 )

@@ -21,13 +21,21 @@ class Delivery:
     args: Sequence[Any] = ()
     enqueued_at_s: float | None = None
     """Unix time at which the producer sent the job; None if the message does not say."""
+    time_limits: Sequence[object] = ()
+    """Celery's hard and soft time limit in seconds; None where there is none."""
 
     def request(self) -> GenerationRequest:
         """The validated request.
 
         Raises:
-            InvalidRequest: a field breaks a rule, or there are positional arguments.
+            InvalidRequest: a field breaks a rule, or the message has positional arguments or time
+                limits.
         """
+        limits = zip(("time_limit", "soft_time_limit"), self.time_limits, strict=False)
+        rule = "is not supported: give the job a deadline_s"
+        faults = [Fault(field=name, rule=rule, got=describe(s)) for name, s in limits if s]
+        if faults:
+            raise InvalidRequest.from_faults(faults)
         if self.args:
             fault = Fault(
                 field="args", rule="must be empty: fields go by name", got=describe(self.args)

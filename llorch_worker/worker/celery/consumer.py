@@ -13,8 +13,8 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from vine import promise
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.transport import keep_claims
-from llorch_worker.contract import Fault, InvalidRequest
+from llorch_worker.broker.transport import MOST_JOBS_A_CLAIM, keep_claims
+from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest
 
 logger = get_logger(__name__)
 
@@ -28,8 +28,11 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     """Answers messages that cannot become a task: with a log line that gives the size, a dead
     letter and, if there is an id, a FAILURE result with the reason."""
 
+    task_consumer: Any = None
+
     def __init__(self, *args: Any, **options: Any) -> None:
         self._events_due = False
+        self._awaits_token = False
         super().__init__(*args, **options)
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
@@ -39,6 +42,35 @@ class JobConsumer(Consumer):  # type: ignore[misc]
             # Hides a warning about a setting that is off on purpose: no running job is redelivered.
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
             super().on_connection_error_after_connected(error)
+
+    def connect(self) -> Any:
+        connection = super().connect()
+        connection.default_channel.allowance = self._startable
+        return connection
+
+    def reset_rate_limits(self) -> None:
+        """Called when a limit changed."""
+        super().reset_rate_limits()
+        self._claim_again()
+
+    def _startable(self) -> int:
+        """The most jobs that the rate limit lets start now. The others wait in Redis, where other
+        workers can take them. The token itself is taken by Celery, when the job arrives."""
+        bucket = None if self.disable_rate_limits else self.task_buckets[TASK_NAME]
+        if bucket is None:
+            return MOST_JOBS_A_CLAIM
+        wait_s = bucket.expected_time()
+        if not wait_s:
+            return 1
+        if not self._awaits_token:
+            self._awaits_token = True
+            self.hub.call_later(wait_s, self._claim_again)
+        return 0
+
+    def _claim_again(self) -> None:
+        self._awaits_token = False
+        if self.task_consumer is not None:
+            self.task_consumer.channel.look_again()
 
     def on_send_event_buffered(self) -> None:
         """Sends buffered events every few ms. Sending them at each turn of the event loop would

@@ -11,7 +11,6 @@ from celery.exceptions import Reject
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
-from llorch_worker.broker.queues import Route, route
 from llorch_worker.contract import (
     TASK_NAME,
     Cancelled,
@@ -42,12 +41,8 @@ class GenerateTask(Task):  # type: ignore[misc]
         kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        """Sends the job to the queue of its model and priority; Celery's logs show sizes only."""
+        """Celery's logs show sizes only. The app's router chooses the queue."""
         fields = dict(kwargs or {})
-        if options.keys().isdisjoint(("queue", "exchange", "routing_key")):
-            to = _route(fields, self.app.settings.served_name)
-            options["queue"] = to.queue
-            options.setdefault("priority", to.priority)
         options["headers"] = {ENQUEUED_AT: time.time()} | (options.get("headers") or {})
         options["argsrepr"] = f"({describe(args)})" if args else "()"
         options["kwargsrepr"] = summarise(fields)
@@ -73,7 +68,9 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
         raise Reject("its claim was given up; the job is delivered again", requeue=True)
     enqueued_at_s = enqueue_time_s(request.get(ENQUEUED_AT))
     try:
-        return residency.job_runner.run(Delivery(claim, fields, args, enqueued_at_s))
+        return residency.job_runner.run(
+            Delivery(claim, fields, args, enqueued_at_s, request.timelimit or ())
+        )
     except Cancelled:
         task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
         raise JobCancelled("cancelled") from None
@@ -93,13 +90,4 @@ def register(app: Celery) -> Task:
         throws=(LlorchError,),
         # The worker validates the arguments and names the rule they break.
         typing=False,
-    )
-
-
-def _route(fields: Mapping[str, Any], default_model: str) -> Route:
-    # An invalid model or priority is sent anyway; the worker's error names it.
-    model, priority = fields.get("model"), fields.get("priority")
-    return route(
-        model if isinstance(model, str) and model else default_model,
-        priority if priority in ("high", "low") else "normal",
     )

@@ -195,12 +195,6 @@ def test_a_stopped_pool_leaves_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_the_pool_says_why_it_cannot_grow_or_shrink(pool: EnginePool) -> None:
-    for change in (pool.grow, pool.shrink):
-        with pytest.raises(NotImplementedError, match="LLORCH_MAX_SEQUENCES"):
-            change(1)
-
-
 def test_arguments_reach_no_debug_log(
     pool: EnginePool, hub: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
