@@ -67,6 +67,7 @@ def _prepare_worker(sender: str, instance: Any, options: Mapping[str, Any], **_:
     terms = ClaimTerms(
         lease_ms=round(settings.lease_s * 1e3),
         max_attempts=settings.max_attempts,
+        max_deaths=settings.max_deaths,
         result_ttl_s=settings.result_ttl_s,
         stream_ttl_s=settings.stream_ttl_s,
     )

@@ -20,6 +20,7 @@ from kombu.utils.imports import symbol_by_name
 
 from llorch_worker.contract import LlorchError, printable
 from llorch_worker.worker.card.assignment import Assignment, assign_device
+from llorch_worker.worker.celery.follow_ups import FollowUps
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.residency_check import violation, wrong_card
@@ -54,6 +55,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         for handler in logging.getLogger().handlers:
             handler.addFilter(_OneLine())
         self._residency: Residency | None = None
+        self._follow_ups: FollowUps | None = None
         self._interrupted = False
         self._worker = worker
         # An attribute, because signals hold their receivers weakly.
@@ -92,6 +94,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         )
         residency.start()
         worker.pool.figures = residency.figures
+        self._follow_ups = FollowUps(worker.app, worker.app.settings, worker.hostname)
+        self._follow_ups.start()
         self._residency = worker.app.residency = residency
         logger.info("%s is resident on %s, warm and ready", engine.model_name, assignment.name)
 
@@ -113,6 +117,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         return {"engine": self._residency.stats(), "dead_letters": self._residency.dead_letters()}
 
     def _close(self) -> None:
+        if self._follow_ups is not None:
+            self._follow_ups.close()
         if self._residency is not None:
             self._residency.close()
 

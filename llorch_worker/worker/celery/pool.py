@@ -231,11 +231,19 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._running[work.pid] = work
         self.active_jobs.expect(work.task_id)
         # Before the task runs and on this thread, so that a revoke finds the job from now on.
-        work.on_accept(work.pid, time.monotonic())
-        self._inbox.put(work)
+        try:
+            work.on_accept(work.pid, time.monotonic())
+        except Exception as error:  # noqa: BLE001 - what is not handed over must be settled
+            logger.error("job %s was not accepted: %s", work.task_id, type(error).__name__)
+            del self._running[work.pid]
+            self.active_jobs.forget(work.task_id)
+            self._refuse(work)
+        else:
+            self._inbox.put(work)
 
     def _refuse(self, work: _Work) -> None:
-        self._call(work, work.on_error, _info_of(Reject("the worker is stopping", requeue=True)))
+        refusal = Reject("the worker did not begin the job", requeue=True)
+        self._call(work, work.on_error, _info_of(refusal))
 
     def _on_wake(self) -> None:
         with suppress(BlockingIOError):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
-from celery import signals
-from celery.exceptions import Ignore, InvalidTaskError
+from celery import signals, states
+from celery.exceptions import Ignore, InvalidTaskError, Reject
 from celery.worker.request import Request
 
 from llorch_worker.contract import describe, shown, summarise
@@ -54,7 +54,7 @@ class JobRequest(Request):  # type: ignore[misc]
         self._request_dict["argsrepr"] = self._argsrepr
         self._request_dict["kwargsrepr"] = self._kwargsrepr
         self._request_dict["shadow"] = self.name
-        self._request_dict["retries"] = _shown(self._request_dict.get("retries"))
+        self._request_dict["retries"] = _shown(self._request_dict.get("retries", 0))
 
     def info(self, **_: Any) -> dict[str, Any]:
         """The fields that ``inspect`` and Flower show, without the arguments."""
@@ -81,7 +81,16 @@ class JobRequest(Request):  # type: ignore[misc]
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        try:
+            if not return_ok and not isinstance(error, Ignore | Reject):
+                # Celery acknowledges first, which would end the job without a result.
+                self.task.backend.store_result(
+                    self.id, error, states.FAILURE, request=self._context
+                )
+            super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        finally:
+            # Does nothing if the message was settled. Otherwise its claim would stay for ever.
+            self.reject(requeue=True)
         if isinstance(error, JobCancelled):
             self.send_event("task-revoked", terminated=True, signum=None, expired=False)
             signals.task_revoked.send(

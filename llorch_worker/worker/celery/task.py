@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Reject
 
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
 from llorch_worker.contract import (
     TASK_NAME,
@@ -60,16 +60,16 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
         Reject: the worker stops and the job goes back to its queue.
     """
     request = task.request
-    if request.eta:
-        # Until now the claim only held the job.
-        task.backend.mark_as_started(request.id, pid=os.getpid(), hostname=request.hostname)
     residency: Residency | None = task.app.residency
     if residency is None:
         raise InternalError("no model is resident in this process; start one with `llorch worker`")
+    claim = HELD_CLAIMS.get(request.properties["delivery_tag"])
+    if claim is None:
+        raise Reject("its claim was given up; the job is delivered again", requeue=True)
     enqueued_at_s = enqueue_time_s(request.get(ENQUEUED_AT))
     try:
         return residency.job_runner.run(
-            Delivery(request.id, fields, args, enqueued_at_s, request.timelimit or ())
+            Delivery(claim, fields, args, enqueued_at_s, request.timelimit or ())
         )
     except Cancelled:
         task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
