@@ -210,10 +210,7 @@ class ClaimChannel(kombu_redis.Channel):
         if self.qos.prefetch_count:
             most = min(most, self.qos.prefetch_count - len(HELD_CLAIMS))
         try:
-            with (
-                self.conn_or_acquire() as client,
-                UNHEARD_CLAIMS.around_claim(client, self.worker),
-            ):
+            with self.conn_or_acquire() as client, UNHEARD_CLAIMS.around_claim(client, self.worker):
                 taken, look_again_s = claims.claim(
                     client,
                     lists=queues.lists(consumed),
