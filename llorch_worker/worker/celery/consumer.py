@@ -15,14 +15,13 @@ from vine import promise
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.transport import MOST_JOBS_A_CLAIM, keep_claims
-from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest
+from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest, shown
+from llorch_worker.worker.celery.request import MAX_ID_CHARS
 
 logger = get_logger(__name__)
 
 EVENTS_INTERVAL_S = 0.02
 RECONNECT_PAUSES_S = {"interval_start": 0.2, "interval_step": 0.4, "interval_max": 5.0}
-MAX_ID_CHARS = 255
-MAX_SHOWN_CHARS = 80
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
@@ -120,7 +119,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         self._refuse(message, "it is not a task message")
 
     def on_unknown_task(self, _body: Any, message: Any, _error: Exception) -> None:
-        name = message.headers["task"][:MAX_SHOWN_CHARS]
+        name = shown(message.headers["task"])
         self._refuse(message, f"unknown task {name!r}", NotRegistered(name))
 
     def on_invalid_task(self, _body: Any, message: Any, exc: Exception) -> None:
