@@ -13,9 +13,9 @@ from celery.backends.redis import RedisBackend, SentinelBackend
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import encode_json
-from llorch_worker.broker.results import decode_state, result_meta, terminal_event
+from llorch_worker.broker.results import SUCCESS, decode_state, result_meta, terminal_event
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.contract import GenerationResult, encode_event
+from llorch_worker.contract import GenerationResult, LlorchError, encode_event
 
 
 class _OneEnd:
@@ -37,8 +37,11 @@ class _OneEnd:
             if related := getattr(request, of_request, None):
                 meta[name] = related
         document = encode_json(meta)
-        end = result if isinstance(result, GenerationResult) else decode_state(document).end
-        event = "" if end is None else encode_event(terminal_event(end))
+        end: Any = result if state == SUCCESS else decode_state(document).end
+        event = ""
+        # Celery's own tasks, such as celery.accumulate, return other values and have no stream.
+        if isinstance(end, GenerationResult | LlorchError):
+            event = encode_event(terminal_event(end))
         claim = HELD_CLAIMS.get(task_id)
         entries: tuple[Any, ...] = ()
         if claim is not None and event:
