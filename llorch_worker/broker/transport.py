@@ -241,6 +241,7 @@ class ClaimChannel(kombu_redis.Channel):
         # Our own tag: a producer's tag may not be unique.
         tag = f"{claim.job_id}/{claim.fence}"
         envelope["properties"] |= {"delivery_tag": tag}
+        envelope["properties"]["delivery_info"] |= {"redelivered": not claim.first}
         self.delivered[tag] = claim
         # A job from the worker queue or the suspects now belongs to the shared queue.
         queue = queues.queue_of(claim.list_key)
