@@ -82,7 +82,8 @@ def _run_file(
     while True:
         with own_redis() as server:
             command = [
-                sys.executable, "-m", "pytest", str(TESTS / file), "--quiet", "--tb=native", "-k", only,
+                sys.executable, "-m", "pytest", str(TESTS / file), "-k", only,
+                "--quiet", "--tb=native",
                 "-p", "no:benchmark", "-p", "no:cacheprovider",
                 "-p", "celery.contrib.pytest", "-p", recorder.__name__,
                 f"--suite-results={results}", f"--suite-timeout={limits.test_s}",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
-from celery import signals
-from celery.exceptions import Ignore
+from celery import signals, states
+from celery.exceptions import Ignore, Reject
 from celery.worker.request import Request
 
 from llorch_worker.contract import describe, summarise
@@ -66,7 +66,16 @@ class JobRequest(Request):  # type: ignore[misc]
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        try:
+            if not return_ok and not isinstance(error, Ignore | Reject):
+                # Celery acknowledges first, which would end the job without a result.
+                self.task.backend.store_result(
+                    self.id, error, states.FAILURE, request=self._context
+                )
+            super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        finally:
+            # Does nothing if the message was settled. Otherwise its claim would stay for ever.
+            self.reject(requeue=True)
         if isinstance(error, JobCancelled):
             self.send_event("task-revoked", terminated=True, signum=None, expired=False)
             signals.task_revoked.send(

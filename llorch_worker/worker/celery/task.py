@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Reject
 
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
-from llorch_worker.broker.queues import Route, route
 from llorch_worker.contract import (
     TASK_NAME,
     Cancelled,
@@ -46,12 +45,8 @@ class GenerateTask(JobTask):
         kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        """Sends the job to the queue of its model and priority; Celery's logs show sizes only."""
+        """Celery's logs show sizes only. The app's router chooses the queue."""
         fields = dict(kwargs or {})
-        if options.keys().isdisjoint(("queue", "exchange", "routing_key")):
-            to = _route(fields, self.app.settings.served_name)
-            options["queue"] = to.queue
-            options.setdefault("priority", to.priority)
         options["headers"] = {ENQUEUED_AT: time.time()} | (options.get("headers") or {})
         options["argsrepr"] = f"({describe(args)})" if args else "()"
         options["kwargsrepr"] = summarise(fields)
@@ -69,15 +64,17 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
         Reject: the worker stops and the job goes back to its queue.
     """
     request = task.request
-    if request.eta:
-        # Until now the claim only held the job.
-        task.backend.mark_as_started(request.id, pid=os.getpid(), hostname=request.hostname)
     residency: Residency | None = task.app.residency
     if residency is None:
         raise InternalError("no model is resident in this process; start one with `llorch worker`")
+    claim = HELD_CLAIMS.get(request.properties["delivery_tag"])
+    if claim is None:
+        raise Reject("its claim was given up; the job is delivered again", requeue=True)
     enqueued_at_s = enqueue_time_s(request.get(ENQUEUED_AT))
     try:
-        return residency.job_runner.run(Delivery(request.id, fields, args, enqueued_at_s))
+        return residency.job_runner.run(
+            Delivery(claim, fields, args, enqueued_at_s, request.timelimit or ())
+        )
     except Cancelled:
         task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
         raise JobCancelled("cancelled") from None
@@ -97,13 +94,4 @@ def register(app: Celery) -> Task:
         throws=(LlorchError,),
         # The worker validates the arguments and names the rule they break.
         typing=False,
-    )
-
-
-def _route(fields: Mapping[str, Any], default_model: str) -> Route:
-    # An invalid model or priority is sent anyway; the worker's error names it.
-    model, priority = fields.get("model"), fields.get("priority")
-    return route(
-        model if isinstance(model, str) and model else default_model,
-        priority if priority in ("high", "low") else "normal",
     )
