@@ -14,14 +14,17 @@ import celery.app.task
 import celery.contrib.testing.app
 import pytest
 from celery import signals
+from celery.contrib.testing.worker import TestWorkController
 from celery.utils.nodenames import anon_nodename
 
+from llorch_worker.broker.queues import normal_queue
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.app import LlorchApp
 from llorch_worker.worker.celery.bootstep import ResidencyStep
 from llorch_worker.worker.celery.config import worker_config
 from llorch_worker.worker.celery.pool import EnginePool
 from llorch_worker.worker.celery.request import JobRequest
+from llorch_worker.worker.celery.task import register
 
 SETTINGS = Settings()
 
@@ -47,6 +50,8 @@ celery.app.task.Task.Request = JobRequest
 def celery_config() -> dict[str, Any]:
     return worker_config(SETTINGS) | {
         "result_backend": SETTINGS.redis_url,
+        # In a worker of this package only jobs go to its queue by themselves.
+        "task_default_queue": normal_queue(SETTINGS.served_name),
         "task_create_missing_queues": False,
     }
 
@@ -55,6 +60,8 @@ def celery_config() -> dict[str, Any]:
 def celery_worker_pool(celery_session_app: SuiteApp) -> type[EnginePool]:
     # As the `celery worker` command does before it builds the worker; installs our transport.
     instance = SimpleNamespace(app=celery_session_app)
+    TestWorkController.named_queues = ()
+    register(celery_session_app)
     signals.celeryd_init.send(sender=anon_nodename(), instance=instance, options={})
     celery_session_app.steps["worker"].add(ResidencyStep)
     return EnginePool

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from tests.services import WorkerProcess
+from llorch_worker.broker import keys
+from llorch_worker.client import Client
+from tests.services import WorkerProcess, wait_until
 
 QUEUE = "llorch.toy"
 GET_S = 30
@@ -19,6 +21,13 @@ GET_S = 30
     ],
 )
 def test_a_task_of_celery_s_own_ends_with_its_result(
-    toy_worker: WorkerProcess, stock: Celery, name: str, args: list[object], result: object
+    toy_worker: WorkerProcess,
+    stock: Celery,
+    client: Client,
+    name: str,
+    args: list[object],
+    result: object,
 ) -> None:
-    assert stock.send_task(name, args=args, queue=QUEUE).get(GET_S) == result
+    sent = stock.send_task(name, args=args, queue=QUEUE)
+    assert sent.get(GET_S) == result
+    wait_until(lambda: client.redis.ttl(keys.result(sent.id)) > 0, what="the result to expire")
