@@ -256,6 +256,7 @@ class ClaimChannel(kombu_redis.Channel):
             self._refuse(claim)
             return
         envelope["properties"] |= {"delivery_tag": claim.tag}
+        envelope["properties"]["delivery_info"] |= {"redelivered": not claim.first}
         envelope["headers"] = _headers_of(claim, envelope.get("headers") or {})
         self.delivered[claim.tag] = claim
         # A job from the worker queue or the suspects now belongs to the shared queue.

@@ -97,6 +97,17 @@ def test_a_job_that_fails_shows_nothing(
     assert_nothing_shows(worker, monitor)
 
 
+def test_celery_s_own_tasks_over_prompts_show_nothing(
+    stock: Celery, worker: WorkerProcess, monitor: Monitor
+) -> None:
+    over = [stock.signature(TASK_NAME), [SECRET, SECRET]]
+    sent = stock.send_task("celery.map", args=over, queue=QUEUE)
+    with pytest.raises(LlorchError):
+        sent.get(timeout=GET_S)
+    wait_until(lambda: monitor.saw("task-failed", sent.id))
+    assert_nothing_shows(worker, monitor)
+
+
 def test_a_message_that_is_not_a_job_shows_nothing(
     stock: Celery, client: Client, worker: WorkerProcess, monitor: Monitor
 ) -> None:
