@@ -32,9 +32,7 @@ def test_all_priorities_of_a_producer_with_ten_steps_are_claimed_in_order(
         stock.conf.broker_transport_options = {"priority_steps": list(range(10))}
         fields = {"prompt": "x"}
         sent = [
-            stock.send_task(
-                TASK_NAME, kwargs={"prompt": "x"}, queue="llorch.toy", priority=priority
-            )
+            stock.send_task(TASK_NAME, kwargs=fields, queue="llorch.toy", priority=priority)
             for priority in reversed(range(10))
         ]
     assert waiting(store, "toy").jobs == 10
