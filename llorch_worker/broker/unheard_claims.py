@@ -47,18 +47,19 @@ def _hand_back(client: Redis, worker: str, since_s: float) -> None:
     # Only what was claimed since: a dead worker may have had the same name, and its jobs must
     # count their attempts.
     since_ms = math.floor(seconds * 1e3 + microseconds / 1e3 - (time.monotonic() - since_s) * 1e3)
-    held = {claim.job_id for claim in HELD_CLAIMS.all()}
+    held = {(claim.job_id, claim.fence) for claim in HELD_CLAIMS.all()}
     leased: list[Any] = client.zrange(keys.LEASES, 0, -1)
-    unknown = [job_id for job_id in map(text, leased) if job_id not in held]
+    job_ids = list(map(text, leased))
     with client.pipeline(transaction=False) as pipe:
-        for job_id in unknown:
+        for job_id in job_ids:
             pipe.hmget(keys.job(job_id), "fence", "history")
         records = pipe.execute()
     unheard = []
-    for job_id, (fence, history) in zip(unknown, records, strict=True):
+    for job_id, (fence, history) in zip(job_ids, records, strict=True):
         last_claim = text(history or "").rstrip("\n").rpartition("\n")[2]
         claimant, _, claimed_ms = last_claim.rpartition(" ")
-        if claimant == worker and int(claimed_ms) >= since_ms:
+        its_own = claimant == worker and int(claimed_ms) >= since_ms
+        if its_own and (job_id, int(fence)) not in held:
             unheard.append((int(fence), job_id))
     # Latest first: each goes to the head of its queue, so the earliest ends up in front.
     for fence, job_id in sorted(unheard, reverse=True):

@@ -43,16 +43,16 @@ def a_worker_claims(stage: Stage) -> Acts:
 @STEPS.breaking("append")
 def a_worker_writes_tokens(stage: Stage) -> Acts:
     (claim,) = stage.claimed("a")
-    lost: list[str] = []
+    lost: list[object] = []
     publisher = Publisher(
         stage.client, stage.app.settings, on_lost=lost.append, on_cancelled=lost.append
     )
     publisher.open(claim, 1)
-    publisher.append("a", STARTED)
-    publisher.append("a", TOKENS)
+    publisher.append(claim, STARTED)
+    publisher.append(claim, TOKENS)
     yield None
     publisher.start()
-    written = publisher.flush("a", lambda: bool(lost))
+    written = publisher.flush(claim, lambda: bool(lost))
     publisher.close(timeout_s=10)
     yield ["a"]
     assert written
@@ -79,7 +79,8 @@ def a_worker_stores_a_result(stage: Stage) -> Acts:
     HELD_CLAIMS.leave_entries(claim, LastEntries(1, (STARTED, TOKENS)))
     try:
         yield None
-        stage.backend.store_result("a", RESULT, "SUCCESS")
+        request = Context(id="a", properties={"delivery_tag": claim.tag})
+        stage.backend.store_result("a", RESULT, "SUCCESS", request=request)
         yield ["a"]
         assert HELD_CLAIMS.has_ended(claim), "the result is stored, and the claim was not lost"
     finally:
@@ -92,7 +93,10 @@ def a_worker_stores_a_result(stage: Stage) -> Acts:
 def a_worker_ends_a_part_of_a_chord(stage: Stage) -> Acts:
     (claim,) = stage.claimed("a")
     HELD_CLAIMS.add(claim)
-    request = Context(id="a", group="g", chord={"task": "sum", "chord_size": 2})
+    request = Context(
+        id="a", properties={"delivery_tag": claim.tag},
+        group="g", chord={"task": "sum", "chord_size": 2},
+    )  # fmt: skip
     try:
         yield None
         # Celery takes an error of this call for one of the task, and fails its chord.
