@@ -17,7 +17,7 @@ DUE = "a job with an ETA waits in Redis; a worker gets it when it is due, withou
 ONE_TTL = "LLORCH_RESULT_TTL_S holds for every result, failures included"
 
 _REASONS = {
-    r"replace|_retr[iy]|second_order|test_complex_chain": ONE_ID,
+    r"(canvas|tasks)\.py.*(replace|_retr[iy]|second_order|test_complex_chain)": ONE_ID,
     # Their add_to_all replaces itself.
     r"test_chord::test_(group_chain|group_kwargs|group_args_and_kwargs|single_task_header"
     r"|empty_header_chord|nested_chord)$": ONE_ID,
