@@ -93,7 +93,10 @@ class Settings(BaseSettings):
     watchdog_s: float = Field(60.0, ge=1)
     """If the engine finishes no step for this long, it hangs, and its process exits."""
     max_attempts: int = Field(3, ge=1)
-    """A job that loses this many workers ends as ATTEMPTS_EXHAUSTED and becomes a dead letter."""
+    """A job that loses this many workers without progress in between ends as ATTEMPTS_EXHAUSTED and
+    becomes a dead letter."""
+    max_deaths: int = Field(20, ge=1)
+    """So does a job that loses this many workers in all."""
     queue_limit: int = Field(10_000, ge=0)
     """The most jobs that may wait for this model before clients get QUEUE_FULL; 0: no limit."""
     drain_s: float = Field(300.0, ge=0)
@@ -106,7 +109,7 @@ class Settings(BaseSettings):
     flush_interval_ms: int = Field(20, ge=1, le=50)
     """How often the publisher writes new tokens to the jobs' streams."""
     stream_ttl_s: int = Field(24 * 3600, ge=1)
-    """How long a job's event stream stays after its last entry."""
+    """How long a job's event stream stays after its end."""
     result_ttl_s: int = Field(24 * 3600, ge=1)
     """How long a job's result stays."""
 

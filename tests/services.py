@@ -136,6 +136,23 @@ class RedisServer:
             self._process.wait(STOP_TIMEOUT_S)
             self._process = None
 
+    @property
+    def file_bytes(self) -> int:
+        """The size of its append-only file, which Redis writes before it replies."""
+        return self._file().stat().st_size
+
+    def restart_from(self, file_bytes: int) -> None:
+        """Kills it and starts it again without the writes after the first ``file_bytes``."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(STOP_TIMEOUT_S)
+        os.truncate(self._file(), file_bytes)
+        self.start()
+
+    def _file(self) -> Path:
+        # One file until Redis 6; a base, which stays empty, and increments since Redis 7.
+        return max(self._folder.rglob("appendonly*.aof"), key=lambda file: "incr" in file.name)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stops it meanwhile: its connections stay open, and nobody gets a reply."""

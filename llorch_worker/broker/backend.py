@@ -1,28 +1,48 @@
 """Celery's Redis result backend, with one end for each job.
 
 Keys and documents are Celery's own, so ``AsyncResult`` of any app reads them. The write differs:
-one script (``lua/finish.lua``) stores the state only while the claim holds and the job has not
-ended, and writes the stream's last events in the same step.
+one script (``lua/finish.lua``) stores the state only while the claim of the delivery holds and the
+job has not ended, and writes the stream's last events in the same step. What Celery does after an
+end is noted in the same step too, so that another worker does it if this one dies first: see
+:mod:`llorch_worker.worker.celery.follow_ups`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend, SentinelBackend
+from celery.exceptions import Reject
+from celery.states import READY_STATES
+from kombu.exceptions import OperationalError
+from kombu.log import get_logger
+from redis.exceptions import ConnectionError as NoConnection
+from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import encode_json
-from llorch_worker.broker.results import decode_state, result_meta, terminal_event
+from llorch_worker.broker.results import (
+    FAILURE,
+    REVOKED,
+    SUCCESS,
+    decode_state,
+    result_meta,
+    terminal_event,
+)
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.contract import GenerationResult, encode_event
+from llorch_worker.contract import GenerationResult, LlorchError, encode_event
+
+logger = get_logger(__name__)
 
 
-class _OneEnd:
+class _OneEnd(Backend):  # type: ignore[misc]
     """A mixin for Celery's backends; see the module's docstring."""
 
     def _store_result(
-        self: Any,
+        self,
         task_id: str,
         result: Any,
         state: str,
@@ -37,29 +57,88 @@ class _OneEnd:
             if related := getattr(request, of_request, None):
                 meta[name] = related
         document = encode_json(meta)
-        end = result if isinstance(result, GenerationResult) else decode_state(document).end
-        event = "" if end is None else encode_event(terminal_event(end))
-        claim = HELD_CLAIMS.get(task_id)
+        end: Any = result if state == SUCCESS else decode_state(document).end
+        event = ""
+        # Celery's own tasks, such as celery.accumulate, return other values and have no stream.
+        if isinstance(end, GenerationResult | LlorchError):
+            event = encode_event(terminal_event(end))
+        tag = _delivery_tag(task_id, request)
+        claim = HELD_CLAIMS.get(tag)
         entries: tuple[Any, ...] = ()
         if claim is not None and event:
             last = HELD_CLAIMS.last_entries(claim)
             entries = (last.first_entry, *map(encode_event, last.events))
+        settings = self.app.settings
+        follow_ms = round(settings.lease_s * 1e3) if follows(request, state) else ""
         stored = run_script(
             self.client,
             "finish",
             [
                 task_id,
-                "" if claim is None else claim.fence,
+                tag.rpartition("/")[2],
                 document,
-                self.app.settings.result_ttl_s,
+                settings.result_ttl_s,
                 event,
-                self.app.settings.stream_ttl_s,
+                settings.stream_ttl_s,
+                follow_ms,
                 *entries,
             ],
         )
-        if claim is not None and event and stored:
+        if tag and not stored:
+            # Celery must not go on as if the job had this state: the job runs again, or has.
+            raise Reject("another delivery of the job has taken over", requeue=True)
+        if claim is not None and event:
             HELD_CLAIMS.note_end(claim)
         return result
+
+    def mark_as_done(
+        self, task_id: str, result: Any, request: Any = None, *args: Any, **options: Any
+    ) -> None:
+        with self._following_up(task_id, request, SUCCESS):
+            super().mark_as_done(task_id, result, request, *args, **options)
+
+    def mark_as_failure(
+        self, task_id: str, exc: Any, *args: Any, request: Any = None, **options: Any
+    ) -> None:
+        with self._following_up(task_id, request, FAILURE):
+            super().mark_as_failure(task_id, exc, *args, request=request, **options)
+
+    def mark_as_revoked(
+        self, task_id: str, reason: str = "", request: Any = None, **options: Any
+    ) -> None:
+        with self._following_up(task_id, request, REVOKED):
+            super().mark_as_revoked(task_id, reason, request=request, **options)
+
+    @contextmanager
+    def _following_up(self, task_id: str, request: Any, state: str) -> Iterator[None]:
+        """Wraps what stores an end and does what follows it, and notes that both are done.
+
+        An end that cannot be stored raises BackendStoreError. Any other error of a connection
+        comes after it, and Celery would take it for an error of the task: a chord would fail
+        although its part succeeded. A worker follows up later instead.
+        """
+        try:
+            yield
+            if follows(request, state):
+                run_script(self.client, "followed_up", [task_id, self.app.settings.result_ttl_s])
+        except (NoConnection, NoReply, OperationalError) as error:
+            if not follows(request, state):
+                raise
+            logger.warning("a worker will follow up the end of job %s later: %s", task_id, error)
+
+
+def follows(request: Any, state: str) -> bool:
+    """Whether Celery has more to do after storing this end: a part of a chord to count, later tasks
+    of a chain to fail, or errbacks to call."""
+    if state == FAILURE and any(getattr(request, name, None) for name in ("chain", "errbacks")):
+        return True
+    return state in READY_STATES and bool(getattr(request, "chord", None))
+
+
+def _delivery_tag(task_id: str, request: Any) -> str:
+    """The tag of the delivery that ``request`` comes from; "" for a job that was not delivered."""
+    tag = (getattr(request, "properties", None) or {}).get("delivery_tag") or ""
+    return tag if tag.rpartition("/")[0] == task_id else ""
 
 
 class ResultBackend(_OneEnd, RedisBackend):  # type: ignore[misc]

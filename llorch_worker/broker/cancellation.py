@@ -6,12 +6,10 @@ from typing import Literal
 
 from redis import Redis
 
+from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.results import revoked_document
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import CancelledEvent, encode_event
-
-TOMBSTONE_TTL_S = 30 * 24 * 3600
-"""How long a cancelled job is remembered. Its message stays in the queue until it is claimed."""
 
 CancelOutcome = Literal["queued", "running", "ended"]
 """The job's state at the cancel. ``queued``: it waited, or its worker had died; it has now ended.
@@ -32,7 +30,7 @@ def cancel(client: Redis, job_id: str, *, result_ttl_s: int, stream_ttl_s: int) 
             encode_event(CancelledEvent()),
             result_ttl_s,
             stream_ttl_s,
-            max(TOMBSTONE_TTL_S, result_ttl_s),
+            max(LONGEST_WAIT_S, result_ttl_s),
         ],
     )
     return outcome

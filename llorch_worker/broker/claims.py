@@ -11,13 +11,21 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from kombu.log import get_logger
 from redis import Redis
 
-from llorch_worker.broker.results import failure_document, started_document
+from llorch_worker.broker import queues
+from llorch_worker.broker.results import (
+    decode_state,
+    failure_document,
+    started_document,
+    terminal_event,
+)
 from llorch_worker.broker.scripts import Reply, run_script, text
-from llorch_worker.contract import AttemptsExhausted, Failed, LlorchError, encode_event
+from llorch_worker.contract import AttemptsExhausted, Failed, encode_event
 
 logger = get_logger(__name__)
 
@@ -34,6 +42,9 @@ class ClaimTerms:
 
     lease_ms: int
     max_attempts: int
+    """The most deaths in a row without progress."""
+    max_deaths: int
+    """The most deaths of all."""
     result_ttl_s: int
     """Also how long an ended job's record is kept, to recognise a second copy of its message."""
     stream_ttl_s: int
@@ -51,48 +62,60 @@ class Claim:
     fence: int
     list_key: str
     suspect: bool
-    """Its last worker died before the job made any progress."""
+    """It may have killed its last worker."""
     first_claimed_ms: int
     claimed_ms: int
     first: bool = False
     """Whether this is the job's first claim; it then has no journal."""
     cancelled: bool = False
     """Whether a cancel was requested before the claim."""
+    due_ms: int | None = None
+    """Its ETA, if it had one that the script could read."""
     taken_s: float = field(default_factory=time.monotonic, compare=False)
     """When the claim arrived, by this process' monotonic clock."""
 
-    @property
-    def redelivered(self) -> bool:
-        return self.attempt > 1
+    @cached_property
+    def tag(self) -> str:
+        """The delivery tag of its message. A producer's own tag may not be unique."""
+        return f"{self.job_id}/{self.fence}"
+
+
+class Taken(NamedTuple):
+    """What one call of :func:`claim` brought."""
+
+    claims: list[Claim]
+    look_again_s: float | None
+    """When a waiting job may be due; None if none is known."""
 
 
 def claim(
     client: Redis,
     *,
     lists: Sequence[str],
-    suspects: str,
+    model: str,
     held: Iterable[Claim],
     limit: int,
     worker: str,
     terms: ClaimTerms,
-) -> list[Claim]:
-    """Claims up to ``limit`` jobs: a suspect if that is safe, then from ``lists`` in order.
+) -> Taken:
+    """Claims up to ``limit`` jobs of ``model``: suspects if that is safe, then from ``lists`` in
+    order.
 
     ``held``: the claims that the caller already has. New dead letters are logged, the first few
     one by one.
     """
-    held = tuple(held)
-    held_suspect = next((claim.job_id for claim in held if claim.suspect), "")
     exhausted = AttemptsExhausted(
-        f"each of {terms.max_attempts} attempts ended with the death of its worker"
+        f"{terms.max_attempts} attempts without progress, or {terms.max_deaths} in all, ended with "
+        "the death of the worker"
     )
-    taken, letters, unlisted, unlisted_bytes = run_script(
+    taken, letters, unlisted, unlisted_bytes, again_ms = run_script(
         client,
         "claim",
         [
             worker,
             terms.lease_ms,
             terms.max_attempts,
+            terms.max_deaths,
             terms.result_ttl_s,
             terms.stream_ttl_s,
             MOST_DEAD_LETTERS,
@@ -100,10 +123,9 @@ def claim(
             failure_document(_ID, exhausted),
             encode_event(Failed(error=exhausted.document())),
             limit,
-            held_suspect,
-            *(claim.job_id for claim in held if claim.redelivered),
+            *(claim.job_id for claim in held if claim.suspect),
         ],
-        [suspects, *lists],
+        [queues.suspects(model), queues.scheduled(model), *lists],
     )
     for job_id, size in letters:
         if job_id:
@@ -118,12 +140,13 @@ def claim(
             unlisted,
             unlisted_bytes,
         )
-    return [_claim(*values) for values in taken]
+    return Taken([_claim(*values) for values in taken], again_ms / 1e3 if again_ms >= 0 else None)
 
 
 def _claim(
     job_id: Reply, message: Reply, attempt: int, fence: Reply, list_key: Reply,
     first_claimed_ms: Reply, claimed_ms: int, first: int, cancelled: int, suspect: int,
+    due_ms: int,
 ) -> Claim:  # fmt: skip
     """Parses a claim that ``lua/claim.lua`` returned."""
     return Claim(
@@ -137,14 +160,15 @@ def _claim(
         claimed_ms=claimed_ms,
         first=bool(first),
         cancelled=bool(cancelled),
+        due_ms=None if due_ms < 0 else due_ms,
     )
 
 
-def renew(client: Redis, claims: Iterable[Claim], *, lease_ms: int) -> list[str]:
-    """Renews the leases of ``claims``; returns the ids of lost claims."""
+def renew(client: Redis, claims: Sequence[Claim], *, lease_ms: int) -> list[Claim]:
+    """Renews the leases of ``claims``; returns the lost ones."""
     pairs = [part for claim in claims for part in (claim.job_id, claim.fence)]
     lost = run_script(client, "renew", [lease_ms, *pairs])
-    return [text(job_id) for job_id in lost]
+    return [claims[place - 1] for place in lost]
 
 
 def end(client: Redis, claim: Claim, terms: ClaimTerms) -> bool:
@@ -152,8 +176,11 @@ def end(client: Redis, claim: Claim, terms: ClaimTerms) -> bool:
     return _release(client, claim, "ended", terms.result_ttl_s)
 
 
-def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> bool:
+def fail(client: Redis, claim: Claim, error: Exception, terms: ClaimTerms) -> bool:
     """Stores ``error`` as the job's result and ends the claim; False if the claim was lost."""
+    document = failure_document(claim.job_id, error)
+    end = decode_state(document).end
+    assert end is not None
     return bool(
         run_script(
             client,
@@ -161,10 +188,12 @@ def fail(client: Redis, claim: Claim, error: LlorchError, terms: ClaimTerms) -> 
             [
                 claim.job_id,
                 claim.fence,
-                failure_document(claim.job_id, error),
+                document,
                 terms.result_ttl_s,
-                encode_event(Failed(error=error.document())),
+                encode_event(terminal_event(end)),
                 terms.stream_ttl_s,
+                "",
+                1,
             ],
         )
     )
@@ -185,7 +214,11 @@ def _release(client: Redis, claim: Claim, state: str, ttl_s: int = 0) -> bool:
     return bool(run_script(client, "release", [claim.job_id, claim.fence, state, ttl_s]))
 
 
-def sweep(client: Redis) -> list[str]:
+def sweep(client: Redis, *, lease_ms: int, max_deaths: int) -> list[str]:
     """Puts jobs with lapsed leases back to the head of their queues; returns their ids."""
-    back = run_script(client, "sweep", [SWEEP_LIMIT_JOBS])
-    return [text(job_id) for job_id in back]
+    back: list[str] = []
+    while True:
+        batch = run_script(client, "sweep", [SWEEP_LIMIT_JOBS, lease_ms, max_deaths])
+        back += map(text, batch)
+        if len(batch) < SWEEP_LIMIT_JOBS:
+            return back

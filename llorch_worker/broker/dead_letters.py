@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from uuid import uuid4
 
 from redis import Redis
 
-from llorch_worker.broker import keys
-from llorch_worker.broker.claims import MOST_DEAD_LETTERS, Claim
+from llorch_worker.broker import claims, keys
+from llorch_worker.broker.claims import MOST_DEAD_LETTERS, Claim, ClaimTerms
+from llorch_worker.broker.message import read_task
 from llorch_worker.broker.queues import model_of
-from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.scripts import load, run_script
 
 PAGE_LETTERS = 100
 MALFORMED = "malformed"
-_NOT_JSON = LookupError, TypeError, ValueError, AttributeError, RecursionError
 
 Retried = Literal["retried", "gone", "under way", "ended"]
 """``gone``: the letter has been retried or dropped; ``under way``: the job already waits or runs
@@ -54,14 +54,8 @@ class DeadLetter:
     def body(self) -> Any:
         """The message's body, prompt included; None if it is not JSON. A task's body is
         ``[args, kwargs, options]``."""
-        try:
-            envelope = json.loads(self.message)
-            body = envelope["body"]
-            if envelope["properties"].get("body_encoding") == "base64":
-                body = base64.b64decode(body)
-            return json.loads(body)
-        except _NOT_JSON:
-            return None
+        task = read_task(self.message)
+        return None if task is None else task[1]
 
     @property
     def retriable(self) -> bool:
@@ -76,6 +70,22 @@ def bury(client: Redis, claim: Claim, reason: str) -> bool:
         client, "bury", [claim.job_id, claim.fence, reason, message, MOST_DEAD_LETTERS]
     )
     return bool(buried)
+
+
+def refuse(client: Redis, claim: Claim, reason: str, error: Exception, terms: ClaimTerms) -> None:
+    """Buries a claim's message, stores ``error`` as the job's result and ends the claim.
+
+    One transaction, so that a connection that breaks leaves neither the letter nor the result
+    alone. Nothing happens if the claim was lost.
+    """
+    for script in ("bury", "finish", "release"):
+        # Inside a transaction it is too late to learn that the server lacks a script.
+        load(client, script)
+    with client.pipeline(transaction=True) as pipe:
+        bury(pipe, claim, reason)
+        claims.fail(pipe, claim, error, terms)
+        claims.end(pipe, claim, terms)
+        pipe.execute()
 
 
 def count(client: Redis) -> int:
@@ -96,13 +106,13 @@ def find(client: Redis, letter_id: str) -> DeadLetter | None:
     return next((letter for letter in letters(client) if letter.id == letter_id), None)
 
 
-def retry(client: Redis, letter: DeadLetter, *, stream_ttl_s: int) -> Retried:
+def retry(client: Redis, letter: DeadLetter) -> Retried:
     """Puts the job at the tail of its queue with a full set of attempts, and removes its failure.
 
     The job continues from its journal if that has not expired. A requested cancel and a deadline
     still apply.
     """
-    outcome: Retried = run_script(client, "retry", [letter.raw, stream_ttl_s])
+    outcome: Retried = run_script(client, "retry", [letter.raw, uuid4().hex])
     return outcome
 
 

@@ -14,6 +14,10 @@ from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationRequest, QueueFull
 
+LONGEST_WAIT_S = 30 * 24 * 3600
+"""How long a job that waits is known by its id, its idempotency key and a cancel. A message can
+vanish from its list, by ``celery purge`` for example, so its traces must not stay for ever."""
+
 
 def enqueue(
     client: Redis,
@@ -22,11 +26,10 @@ def enqueue(
     *,
     model: ModelCard,
     job_id: str,
-    ttl_s: int,
     worker: str | None = None,
 ) -> str:
     """Enqueues a job and returns ``job_id``, or the id of the first job with the request's
-    idempotency key. Keys are remembered for ``ttl_s``.
+    idempotency key.
 
     ``worker``: the node name of the worker that should take the job. Jobs in its worker queue then
     count against the limit too.
@@ -48,7 +51,7 @@ def enqueue(
                 before,
                 after,
                 model.queue_limit,
-                ttl_s,
+                LONGEST_WAIT_S,
                 "" if key is None else keys.idempotency(model.name, key),
             ],
             [to.list_key, *shared_lists(model.name), *own],

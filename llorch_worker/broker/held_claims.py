@@ -19,8 +19,9 @@ class LastEntries:
 
 
 class HeldClaims:
-    """Thread-safe. A claim stays here until its job is settled, even if it is lost meanwhile: its
-    old fence makes a late write fail.
+    """Thread-safe. A claim stays here until its delivery is settled, even if it is lost meanwhile:
+    its old fence makes a late write fail. A job that is claimed again before that has two claims
+    here, one for each delivery.
     """
 
     def __init__(self) -> None:
@@ -32,12 +33,11 @@ class HeldClaims:
 
     def add(self, claim: Claim) -> None:
         with self._lock:
-            self._claims[claim.job_id] = claim
+            self._claims[claim.tag] = claim
 
     def discard(self, claim: Claim) -> None:
         with self._lock:
-            if self._claims.get(claim.job_id) is claim:
-                del self._claims[claim.job_id]
+            self._claims.pop(claim.tag, None)
             self._ended.discard(claim)
             self._last_entries.pop(claim, None)
 
@@ -59,9 +59,9 @@ class HeldClaims:
         with self._lock:
             return claim in self._ended
 
-    def get(self, job_id: str) -> Claim | None:
+    def get(self, delivery_tag: str) -> Claim | None:
         with self._lock:
-            return self._claims.get(job_id)
+            return self._claims.get(delivery_tag)
 
     def all(self) -> tuple[Claim, ...]:
         with self._lock:

@@ -36,9 +36,7 @@ def read(client: Redis, job_id: str) -> JournalPage:
     return JournalPage(read_journal(events), last + 1)
 
 
-def queue_append(
-    pipe: Any, claim: Claim, first_entry: int, events: Sequence[Event], *, ttl_s: int
-) -> None:
+def queue_append(pipe: Any, claim: Claim, first_entry: int, events: Sequence[Event]) -> None:
     """Adds a write of ``events``, as entries from ``first_entry`` on, to a pipeline.
 
     The reply is ``WRITTEN``, ``WRITTEN_CANCEL`` if a cancel was also requested, or 0 if the claim
@@ -50,7 +48,6 @@ def queue_append(
         claim.job_id,
         claim.fence,
         first_entry,
-        ttl_s,
         int(any(isinstance(event, Tokens) and event.ids for event in events)),
         *(encode_event(event) for event in events),
     )

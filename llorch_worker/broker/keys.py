@@ -19,16 +19,25 @@ CANCEL_CHANNEL = f"{PREFIX}cancel"
 LEASES = f"{PREFIX}leases"
 """Sorted set: job id -> when its lease ends, in ms by Redis' own clock."""
 
+FOLLOW_UPS = f"{PREFIX}follow_ups"
+"""Sorted set: id of an ended job after whose end Celery has more to do -> when a worker may take
+this up, in ms by Redis' own clock. See :mod:`llorch_worker.worker.celery.follow_ups`."""
+
 DEAD = f"{PREFIX}dead"
 """List of dead letters, newest first; see :mod:`llorch_worker.broker.dead_letters`."""
 
 
 def job(job_id: str) -> str:
-    """Hash, the record of a job that has been claimed: ``state`` (claimed, queued, ended),
-    ``fence``, ``attempts``, ``progress`` (1 if this attempt's tokens are journalled), ``worker``,
-    ``history``, ``first_claim_ms``, ``company`` (1 if this attempt ran beside others that had lost
-    a worker), ``spared`` (1 if an attempt was not counted for that), and, until it ends,
-    ``message`` and ``list``."""
+    """Hash, the record of a job.
+
+    From our client: ``sent``, the Unix time by Redis' clock at which it enqueued the job, and
+    ``idempotency``, its key. Then ``state``: scheduled (it waits for its ETA), claimed, queued
+    (again) or ended. From the first claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``,
+    ``history``, ``first_claim_ms`` and ``progress`` (1 if this attempt's tokens are journalled).
+    Once it has lost a worker: ``deaths``, and since its last progress ``strikes``, ``alone`` and
+    ``peers``, see ``lua/sweep.lua``. While no list has the message: ``message`` and ``list``.
+    ``follow``: 1 if the message of a cancelled job is still in a list. ``buried``: 1 if its message
+    is a dead letter. ``retried_by``: the call that retried that."""
     return f"{PREFIX}job:{job_id}"
 
 
@@ -43,19 +52,14 @@ def events(job_id: str) -> str:
 
 
 def cancel(job_id: str) -> str:
-    """Exists once a cancel has been requested; expires with the results."""
+    """The id of the call that requested a cancel of the claimed job; that call is sent again if
+    its reply is lost. Expires with the results."""
     return f"{PREFIX}job:{job_id}:cancel"
 
 
 def watchers(job_id: str) -> str:
     """Exists while a client reads the stream; readers renew it."""
     return f"{PREFIX}job:{job_id}:watchers"
-
-
-def sent(job_id: str) -> str:
-    """Unix time, by Redis' clock, at which our client enqueued the job. It distinguishes a queued
-    job from an unknown one."""
-    return f"{PREFIX}job:{job_id}:sent"
 
 
 def idempotency(model: str, key: str) -> str:

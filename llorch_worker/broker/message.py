@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,19 @@ def read_envelope(raw: bytes, decode_body: Callable[[Any, Any], Any]) -> dict[st
     if not all(isinstance(name, str) for name in names):
         return None
     return {**envelope, "body": body, "properties": {**properties, "body_encoding": None}}
+
+
+def read_task(raw: str) -> tuple[dict[str, Any], Any] | None:
+    """The headers and the body of a task message, prompt included; None if it is not JSON. The body
+    is ``[args, kwargs, options]``."""
+    try:
+        envelope = json.loads(raw)
+        headers, body = envelope["headers"], envelope["body"]
+        if envelope["properties"].get("body_encoding") == "base64":
+            body = base64.b64decode(body)
+        return dict(headers), json.loads(body)
+    except _UNREADABLE:
+        return None
 
 
 def enqueue_time_s(header: object) -> float | None:

@@ -7,7 +7,7 @@ normal, so normal is step 0, and a higher priority needs a queue of its own:
     =================================  ====================================================
     ``llorch.<model>:high``            "high"; a queue of its own, popped before all others
     ``llorch.<model>``                 "normal"; every message without a priority, or with 0
-    ``llorch.<model>\\x06\\x163``, ``6``  what a stock producer sends with ``priority=3`` or ``6``
+    ``llorch.<model>\\x06\\x161`` to 8   what a stock producer sends with ``priority=1`` to 8
     ``llorch.<model>\\x06\\x169``        "low", and a stock producer's ``priority=9``
     =================================  ====================================================
 
@@ -32,10 +32,12 @@ from llorch_worker.contract import Priority
 QUEUE_PREFIX = "llorch."
 HIGH_SUFFIX = ":high"
 SUSPECTS_SUFFIX = ":suspects"
+SCHEDULED_SUFFIX = ":scheduled"
 WORKER_MARK = "@"
 LOW_STEP = 9
-PRIORITY_STEPS = (0, 3, 6, 9)
-"""kombu's default; it pushes a message to the list of the highest step not above its priority."""
+PRIORITY_STEPS = range(10)
+"""kombu pushes a message to the list of the highest step not above its priority. Its default steps
+are 0, 3, 6 and 9, and a producer may choose any others up to 9."""
 STEP_SEPARATOR = "\x06\x16"
 
 
@@ -79,6 +81,11 @@ def suspects(model: str) -> str:
     return f"{normal_queue(model)}{SUSPECTS_SUFFIX}"
 
 
+def scheduled(model: str) -> str:
+    """The sorted set of jobs that wait for their ETA: job id -> Unix time in ms."""
+    return f"{normal_queue(model)}{SCHEDULED_SUFFIX}"
+
+
 def queues(model: str, worker: str | None = None) -> tuple[str, ...]:
     """The queues that a worker of ``model`` consumes, in pop order.
 
@@ -90,9 +97,9 @@ def queues(model: str, worker: str | None = None) -> tuple[str, ...]:
 
 
 def lists(consumed: Iterable[str]) -> list[str]:
-    """The Redis lists of the ``consumed`` queues, the most urgent first."""
-    consumed = tuple(consumed)
-    return [Route(queue, step).list_key for step in PRIORITY_STEPS for queue in consumed]
+    """The Redis lists of the ``consumed`` queues of one worker, the most urgent first."""
+    ordered = sorted(consumed, key=lambda name: (HIGH_SUFFIX not in name, WORKER_MARK not in name))
+    return [Route(queue, step).list_key for step in PRIORITY_STEPS for queue in ordered]
 
 
 def shared_lists(model: str) -> list[str]:

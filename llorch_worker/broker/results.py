@@ -97,7 +97,7 @@ def _error(stored: Any) -> LlorchError:
     return InternalError(f"the worker could not run the job: {name}")
 
 
-def failure_document(job_id: str, error: LlorchError) -> str:
+def failure_document(job_id: str, error: Exception) -> str:
     """The document that Celery's Redis backend stores for a task that raised ``error``."""
     return _error_document(job_id, FAILURE, error)
 

@@ -22,7 +22,9 @@ Reply = str | bytes
 """A string in a reply: str from our clients, bytes from kombu's and Celery's."""
 
 _PARTS = {
+    "cancel": ("lists",),
     "claim": ("lists", "message", "take"),
+    "release": ("lists",),
     "reroute": ("lists",),
     "sweep": ("lists",),
 }
@@ -30,13 +32,15 @@ _NAMES = {
     "LEASES": keys.LEASES,
     "DEAD_LETTERS": keys.DEAD,
     "WORKER_QUEUES": keys.WORKER_QUEUES,
+    "FOLLOW_UPS": keys.FOLLOW_UPS,
     "CANCEL_CHANNEL": keys.CANCEL_CHANNEL,
     "HIGH_SUFFIX": queues.HIGH_SUFFIX,
     "SUSPECTS_SUFFIX": queues.SUSPECTS_SUFFIX,
+    "SCHEDULED_SUFFIX": queues.SCHEDULED_SUFFIX,
     "STEP_SEPARATOR": queues.STEP_SEPARATOR,
     "WORKER_MARK": queues.WORKER_MARK,
 }
-_KEYS_OF_A_JOB = (keys.job, keys.events, keys.result, keys.cancel, keys.sent)
+_KEYS_OF_A_JOB = (keys.job, keys.events, keys.result, keys.cancel)
 
 
 @cache

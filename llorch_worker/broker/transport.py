@@ -14,7 +14,7 @@ connection when it ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kombu import transport as kombu_transports
@@ -27,8 +27,9 @@ from llorch_worker.broker import claims, dead_letters, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.message import read_envelope
+from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
 from llorch_worker.broker.queue_news import QueueNews
+from llorch_worker.broker.unheard_claims import UNHEARD_CLAIMS
 from llorch_worker.broker.waiting import lengths
 from llorch_worker.contract import Fault, InvalidRequest
 
@@ -107,6 +108,10 @@ class ClaimChannel(kombu_redis.Channel):
 
     terms: ClaimTerms
     worker: str
+    consumes_jobs = False
+    """Whether this is the worker's channel for jobs, also while all its queues are cancelled."""
+    allowance: Callable[[], int] = staticmethod(lambda: MOST_JOBS_A_CLAIM)
+    """The most jobs to claim now. If that is none, whoever sets it calls :meth:`look_again`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.delivered: dict[str, Claim] = {}
@@ -115,22 +120,24 @@ class ClaimChannel(kombu_redis.Channel):
         self._kept_parameters: dict[str, Any] = {}
         super().__init__(*args, **kwargs)
 
-    @property
-    def consumes_jobs(self) -> bool:
-        active = self.active_queues
-        return bool(active) and all(map(queues.is_job_queue, active))
+    def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
+        tag = super().basic_consume(queue, *args, **kwargs)
+        if queues.is_job_queue(queue):
+            self.consumes_jobs = True
+            self.look_again()
+        return tag
 
     def look_again(self) -> None:
         """Claims at the next turn of the loop, with or without news."""
         if self.consumes_jobs:
             self._in_poll = None
 
-    def bury(self, delivery_tag: str, reason: str) -> None:
-        """Keeps a message that cannot become a task as a dead letter."""
-        claim = self.delivered.get(delivery_tag)
-        if claim is not None:
-            with self.conn_or_acquire() as client:
-                dead_letters.bury(client, claim, reason)
+    def refuse(self, delivery_tag: str, reason: str, error: Exception) -> None:
+        """Fails the job of a message that cannot become a task, and keeps it as a dead letter."""
+        claim = self.delivered[delivery_tag]
+        with self.conn_or_acquire() as client:
+            dead_letters.refuse(client, claim, reason, error, self.terms)
+        HELD_CLAIMS.note_end(claim)
 
     def close(self) -> None:
         if self.consumes_jobs or not self.active_queues:
@@ -191,20 +198,25 @@ class ClaimChannel(kombu_redis.Channel):
         # No reply is overdue. kombu drops a connection whose BRPOP gets no reply in time.
         self._brpop_sent_at = None
         consumed = self.active_queues
-        self._deliver_claims(self._claim(consumed), consumed)
+        if not consumed or not (most := self.allowance()):
+            return
+        taken = self._claim(consumed, most)
+        self._deliver_claims(taken, consumed)
+        if len(taken) == most:
+            # More may wait, and jobs that already wait cause no news.
+            self.look_again()
 
-    def _claim(self, consumed: list[str]) -> list[Claim]:
-        room = MOST_JOBS_A_CLAIM
+    def _claim(self, consumed: list[str], most: int) -> list[Claim]:
         if self.qos.prefetch_count:
-            room = min(room, self.qos.prefetch_count - len(HELD_CLAIMS))
+            most = min(most, self.qos.prefetch_count - len(HELD_CLAIMS))
         try:
-            with self.conn_or_acquire() as client:
-                taken = claims.claim(
+            with self.conn_or_acquire() as client, UNHEARD_CLAIMS.around_claim(client, self.worker):
+                taken, look_again_s = claims.claim(
                     client,
                     lists=queues.lists(consumed),
-                    suspects=queues.suspects(queues.model_of(consumed[0])),
+                    model=queues.model_of(consumed[0]),
                     held=HELD_CLAIMS.all(),
-                    limit=room,
+                    limit=most,
                     worker=self.worker,
                     terms=self.terms,
                 )
@@ -218,6 +230,8 @@ class ClaimChannel(kombu_redis.Channel):
         if self._refused:
             logger.info("claiming jobs again")
             self._refused = False
+        if look_again_s is not None and look_again_s < LOOK_AGAIN_S:
+            self.connection.look_again_in(look_again_s)
         return taken
 
     def _deliver_claims(self, taken: Iterable[Claim], consumed: list[str]) -> None:
@@ -227,10 +241,13 @@ class ClaimChannel(kombu_redis.Channel):
             HELD_CLAIMS.add(claim)
         try:
             while waiting:
-                self._deliver_claim(waiting.popleft(), consumed)
+                self._deliver_claim(waiting[0], consumed)
+                waiting.popleft()
         finally:
-            # Nothing settles the rest after a failed delivery: let their leases lapse.
+            # Nothing settles a claim whose delivery failed, nor those after it: let their leases
+            # lapse. A claim that stayed here would be renewed, and fill a slot, for ever.
             for claim in waiting:
+                self.delivered.pop(claim.tag, None)
                 HELD_CLAIMS.discard(claim)
 
     def _deliver_claim(self, claim: Claim, consumed: list[str]) -> None:
@@ -238,10 +255,10 @@ class ClaimChannel(kombu_redis.Channel):
         if envelope is None:
             self._refuse(claim)
             return
-        # Our own tag: a producer's tag may not be unique.
-        tag = f"{claim.job_id}/{claim.fence}"
-        envelope["properties"] |= {"delivery_tag": tag}
-        self.delivered[tag] = claim
+        envelope["properties"] |= {"delivery_tag": claim.tag}
+        envelope["properties"]["delivery_info"] |= {"redelivered": not claim.first}
+        envelope["headers"] = _headers_of(claim, envelope.get("headers") or {})
+        self.delivered[claim.tag] = claim
         # A job from the worker queue or the suspects now belongs to the shared queue.
         queue = queues.queue_of(claim.list_key)
         self.connection._deliver(envelope, queue if queue in consumed else consumed[0])
@@ -251,25 +268,43 @@ class ClaimChannel(kombu_redis.Channel):
         size = len(claim.message)
         logger.error("refused an entry of %d bytes: it is not a message", size)
         fault = Fault(field="message", rule="must be a Celery message", got=f"{size} bytes")
-        try:
-            with self.conn_or_acquire() as client:
-                dead_letters.bury(client, claim, dead_letters.MALFORMED)
-                claims.fail(client, claim, InvalidRequest.from_faults([fault]), self.terms)
-                claims.end(client, claim, self.terms)
-        finally:
-            # If Redis is away, the lease lapses and the entry is delivered again.
-            HELD_CLAIMS.discard(claim)
+        with self.conn_or_acquire() as client:
+            error = InvalidRequest.from_faults([fault])
+            dead_letters.refuse(client, claim, dead_letters.MALFORMED, error, self.terms)
+        HELD_CLAIMS.discard(claim)
+
+
+def _headers_of(claim: Claim, headers: dict[str, Any]) -> dict[str, Any]:
+    """The message's headers for this claim: Celery need not wait for an ETA that has come, nor end
+    a job that expired after its first claim."""
+    changed: dict[str, Any] = {}
+    if claim.due_ms is not None:
+        # Its wait begins with its ETA.
+        changed |= {"eta": None, ENQUEUED_AT: claim.due_ms / 1e3}
+    if not claim.first:
+        changed |= {"expires": None}
+    return headers | changed
 
 
 class ClaimTransport(kombu_redis.Transport):
     """kombu's Redis transport, with channels that claim."""
 
     Channel = ClaimChannel
+    _loop: Any = None
+    _next_look: Any = None
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
+        self._loop = loop
         # Before Celery reconnects, it cancels what the old connection registered.
         loop.call_repeatedly(LOOK_AGAIN_S, self._look_again)
+
+    def look_again_in(self, seconds: float) -> None:
+        """Claims after ``seconds``, with or without news."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+        if self._loop is not None:
+            self._next_look = self._loop.call_later(seconds, self._look_again)
 
     def _look_again(self) -> None:
         for channel in tuple(self.cycle._channels):

@@ -14,6 +14,7 @@ from llorch_worker.broker.queues import (
     QUEUE_PREFIX,
     normal_queue,
     normal_queue_of,
+    scheduled,
     shared_lists,
 )
 from llorch_worker.broker.worker_queues import lists_of_workers
@@ -31,6 +32,8 @@ class Waiting:
     """How many of them may have killed their last worker."""
     direct: int
     """How many of them wait in worker queues."""
+    scheduled: int
+    """How many more jobs wait for their ETA."""
 
 
 def lengths(client: Redis, lists: Iterable[str | bytes]) -> list[int]:
@@ -46,7 +49,8 @@ def waiting(client: Redis, model: str) -> Waiting:
     """How many jobs of the model wait now."""
     shared = lengths(client, shared_lists(model))
     direct = sum(lengths(client, lists_of_workers(client, model)))
-    return Waiting(jobs=sum(shared) + direct, suspects=shared[-1], direct=direct)
+    later = int(client.zcard(scheduled(model)))
+    return Waiting(jobs=sum(shared) + direct, suspects=shared[-1], direct=direct, scheduled=later)
 
 
 def unserved(client: Redis) -> dict[str, int]:

@@ -127,7 +127,7 @@ def retry(
         for letter in _chosen(client, letter_id, every=every):
             outcome = "malformed"
             if letter.retriable:
-                outcome = dead_letters.retry(client, letter, stream_ttl_s=settings.stream_ttl_s)
+                outcome = dead_letters.retry(client, letter)
             outcomes[letter.id] = outcome
     if not every:
         (outcome,) = outcomes.values()

@@ -53,6 +53,7 @@ def status(
                         "queued": waiting[model.name].jobs,
                         "suspects": waiting[model.name].suspects,
                         "direct": waiting[model.name].direct,
+                        "scheduled": waiting[model.name].scheduled,
                     }
                     for model in models
                 ],
@@ -129,7 +130,7 @@ def _show_models(
         if jobs.suspects:
             screen.out.print(
                 f"[yellow]{counted(jobs.suspects, 'suspect')}[/] of {name} may have killed a "
-                "worker: a worker runs suspects one at a time",
+                "worker: a worker runs only some of them at a time",
                 soft_wrap=True,
             )
 

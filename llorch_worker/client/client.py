@@ -95,7 +95,6 @@ class Client:
                 request,
                 model=model,
                 job_id=uuid(),
-                ttl_s=self.settings.result_ttl_s,
                 worker=worker,
             )
         return Job(self, job_id)
@@ -218,15 +217,12 @@ class Job:
     def status(self) -> JobStatus:
         """The job's current status."""
         with self._client._in_use(), self._redis.pipeline(transaction=False) as pipe:
-            pipe.mget(keys.result(self.id), keys.sent(self.id), keys.cancel(self.id))
-            pipe.hget(keys.job(self.id), "state")
-            (meta, sent, cancelling), record = pipe.execute()
+            pipe.mget(keys.result(self.id), keys.cancel(self.id))
+            pipe.hmget(keys.job(self.id), "state", "sent")
+            (meta, cancelling), (state, sent) = pipe.execute()
+        waits = state in ("queued", "scheduled") or (state is None and sent is not None)
         return job_status(
-            self.id,
-            decode_state(meta),
-            sent=sent is not None,
-            queued_again=record == "queued",
-            cancelling=cancelling is not None,
+            self.id, decode_state(meta), waits=waits, cancelling=cancelling is not None
         )
 
     def _announce_reader(self) -> None:

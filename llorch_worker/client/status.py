@@ -27,12 +27,10 @@ class JobStatus:
         return self.state in ("succeeded", "failed", "cancelled")
 
 
-def job_status(
-    job_id: str, stored: StoredState, *, sent: bool, queued_again: bool, cancelling: bool
-) -> JobStatus:
+def job_status(job_id: str, stored: StoredState, *, waits: bool, cancelling: bool) -> JobStatus:
     """The status that follows from the stored state and the marks in Redis.
 
-    ``queued_again``: the job was claimed before and now waits for another worker.
+    ``waits``: for its ETA or for a worker, perhaps not for the first time.
     """
     match stored.end:
         case GenerationResult():
@@ -45,8 +43,8 @@ def job_status(
             return JobStatus(job_id, "failed", error=error.document())
     if cancelling:
         return JobStatus(job_id, "cancelling", worker=stored.worker)
-    if queued_again:
+    if waits:
         return JobStatus(job_id, "queued")
     if stored.status != "PENDING":
         return JobStatus(job_id, "running", worker=stored.worker)
-    return JobStatus(job_id, "queued" if sent else "unknown")
+    return JobStatus(job_id, "unknown")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import StoredState, terminal_event
-from llorch_worker.contract import TERMINAL_EVENTS, Event, decode_event
+from llorch_worker.contract import TERMINAL_EVENTS, Event, Tokens, decode_event
 
 FROM_THE_START = "0"
 BLOCK_MS = 1_000
@@ -26,6 +27,34 @@ class StreamEntry(NamedTuple):
     event: Event
 
 
+@dataclass
+class _Seen:
+    """What a reader has of one choice: its tokens, and the characters before each position at which
+    an event began or ended."""
+
+    tokens: int
+    chars_before: dict[int, int] = field(default_factory=dict)
+
+    def rest(self, event: Tokens) -> Tokens | None:
+        """The part of ``event`` that the reader has not seen.
+
+        A Redis that lost its last writes gets them again from the job's next run, in other entries.
+        """
+        chars = self.chars_before.setdefault(self.tokens, 0)
+        start = self.chars_before.get(event.index, chars)
+        index = max(event.index, self.tokens)
+        ids, text = event.ids[index - event.index :], event.text[max(0, chars - start) :]
+        end = event.index + len(event.ids)
+        self.chars_before[end] = start + len(event.text)
+        self.tokens = max(end, self.tokens)
+        if not ids and not text:
+            return None
+        logprobs = event.logprobs and event.logprobs[len(event.ids) - len(ids) :]
+        return event.model_copy(
+            update={"index": index, "ids": ids, "text": text, "logprobs": logprobs}
+        )
+
+
 class StreamCursor:
     """A reader's position in the stream of one job.
 
@@ -40,6 +69,7 @@ class StreamCursor:
         self._timeout = timeout
         self._heard_at_s = time.monotonic()
         self._announced_at_s = float("-inf")
+        self._seen: dict[int, _Seen] = {}
 
     def must_announce(self) -> bool:
         """Whether to tell the publisher now that a client reads; assumes that the caller does."""
@@ -56,7 +86,9 @@ class StreamCursor:
         return max(1, min(BLOCK_MS, int((self._timeout - self._silent_s()) * 1e3)))
 
     def entries(self, reply: Any, state: StoredState | None) -> Iterator[StreamEntry]:
-        """The entries of an XREAD reply; sets ``ended`` at the terminal event.
+        """The entries of an XREAD reply, without tokens that an earlier entry had.
+
+        Sets ``ended`` at the terminal event.
 
         If the reply is empty but ``state`` says that the job has ended, the terminal event is made
         from the result: the stream may have expired, or its last write may have been lost with the
@@ -70,6 +102,12 @@ class StreamCursor:
                 event = decode_event(fields["event"])
                 self.last_id = entry_id
                 self.ended = isinstance(event, TERMINAL_EVENTS)
+                if isinstance(event, Tokens):
+                    seen = self._seen.setdefault(event.choice, _Seen(event.index))
+                    rest = seen.rest(event)
+                    if rest is None:
+                        continue
+                    event = rest
                 yield StreamEntry(entry_id, event)
                 if self.ended:
                     return

@@ -32,7 +32,6 @@ from llorch_worker.contract.request import (
     GenerationRequest,
     Message,
     Priority,
-    describe,
     summarise,
 )
 from llorch_worker.contract.result import (
@@ -44,6 +43,7 @@ from llorch_worker.contract.result import (
     TokenLogprobs,
     Usage,
 )
+from llorch_worker.contract.shown import describe, printable, shown
 
 TASK_NAME = "llorch.generate"
 
@@ -85,6 +85,8 @@ __all__ = [
     "decode_event",
     "describe",
     "encode_event",
+    "printable",
     "read_journal",
+    "shown",
     "summarise",
 ]

@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract.errors import Fault, InvalidRequest
+from llorch_worker.contract.shown import describe, shown
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_PROMPT_TOKENS = 1_000_000
@@ -208,30 +209,10 @@ class GenerationRequest(BaseModel):
 def summarise(fields: Mapping[str, Any]) -> str:
     """Request ``fields``, valid or not, in one line: numbers as they are, otherwise sizes."""
     # The name of an unknown field comes from the user and may be private.
-    return ", ".join(
-        f"{name if name in GenerationRequest.model_fields else '?'}={describe(value)}"
-        for name, value in fields.items()
-    )
-
-
-def describe(value: object) -> str:
-    """The type and size of ``value``; the value itself if it is a number or null."""
-    match value:
-        case None:
-            return "null"
-        case int() if value.bit_length() > 64:
-            # Python refuses to print integers with thousands of digits.
-            return f"an integer of {value.bit_length()} bits"
-        case bool() | int() | float():
-            return repr(value)
-        case str():
-            return f"a string of {len(value)} characters"
-        case list() | tuple():
-            return f"a list of {len(value)} items"
-        case Mapping():
-            return f"an object of {len(value)} fields"
-        case _:
-            return type(value).__name__
+    known = [name for name in fields if name in GenerationRequest.model_fields]
+    parts = [f"{name}={describe(fields[name])}" for name in known]
+    unknown = len(fields) - len(known)
+    return ", ".join([*parts, f"unknown fields: {unknown}"] if unknown else parts)
 
 
 def _fault(error: ErrorDetails) -> Fault:
@@ -239,9 +220,7 @@ def _fault(error: ErrorDetails) -> Fault:
     *path, last = [part for part in error["loc"] if part != "[key]"] or ["request"]
     parts = [str(part) for index, part in enumerate(path) if index == 0 or _is_ours(part)]
     if unknown:
-        # The name comes from the user. Keep the sentence short.
-        name = str(last)
-        parts.append(name if len(name) <= 80 else name[:77] + "...")
+        parts.append(shown(str(last)))
     elif not path or _is_ours(last):
         parts.append(str(last))
     rule = "unknown field" if unknown else error["msg"]

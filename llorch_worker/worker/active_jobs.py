@@ -1,12 +1,11 @@
-"""The jobs that this worker is running or about to run, by id."""
+"""The jobs that this worker is running or about to run."""
 
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from typing import Protocol
 
-from llorch_worker.contract import GenerationResult
+from llorch_worker.broker.claims import Claim
 
 
 class Cancellable(Protocol):
@@ -14,15 +13,15 @@ class Cancellable(Protocol):
 
 
 class ActiveJob:
-    """One job from its arrival to its end.
+    """One delivery of a job, from its arrival to its end.
 
     It can be stopped before its generation exists: the generation is then cancelled on arrival.
     """
 
     def __init__(self, job_id: str) -> None:
         self.id = job_id
-        self.entered = False
-        self.outcome: Future[GenerationResult] = Future()
+        self.claim: Claim | None = None
+        """Set when its thread starts it."""
         self.stopped = False
         self.handed_back = False
         """Whether the job was stopped to run again elsewhere."""
@@ -63,65 +62,97 @@ class ActiveJobs:
     """All active jobs. Thread-safe.
 
     A job is expected from the moment that the pool accepts it, because it may then be cancelled.
-    It enters when its thread starts it.
+    It enters when its thread starts it. A job whose claim was lost may be delivered here again
+    before its first run has ended; the two are here side by side.
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[str, ActiveJob] = {}
+        self._jobs: dict[str, list[ActiveJob]] = {}
         self._leaving = False
-        self._lock = threading.RLock()
+        # Reentrant, like the lock of a job.
+        self._changed = threading.Condition(threading.RLock())
 
     def expect(self, job_id: str) -> None:
-        """Announces a job that a thread will soon enter."""
-        with self._lock:
-            self._get_or_add(job_id)
+        """Announces a delivery that a thread will soon enter."""
+        with self._changed:
+            self._add(job_id)
 
     def forget(self, job_id: str) -> None:
-        """Drops a job that was expected but never entered."""
-        with self._lock:
-            job = self._jobs.get(job_id)
-            if job is not None and not job.entered:
-                del self._jobs[job_id]
+        """Drops a delivery that was expected but never entered."""
+        with self._changed:
+            job = self._expected(job_id)
+            if job is not None:
+                self._remove(job)
 
-    def enter(self, job_id: str) -> tuple[ActiveJob, bool]:
-        """The job, and whether it is new. If its message is delivered twice, the second delivery
-        is not new and waits for the outcome of the first."""
-        with self._lock:
-            job = self._get_or_add(job_id)
-            new = not job.entered
-            job.entered = True
-            return job, new
+    def enter(self, claim: Claim) -> ActiveJob:
+        """The delivery under ``claim``, once it runs alone.
+
+        A second claim means that the first was lost. Its run is stopped, and this waits until it
+        has left, so that two runs never write to one stream.
+        """
+        with self._changed:
+            job = self._expected(claim.job_id) or self._add(claim.job_id)
+            job.claim = claim
+            for other in self._jobs[job.id]:
+                if other.claim is not None and other is not job:
+                    # Their threads may come in any order.
+                    (other if other.claim.fence < claim.fence else job).hand_back()
+            self._changed.wait_for(lambda: not self._follows(job, claim))
+            return job
 
     def leave(self, job: ActiveJob) -> None:
-        with self._lock:
-            del self._jobs[job.id]
+        with self._changed:
+            self._remove(job)
+            self._changed.notify_all()
 
     def cancel(self, job_id: str) -> None:
         """Cancels the job within one engine step, if it is here."""
-        if job := self._jobs.get(job_id):
+        for job in self._deliveries(job_id):
             job.cancel()
 
     def hand_back(self, job_id: str) -> None:
         """Stops the job, if it is here, to run again elsewhere."""
-        if job := self._jobs.get(job_id):
+        for job in self._deliveries(job_id):
             job.hand_back()
+
+    def lose(self, claim: Claim) -> None:
+        """Stops the run under a claim that was lost, but no run under a newer claim."""
+        for job in self._deliveries(claim.job_id):
+            if job.claim is claim:
+                job.hand_back()
 
     def hand_back_all(self) -> None:
         """Hands back every job, including those that arrive from now on."""
-        with self._lock:
+        with self._changed:
             self._leaving = True
-            jobs = list(self._jobs.values())
+            jobs = [job for deliveries in self._jobs.values() for job in deliveries]
         for job in jobs:
             job.hand_back()
 
     def ids(self) -> list[str]:
-        with self._lock:
+        with self._changed:
             return list(self._jobs)
 
-    def _get_or_add(self, job_id: str) -> ActiveJob:
-        job = self._jobs.get(job_id)
-        if job is None:
-            job = self._jobs[job_id] = ActiveJob(job_id)
-            if self._leaving:
-                job.hand_back()
+    def _deliveries(self, job_id: str) -> list[ActiveJob]:
+        with self._changed:
+            return list(self._jobs.get(job_id, ()))
+
+    def _expected(self, job_id: str) -> ActiveJob | None:
+        return next((job for job in self._jobs.get(job_id, ()) if job.claim is None), None)
+
+    def _follows(self, job: ActiveJob, claim: Claim) -> bool:
+        """Whether an earlier run of the job is still here."""
+        claims = [other.claim for other in self._jobs[job.id] if other.claim is not None]
+        return any(other.fence < claim.fence for other in claims)
+
+    def _add(self, job_id: str) -> ActiveJob:
+        job = ActiveJob(job_id)
+        self._jobs.setdefault(job_id, []).append(job)
+        if self._leaving:
+            job.hand_back()
         return job
+
+    def _remove(self, job: ActiveJob) -> None:
+        self._jobs[job.id].remove(job)
+        if not self._jobs[job.id]:
+            del self._jobs[job.id]

@@ -15,18 +15,27 @@ from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, des
 class Delivery:
     """The arguments and headers that Celery passes to the task, not yet validated."""
 
-    job_id: str
+    claim: Claim
+    """The claim that this delivery alone belongs to; the job may be claimed again meanwhile."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     args: Sequence[Any] = ()
     enqueued_at_s: float | None = None
     """Unix time at which the producer sent the job; None if the message does not say."""
+    time_limits: Sequence[object] = ()
+    """Celery's hard and soft time limit in seconds; None where there is none."""
 
     def request(self) -> GenerationRequest:
         """The validated request.
 
         Raises:
-            InvalidRequest: a field breaks a rule, or there are positional arguments.
+            InvalidRequest: a field breaks a rule, or the message has positional arguments or time
+                limits.
         """
+        limits = zip(("time_limit", "soft_time_limit"), self.time_limits, strict=False)
+        rule = "is not supported: give the job a deadline_s"
+        faults = [Fault(field=name, rule=rule, got=describe(s)) for name, s in limits if s]
+        if faults:
+            raise InvalidRequest.from_faults(faults)
         if self.args:
             fault = Fault(
                 field="args", rule="must be empty: fields go by name", got=describe(self.args)
@@ -34,12 +43,13 @@ class Delivery:
             raise InvalidRequest.from_faults([fault])
         return GenerationRequest(**self.fields)
 
-    def queued_at_s(self, claim: Claim) -> float:
+    def queued_at_s(self) -> float:
         """When the job was enqueued, as Unix time by this machine's clock.
 
         The wait is measured by Redis' clock, so a wrong clock of this machine neither shortens nor
         extends deadlines. If the producer sent no time, the first claim counts.
         """
-        claimed_s = claim.claimed_ms / 1e3
-        since_s = claim.first_claimed_ms / 1e3 if self.enqueued_at_s is None else self.enqueued_at_s
+        claimed_s, since_s = self.claim.claimed_ms / 1e3, self.enqueued_at_s
+        if since_s is None:
+            since_s = self.claim.first_claimed_ms / 1e3
         return time.time() - max(0.0, claimed_s - since_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from llorch_worker.broker import claims, journal, keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.journal import FIRST_PAGE, JournalPage
+from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.contract import (
     TERMINAL_EVENTS,
     Cancelled,
@@ -83,36 +83,27 @@ class JobRunner:
             LlorchError: the job is refused or failed; Cancelled if it was cancelled.
             HandedBack: it runs again, or another worker already has it.
         """
-        job, new = self._active_jobs.enter(delivery.job_id)
-        if not new:
-            # The message was delivered twice. The job runs once, and both deliveries end with it.
-            return job.outcome.result()
+        job = self._active_jobs.enter(delivery.claim)
         try:
-            result = self._run(job, delivery)
-        except BaseException as error:
-            job.outcome.set_exception(error)
-            raise
-        else:
-            job.outcome.set_result(result)
-            return result
+            return self._run(job, delivery)
         finally:
             self._active_jobs.leave(job)
 
     def _run(self, job: ActiveJob, delivery: Delivery) -> GenerationResult:
-        claim = HELD_CLAIMS.get(job.id)
-        if claim is None:
-            raise InternalError("the job reached this worker without a claim")
+        claim = delivery.claim
         page = self._read_journal(claim)
-        self._publisher.open(claim, page.next_entry)
+        # Above all entries of earlier claims, even of those that Redis has lost but a reader has
+        # seen: fences are times.
+        self._publisher.open(claim, max(page.next_entry, claim.fence))
         try:
             self._check_wanted(job, claim)
-            generation = self._submit(delivery, claim, page.journal)
+            generation = self._submit(delivery, page.journal)
             job.attach(generation)
             try:
                 result = generation.result()
             except LlorchError as error:
                 if self._continues_elsewhere(job, error):
-                    self._flush(job)
+                    self._flush(job, claim)
                 else:
                     self._leave_entries(job, claim)
                 raise
@@ -128,7 +119,7 @@ class JobRunner:
             self._abandon(claim)
             raise HandedBack from None
         finally:
-            self._publisher.close_job(job.id)
+            self._publisher.close_job(claim)
             if not self._engine.healthy:
                 logger.critical(
                     "the engine is broken; the worker ends and its jobs resume elsewhere"
@@ -163,7 +154,8 @@ class JobRunner:
         waited = time.monotonic() - claim.taken_s > CHECK_CANCEL_AFTER_S
         return claim.cancelled or (waited and self._is_cancelled(claim.job_id))
 
-    def _submit(self, delivery: Delivery, claim: Claim, journal: Journal) -> Generation:
+    def _submit(self, delivery: Delivery, journal: Journal) -> Generation:
+        claim = delivery.claim
         try:
             request = delivery.request()
             self._check_idempotency(request, claim.job_id)
@@ -172,19 +164,20 @@ class JobRunner:
                 job_id=claim.job_id,
                 worker=self._hostname,
                 attempt=claim.attempt,
-                queued_at=delivery.queued_at_s(claim),
+                queued_at=delivery.queued_at_s(),
                 journal=journal,
-                on_event=partial(self._publish, claim.job_id),
+                on_event=partial(self._publish, claim),
             )
         except LlorchError:
             raise
         except MemoryError:
             raise OutOfMemory("the worker has no memory for this job") from None
-        except BaseException as error:  # noqa: BLE001 - any defect must end its job, and only that job
+        except BaseException as error:
             # The message may quote the prompt, so only the type and the place are logged.
-            place = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("job %s met a defect: %s\n%s", claim.job_id, type(error).__name__, place)
-            raise InternalError(f"a defect of the worker: {type(error).__name__}") from None
+            defect = InternalError(f"a defect of the worker: {type(error).__name__}")
+            place = (type(defect), defect, error.__traceback__)
+            logger.error("job %s failed", claim.job_id, exc_info=place)
+            raise defect from None
 
     def _check_idempotency(self, request: GenerationRequest, job_id: str) -> None:
         """Refuses a second job with the same key. Our client never sends one; others may."""
@@ -192,9 +185,7 @@ class JobRunner:
             return
         key = keys.idempotency(self._engine.model_name, request.idempotency_key)
         try:
-            if self._redis.set(key, job_id, nx=True, ex=self._key_ttl_s):
-                return
-            first = str(self._redis.get(key) or job_id)
+            first = text(run_script(self._redis, "reserve_key", [job_id, self._key_ttl_s], [key]))
         except RedisError:
             return
         if first != job_id:
@@ -205,12 +196,12 @@ class JobRunner:
 
     # Out of the engine -----------------------------------------------------------------------
 
-    def _publish(self, job_id: str, event: Event) -> None:
+    def _publish(self, claim: Claim, event: Event) -> None:
         # The last event is written with the result, in one step.
         if isinstance(event, TERMINAL_EVENTS):
-            self._publisher.expect_end(job_id)
+            self._publisher.expect_end(claim)
         else:
-            self._publisher.append(job_id, event)
+            self._publisher.append(claim, event)
 
     def _continues_elsewhere(self, job: ActiveJob, error: LlorchError) -> bool:
         """Whether a job whose generation ended with ``error`` continues in another worker."""
@@ -221,14 +212,14 @@ class JobRunner:
                 return not self._engine.healthy
         return False
 
-    def _flush(self, job: ActiveJob) -> None:
+    def _flush(self, job: ActiveJob, claim: Claim) -> None:
         """Writes all events to the journal."""
-        if not self._publisher.flush(job.id, self._patience(job)):
+        if not self._publisher.flush(claim, self._patience(job)):
             raise HandedBack
 
     def _leave_entries(self, job: ActiveJob, claim: Claim) -> None:
         """Leaves unwritten events to be written with the result."""
-        entries = self._publisher.take(job.id, self._patience(job))
+        entries = self._publisher.take(claim, self._patience(job))
         if entries is None:
             raise HandedBack
         HELD_CLAIMS.leave_entries(claim, entries)

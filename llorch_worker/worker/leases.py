@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import claims, worker_queues
+from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.settings import Settings
 from llorch_worker.worker.redis_outage import RedisOutage
@@ -31,6 +32,9 @@ class LeaseKeeper:
     """A thread with its own Redis connection, which renews leases as long as the engine lives, even
     while the worker drains or its broker connection is down.
 
+    It sweeps twice in every ``sweep_s``, so that a job resumes within a lease and ``sweep_s`` with
+    some time for its claim.
+
     An engine that finishes no step for ``watchdog_s`` hangs. The process then exits, because
     nothing in it could end the jobs, and the leases lapse.
 
@@ -44,13 +48,14 @@ class LeaseKeeper:
         settings: Settings,
         *,
         stalled_for_s: Callable[[], float],
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[Claim], None],
         on_away: Callable[[], None],
     ) -> None:
-        """``on_lost`` is called with the id of a job whose claim was lost, ``on_away`` whenever
-        Redis does not answer."""
+        """``on_lost`` is called with a claim that was lost, ``on_away`` whenever Redis does not
+        answer."""
         self._redis = client
         self._settings = settings
+        self._lease_ms = round(settings.lease_s * 1e3)
         self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
         self._on_away = on_away
@@ -69,8 +74,9 @@ class LeaseKeeper:
         self._thread.join()
 
     def _run(self) -> None:
-        period_s = min(self._settings.lease_s / RENEWALS_A_LEASE, self._settings.sweep_s)
-        sweep_at_s = time.monotonic() + self._settings.sweep_s
+        sweep_every_s = self._settings.sweep_s / 2
+        period_s = min(self._settings.lease_s / RENEWALS_A_LEASE, sweep_every_s)
+        sweep_at_s = time.monotonic() + sweep_every_s
         cut_off = False
         while not self._stop.wait(period_s):
             if self._hangs():
@@ -86,7 +92,7 @@ class LeaseKeeper:
                 sweep_at_s = now_s + self._settings.lease_s
             cut_off = False
             if now_s >= sweep_at_s:
-                sweep_at_s = now_s + self._settings.sweep_s
+                sweep_at_s = now_s + sweep_every_s
                 cut_off = isinstance(self._attempt(self._sweep, self._sweeping), _AWAY)
 
     def _attempt(self, act: Callable[[], None], outage: RedisOutage) -> RedisError | None:
@@ -111,11 +117,14 @@ class LeaseKeeper:
     def _renew(self) -> None:
         # Runs even without claims, to notice when Redis is away.
         held = HELD_CLAIMS.all()
-        for job_id in claims.renew(self._redis, held, lease_ms=round(self._settings.lease_s * 1e3)):
-            self._on_lost(job_id)
+        for claim in claims.renew(self._redis, held, lease_ms=self._lease_ms):
+            self._on_lost(claim)
 
     def _sweep(self) -> None:
-        for job_id in claims.sweep(self._redis):
+        swept = claims.sweep(
+            self._redis, lease_ms=self._lease_ms, max_deaths=self._settings.max_deaths
+        )
+        for job_id in swept:
             logger.warning(
                 "the worker of job %s is gone; the job is queued again, or ends if this was its "
                 "last attempt",

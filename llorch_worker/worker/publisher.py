@@ -33,7 +33,7 @@ WRONG_TYPE = "WRONGTYPE"
 
 @dataclass
 class _Outbox:
-    """The unwritten events of one job.
+    """The unwritten events of one delivery of a job.
 
     ``sending`` keeps its events and entry numbers until Redis confirms them. If the reply to a
     write is lost, they are sent again with the same numbers, and the script skips existing ones.
@@ -68,10 +68,13 @@ class _Outbox:
 class Publisher:
     """A thread that takes events without blocking and writes them to Redis soon.
 
-    A job's first tokens are written at once. Later ones are collected for ``flush_interval_ms``
-    while a client reads the stream, else for 200 ms. While Redis is away all events are kept; when
-    it is back they are written once and in order. Entry ids are ``1-0``, ``2-0``, ... in each
-    stream. The last event and any events still unwritten are written with the result.
+    A job's first tokens are written at once, and all tokens of a job that has lost a worker: if it
+    is the one that kills, the journal soon shows no more progress. Other tokens are collected for
+    ``flush_interval_ms`` while a client reads the stream, else for 200 ms. While Redis is away all
+    events are kept; when it is back they are written once and in order. Entry ids are
+    ``<number>-0``, with consecutive numbers within a claim. The last event and any events still
+    unwritten are written with the
+    result.
     """
 
     def __init__(
@@ -79,14 +82,13 @@ class Publisher:
         client: redis.Redis,
         settings: Settings,
         *,
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[Claim], None],
         on_cancelled: Callable[[str], None],
     ) -> None:
-        """``on_lost`` is called with the id of a job whose claim was lost, ``on_cancelled`` with
-        the id of a cancelled job."""
+        """``on_lost`` is called with a claim that was lost, ``on_cancelled`` with the id of a
+        cancelled job."""
         self._redis = client
         self._interval_s = settings.flush_interval_ms / 1e3
-        self._ttl_s = settings.stream_ttl_s
         self._on_lost = on_lost
         self._on_cancelled = on_cancelled
         self._outboxes: dict[str, _Outbox] = {}
@@ -101,26 +103,26 @@ class Publisher:
     def open(self, claim: Claim, next_entry: int) -> None:
         """Opens a job; its events are written under ``claim``, from entry ``next_entry`` on."""
         with self._changed:
-            self._outboxes[claim.job_id] = _Outbox(claim, next_entry)
+            self._outboxes[claim.tag] = _Outbox(claim, next_entry)
 
-    def append(self, job_id: str, event: Event) -> None:
+    def append(self, claim: Claim, event: Event) -> None:
         """Takes one event of an open job. Thread-safe."""
         with self._changed:
-            outbox = self._outboxes[job_id]
+            outbox = self._outboxes[claim.tag]
             if outbox.lost:
                 return
             outbox.events.append(event)
             if len(outbox.events) >= MERGE_FROM:
                 outbox.events = merge_tokens(outbox.events)
-            if isinstance(event, Tokens) and not outbox.began:
+            if isinstance(event, Tokens) and (not outbox.began or outbox.claim.attempt > 1):
                 outbox.began = outbox.urgent = True
             self._changed.notify()
 
-    def flush(self, job_id: str, give_up: Callable[[], bool]) -> bool:
+    def flush(self, claim: Claim, give_up: Callable[[], bool]) -> bool:
         """Waits until all events of the job are written. ``False`` if its claim was lost, or if
         ``give_up`` returns True while Redis is away."""
         with self._changed:
-            outbox = self._outboxes[job_id]
+            outbox = self._outboxes[claim.tag]
             outbox.ending = False
             if not outbox.empty:
                 outbox.urgent = True
@@ -130,16 +132,16 @@ class Publisher:
             outbox.settled.wait(GIVE_UP_CHECK_S)
         return outbox.empty and not outbox.lost
 
-    def expect_end(self, job_id: str) -> None:
+    def expect_end(self, claim: Claim) -> None:
         """Call it after the job's last event: events not yet being sent wait for :meth:`take`."""
         with self._changed:
-            self._outboxes[job_id].ending = True
+            self._outboxes[claim.tag].ending = True
 
-    def take(self, job_id: str, give_up: Callable[[], bool]) -> LastEntries | None:
+    def take(self, claim: Claim, give_up: Callable[[], bool]) -> LastEntries | None:
         """Waits for writes in progress and returns the events to write with the job's end. None if
         the claim was lost, or if ``give_up`` returns True while Redis is away."""
         with self._changed:
-            outbox = self._outboxes[job_id]
+            outbox = self._outboxes[claim.tag]
             outbox.ending = True
             outbox.settled.clear()
         while outbox.sending and not (outbox.lost or give_up()):
@@ -150,10 +152,10 @@ class Publisher:
             events, outbox.events = merge_tokens(outbox.events), []
             return LastEntries(outbox.next_entry, events)
 
-    def close_job(self, job_id: str) -> None:
+    def close_job(self, claim: Claim) -> None:
         """Closes a job and drops its remaining events."""
         with self._changed:
-            self._outboxes.pop(job_id, None)
+            self._outboxes.pop(claim.tag, None)
 
     def close(self, timeout_s: float) -> None:
         """Writes all remaining events, for at most ``timeout_s``, and ends the thread."""
@@ -220,9 +222,7 @@ class Publisher:
                     outbox.urgent = False
         with self._redis.pipeline(transaction=False) as pipe:
             for outbox in due:
-                journal.queue_append(
-                    pipe, outbox.claim, outbox.next_entry, outbox.sending, ttl_s=self._ttl_s
-                )
+                journal.queue_append(pipe, outbox.claim, outbox.next_entry, outbox.sending)
                 pipe.exists(keys.watchers(outbox.claim.job_id))
             replies = pipe.execute(raise_on_error=False)
         failure: RedisError | None = None
@@ -259,4 +259,4 @@ class Publisher:
             "lost the claim on job %s: another worker has it, or Redis lost its data",
             outbox.claim.job_id,
         )
-        self._on_lost(outbox.claim.job_id)
+        self._on_lost(outbox.claim)

@@ -64,7 +64,7 @@ class Residency:
         self._publisher = Publisher(
             self._redis,
             settings,
-            on_lost=active_jobs.hand_back,
+            on_lost=active_jobs.lose,
             on_cancelled=active_jobs.cancel,
         )
         self._leases_redis = connect(
@@ -74,7 +74,7 @@ class Residency:
             self._leases_redis,
             settings,
             stalled_for_s=engine.stalled_for_s,
-            on_lost=active_jobs.hand_back,
+            on_lost=active_jobs.lose,
             on_away=self._warn_of_absent_redis,
         )
         self._listener = CancelListener(self._redis, active_jobs)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import redis
 
 from llorch_worker.broker import claims, keys, queues
-from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
 from llorch_worker.broker.registry import ModelCard
 from tests.messages import GOOD_BODY, QUEUE, envelope
 
-TERMS = ClaimTerms(lease_ms=60_000, max_attempts=3, result_ttl_s=60, stream_ttl_s=60)
+TERMS = ClaimTerms(lease_ms=60_000, max_attempts=3, max_deaths=20, result_ttl_s=60, stream_ttl_s=60)
 
 
 def card(limit: int = 0, name: str = "toy") -> ModelCard:
@@ -30,20 +31,42 @@ def push(store: redis.Redis, *job_ids: str, **headers: str | None) -> None:
         store.lpush(QUEUE, json.dumps(envelope(GOOD_BODY, headers={"id": job_id} | headers)))
 
 
-def take(
+def take(store: redis.Redis, terms: ClaimTerms = TERMS, **options: Any) -> list[Claim]:
+    return look(store, terms, **options).claims
+
+
+def look(
     store: redis.Redis,
     terms: ClaimTerms = TERMS,
     *,
     limit: int = 10,
     held: Sequence[Claim] = (),
     worker: str = "w@h",
-) -> list[Claim]:
+) -> Taken:
     return claims.claim(
         store,
         lists=queues.lists(queues.queues("toy")),
-        suspects=queues.suspects("toy"),
+        model="toy",
         held=held,
         limit=limit,
         worker=worker,
         terms=terms,
+    )
+
+
+def sweep(store: redis.Redis) -> list[str]:
+    return claims.sweep(store, lease_ms=TERMS.lease_ms, max_deaths=TERMS.max_deaths)
+
+
+def claim_on(job_id: str, fence: int = 1) -> Claim:
+    """A claim that Redis knows nothing of."""
+    return Claim(
+        job_id=job_id,
+        message=b"",
+        attempt=1,
+        fence=fence,
+        list_key="",
+        suspect=False,
+        first_claimed_ms=0,
+        claimed_ms=0,
     )

@@ -11,11 +11,12 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from llorch_worker.broker import claims, keys
-from llorch_worker.broker.cancellation import TOMBSTONE_TTL_S, cancel
+from llorch_worker.broker.cancellation import cancel
+from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, InternalError
-from tests.broker.jobs import TERMS, take
+from tests.broker.jobs import TERMS, sweep, take
 
 DEAD_AT_ONCE = replace(TERMS, lease_ms=-1)
 
@@ -110,7 +111,7 @@ def test_a_job_that_was_handed_back_ends_like_a_waiting_one(producer: Client) ->
 def test_a_swept_job_ends_like_a_waiting_one(producer: Client) -> None:
     job = producer.submit(prompt="x")
     take(producer.redis, DEAD_AT_ONCE)
-    assert claims.sweep(producer.redis) == [job.id]
+    assert sweep(producer.redis) == [job.id]
     assert waiting(producer.redis, "toy").suspects == 1
     assert outcome(producer, job) == "queued"
     assert_cancelled(job)
@@ -123,10 +124,10 @@ def test_a_job_with_a_lapsed_lease_ends_at_once(producer: Client) -> None:
     assert outcome(producer, job) == "queued"
     assert_cancelled(job)
     # The worker was only slow: it may write nothing more.
-    assert claims.renew(producer.redis, [claim], lease_ms=60_000) == [job.id]
+    assert claims.renew(producer.redis, [claim], lease_ms=60_000) == [claim]
     assert not claims.fail(producer.redis, claim, InternalError("late"), TERMS)
     assert not claims.hand_back(producer.redis, claim)
-    assert claims.sweep(producer.redis) == []
+    assert sweep(producer.redis) == []
     assert_cancelled(job)
 
 
@@ -147,7 +148,7 @@ def test_a_cancelled_job_is_remembered_until_its_message_is_popped(
 ) -> None:
     job = producer.submit(prompt="x")
     job.cancel()
-    assert producer.redis.ttl(keys.job(job.id)) > TOMBSTONE_TTL_S - 60
+    assert producer.redis.ttl(keys.job(job.id)) > LONGEST_WAIT_S - 60
 
 
 def test_concurrent_cancels_and_claims_leave_each_job_on_one_side(producer: Client) -> None:

@@ -17,12 +17,11 @@ from llorch_worker.contract import (
     Started,
     Tokens,
 )
-from tests.broker.jobs import TERMS, take
+from tests.broker.jobs import TERMS, sweep, take
 
-LAPSED = replace(TERMS, lease_ms=-1, max_attempts=2)
+LAPSED = replace(TERMS, lease_ms=-1, max_attempts=2, max_deaths=2)
 """Claims whose worker dies at once."""
 STARTED = Started(worker="w@h", model="toy", attempt=1, prompt_tokens=1, queue_ms=0)
-TTL_S = 60
 
 
 def take_lapsed(client: Client, worker: str = "w@h") -> list[Claim]:
@@ -33,7 +32,7 @@ def write(client: Client, claim: Claim, *events: Started | Tokens) -> None:
     page = journal.read(client.redis, claim.job_id)
     with client.redis.pipeline() as pipe:
         scripts.load(client.redis, "append")
-        journal.queue_append(pipe, claim, page.next_entry, events, ttl_s=TTL_S)
+        journal.queue_append(pipe, claim, page.next_entry, events)
         assert pipe.execute() == [1]
 
 
@@ -48,7 +47,7 @@ def die(client: Client, worker: str, *, tokens: bool = True) -> int:
             known = journal.read(client.redis, claim.job_id).journal.choices
             index = len(known[0].token_ids) if known else 0
             write(client, claim, STARTED, Tokens(index=index, ids=(index,), text=f"w{index} "))
-        assert claims.sweep(client.redis) == [claim.job_id]
+        assert sweep(client.redis) == [claim.job_id]
     raise AssertionError("it does not die")
 
 
@@ -65,7 +64,7 @@ def the_letter(client: Client) -> DeadLetter:
 
 
 def retry(client: Client, letter: DeadLetter) -> str:
-    return dead_letters.retry(client.redis, letter, stream_ttl_s=TTL_S)
+    return dead_letters.retry(client.redis, letter)
 
 
 def test_a_job_out_of_attempts_becomes_a_letter_with_its_history(producer: Client) -> None:
@@ -162,9 +161,7 @@ def test_a_letter_of_a_job_with_another_end_is_not_retried(producer: Client) -> 
 
 def test_a_letter_is_retried_after_all_else_of_its_job_expired(producer: Client) -> None:
     job = die_of_attempts(producer)
-    producer.redis.delete(
-        keys.job(job.id), keys.result(job.id), keys.events(job.id), keys.sent(job.id)
-    )
+    producer.redis.delete(keys.job(job.id), keys.result(job.id), keys.events(job.id))
     assert retry(producer, the_letter(producer)) == "retried"
     assert job.status().state == "queued"
     assert [claim.job_id for claim in take_lapsed(producer)] == [job.id]
@@ -221,6 +218,6 @@ def test_one_letter_may_be_the_most(producer: Client, monkeypatch: pytest.Monkey
 def test_a_claim_that_was_lost_buries_nothing(producer: Client) -> None:
     producer.submit(prompt="x")
     (claim,) = take_lapsed(producer)
-    claims.sweep(producer.redis)
+    sweep(producer.redis)
     assert not dead_letters.bury(producer.redis, claim, "late")
     assert dead_letters.count(producer.redis) == 0

@@ -10,7 +10,7 @@ import redis
 from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.contract import InternalError, Tokens
-from tests.broker.jobs import TERMS, push, take
+from tests.broker.jobs import TERMS, push, sweep, take
 from tests.messages import QUEUE
 
 ONE_ATTEMPT = replace(TERMS, max_attempts=1)
@@ -28,7 +28,7 @@ def append(store: redis.Redis, claim: Claim) -> object:
     scripts.load(store, "append")
     with store.pipeline(transaction=False) as pipe:
         tokens = Tokens(index=0, ids=(1,), text="a")
-        journal.queue_append(pipe, claim, 1, [tokens], ttl_s=60)
+        journal.queue_append(pipe, claim, 1, [tokens])
         return pipe.execute()[0]
 
 
@@ -50,7 +50,7 @@ def test_jobs_of_a_dead_worker_return_and_one_without_attempts_ends(store: redis
     take(store, ONE_ATTEMPT)
     store.zadd(keys.LEASES, {"a": 0})
     fill(store)
-    assert claims.sweep(store) == ["a"]
+    assert sweep(store) == ["a"]
     assert take(store, ONE_ATTEMPT) == []
     assert store.exists(keys.result("a"))
     assert store.llen(keys.DEAD) == 1

@@ -31,7 +31,7 @@ def second_worker(redis_server: RedisServer, tmp_path: Path) -> Iterator[WorkerP
     """Finds the job that the first worker left behind."""
     with running_worker(
         redis_server.url, tmp_path, name="second", model_name="toy", TOY_STEP_MS=5,
-        lease_s=1, sweep_s=0.2, max_attempts=1,
+        lease_s=1, sweep_s=0.2, max_attempts=1, max_deaths=1,
     ) as worker:  # fmt: skip
         yield worker
 
@@ -43,7 +43,13 @@ def dead_job(
     """A job whose only attempt died in the middle of its generation."""
     folder = tmp_path_factory.mktemp("first")
     with running_worker(
-        redis_server.url, folder, model_name="toy", TOY_STEP_MS=5, lease_s=1, max_attempts=1
+        redis_server.url,
+        folder,
+        model_name="toy",
+        TOY_STEP_MS=5,
+        lease_s=1,
+        max_attempts=1,
+        max_deaths=1,
     ) as worker:
         job = client.submit(prompt=SECRET, max_tokens=TOKENS)
         for entry in job.stream(timeout=GET_S):

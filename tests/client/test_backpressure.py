@@ -44,10 +44,10 @@ def test_clients_obey_the_workers_limit_and_use_room_that_is_free_again(
     one_slot: WorkerProcess, client: Client
 ) -> None:
     runs, *waiting = fill(client)
-    before = set(client.redis.keys(keys.sent("*")))
+    before = set(client.redis.keys(keys.job("*")))
     with pytest.raises(QueueFull, match=f"the limit is {LIMIT}"):
         client.submit(prompt="x")
-    assert set(client.redis.keys(keys.sent("*"))) == before
+    assert set(client.redis.keys(keys.job("*"))) == before
 
     async def refused() -> None:
         async with AsyncClient(client.settings) as other:

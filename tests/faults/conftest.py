@@ -17,6 +17,10 @@ from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.faults.witness import Witness
 from tests.services import RedisServer, WorkerProcess
 
+pytest.register_assert_rewrite(
+    "tests.faults.stage", "tests.faults.user_steps", "tests.faults.worker_steps"
+)
+
 LEASE_S = 1.0
 SWEEP_S = 0.5
 """A tenth of the defaults, so that tests need not wait."""

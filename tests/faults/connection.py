@@ -31,12 +31,20 @@ class Mode(Enum):
 
 
 class Trap:
-    """Waits for one request; loses it or its reply, together with the connection."""
+    """Waits for one request; loses it or its reply, together with the connection.
 
-    def __init__(self, matches: Predicate, *, loses_reply: bool, freeze: bool) -> None:
+    The first ``passes_bytes`` of what is lost still arrive.
+    """
+
+    def __init__(
+        self, matches: Predicate, *, loses_reply: bool, freeze: bool = False, passes_bytes: int = 0
+    ) -> None:
         self.matches = matches
         self.loses_reply = loses_reply
         self.freeze = freeze
+        self.passes_bytes = passes_bytes
+        self.size = 0
+        """The bytes of the request or reply that it took, all of them."""
         self._sprung = threading.Event()
 
     @property
@@ -57,6 +65,8 @@ class Link:
 
     mode: Mode = Mode.PASS
     delay_s: float = 0.0
+    lifetime: Callable[[], int] | None = None
+    """Draws how many bytes a new connection carries, both ways together, before it is reset."""
     flowing: asyncio.Event = field(default_factory=asyncio.Event)
 
     def set(self, mode: Mode, delay_s: float = 0.0) -> None:
@@ -76,6 +86,7 @@ class Connection:
     ) -> None:
         self._link = link
         self._traps = traps
+        self._left_bytes = None if link.lifetime is None else link.lifetime()
         self._client = reader, writer
         self._writers = [writer]
         self._lost_bytes = False
@@ -163,8 +174,9 @@ class Connection:
                 # The end of the stream is swallowed like any byte: the other side hears nothing.
                 self._lost_bytes = True
             elif data:
-                writer.write(data)
+                writer.write(data[: self._left_bytes])
                 await writer.drain()
+                self._wear(len(data))
             elif writer.can_write_eof():
                 writer.write_eof()
             waiting.task_done()
@@ -172,6 +184,13 @@ class Connection:
                 if self._lost_bytes:
                     await self._over.wait()
                 return
+
+    def _wear(self, size: int) -> None:
+        """Counts what was sent; the connection breaks once it has carried all its bytes."""
+        if self._left_bytes is not None:
+            self._left_bytes = max(0, self._left_bytes - size)
+            if not self._left_bytes:
+                self.reset()
 
     async def _fall_into(self, trap: Trap) -> None:
         self._lost_bytes = True
@@ -225,8 +244,8 @@ def _screen(
 ) -> tuple[bytes, Framer | None, Trap | None]:
     """What of ``data`` to forward, the framer for the rest, and the trap that took a message.
 
-    Only whole messages are forwarded, so a lost message leaves no half behind. Anything that is
-    not the Redis protocol, such as TLS, passes unchanged.
+    Only whole messages are forwarded, so a lost message leaves no more behind than its trap lets
+    pass. Anything that is not the Redis protocol, such as TLS, passes unchanged.
     """
     if framer is None:
         return data, None, None
@@ -239,7 +258,8 @@ def _screen(
     for place, message in enumerate(messages):
         trap = look_at(message)
         if trap is not None:
-            return b"".join(messages[:place]), framer, trap
+            trap.size = len(message)
+            return b"".join(messages[:place]) + message[: trap.passes_bytes], framer, trap
     return b"".join(messages), framer, None
 
 

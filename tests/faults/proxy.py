@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
 from tests.faults.connection import Connection, Link, Mode, Predicate, Trap, abort
@@ -122,6 +122,21 @@ class FaultProxy:
         :meth:`lose_reply`."""
         return self._arm(Trap(request, loses_reply=False, freeze=freeze))
 
+    def cut_request(self, request: Predicate, after_bytes: int) -> Trap:
+        """Redis gets only the first ``after_bytes`` of the first request that matches, and the
+        connection is reset."""
+        return self._arm(Trap(request, loses_reply=False, passes_bytes=after_bytes))
+
+    def cut_reply(self, request: Predicate, after_bytes: int) -> Trap:
+        """Redis runs the first request that matches. Its client gets only the first ``after_bytes``
+        of the reply, and the connection is reset. Error replies pass, as in :meth:`lose_reply`."""
+        return self._arm(Trap(request, loses_reply=True, passes_bytes=after_bytes))
+
+    def wear_out(self, lifetime: Callable[[], int] | None) -> None:
+        """Resets each connection made from now on after the bytes that ``lifetime`` draws for it,
+        both ways together, be it in the middle of a message. None: they last again."""
+        self._call(self._wear_out(lifetime))
+
     def disarm(self, trap: Trap) -> None:
         """Removes a trap that need not spring any more."""
         self._call(self._disarm(trap))
@@ -149,6 +164,9 @@ class FaultProxy:
     async def _disarm(self, trap: Trap) -> None:
         if trap in self._traps:
             self._traps.remove(trap)
+
+    async def _wear_out(self, lifetime: Callable[[], int] | None) -> None:
+        self._link.lifetime = lifetime
 
     async def _set(self, mode: Mode, delay_s: float = 0.0) -> None:
         self._link.set(mode, delay_s)

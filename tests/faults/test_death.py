@@ -75,7 +75,7 @@ def test_a_worker_killed_during_a_claim_loses_nothing(
     assert job.result(0).attempts == (1 if lost == "request" else 2)
 
 
-def test_jobs_of_a_claim_whose_reply_is_lost_run_after_the_lease(
+def test_jobs_of_a_claim_whose_reply_is_lost_run_at_once(
     start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
 ) -> None:
     scripts.load(client.redis, "claim")
@@ -85,7 +85,7 @@ def test_jobs_of_a_claim_whose_reply_is_lost_run_after_the_lease(
     assert trap.wait(30)
     later = witness.send(20)
     witness.assert_whole(*jobs, later, timeout_s=RECOVERY_S)
-    assert [job.result(0).attempts for job in (*jobs, later)] == [2, 2, 2, 2, 1]
+    assert {job.result(0).attempts for job in (*jobs, later)} == {1}
     wait_until(lambda: not held_ids(client.redis))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from celery import Celery
+
 from llorch_worker.broker import keys
 from llorch_worker.client import Client
-from llorch_worker.contract import Finished
+from llorch_worker.contract import TASK_NAME, Finished, Tokens
 from tests.faults.conftest import StartWorker
 from tests.services import token_ids, wait_until
 
@@ -46,3 +48,76 @@ def test_every_key_of_an_ended_job_expires(client: Client, start_worker: StartWo
     left = set(client.redis.keys()) - before
     lasting = {key for key in left if client.redis.ttl(key) == -1}
     assert not lasting
+
+
+def test_a_job_that_waits_longer_than_everything_is_kept_stays_known(client: Client) -> None:
+    with Client(client.settings.model_copy(update={"result_ttl_s": 1}), model="toy") as hasty:
+        job = hasty.submit(prompt="x", idempotency_key="once")
+        hour_ms = 3_600_000
+        for key in (keys.job(job.id), keys.idempotency("toy", "once")):
+            assert client.redis.pttl(key) > hour_ms
+        assert job.status().state == "queued"
+        assert hasty.submit(prompt="y", idempotency_key="once").id == job.id
+
+
+def test_a_key_lives_as_long_as_its_job_and_then_as_a_result(
+    client: Client, start_worker: StartWorker
+) -> None:
+    start_worker(result_ttl_s=1, stream_ttl_s=1)
+    # At 5 ms a token, the job lasts twice as long as a result.
+    job = client.submit(prompt="x", max_tokens=400, idempotency_key="once")
+    wait_until(lambda: job.status().state == "running")
+    key = keys.idempotency("toy", "once")
+    assert client.redis.pttl(key) == -1
+    assert job.result(GET_S).usage.completion == 400
+    assert 0 < client.redis.pttl(key) <= 1_000
+    wait_until(lambda: not client.redis.exists(key))
+    assert client.submit(prompt="x", max_tokens=1, idempotency_key="once").id != job.id
+
+
+def test_a_key_of_a_stock_producer_outlives_a_crash_of_its_job(
+    client: Client, start_worker: StartWorker
+) -> None:
+    with Celery("stock", broker=client.settings.redis_url, set_as_current=False) as stock:
+        kwargs = {"prompt": "x", "max_tokens": 200, "idempotency_key": "once"}
+        sent = stock.send_task(TASK_NAME, kwargs=kwargs, queue="llorch.toy")
+    worker = start_worker(result_ttl_s=1)
+    job = client.job(sent.id)
+    events = job.stream(timeout=GET_S)
+    while not isinstance(next(events).event, Tokens):
+        pass
+    worker.process.kill()
+    assert client.redis.pttl(keys.idempotency("toy", "once")) == -1
+    start_worker("w2", result_ttl_s=60)
+    assert job.result(GET_S).usage.completion == 200
+
+
+def test_a_half_done_job_waits_longer_than_its_stream_is_kept(
+    client: Client, start_worker: StartWorker
+) -> None:
+    worker = start_worker(stream_ttl_s=1)
+    job = client.submit(prompt="x", max_tokens=150)
+    seen = []
+    events = job.stream(timeout=GET_S)
+    while len(seen) < 20:
+        event = next(events).event
+        seen += event.ids if isinstance(event, Tokens) else ()
+    worker.process.kill()
+    assert client.redis.pttl(keys.events(job.id)) == -1
+    start_worker("w2", stream_ttl_s=60)
+    assert seen + token_ids(events) == list(range(150))
+    assert job.result(GET_S).attempts == 2
+
+
+def test_expires_counts_until_the_first_claim(client: Client, start_worker: StartWorker) -> None:
+    worker = start_worker()
+    with Celery("stock", broker=client.settings.redis_url, set_as_current=False) as stock:
+        kwargs = {"prompt": "x", "max_tokens": 300}
+        sent = stock.send_task(TASK_NAME, kwargs=kwargs, queue="llorch.toy", expires=1)
+    job = client.job(sent.id)
+    wait_until(lambda: job.status().state == "running")
+    worker.process.kill()
+    wait_until(lambda: float(client.redis.hget(keys.job(job.id), "first_claim_ms") or 0) / 1e3 + 1
+               < client.redis.time()[0])  # fmt: skip
+    start_worker("w2")
+    assert job.result(GET_S).usage.completion == 300

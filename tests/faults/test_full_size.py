@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+from random import Random
 
 import pytest
 
-from llorch_worker.client import Client
+from llorch_worker.client import Client, Job
 from llorch_worker.settings import Settings
 from tests.faults.conftest import StartWorker
 from tests.faults.proxy import FaultProxy
@@ -29,6 +30,7 @@ FULL = {"lease_s": DEFAULTS.lease_s, "sweep_s": DEFAULTS.sweep_s}
 RECOVERY_S = 15.0
 """As promised in docs/RELIABILITY.md."""
 AFTERWARDS_S = 90.0
+BACKLOG_JOBS = 12
 
 
 def test_a_killed_workers_job_goes_on_within_15_s(
@@ -86,3 +88,25 @@ def test_results_that_cannot_be_stored_for_60_s(
     proxy.heal()
     witness.assert_whole(*jobs, timeout_s=AFTERWARDS_S)
     assert_all_slots_serve(worker, witness, client)
+
+
+def test_connections_that_break_at_any_byte_for_60_s(
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
+) -> None:
+    random = Random(1)
+    workers = [start_worker(name, url=proxy.url, **FULL) for name in ("w1", "w2")]
+    # From a hundred bytes, not enough to connect, to thirty kilobytes.
+    proxy.wear_out(lambda: int(10 ** random.uniform(2, 4.5)))
+    proxy.reset()
+    over = Clock(60)
+    jobs: list[Job] = []
+    while not over():
+        if sum(not witness.ended(job) for job in jobs[-BACKLOG_JOBS:]) < BACKLOG_JOBS:
+            jobs.append(witness.send(random.randrange(5, 300)))
+        wait_until(Clock(0.05))
+    proxy.wear_out(None)
+    witness.assert_whole(*jobs, timeout_s=AFTERWARDS_S)
+    for worker in workers:
+        assert worker.process.poll() is None
+    workers[1].stop()
+    assert_all_slots_serve(workers[0], witness, client)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.client import Client
-from llorch_worker.contract import OutOfMemory
+from llorch_worker.contract import InternalError, OutOfMemory
 from tests.faults.conftest import StartWorker
 from tests.services import RedisServer, held_ids, wait_until
 
@@ -35,3 +35,15 @@ def test_jobs_that_exceed_the_device_memory_wait_and_only_one_that_never_fits_fa
         wait_until(lambda: not held_ids(client.redis))
     assert "one waits" in worker.text()
     assert worker.process.poll() is None
+
+
+def test_an_error_that_escapes_the_tracer_still_ends_its_job(
+    client: Client, start_worker: StartWorker
+) -> None:
+    start_worker(app="tests.faults.escaping_app", max_sequences=2)
+    job = client.submit(prompt="escape", max_tokens=2)
+    with pytest.raises(InternalError, match="escaped"):
+        job.result(GET_S)
+    assert [entry.event.type for entry in job.stream(timeout=GET_S)] == ["failed"]
+    wait_until(lambda: not held_ids(client.redis))
+    assert client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "

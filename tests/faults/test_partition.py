@@ -14,7 +14,13 @@ from tests.faults.conftest import LEASE_S, SWEEP_S, StartWorker
 from tests.faults.proxy import FaultProxy, contains
 from tests.faults.witness import Witness
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, held_ids, wait_until
+from tests.services import (
+    START_TIMEOUT_S,
+    RedisServer,
+    WorkerProcess,
+    held_ids,
+    wait_until,
+)
 
 SEQUENCES = 4
 RECOVERY_S = LEASE_S + SWEEP_S + 8.0
@@ -156,6 +162,22 @@ def test_a_result_whose_reply_is_lost_is_stored_once(
     assert_all_slots_serve(worker, witness, client)
 
 
+@pytest.mark.parametrize("cut_after_bytes", [0, 100])
+def test_jobs_whose_claim_is_answered_in_vain_run_at_once_and_count_no_attempt(
+    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy,
+    cut_after_bytes: int,
+) -> None:  # fmt: skip
+    # Redis knows the script, so the first claim takes everything at once.
+    scripts.load(client.redis, "claim")
+    jobs = [witness.send(20) for _ in range(SEQUENCES)]
+    trap = proxy.cut_reply(contains("EVALSHA", scripts.digest("claim")), cut_after_bytes)
+    worker = start_worker("w1", url=proxy.url, ready=False, lease_s=600)
+    assert trap.wait(START_TIMEOUT_S)
+    witness.assert_whole(*jobs)
+    assert {job.result(0).attempts for job in jobs} == {1}
+    assert_all_slots_serve(worker, witness, client)
+
+
 @pytest.mark.parametrize("script", ["append", "finish"])
 @pytest.mark.parametrize("lost", ["request", "reply"])
 def test_a_lost_write_is_repeated_and_takes_effect_once(
@@ -183,8 +205,7 @@ def test_jobs_claimed_with_one_whose_delivery_fails_run(
     start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
 ) -> None:
     # Redis knows the scripts, so the first claim takes everything at once.
-    for script in ("claim", "bury"):
-        scripts.load(client.redis, script)
+    scripts.load(client.redis, "claim")
     client.redis.lpush(queues.normal_queue("toy"), '{"headers": {"id": "no-envelope"}}')
     jobs = [witness.send(20) for _ in range(SEQUENCES - 1)]
     # One for each attempt of redis-py.

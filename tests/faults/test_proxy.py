@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 import redis
@@ -202,6 +203,57 @@ def test_only_the_matching_request_of_a_pipeline_is_lost(
         assert trap.wait(LONG_S)
         wait_until(lambda: direct.get("before"))
         assert direct.get("lost") == (None if lost == "request" else "1")
+
+
+SET_HALF = b"*3\r\n$3\r\nSET\r\n$4\r\nhalf\r\n$1\r\n1\r\n"
+
+
+def read_all(raw: socket.socket) -> bytes:
+    """What arrives until the connection breaks."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while data := raw.recv(100):
+            found += data
+    return found
+
+
+@pytest.mark.parametrize("after_bytes", [0, 1, len(SET_HALF) - 1, len(SET_HALF)])
+def test_a_request_is_cut_after_so_many_bytes(
+    proxy: FaultProxy, direct: redis.Redis, after_bytes: int
+) -> None:
+    with socket.create_connection((LOCALHOST, proxy.port), LONG_S) as raw:
+        trap = proxy.cut_request(contains("half"), after_bytes)
+        raw.sendall(SET_HALF)
+        read_all(raw)
+    assert trap.wait(LONG_S)
+    assert trap.size == len(SET_HALF)
+    ran = after_bytes == len(SET_HALF)
+    assert wait_until(lambda: direct.get("half") == ("1" if ran else None))
+
+
+@pytest.mark.parametrize("after_bytes", range(6))
+def test_a_reply_is_cut_after_so_many_bytes(
+    proxy: FaultProxy, direct: redis.Redis, after_bytes: int
+) -> None:
+    with socket.create_connection((LOCALHOST, proxy.port), LONG_S) as raw:
+        trap = proxy.cut_reply(contains("half"), after_bytes)
+        raw.sendall(SET_HALF)
+        assert read_all(raw) == b"+OK\r\n"[:after_bytes]
+    assert trap.size == 5
+    assert direct.get("half") == "1"
+
+
+def test_a_worn_out_connection_breaks_in_the_middle_of_a_message(
+    proxy: FaultProxy, direct: redis.Redis
+) -> None:
+    proxy.wear_out(lambda: len(SET_HALF) + 3)
+    with socket.create_connection((LOCALHOST, proxy.port), LONG_S) as raw:
+        raw.sendall(SET_HALF)
+        assert read_all(raw) == b"+OK"
+    assert direct.get("half") == "1"
+    proxy.wear_out(None)
+    with through(proxy) as client:
+        assert client.get("half") == "1"
 
 
 def test_a_frozen_connection_stays_silent_while_others_go_on(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from llorch_worker.worker.active_jobs import ActiveJobs
+from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
+from tests.broker.jobs import claim_on
 
 
 class Generation:
-    cancelled = False
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
 
     def cancel(self) -> None:
-        self.cancelled = True
+        self.cancelled.set()
 
 
 @pytest.mark.parametrize("hand_back", [False, True])
@@ -19,29 +23,68 @@ def test_a_stop_between_accept_and_entry_is_kept(hand_back: bool) -> None:
     jobs = ActiveJobs()
     jobs.expect("a")
     (jobs.hand_back if hand_back else jobs.cancel)("a")
-    job, new = jobs.enter("a")
-    assert new
+    job = jobs.enter(claim_on("a"))
     assert (job.stopped, job.handed_back) == (True, hand_back)
     generation = Generation()
     job.attach(generation)
-    assert generation.cancelled
+    assert generation.cancelled.is_set()
 
 
-def test_a_job_enters_once() -> None:
+def entering(jobs: ActiveJobs, job_id: str, fence: int) -> tuple[threading.Thread, list[ActiveJob]]:
+    entered: list[ActiveJob] = []
+    thread = threading.Thread(target=lambda: entered.append(jobs.enter(claim_on(job_id, fence))))
+    thread.start()
+    return thread, entered
+
+
+def test_a_second_delivery_stops_the_first_and_runs_once_it_has_left() -> None:
     jobs = ActiveJobs()
+    first = jobs.enter(claim_on("a", fence=1))
+    generation = Generation()
+    first.attach(generation)
     jobs.expect("a")
-    first, new = jobs.enter("a")
-    assert new
-    assert jobs.enter("a") == (first, False)
+    thread, second = entering(jobs, "a", fence=2)
+    assert generation.cancelled.wait(10)
+    assert first.handed_back
+    assert not second, "it waits"
     jobs.leave(first)
+    thread.join(10)
+    assert not second[0].stopped
+    jobs.leave(second[0])
     assert jobs.ids() == []
+
+
+def test_a_delivery_that_a_newer_one_overtook_is_handed_back_at_once() -> None:
+    jobs = ActiveJobs()
+    newer = jobs.enter(claim_on("a", fence=2))
+    assert jobs.enter(claim_on("a", fence=1)).handed_back
+    assert not newer.stopped
+
+
+def test_a_lost_claim_stops_its_own_run_only() -> None:
+    jobs = ActiveJobs()
+    lost, held = claim_on("a", fence=1), claim_on("a", fence=2)
+    newer = jobs.enter(held)
+    jobs.lose(lost)
+    assert not newer.stopped
+    jobs.lose(held)
+    assert newer.handed_back
+
+
+def test_a_cancel_reaches_every_delivery() -> None:
+    jobs = ActiveJobs()
+    newer = jobs.enter(claim_on("a", fence=2))
+    jobs.expect("a")
+    jobs.cancel("a")
+    assert newer.stopped
+    assert jobs.enter(claim_on("a", fence=1)).stopped
 
 
 def test_a_job_that_never_entered_is_forgotten_and_one_that_did_is_not() -> None:
     jobs = ActiveJobs()
     jobs.expect("never")
     jobs.expect("here")
-    jobs.enter("here")
+    jobs.enter(claim_on("here"))
     jobs.forget("never")
     jobs.forget("here")
     assert jobs.ids() == ["here"]
@@ -50,16 +93,16 @@ def test_a_job_that_never_entered_is_forgotten_and_one_that_did_is_not() -> None
 def test_a_cancel_of_a_job_that_is_elsewhere_does_nothing() -> None:
     jobs = ActiveJobs()
     jobs.cancel("elsewhere")
-    assert not jobs.enter("elsewhere")[0].stopped
+    assert not jobs.enter(claim_on("elsewhere")).stopped
 
 
 def test_the_first_of_a_cancel_and_a_hand_back_wins() -> None:
     jobs = ActiveJobs()
-    cancelled, _ = jobs.enter("cancelled")
+    cancelled = jobs.enter(claim_on("cancelled"))
     jobs.cancel("cancelled")
     jobs.hand_back("cancelled")
     assert not cancelled.handed_back
-    returned, _ = jobs.enter("returned")
+    returned = jobs.enter(claim_on("returned"))
     jobs.hand_back("returned")
     jobs.cancel("returned")
     assert returned.handed_back

@@ -8,6 +8,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.cancel_listener import CancelListener
+from tests.broker.jobs import claim_on
 from tests.services import RedisServer, wait_until
 from tests.worker.test_active_jobs import Generation
 
@@ -27,8 +28,7 @@ def listener(own_server: RedisServer, running: ActiveJobs) -> Iterator[CancelLis
 
 
 def start(running: ActiveJobs, job_id: str) -> Generation:
-    job, new = running.enter(job_id)
-    assert new
+    job = running.enter(claim_on(job_id))
     generation = Generation()
     job.attach(generation)
     return generation
@@ -47,8 +47,8 @@ def test_a_published_id_cancels_that_job_only(
     wait_until(lambda: subscribed(own_server))
     with connect(own_server.url) as client:
         client.publish(keys.CANCEL_CHANNEL, "mine")
-    wait_until(lambda: mine.cancelled)
-    assert not other.cancelled
+    wait_until(mine.cancelled.is_set)
+    assert not other.cancelled.is_set()
 
 
 def test_a_cancel_that_was_published_while_redis_was_lost_takes_effect_after_it_is_back(
@@ -61,5 +61,5 @@ def test_a_cancel_that_was_published_while_redis_was_lost_takes_effect_after_it_
         client.set(keys.cancel("job"), 1)
     own_server.halt()
     own_server.start()
-    wait_until(lambda: generation.cancelled)
+    wait_until(generation.cancelled.is_set)
     assert listener.is_cancelled("job")

@@ -20,30 +20,35 @@ from tests.services import RedisServer
 from tests.toy_engine import ToyEngine
 from tests.worker.test_publisher import claimed
 
-JOB = Delivery("job", {"prompt": "x"})
+JOB_ID = "job"
 
 
 @pytest.fixture
 def active_jobs() -> ActiveJobs:
     jobs = ActiveJobs()
-    jobs.expect(JOB.job_id)
+    jobs.expect(JOB_ID)
     return jobs
 
 
 @pytest.fixture
+def delivery(redis_server: RedisServer) -> Iterator[Delivery]:
+    with connect(redis_server.url) as store:
+        claim = claimed(store, JOB_ID)
+        HELD_CLAIMS.add(claim)
+        yield Delivery(claim, {"prompt": "x"})
+        HELD_CLAIMS.discard(claim)
+        store.delete(keys.job(JOB_ID), keys.events(JOB_ID))
+
+
+@pytest.fixture
 def residency(redis_server: RedisServer, active_jobs: ActiveJobs) -> Iterator[Residency]:
-    """A toy engine with all that surrounds it but Celery, and a claim on ``JOB``."""
+    """A toy engine with all that surrounds it but Celery."""
     settings = Settings(redis_url=redis_server.url)
     engine, device = ToyEngine("toy", 2, 4096), Assignment("toy")
     residency = Residency(engine, settings, "w@test", active_jobs, device, on_broken=lambda: None)
-    with connect(redis_server.url) as store:
-        claim = claimed(store, JOB.job_id)
-        HELD_CLAIMS.add(claim)
-        residency.start()
-        yield residency
-        residency.close()
-        HELD_CLAIMS.discard(claim)
-        store.delete(keys.job(JOB.job_id), keys.events(JOB.job_id))
+    residency.start()
+    yield residency
+    residency.close()
 
 
 @pytest.mark.parametrize(
@@ -52,18 +57,19 @@ def residency(redis_server: RedisServer, active_jobs: ActiveJobs) -> Iterator[Re
 def test_a_job_that_is_stopped_before_it_runs_ends_as_the_stop_asks(
     residency: Residency,
     active_jobs: ActiveJobs,
+    delivery: Delivery,
     stop: Callable[[ActiveJobs, str], None],
     error: type[Exception],
 ) -> None:
-    stop(active_jobs, JOB.job_id)
+    stop(active_jobs, JOB_ID)
     with pytest.raises(error):
-        residency.job_runner.run(JOB)
+        residency.job_runner.run(delivery)
 
 
 def test_a_job_that_begins_while_the_worker_leaves_is_handed_back(
-    residency: Residency, active_jobs: ActiveJobs
+    residency: Residency, active_jobs: ActiveJobs, delivery: Delivery
 ) -> None:
-    active_jobs.forget(JOB.job_id)
+    active_jobs.forget(JOB_ID)
     residency.leave("a tensor moved")
     with pytest.raises(HandedBack):
-        residency.job_runner.run(JOB)
+        residency.job_runner.run(delivery)

@@ -69,15 +69,17 @@ def test_a_stock_producer_gets_a_dict(story_worker: WorkerProcess) -> None:
     assert value["worker"] == story_worker.hostname
 
 
-def test_a_job_with_a_countdown_has_not_begun_while_its_worker_holds_it(
+def test_a_job_with_a_countdown_begins_when_it_is_due(
     story_worker: WorkerProcess, stock: Celery, client: Client
 ) -> None:
     kwargs = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-    result = stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE, countdown=2)
-    wait_until(lambda: client.redis.hget(keys.job(result.id), "state") == "claimed")
+    result = stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE, countdown=4)
+    wait_until(lambda: client.redis.hget(keys.job(result.id), "state") == "scheduled")
     assert result.state == "PENDING"
     wait_until(lambda: result.state == "STARTED")
-    assert result.get(timeout=GET_S)["usage"]["completion"] == 400
+    value = result.get(timeout=GET_S)
+    assert value["usage"]["completion"] == 400
+    assert value["timings"]["queue_ms"] < 4_000, "its wait begins when it is due"
 
 
 def test_a_refused_job_gives_a_stock_producer_the_code_and_the_faults(

@@ -25,7 +25,7 @@ def keeping(client: redis.Redis, away: threading.Event) -> Iterator[None]:
         client,
         Settings().model_copy(update={"lease_s": 0.2, "sweep_s": 0.02}),
         stalled_for_s=lambda: 0.0,
-        on_lost=lambda _job_id: None,
+        on_lost=lambda _claim: None,
         on_away=away.set,
     )
     keeper.start()

@@ -14,6 +14,7 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.contract import Event, Tokens, decode_event
 from llorch_worker.settings import Settings
 from llorch_worker.worker.publisher import Publisher
+from tests.broker.jobs import claim_on
 from tests.faults.proxy import LOCALHOST, FaultProxy, contains
 from tests.services import RedisServer, wait_until
 
@@ -35,7 +36,7 @@ def publisher(store: redis.Redis) -> Iterator[Publisher]:
 
 
 def started(
-    client: redis.Redis, lost: list[str] | None = None, cancelled: list[str] | None = None
+    client: redis.Redis, lost: list[Claim] | None = None, cancelled: list[str] | None = None
 ) -> Publisher:
     on_lost = ([] if lost is None else lost).append
     on_cancelled = ([] if cancelled is None else cancelled).append
@@ -49,16 +50,7 @@ def claimed(store: redis.Redis, job_id: str) -> Claim:
     """A claim as claim.lua leaves it, without a queue."""
     fence = int(store.hincrby(keys.job(job_id), "fence", 1))
     store.hset(keys.job(job_id), mapping={"state": "claimed", "progress": 0})
-    return Claim(
-        job_id=job_id,
-        message=b"",
-        attempt=1,
-        fence=fence,
-        list_key="",
-        suspect=False,
-        first_claimed_ms=0,
-        claimed_ms=0,
-    )
+    return claim_on(job_id, fence)
 
 
 def patience(timeout_s: float) -> Callable[[], bool]:
@@ -79,33 +71,32 @@ def ids_of(events: list[Event]) -> list[int]:
     return [i for event in events if isinstance(event, Tokens) for i in event.ids]
 
 
-def test_events_arrive_once_in_order_and_the_stream_expires(
-    publisher: Publisher, store: redis.Redis
-) -> None:
-    publisher.open(claimed(store, "a"), 1)
+def test_events_arrive_once_and_in_order(publisher: Publisher, store: redis.Redis) -> None:
+    claim = claimed(store, "a")
+    publisher.open(claim, 1)
     for index in range(200):
-        publisher.append("a", token(index))
-    assert publisher.flush("a", patience(FLUSH_S))
+        publisher.append(claim, token(index))
+    assert publisher.flush(claim, patience(FLUSH_S))
     events = read(store, "a")
     assert ids_of(events) == list(range(200))
     assert len(events) < 100, "tokens are written in batches"
-    assert 0 < store.ttl(keys.events("a")) <= 60
     assert store.hget(keys.job("a"), "progress") == "1"
 
 
 def test_a_redis_restart_loses_and_doubles_nothing(own_server: RedisServer) -> None:
     with connect(own_server.url) as store:
         publisher = started(store)
-        publisher.open(claimed(store, "a"), 1)
+        claim = claimed(store, "a")
+        publisher.open(claim, 1)
         for index in range(50):
-            publisher.append("a", token(index))
+            publisher.append(claim, token(index))
         wait_until(lambda: read(store, "a"))
         own_server.halt()
         for index in range(50, 500):
-            publisher.append("a", token(index))
-        assert not publisher.flush("a", patience(0.05))
+            publisher.append(claim, token(index))
+        assert not publisher.flush(claim, patience(0.05))
         own_server.start()
-        assert publisher.flush("a", patience(FLUSH_S))
+        assert publisher.flush(claim, patience(FLUSH_S))
         assert ids_of(read(store, "a")) == list(range(500))
         publisher.close(timeout_s=5)
 
@@ -113,11 +104,12 @@ def test_a_redis_restart_loses_and_doubles_nothing(own_server: RedisServer) -> N
 def test_scripts_are_loaded_again_if_the_server_forgot_them(
     publisher: Publisher, store: redis.Redis
 ) -> None:
-    publisher.open(claimed(store, "a"), 1)
+    claim = claimed(store, "a")
+    publisher.open(claim, 1)
     for index in range(3):
         store.script_flush()
-        publisher.append("a", token(index))
-        assert publisher.flush("a", patience(FLUSH_S))
+        publisher.append(claim, token(index))
+        assert publisher.flush(claim, patience(FLUSH_S))
     assert ids_of(read(store, "a")) == [0, 1, 2]
 
 
@@ -127,27 +119,29 @@ def test_a_write_whose_answer_was_lost_is_not_doubled(
     scripts.load(store, "append")
     with FaultProxy(LOCALHOST, redis_server.port) as proxy, connect(proxy.url) as client:
         publisher = started(client)
-        publisher.open(claimed(store, "a"), 1)
+        claim = claimed(store, "a")
+        publisher.open(claim, 1)
         for index in range(9):
             trap = proxy.lose_reply(contains(scripts.digest("append")))
-            publisher.append("a", token(index))
-            assert publisher.flush("a", patience(FLUSH_S))
+            publisher.append(claim, token(index))
+            assert publisher.flush(claim, patience(FLUSH_S))
             assert trap.sprung
         publisher.close(timeout_s=5)
     assert ids_of(read(store, "a")) == list(range(9))
 
 
 def test_a_worker_that_lost_its_claim_writes_nothing_more(store: redis.Redis) -> None:
-    lost: list[str] = []
+    lost: list[Claim] = []
     publisher = started(store, lost)
-    publisher.open(claimed(store, "a"), 1)
-    publisher.append("a", token(0))
-    assert publisher.flush("a", patience(FLUSH_S))
+    claim = claimed(store, "a")
+    publisher.open(claim, 1)
+    publisher.append(claim, token(0))
+    assert publisher.flush(claim, patience(FLUSH_S))
     claimed(store, "a")
-    publisher.append("a", token(1))
-    assert not publisher.flush("a", patience(FLUSH_S))
-    wait_until(lambda: lost == ["a"])
-    publisher.append("a", token(2))
+    publisher.append(claim, token(1))
+    assert not publisher.flush(claim, patience(FLUSH_S))
+    wait_until(lambda: lost == [claim])
+    publisher.append(claim, token(2))
     publisher.close(timeout_s=5)
     assert ids_of(read(store, "a")) == [0]
 
@@ -155,15 +149,17 @@ def test_a_worker_that_lost_its_claim_writes_nothing_more(store: redis.Redis) ->
 def test_the_next_attempt_goes_on_where_the_stream_ends(
     publisher: Publisher, store: redis.Redis
 ) -> None:
-    publisher.open(claimed(store, "a"), 1)
-    publisher.append("a", token(0))
-    assert publisher.flush("a", patience(FLUSH_S))
-    publisher.close_job("a")
+    claim = claimed(store, "a")
+    publisher.open(claim, 1)
+    publisher.append(claim, token(0))
+    assert publisher.flush(claim, patience(FLUSH_S))
+    publisher.close_job(claim)
     page = journal.read(store, "a")
     assert page.journal.choices[0].token_ids == (0,)
-    publisher.open(claimed(store, "a"), page.next_entry)
-    publisher.append("a", token(1))
-    assert publisher.flush("a", patience(FLUSH_S))
+    claim = claimed(store, "a")
+    publisher.open(claim, page.next_entry)
+    publisher.append(claim, token(1))
+    assert publisher.flush(claim, patience(FLUSH_S))
     assert [entry_id for entry_id, _ in store.xrange(keys.events("a"))] == ["1-0", "2-0"]
 
 
@@ -171,19 +167,22 @@ def test_a_stream_key_of_another_type_harms_no_other_job(
     publisher: Publisher, store: redis.Redis
 ) -> None:
     store.set(keys.events("bad"), "something else")
-    publisher.open(claimed(store, "bad"), 1)
-    publisher.open(claimed(store, "good"), 1)
-    publisher.append("bad", token(0))
-    publisher.append("good", token(0))
-    assert publisher.flush("good", patience(FLUSH_S))
-    assert publisher.flush("bad", patience(FLUSH_S))
+    bad = claimed(store, "bad")
+    publisher.open(bad, 1)
+    good = claimed(store, "good")
+    publisher.open(good, 1)
+    publisher.append(bad, token(0))
+    publisher.append(good, token(0))
+    assert publisher.flush(good, patience(FLUSH_S))
+    assert publisher.flush(bad, patience(FLUSH_S))
 
 
 def test_closing_writes_what_is_left(store: redis.Redis) -> None:
     publisher = started(store)
-    publisher.open(claimed(store, "a"), 1)
+    claim = claimed(store, "a")
+    publisher.open(claim, 1)
     for index in range(10):
-        publisher.append("a", token(index))
+        publisher.append(claim, token(index))
     publisher.close(timeout_s=5)
     assert ids_of(read(store, "a")) == list(range(10))
 
@@ -191,44 +190,48 @@ def test_closing_writes_what_is_left(store: redis.Redis) -> None:
 def test_what_is_unwritten_at_the_end_is_left_to_the_result(
     publisher: Publisher, store: redis.Redis
 ) -> None:
-    publisher.open(claimed(store, "a"), 3)
-    publisher.expect_end("a")
-    publisher.append("a", token(0))
-    publisher.append("a", token(1))
-    left = publisher.take("a", patience(FLUSH_S))
+    claim = claimed(store, "a")
+    publisher.open(claim, 3)
+    publisher.expect_end(claim)
+    publisher.append(claim, token(0))
+    publisher.append(claim, token(1))
+    left = publisher.take(claim, patience(FLUSH_S))
     assert left is not None
     assert (left.first_entry, ids_of(list(left.events))) == (3, [0, 1])
-    assert publisher.flush("a", patience(FLUSH_S)), "nothing is left here"
+    assert publisher.flush(claim, patience(FLUSH_S)), "nothing is left here"
     assert read(store, "a") == []
 
 
 def test_a_job_that_goes_elsewhere_after_its_last_event_is_journalled(
     publisher: Publisher, store: redis.Redis
 ) -> None:
-    publisher.open(claimed(store, "a"), 1)
-    publisher.expect_end("a")
-    publisher.append("a", token(0))
-    assert publisher.flush("a", patience(FLUSH_S))
+    claim = claimed(store, "a")
+    publisher.open(claim, 1)
+    publisher.expect_end(claim)
+    publisher.append(claim, token(0))
+    assert publisher.flush(claim, patience(FLUSH_S))
     assert ids_of(read(store, "a")) == [0]
 
 
 def test_nothing_is_left_to_the_result_if_the_claim_was_lost(store: redis.Redis) -> None:
-    lost: list[str] = []
+    lost: list[Claim] = []
     publisher = started(store, lost)
-    publisher.open(claimed(store, "a"), 1)
+    claim = claimed(store, "a")
+    publisher.open(claim, 1)
     claimed(store, "a")
-    publisher.append("a", token(0))
+    publisher.append(claim, token(0))
     wait_until(lambda: lost)
-    assert publisher.take("a", patience(FLUSH_S)) is None
+    assert publisher.take(claim, patience(FLUSH_S)) is None
     publisher.close(timeout_s=5)
 
 
 def test_a_write_finds_the_cancel_that_nobody_heard(store: redis.Redis) -> None:
     cancelled: list[str] = []
     publisher = started(store, cancelled=cancelled)
-    publisher.open(claimed(store, "a"), 1)
+    claim = claimed(store, "a")
+    publisher.open(claim, 1)
     store.set(keys.cancel("a"), 1)
-    publisher.append("a", token(0))
+    publisher.append(claim, token(0))
     wait_until(lambda: cancelled)
     publisher.close(timeout_s=5)
     assert set(cancelled) == {"a"}

@@ -75,7 +75,7 @@ def test_a_job_that_waits_for_its_time_survives_a_reconnect(
     with Celery("stock", broker=own_server.url, set_as_current=False) as stock:
         kwargs = {"prompt": "x", "max_tokens": 2}
         sent = stock.send_task(TASK_NAME, kwargs=kwargs, queue="llorch.toy", countdown=3)
-    wait_until(lambda: f"{sent.id}] received" in own_worker.text())
+    wait_until(lambda: own_client.job(sent.id).status().state == "queued")
     own_server.halt()
     own_server.start()
     assert own_client.job(sent.id).result(GET_S).text == "w0 w1 "

@@ -1,19 +1,19 @@
 -- Journal new events of a job, each once, if the caller's claim still holds.
 --
--- Returns 1 if they are in the stream, 2 if a cancel was also requested, 0 if the claim was lost.
+-- Returns 1 if they are in the stream, 2 if a cancel was also requested, 0 if the claim was lost, or
+-- earlier entries.
 
 local job_id = ARGV[1]
 local fence = ARGV[2]
 local first = ARGV[3] -- number of the first entry
-local ttl_s = ARGV[4] -- how long the stream is kept after its last entry
-local has_tokens = ARGV[5] == '1'
-local events = {unpack(ARGV, 6)} -- JSON documents
+local has_tokens = ARGV[4] == '1'
+local events = {unpack(ARGV, 5)} -- JSON documents
 
-if not is_claimed(job_id, fence) then
+if not is_claimed(job_id, fence) or has_gap(job_id, fence, first) then
   return 0
 end
 allow_writes()
-write_events(redis.call, job_id, first, events, nil, ttl_s)
+write_events(redis.call, job_id, first, events)
 if has_tokens then
   redis.call('HSET', job_key(job_id), 'progress', 1)
 end

@@ -11,19 +11,24 @@ local end_event = ARGV[3]
 local keep_s = ARGV[4] -- for results
 local stream_s = ARGV[5] -- for event streams
 -- How long the record is kept. The message stays in the queue; the claim that pops it sees the
--- record and drops it.
+-- record, drops the message, and leaves what follows the end to a worker.
 local record_s = ARGV[6]
 local job, cancel = job_key(job_id), cancel_key(job_id)
+-- Names this call, which is sent again if its reply is lost: the document has the time in us.
+local call_id = redis.sha1hex(document)
 
 local state = redis.call('HGET', job, 'state')
 if state == 'ended' or not state and redis.call('EXISTS', result_key(job_id)) == 1 then
-  return 'ended'
+  if redis.call('GET', result_key(job_id)) == document then
+    return 'queued'
+  end
+  return redis.pcall('GET', cancel) == call_id and 'running' or 'ended'
 end
 allow_writes()
 local lease_ms = tonumber(redis.call('ZSCORE', LEASES, job_id) or '0')
 if state == 'claimed' and lease_ms > now_ms() then
   -- The key is for a worker that takes the job over; the message is for the one that runs it.
-  redis.call('SET', cancel, 1, 'EX', keep_s)
+  redis.call('SET', cancel, call_id, 'EX', keep_s)
   redis.call('PUBLISH', CANCEL_CHANNEL, job_id)
   return 'running'
 end
@@ -32,8 +37,15 @@ redis.call('DEL', cancel)
 redis.call('ZREM', LEASES, job_id)
 store_state(job_id, document, keep_s)
 end_stream(job_id, end_event, stream_s)
-redis.call('HSET', job, 'state', 'ended')
+local message, list = unpack(redis.call('HMGET', job, 'message', 'list'))
 redis.call('HINCRBY', job, 'fence', 1)
 redis.call('HDEL', job, 'list', 'message')
-redis.call('EXPIRE', job, record_s)
+end_record(job_id, record_s, keep_s)
+if message then
+  -- It waited for its ETA, or its worker has died: no list has its message.
+  redis.call('ZREM', scheduled_set(list), job_id)
+  leave_follow_ups(job_id, message, 0)
+else
+  redis.call('HSET', job, 'follow', 1)
+end
 return 'queued'

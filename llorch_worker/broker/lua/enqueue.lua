@@ -10,10 +10,10 @@
 local job_id = ARGV[1]
 local before, after = ARGV[2], ARGV[3] -- the message before and after its enqueue time
 local limit = tonumber(ARGV[4]) -- the most waiting jobs; 0 for no limit
-local keep_s = ARGV[5] -- for the sent key and the idempotency key
+local keep_s = ARGV[5] -- for the record and the idempotency key of a job that is never claimed
 local idempotency = ARGV[6] -- the key, or ''
 
-if redis.call('EXISTS', sent_key(job_id)) == 1 then
+if redis.call('HEXISTS', job_key(job_id), 'sent') == 1 then
   -- The reply to the first push was lost, and the client sent it again.
   return {'sent', job_id}
 end
@@ -32,9 +32,11 @@ if limit > 0 then
 end
 local clock = redis.call('TIME')
 local now_s = string.format('%d.%06d', clock[1], clock[2])
-redis.call('SET', sent_key(job_id), now_s, 'EX', keep_s)
+redis.call('HSET', job_key(job_id), 'sent', now_s)
+redis.call('EXPIRE', job_key(job_id), keep_s)
 if idempotency ~= '' then
   redis.call('SET', idempotency, job_id, 'EX', keep_s)
+  redis.call('HSET', job_key(job_id), 'idempotency', idempotency)
 end
 redis.call('LPUSH', KEYS[1], before .. now_s .. after)
 return {'sent', job_id}

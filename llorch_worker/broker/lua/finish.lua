@@ -2,9 +2,10 @@
 -- job, and the claim with it.
 --
 -- The result and the stream's last events appear together, once. A second caller, or one whose claim
--- was lost, stores nothing.
+-- was lost, stores nothing. Nor does one whose stream lost entries: its job must run again from the
+-- journal.
 --
--- Returns 1 if it was stored, else 0.
+-- Returns 1 if it was stored, now or by an earlier call whose reply was lost, else 0.
 
 local job_id = ARGV[1]
 local fence = ARGV[2] -- '' for a job without a claim
@@ -12,29 +13,38 @@ local document = ARGV[3]
 local keep_s = ARGV[4] -- for the document
 local end_event = ARGV[5] -- JSON, or '' if the state is not terminal
 local stream_s = ARGV[6] -- for the event stream
-local first = ARGV[7] -- number of the first unwritten entry before the end event
-local events = {unpack(ARGV, 8)} -- those entries, JSON documents
+-- How long the caller has for what follows the end, in ms, before a sweep has another worker do it;
+-- '' if nothing follows.
+local follow_ms = ARGV[7]
+local first = ARGV[8] -- number of the first unwritten entry before the end event
+local events = {unpack(ARGV, 9)} -- those entries, JSON documents
 local job = job_key(job_id)
 
+local state, holder = unpack(redis.call('HMGET', job, 'state', 'fence'))
 if fence ~= '' then
-  if not is_claimed(job_id, fence) then
+  if state ~= 'claimed' or holder ~= fence then
+    return state == 'ended' and holder == fence and 1 or 0
+  end
+  if first and has_gap(job_id, fence, first) then
     return 0
   end
 else
-  local state = redis.call('HGET', job, 'state')
   if state == 'claimed' or state == 'ended' then
     return 0
   end
 end
 allow_writes()
-store_state(job_id, document, keep_s)
+store_state(job_id, document, (end_event ~= '' or fence == '') and keep_s)
 if end_event ~= '' then
   end_stream(job_id, end_event, stream_s, first, events)
   -- Does the work of release.lua, to save the worker a call. The list stays, because a refused
   -- message is buried after its result is stored, and bury.lua reads the list.
   redis.call('ZREM', LEASES, job_id)
+  local message = redis.call('HGET', job, 'message')
   redis.call('HDEL', job, 'message')
-  redis.call('HSET', job, 'state', 'ended')
-  redis.call('EXPIRE', job, keep_s)
+  end_record(job_id, keep_s, keep_s)
+  if follow_ms ~= '' and message then
+    leave_follow_ups(job_id, message, now_ms() + follow_ms)
+  end
 end
 return 1

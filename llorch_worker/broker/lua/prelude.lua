@@ -22,16 +22,32 @@ local function is_claimed(job_id, fence)
   return record[1] == 'claimed' and record[2] == fence
 end
 
--- Store a job's state for ttl_s seconds, in the key and format of Celery's Redis backend.
+-- Store a job's end for ttl_s seconds, or without ttl_s its state until then, in the key and format
+-- of Celery's Redis backend.
 local function store_state(job_id, document, ttl_s)
-  redis.call('SET', result_key(job_id), document, 'EX', ttl_s)
+  redis.call('SET', result_key(job_id), document)
+  if ttl_s then
+    redis.call('EXPIRE', result_key(job_id), ttl_s)
+  end
   -- Like Celery's own backend, to wake AsyncResult.get().
   redis.call('PUBLISH', result_key(job_id), document)
+end
+
+-- Whether a claim's earlier entries, before entry `first`, are missing from the stream, because Redis
+-- lost its last writes. A claim's first entry may have the number of its fence.
+local function has_gap(job_id, fence, first)
+  local entries = redis.pcall('XREVRANGE', events_key(job_id), '+', '-', 'COUNT', 1)
+  if entries.err or first == fence then
+    return false
+  end
+  local last = entries[1] and tonumber(entries[1][1]:match('^%d+')) or 0
+  return tonumber(first) > last + 1
 end
 
 -- Write events to a job's stream as entries `first`-0, `first` + 1-0, ... and an end event, if
 -- any, after them. Existing entries are skipped, so a write whose reply was lost can be sent again.
 -- Each entry has one field, `event`. `call` is redis.call, or redis.pcall to ignore refused writes.
+-- The stream is the job's journal, so it begins to expire, in ttl_s seconds, only with the job's end.
 local function write_events(call, job_id, first, events, end_event, ttl_s)
   local stream = events_key(job_id)
   local last = call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
@@ -44,14 +60,33 @@ local function write_events(call, job_id, first, events, end_event, ttl_s)
   end
   if end_event then
     call('XADD', stream, string.format('%d-0', number + 1), 'event', end_event)
+    call('EXPIRE', stream, ttl_s)
   end
-  call('EXPIRE', stream, ttl_s)
 end
 
 -- Write the last events of a job. Each refused write is ignored: a stream key of the wrong type must
 -- not cost the result or a popped message. The stream expires in any case.
 local function end_stream(job_id, end_event, ttl_s, first, events)
   write_events(redis.pcall, job_id, first, events or {}, end_event, ttl_s)
+end
+
+-- The record and the idempotency key of a job that has ended expire after keep_s and key_s seconds.
+local function end_record(job_id, keep_s, key_s)
+  local job = job_key(job_id)
+  redis.call('HSET', job, 'state', 'ended')
+  redis.call('EXPIRE', job, keep_s)
+  local idempotency = redis.call('HGET', job, 'idempotency')
+  if idempotency then
+    redis.call('EXPIRE', idempotency, key_s)
+  end
+end
+
+-- Leave it to a worker to do what Celery does after a task's end: see follow_ups.py. The record stays
+-- until a worker has done it.
+local function leave_follow_ups(job_id, message, at_ms)
+  redis.call('HSET', job_key(job_id), 'message', message)
+  redis.call('PERSIST', job_key(job_id))
+  redis.call('ZADD', FOLLOW_UPS, at_ms, job_id)
 end
 
 -- Keep a dead letter: {id, reason, message, list, attempts, history}. The message must be UTF-8.

@@ -10,7 +10,7 @@ local state = ARGV[3]
 local keep_s = ARGV[4] -- for the record of an ended job
 local job = job_key(job_id)
 
-local record = redis.call('HMGET', job, 'state', 'fence', 'message', 'list')
+local record = redis.call('HMGET', job, 'state', 'fence', 'message', 'list', 'peers', 'progress')
 if record[2] ~= fence or state ~= 'ended' and record[1] ~= 'claimed' then
   return 0
 end
@@ -19,8 +19,8 @@ redis.call('ZREM', LEASES, job_id)
 if state == 'ended' then
   -- A stored result has already ended the job; this deletes the rest of the claim.
   redis.call('HDEL', job, 'message', 'list')
-  redis.call('HSET', job, 'state', 'ended')
-  redis.call('EXPIRE', job, keep_s)
+  end_record(job_id, keep_s, keep_s)
+  redis.call('EXPIRE', result_key(job_id), keep_s)
   return 1
 end
 -- A new fence, so that the caller's writes still in flight fail.
@@ -31,6 +31,7 @@ else
   redis.call('HDEL', job, 'message')
   redis.call('HINCRBY', job, 'attempts', -1)
   redis.call('HSET', job, 'state', 'queued')
-  redis.call('RPUSH', record[4], record[3])
+  local suspect = record[5] and record[6] == '0'
+  redis.call('RPUSH', suspect and suspects_list(record[4]) or record[4], record[3])
 end
 return 1

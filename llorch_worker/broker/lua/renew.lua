@@ -2,7 +2,8 @@
 --
 -- ARGV[2..] are pairs: job id, fence.
 --
--- Returns the ids whose claims the caller has lost; it must stop work on them.
+-- Returns the places of the pairs whose claims the caller has lost, from 1 on; it must stop work on
+-- those jobs.
 
 local lease_ms = ARGV[1]
 
@@ -13,7 +14,7 @@ for i = 2, #ARGV, 2 do
   if is_claimed(ARGV[i], ARGV[i + 1]) then
     redis.call('ZADD', LEASES, until_ms, ARGV[i])
   else
-    lost[#lost + 1] = ARGV[i]
+    lost[#lost + 1] = i / 2
   end
 end
 return lost

@@ -5,11 +5,14 @@
 -- runs); 'ended' (the job succeeded or was cancelled). Only 'retried' changes anything.
 
 local raw_letter = ARGV[1] -- byte by byte
-local stream_s = ARGV[2] -- for event streams
+local call_id = ARGV[2] -- names this call, which is sent again if its reply is lost
 local letter = cjson.decode(raw_letter)
 local job, result, stream = job_key(letter.id), result_key(letter.id), events_key(letter.id)
 
-local state = redis.call('HGET', job, 'state')
+local state, retried_by = unpack(redis.call('HMGET', job, 'state', 'retried_by'))
+if retried_by == call_id then
+  return 'retried'
+end
 if state == 'claimed' or state == 'queued' then
   return 'under way'
 end
@@ -36,14 +39,16 @@ if not entries.err and #entries > 0 then
     for i = 1, #entries - 1 do
       redis.call('XADD', stream, entries[i][1], unpack(entries[i][2]))
     end
-    redis.call('EXPIRE', stream, stream_s)
   end
 end
 
 redis.call('HSET', job, 'state', 'queued', 'list', letter.list, 'attempts', 0, 'progress', 0,
+  'retried_by', call_id,
   'history', letter.history .. string.format('(retried) %.0f\n', now_ms()))
-redis.call('HDEL', job, 'spared')
--- The record may have expired. If it exists, the next claim reads the journal.
+redis.call('HDEL', job, 'strikes', 'deaths', 'peers', 'alone', 'message', 'buried')
+redis.call('ZREM', FOLLOW_UPS, letter.id)
+-- The record may have expired, and the journal not: the next claim reads it.
+redis.call('HSETNX', job, 'first_claim_ms', string.format('%.0f', now_ms()))
 redis.call('HINCRBY', job, 'fence', 1)
 redis.call('PERSIST', job)
 -- To the tail of the queue, behind the jobs that already wait.

@@ -1,36 +1,63 @@
 -- Put the jobs of dead workers back to the head of their queues.
 --
--- Two kinds of jobs may have killed the worker and become suspects: jobs without progress since
--- their claim, and jobs that had lost a worker before and ran beside others that had. At most one
--- of the latter is to blame, so once per job this attempt does not count: no job ends because of
--- its neighbour. They stay suspects.
+-- A job without progress since its claim may have killed the worker. It becomes a suspect, and so
+-- does each other job without progress of that worker. Suspects are told apart by halves: each may
+-- next run beside at most half as many suspects as this time. A death counts as a strike; progress
+-- clears the strikes, so that an innocent job survives any number of deaths around it, up to
+-- `max_deaths`. In its last attempt a job is a suspect whatever it does, and alone.
 --
 -- Returns the ids put back.
 
 local most_jobs = ARGV[1] -- the most jobs to look at, so that one call stays short
+local lease_ms = tonumber(ARGV[2]) -- the caller's
+local max_deaths = tonumber(ARGV[3])
 
-local back = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, most_jobs)) do
-  -- The first write, which cannot grow: see allow_writes.
+allow_writes()
+-- A clock that was set back leaves leases far in the future. Another worker's may be longer.
+local latest_ms = now_ms() + lease_ms
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '(' .. latest_ms, '+inf', 'LIMIT', 0,
+    most_jobs)) do
+  local own_ms = tonumber(redis.call('HGET', job_key(id), 'lease_ms') or lease_ms)
+  if tonumber(redis.call('ZSCORE', LEASES, id)) > now_ms() + own_ms then
+    redis.call('ZADD', LEASES, now_ms() + own_ms, id)
+  end
+end
+
+local back, lost_by = {}, {}
+local lapsed = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, most_jobs)
+for i = #lapsed, 1, -1 do
+  -- Latest first: each goes to the head, so the earliest ends up in front.
+  local id, job = lapsed[i], job_key(lapsed[i])
   redis.call('ZREM', LEASES, id)
-  local job = job_key(id)
-  local state, message, list, progress, company, spared = unpack(redis.call('HMGET', job,
-    'state', 'message', 'list', 'progress', 'company', 'spared'))
+  local state, message, list, progress, worker, peers = unpack(redis.call('HMGET', job,
+    'state', 'message', 'list', 'progress', 'worker', 'peers'))
   if state == 'claimed' then
     redis.call('HINCRBY', job, 'fence', 1)
     redis.call('HSET', job, 'state', 'queued')
     redis.call('HDEL', job, 'message')
-    local in_company = company == '1' and not spared
-    if in_company then
-      redis.call('HINCRBY', job, 'attempts', -1)
-      redis.call('HSET', job, 'spared', 1)
+    local last_attempt = redis.call('HINCRBY', job, 'deaths', 1) >= max_deaths - 1
+    if progress == '1' then
+      redis.call('HDEL', job, 'strikes', 'peers', 'alone')
     end
-    if progress == '0' or in_company or spared then
-      redis.call('LPUSH', suspects_list(list), message)
-    else
+    if progress == '1' and not last_attempt then
       redis.call('RPUSH', list, message)
+    else
+      lost_by[worker] = lost_by[worker] or {}
+      table.insert(lost_by[worker], 1, {job, message, list, tonumber(peers or nil)})
     end
     back[#back + 1] = id
+  end
+end
+
+for _, lost in pairs(lost_by) do
+  for _, suspect in ipairs(lost) do
+    local job, message, list, peers = unpack(suspect, 1, 4)
+    local together = math.min(peers or #lost, #lost)
+    redis.call('HINCRBY', job, 'strikes', 1)
+    -- Jobs on their first attempt may run beside a suspect that has no peers; they are not to blame.
+    redis.call('HSET', job, 'alone', together == 1 and 1 or 0,
+      'peers', math.max(1, math.floor(together / 2)))
+    redis.call('LPUSH', suspects_list(list), message)
   end
 end
 return back

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
 from celery import Celery, signals
+from celery.utils.text import str_to_list
 from pydantic import ValidationError
 
 from llorch_worker.broker import transport
@@ -17,9 +18,10 @@ from llorch_worker.contract.command_errors import explain
 from llorch_worker.contract.errors import BrokerRefused
 from llorch_worker.settings import Settings
 from llorch_worker.worker.card.assignment import Assignment
+from llorch_worker.worker.celery import control
 from llorch_worker.worker.celery.bootstep import ResidencyStep
 from llorch_worker.worker.celery.config import task_queues, worker_config
-from llorch_worker.worker.celery.task import register
+from llorch_worker.worker.celery.task import JobTask, register
 from llorch_worker.worker.residency import Residency
 
 _CELERY_COMMAND = "celery.bin.celery"
@@ -30,6 +32,7 @@ _APP_OPTIONS = ("-A", "--app")
 class LlorchApp(Celery):  # type: ignore[misc]
     """A Celery app that knows its settings and, in a worker, the resident model."""
 
+    task_cls = JobTask
     settings: Settings
     residency: Residency | None = None
     """Set by the worker's bootstep."""
@@ -52,12 +55,20 @@ def build_app(settings: Settings) -> LlorchApp:
 
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
-def _prepare_worker(sender: str, instance: Any, **_: Any) -> None:
+def _prepare_worker(sender: str, instance: Any, options: Mapping[str, Any], **_: Any) -> None:
+    control.install()
+    # Of -Q and -X; Celery creates a queue that it does not know.
+    instance.named_queues = [
+        name
+        for option in ("queues", "exclude_queues")
+        for name in str_to_list(options.get(option)) or ()
+    ]
     # Before the worker's first connection.
     settings: Settings = instance.app.settings
     terms = ClaimTerms(
         lease_ms=round(settings.lease_s * 1e3),
         max_attempts=settings.max_attempts,
+        max_deaths=settings.max_deaths,
         result_ttl_s=settings.result_ttl_s,
         stream_ttl_s=settings.stream_ttl_s,
     )

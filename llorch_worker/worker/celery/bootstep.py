@@ -18,9 +18,10 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
-from llorch_worker.contract import LlorchError
+from llorch_worker.contract import LlorchError, printable
 from llorch_worker.worker.card.assignment import Assignment, assign_device
-from llorch_worker.worker.celery.pool import EnginePool
+from llorch_worker.worker.celery.follow_ups import FollowUps
+from llorch_worker.worker.celery.refusals import foreign_queue, refused_option
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.residency_check import violation, wrong_card
 
@@ -44,8 +45,17 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
     label = "Model"
 
     def __init__(self, worker: Any, **options: Any) -> None:
+        """Raises WorkerShutdown with one logged sentence if the worker must not start like this."""
         super().__init__(worker, **options)
+        refusal = refused_option(worker, options) or foreign_queue(
+            worker.app, worker.hostname, worker.named_queues
+        )
+        if refusal is not None:
+            _give_up(refusal)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_OneLine())
         self._residency: Residency | None = None
+        self._follow_ups: FollowUps | None = None
         self._interrupted = False
         self._worker = worker
         # An attribute, because signals hold their receivers weakly.
@@ -58,7 +68,6 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         trace_logger.addFilter(_HandBackInOneLine())
         try:
-            _check_options(worker)
             assignment = self._assign_device(worker)
             engine = self._load(worker, assignment)
             engine.warm_up()
@@ -85,6 +94,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         )
         residency.start()
         worker.pool.figures = residency.figures
+        self._follow_ups = FollowUps(worker.app, worker.app.settings, worker.hostname)
+        self._follow_ups.start()
         self._residency = worker.app.residency = residency
         logger.info("%s is resident on %s, warm and ready", engine.model_name, assignment.name)
 
@@ -106,6 +117,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         return {"engine": self._residency.stats(), "dead_letters": self._residency.dead_letters()}
 
     def _close(self) -> None:
+        if self._follow_ups is not None:
+            self._follow_ups.close()
         if self._residency is not None:
             self._residency.close()
 
@@ -150,6 +163,20 @@ class _HandBackInOneLine(logging.Filter):
         return True
 
 
+class _OneLine(logging.Filter):
+    """Escapes what a name or an id could forge lines or control a terminal with."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            message = record.getMessage()
+        except (LookupError, TypeError, ValueError):
+            return True  # the handler reports it
+        if not message.isprintable():
+            # Some of Celery's own messages have several lines.
+            record.msg, record.args = printable(" ".join(message.splitlines())), ()
+        return True
+
+
 def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
     """Logs the load's progress every few seconds, and lets a shutdown end the load."""
     logged_at_s = time.monotonic()
@@ -165,13 +192,6 @@ def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int
             logger.info("loaded %d%% of %d MiB", percent, total_bytes // MIB)
 
     return progress
-
-
-def _check_options(worker: Any) -> None:
-    if not isinstance(worker.pool, EnginePool):
-        _give_up("the worker needs its own pool; start it without -P/--pool")
-    if worker.autoscale:
-        _give_up("a worker has a fixed size; start it without --autoscale, or start more workers")
 
 
 def _give_up(sentence: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from kombu.entity import Queue
+from kombu.entity import Exchange, Queue
 
 from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
 from llorch_worker.broker.producer import (
@@ -13,8 +15,9 @@ from llorch_worker.broker.producer import (
     connection_config,
     sentinel_options,
 )
-from llorch_worker.broker.queues import WORKER_MARK, normal_queue, queues
+from llorch_worker.broker.queues import WORKER_MARK, normal_queue, queues, route
 from llorch_worker.broker.url import is_sentinel
+from llorch_worker.contract import TASK_NAME
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.consumer import JobConsumer
 from llorch_worker.worker.celery.pool import EnginePool
@@ -39,7 +42,9 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "redis_socket_connect_timeout": CONNECT_TIMEOUT_S,
         "redis_retry_on_timeout": True,
         "task_queues": task_queues(model),
-        "task_default_queue": normal_queue(model),
+        # The default queue stays Celery's: a chain's next task, which names no queue, goes where
+        # any other worker would send it.
+        "task_routes": (partial(route_job, model),),
         "task_acks_late": True,
         "task_track_started": False,  # the claim stores STARTED: see lua/claim.lua
         "worker_pool": EnginePool,
@@ -60,11 +65,32 @@ def _result_backend(redis_url: str) -> str:
     return f"llorch_worker.broker.backend:{kind}+{celery_url(redis_url)}"
 
 
+def route_job(
+    default_model: str,
+    name: str,
+    _args: Any,
+    fields: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+    **_: Any,
+) -> dict[str, Any] | None:
+    """Celery's router: the queue of a job's model and priority, unless the sender names one."""
+    if name != TASK_NAME or any(map(options.get, ("queue", "exchange", "routing_key"))):
+        return None
+    # An invalid model or priority is sent anyway; the worker's error names it.
+    model, priority = map((fields or {}).get, ("model", "priority"))
+    to = route(
+        model if isinstance(model, str) and model else default_model,
+        priority if priority in ("high", "low") else "normal",
+    )
+    return {"queue": to.queue, "priority": to.priority}
+
+
 def task_queues(model: str, worker: str | None = None) -> list[Any]:
     """The queues that a worker of ``model`` consumes; with ``worker``, also its worker queues."""
+    exchange = Exchange(normal_queue(model))
     return [
         # Undeclared: a declared worker queue would outlive its worker in the exchange's table,
         # which every stock producer reads.
-        Queue(name, routing_key=name, no_declare=WORKER_MARK in name)
+        Queue(name, exchange, routing_key=name, no_declare=WORKER_MARK in name)
         for name in queues(model, worker)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import sys
 import threading
@@ -29,10 +30,6 @@ from llorch_worker.worker.active_jobs import ActiveJobs
 logger = get_logger(__name__)
 
 DRAIN_TURN_S = 0.5
-FIXED_SIZE = (
-    "the number of sequences in flight is fixed when the cache is allocated; "
-    "restart the worker with another LLORCH_MAX_SEQUENCES"
-)
 
 Callback = Callable[[Any], Any]
 
@@ -85,7 +82,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
-        self._warned_of_time_limits = False
         self.active_jobs = ActiveJobs()
         self.figures: Callable[[], Mapping[str, Any]] = dict
         """Further figures for ``inspect stats``; set by the bootstep."""
@@ -188,16 +184,12 @@ class EnginePool(BasePool):  # type: ignore[misc]
         error_callback: Callback,
         accept_callback: Callable[[int, float], Any],
         correlation_id: str,
-        timeout: float | None = None,
-        soft_timeout: float | None = None,
         **_: Any,
     ) -> None:
         """Runs ``target`` in a thread and always calls one of the callbacks.
 
         Replaces the base method, which logs ``args`` (including the prompt) at debug level.
         """
-        if timeout or soft_timeout:
-            self._warn_of_time_limits()
         work = _Work(
             pid=next(self._pids),
             task_id=correlation_id,
@@ -227,14 +219,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
             self._leaving.add(pid)
             self.active_jobs.hand_back(work.task_id)
 
-    def grow(self, n: int = 1) -> None:
-        raise NotImplementedError(FIXED_SIZE)
-
-    def shrink(self, n: int = 1) -> None:
-        raise NotImplementedError(FIXED_SIZE)
-
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info() | {
+            "processes": [os.getpid()],
             "running-jobs": len(self._running),
             "jobs-waiting-for-a-thread": len(self._waiting),
         }
@@ -246,11 +233,19 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._running[work.pid] = work
         self.active_jobs.expect(work.task_id)
         # Before the task runs and on this thread, so that a revoke finds the job from now on.
-        work.on_accept(work.pid, time.monotonic())
-        self._inbox.put(work)
+        try:
+            work.on_accept(work.pid, time.monotonic())
+        except Exception as error:  # noqa: BLE001 - what is not handed over must be settled
+            logger.error("job %s was not accepted: %s", work.task_id, type(error).__name__)
+            del self._running[work.pid]
+            self.active_jobs.forget(work.task_id)
+            self._refuse(work)
+        else:
+            self._inbox.put(work)
 
     def _refuse(self, work: _Work) -> None:
-        self._call(work, work.on_error, _info_of(Reject("the worker is stopping", requeue=True)))
+        refusal = Reject("the worker did not begin the job", requeue=True)
+        self._call(work, work.on_error, _info_of(refusal))
 
     def _on_wake(self) -> None:
         with suppress(BlockingIOError):
@@ -310,11 +305,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
             return work.on_return, work.run()
         except BaseException as error:  # noqa: BLE001 - any error must be reported to Celery
             return work.on_error, _info_of(_reportable(error))
-
-    def _warn_of_time_limits(self) -> None:
-        if not self._warned_of_time_limits:
-            self._warned_of_time_limits = True
-            logger.warning("task time limits have no effect here; give jobs a deadline_s")
 
 
 def _reportable(error: BaseException) -> Exception:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,13 +9,15 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Reject
 
+from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
-from llorch_worker.broker.queues import Route, route
 from llorch_worker.contract import (
     TASK_NAME,
     Cancelled,
+    Fault,
     GenerationResult,
     InternalError,
+    InvalidRequest,
     LlorchError,
     describe,
     summarise,
@@ -27,10 +28,14 @@ from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency
 
 
-class GenerateTask(Task):  # type: ignore[misc]
-    """Sends jobs for ``generate.delay(...)`` in a producer, and runs them in a worker."""
+class JobTask(Task):  # type: ignore[misc]
+    """The base of every task of the app, Celery's own included: ``celery.map`` may hold prompts."""
 
     Request = JobRequest
+
+
+class GenerateTask(JobTask):
+    """Sends jobs for ``generate.delay(...)`` in a producer, and runs them in a worker."""
 
     def __call__(self, /, *args: Any, **fields: Any) -> Any:
         # Celery's own method would take a field named "self" for its own argument.
@@ -42,12 +47,8 @@ class GenerateTask(Task):  # type: ignore[misc]
         kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        """Sends the job to the queue of its model and priority; Celery's logs show sizes only."""
+        """Celery's logs show sizes only. The app's router chooses the queue."""
         fields = dict(kwargs or {})
-        if options.keys().isdisjoint(("queue", "exchange", "routing_key")):
-            to = _route(fields, self.app.settings.served_name)
-            options["queue"] = to.queue
-            options.setdefault("priority", to.priority)
         options["headers"] = {ENQUEUED_AT: time.time()} | (options.get("headers") or {})
         options["argsrepr"] = f"({describe(args)})" if args else "()"
         options["kwargsrepr"] = summarise(fields)
@@ -65,15 +66,23 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
         Reject: the worker stops and the job goes back to its queue.
     """
     request = task.request
-    if request.eta:
-        # Until now the claim only held the job.
-        task.backend.mark_as_started(request.id, pid=os.getpid(), hostname=request.hostname)
     residency: Residency | None = task.app.residency
     if residency is None:
         raise InternalError("no model is resident in this process; start one with `llorch worker`")
+    if not request.properties:
+        # celery.map, starmap and chunks call the task inside their own.
+        rule = "must be a job of its own: send a group of jobs instead of map, starmap or chunks"
+        raise InvalidRequest.from_faults(
+            [Fault(field="task", rule=rule, got="a call in another task")]
+        )
+    claim = HELD_CLAIMS.get(request.properties["delivery_tag"])
+    if claim is None:
+        raise Reject("its claim was given up; the job is delivered again", requeue=True)
     enqueued_at_s = enqueue_time_s(request.get(ENQUEUED_AT))
     try:
-        return residency.job_runner.run(Delivery(request.id, fields, args, enqueued_at_s))
+        return residency.job_runner.run(
+            Delivery(claim, fields, args, enqueued_at_s, request.timelimit or ())
+        )
     except Cancelled:
         task.backend.mark_as_revoked(request.id, reason="cancelled", request=request)
         raise JobCancelled("cancelled") from None
@@ -93,13 +102,4 @@ def register(app: Celery) -> Task:
         throws=(LlorchError,),
         # The worker validates the arguments and names the rule they break.
         typing=False,
-    )
-
-
-def _route(fields: Mapping[str, Any], default_model: str) -> Route:
-    # An invalid model or priority is sent anyway; the worker's error names it.
-    model, priority = fields.get("model"), fields.get("priority")
-    return route(
-        model if isinstance(model, str) and model else default_model,
-        priority if priority in ("high", "low") else "normal",
     )

@@ -77,7 +77,7 @@ def test_an_app_follows_its_settings(tmp_path: Path) -> None:
     assert conf.broker_url == "redis://h:1/2"
     assert conf.result_backend == "llorch_worker.broker.backend:ResultBackend+redis://h:1/2"
     assert conf.worker_concurrency == 3
-    assert conf.task_default_queue == "llorch.m"
+    assert conf.task_default_queue == "celery"
     assert [queue.name for queue in conf.task_queues] == ["llorch.m:high", "llorch.m"]
     assert conf.accept_content == ["json"]
     assert conf.task_acks_late

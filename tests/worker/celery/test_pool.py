@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from llorch_worker.contract import InternalError, InvalidRequest, OutOfMemory
 from llorch_worker.worker.celery.pool import EnginePool
+from tests.broker.jobs import claim_on
 from tests.services import wait_until
 
 
@@ -144,7 +145,7 @@ def test_each_task_has_its_own_pid_and_terminate_reaches_that_task_only(
     assert second.pid is not None
     assert first.pid != second.pid
     pool.terminate_job(second.pid, 15)
-    stopped = {name: pool.active_jobs.enter(name)[0].stopped for name in ("first", "second")}
+    stopped = {name: pool.active_jobs.enter(claim_on(name)).stopped for name in ("first", "second")}
     assert stopped == {"first": False, "second": True}
     go.set()
     turn_until(hub, lambda: first.ended and second.ended)
@@ -194,12 +195,6 @@ def test_a_stopped_pool_leaves_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_the_pool_says_why_it_cannot_grow_or_shrink(pool: EnginePool) -> None:
-    for change in (pool.grow, pool.shrink):
-        with pytest.raises(NotImplementedError, match="LLORCH_MAX_SEQUENCES"):
-            change(1)
-
-
 def test_arguments_reach_no_debug_log(
     pool: EnginePool, hub: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,3 +202,22 @@ def test_arguments_reach_no_debug_log(
         caller = apply(pool, len, args=("SECRET",))
         turn_until(hub, lambda: caller.ended)
     assert "SECRET" not in caplog.text
+
+
+def test_a_task_whose_acceptance_fails_goes_back_and_leaves_its_thread_free(
+    pool: EnginePool, hub: Hub
+) -> None:
+    refused = Caller()
+    for _ in range(3):
+        pool.apply_async(
+            int,
+            accept_callback=raiser(ValueError("secret")),
+            callback=refused.success,
+            error_callback=refused.failure,
+            correlation_id="job",
+        )
+    assert [type(error) for error in refused.failed] == [Reject] * 3
+    assert pool.active_jobs.ids() == []
+    later = apply(pool, int)
+    turn_until(hub, lambda: later.ended)
+    assert later.returned == [0]

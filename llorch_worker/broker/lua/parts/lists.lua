@@ -11,3 +11,8 @@ end
 local function suspects_list(list)
   return list:match('^[^' .. WORKER_MARK .. SUFFIX_MARKS .. ']*') .. SUSPECTS_SUFFIX
 end
+
+-- The sorted set of the model's jobs with a later ETA: llorch.toy:high -> llorch.toy:scheduled.
+local function scheduled_set(list)
+  return list:match('^[^' .. WORKER_MARK .. SUFFIX_MARKS .. ']*') .. SCHEDULED_SUFFIX
+end

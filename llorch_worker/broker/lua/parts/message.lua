@@ -22,7 +22,39 @@ local function readable(message)
   return is_text(message) and message or (message:gsub('[\128-\255]', '?'))
 end
 
--- The job's id, and whether the job waits for an ETA; nil for a message without a usable id.
+-- Days from 1970-01-01 to a date of the Gregorian calendar.
+local function days_of(year, month, day)
+  if month <= 2 then
+    year, month = year - 1, month + 12
+  end
+  return 365 * year + math.floor(year / 4) - math.floor(year / 100) + math.floor(year / 400)
+    + math.floor((153 * month - 457) / 5) + day - 719469
+end
+
+-- Unix time in ms of a time as Python's isoformat() writes it, UTC if it has no offset; nil for
+-- other text.
+local function unix_ms(text)
+  if type(text) ~= 'string' then
+    return nil
+  end
+  local year, month, day, hour, minute, second, rest =
+    text:match('^(%d%d%d%d)%-(%d%d)%-(%d%d)[T ](%d%d):(%d%d):(%d%d)(.*)$')
+  if not year then
+    return nil
+  end
+  local fraction, zone = rest:match('^(%.?%d*)(.*)$')
+  local sign, zone_hours, zone_minutes = zone:match('^([+-])(%d%d):?(%d%d)$')
+  if not sign and zone ~= '' and zone ~= 'Z' then
+    return nil
+  end
+  local offset_s = sign and tonumber(sign .. 1) * (zone_hours * 3600 + zone_minutes * 60) or 0
+  local days = days_of(tonumber(year), tonumber(month), tonumber(day))
+  local seconds = days * 86400 + hour * 3600 + minute * 60 + second - offset_s
+  return math.floor(1000 * (seconds + (tonumber('0' .. fraction) or 0)))
+end
+
+-- The job's id and its ETA, in ms; nil for a message without a usable id. The ETA is nil if there is
+-- none, and false if it cannot be read.
 local function read_message(message)
   local ok, decoded = pcall(cjson.decode, message)
   local repaired = not ok
@@ -43,5 +75,8 @@ local function read_message(message)
     return nil
   end
   local eta = decoded.headers.eta
-  return id, eta ~= nil and eta ~= cjson.null
+  if eta == nil or eta == cjson.null then
+    return id, nil
+  end
+  return id, unix_ms(eta) or false
 end

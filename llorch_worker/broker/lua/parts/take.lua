@@ -8,70 +8,131 @@ local function document_of(template, job_id)
   return (template:gsub('@ID@', id_json))
 end
 
+-- A job may have killed its last worker; how many suspects may run in one worker beside it, itself
+-- included; nil if it is not a suspect. Progress clears a suspect, but not in its last attempt of all.
+local function peers_of(record, terms)
+  if record.deaths > 0 and record.deaths >= terms.max_deaths - 1 then
+    return 1
+  end
+  return record.progress ~= '1' and record.peers or nil
+end
+
+local function read_record(id)
+  local fields = redis.pcall('HMGET', job_key(id), 'state', 'attempts', 'history', 'list', 'fence',
+    'deaths', 'strikes', 'peers', 'alone', 'progress', 'idempotency')
+  if fields.err then
+    -- The id is such that the record's key is another of our keys.
+    return nil
+  end
+  return {
+    state = fields[1], attempts = tonumber(fields[2] or 0), history = fields[3] or '',
+    list = fields[4], fence = tonumber(fields[5] or 0), deaths = tonumber(fields[6] or 0),
+    strikes = tonumber(fields[7] or 0), peers = tonumber(fields[8] or nil), alone = fields[9] == '1',
+    progress = fields[10], idempotency = fields[11],
+  }
+end
+
+-- Whether the job has had all its attempts. It ends only after a death for which no other suspect
+-- can be to blame, or after very many.
+local function is_exhausted(record, terms)
+  return record.deaths >= terms.max_deaths or record.strikes >= terms.max_attempts and record.alone
+end
+
 -- End a job whose attempts are used up.
 local function exhaust(letter, terms)
   local id = letter.id
-  bury(letter, terms.most_letters)
-  redis.call('HSET', job_key(id), 'state', 'ended')
-  redis.call('EXPIRE', job_key(id), terms.keep_s)
+  if redis.call('HSETNX', job_key(id), 'buried', 1) == 1 then
+    bury(letter, terms.most_letters)
+  end
+  end_record(id, terms.keep_s, terms.keep_s)
   store_state(id, document_of(terms.failure, id), terms.keep_s)
   end_stream(id, terms.end_event, terms.stream_s)
+  leave_follow_ups(id, letter.message, 0)
+end
+
+-- Hold a job back until its ETA.
+local function schedule(id, message, list, eta_ms)
+  redis.call('HSET', job_key(id), 'state', 'scheduled', 'message', message, 'list', list)
+  redis.call('PERSIST', job_key(id))
+  redis.call('ZADD', scheduled_set(list), eta_ms, id)
+end
+
+-- Put the jobs whose ETA has come at the head of their queues, the earliest in front.
+local function release_due(scheduled, limit)
+  local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', now_ms(), 'LIMIT', 0, limit)
+  for i = #due, 1, -1 do
+    redis.call('ZREM', scheduled, due[i])
+    local job = job_key(due[i])
+    local state, message, list = unpack(redis.call('HMGET', job, 'state', 'message', 'list'))
+    if state == 'scheduled' then
+      redis.call('HSET', job, 'state', 'queued')
+      redis.call('HDEL', job, 'message', 'list')
+      redis.call('RPUSH', list, message)
+    end
+  end
 end
 
 -- Claim a job. Returns its values in the order that claim.lua returns.
-local function begin(id, message, list, record, terms)
+local function begin(id, message, list, record, terms, eta_ms)
   local job, now = job_key(id), now_us()
   local claimed_ms = math.floor(now / 1000)
   local attempts = record.attempts + 1
   -- Taken from the clock rather than counted from 1: a claim that a failover lost must not have the
   -- same fence as the next one.
   local fence = string.format('%.0f', math.max(record.fence + 1, now))
+  local suspect = peers_of(record, terms) and 1 or 0
   redis.call('HSET', job, 'state', 'claimed', 'fence', fence, 'message', message, 'list', list,
-    'attempts', attempts, 'worker', terms.worker, 'progress', 0, 'company', 0,
+    'attempts', attempts, 'worker', terms.worker, 'lease_ms', terms.lease_ms, 'progress', 0,
     'history', record.history .. terms.worker .. ' ' .. claimed_ms .. '\n')
-  redis.call('HSETNX', job, 'first_claim_ms', claimed_ms)
+  local first = redis.call('HSETNX', job, 'first_claim_ms', claimed_ms)
   redis.call('PERSIST', job)
+  if record.idempotency then
+    redis.call('PERSIST', record.idempotency)
+  end
   redis.call('ZADD', LEASES, claimed_ms + terms.lease_ms, id)
+  -- A worker claims only what it has room for, so a job starts with its claim.
+  store_state(id, document_of(terms.started, id))
   return {id, message, attempts, fence, list, redis.call('HGET', job, 'first_claim_ms'), claimed_ms,
-    record.state and 0 or 1, redis.call('EXISTS', cancel_key(id))}
+    first, redis.call('EXISTS', cancel_key(id)), suspect, eta_ms or -1}
 end
 
 -- Settle a message that was popped from `list`. Returns
 --   'claimed', the claim
 --   'buried', the job's id ('' if it names none)
---   'wait' if the job must go back for now: it lost a worker, and no redelivery is allowed
---   'duplicate' if the message is a copy of a job that runs or has ended; the copy is dropped
-local function take(message, list, terms, redelivery_allowed)
-  local id, has_eta = read_message(message)
-  local record = id and redis.pcall('HMGET', job_key(id), 'state', 'attempts', 'history', 'list', 'fence')
-  if not id or record.err then
-    -- The error: the id is such that the record's key is another of our keys.
+--   'wait' if the job is a suspect that may not run beside `suspects_held`; it must go back for now
+--   'duplicate' if the message is a copy of a job that waits, runs or has ended; the copy is dropped
+--   'scheduled' if the job waits for its ETA
+local function take(message, list, terms, most_peers, suspects_held)
+  local id, eta_ms = read_message(message)
+  local record = id and read_record(id)
+  if not record then
     bury({id = '', reason = 'malformed', message = readable(message), list = list, attempts = 0,
       history = ''}, terms.most_letters)
     return 'buried', ''
   end
-  record = {state = record[1], attempts = tonumber(record[2] or '0'), history = record[3] or '',
-    list = record[4], fence = tonumber(record[5] or '0')}
-  if record.state == 'claimed' or record.state == 'ended' then
+  if record.state == 'ended' and redis.call('HDEL', job_key(id), 'follow') == 1 then
+    -- It was cancelled while it waited here.
+    leave_follow_ups(id, readable(message), 0)
+    return 'duplicate'
+  elseif record.state and record.state ~= 'queued' then
     redis.call('HINCRBY', job_key(id), 'duplicates', 1)
     return 'duplicate'
   end
   -- A suspect keeps the list it came from. A worker queue holds only until this claim: if the job
   -- comes back, every worker of the model may take it.
   list = shared_list(list == terms.suspects and record.list or list)
-  if record.attempts >= terms.max_attempts then
+  if is_exhausted(record, terms) then
     exhaust({id = id, reason = 'attempts exhausted', message = readable(message), list = list,
       attempts = record.attempts, history = record.history}, terms)
     return 'buried', id
   end
-  if record.attempts > 0 and not redelivery_allowed then
+  if not record.state and eta_ms and eta_ms > now_ms() then
+    schedule(id, message, list, eta_ms)
+    return 'scheduled'
+  end
+  local peers = peers_of(record, terms)
+  if peers and suspects_held >= math.min(peers, most_peers) then
     return 'wait'
   end
-  local claim = begin(id, message, list, record, terms)
-  if not has_eta then
-    -- A worker claims only what it has room for, so a job starts with its claim. A job with an ETA
-    -- is only held until then.
-    store_state(id, document_of(terms.started, id), terms.keep_s)
-  end
-  return 'claimed', claim
+  return 'claimed', begin(id, message, list, record, terms, eta_ms), peers
 end

@@ -1,0 +1,19 @@
+-- Reserve an idempotency key for a claimed job. The key expires after the job's end.
+--
+-- KEYS: the idempotency key.
+--
+-- Returns the id of the job that has the key.
+
+local job_id, keep_s = ARGV[1], ARGV[2]
+
+local owner = redis.call('GET', KEYS[1])
+if owner then
+  return owner
+end
+allow_writes()
+redis.call('SET', KEYS[1], job_id, 'EX', keep_s)
+if redis.call('HGET', job_key(job_id), 'state') == 'claimed' then
+  redis.call('PERSIST', KEYS[1])
+  redis.call('HSET', job_key(job_id), 'idempotency', KEYS[1])
+end
+return job_id

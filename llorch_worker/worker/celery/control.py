@@ -1,0 +1,74 @@
+"""Remote control commands that this worker answers differently from Celery's.
+
+Celery replies ``ok`` to most commands before it obeys. These say beforehand what cannot be done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from celery.app.utils import filter_hidden_settings
+from celery.utils.time import rate
+from celery.worker import control
+
+from llorch_worker.worker.celery.refusals import (
+    FIXED_SIZE,
+    NO_CHILDREN,
+    NO_TIME_LIMITS,
+    foreign_queue,
+)
+
+Reply = dict[str, Any]
+
+
+def install() -> None:
+    """Replaces the commands in this process; only for workers."""
+    control.Panel.data |= {
+        "add_consumer": _of_own_queue(control.add_consumer),
+        "cancel_consumer": _of_own_queue(control.cancel_consumer),
+        "rate_limit": _rate_limit,
+        "stats": _stats,
+        "time_limit": _refusal(NO_TIME_LIMITS),
+        "autoscale": _refusal(FIXED_SIZE),
+        "pool_grow": _refusal(FIXED_SIZE),
+        "pool_shrink": _refusal(FIXED_SIZE),
+        "pool_restart": _refusal(NO_CHILDREN),
+    }
+
+
+def _of_own_queue(command: Callable[..., Reply]) -> Callable[..., Reply]:
+    """``command`` for the worker's own queues only."""
+
+    def run(state: Any, queue: object, **options: Any) -> Reply:
+        reason = foreign_queue(state.app, state.hostname, [queue])
+        return command(state, queue, **options) if reason is None else _refused(reason)
+
+    return run
+
+
+def _rate_limit(state: Any, task_name: object, rate_limit: Any, **options: Any) -> Reply:
+    try:
+        valid = 0 <= rate(rate_limit) < math.inf
+    except (KeyError, TypeError, ValueError):
+        valid = False
+    if not valid:
+        # Celery accepts some of these, and then starts no job until the limit is lifted.
+        return _refused("a rate limit is a number of jobs, as in 5/s, 5/m or 5/h; 0 lifts it")
+    reply: Reply = control.rate_limit(state, task_name, rate_limit, **options)
+    return reply
+
+
+def _stats(state: Any, **options: Any) -> Reply:
+    """Celery's, without the password of the sentinels."""
+    stats: Reply = control.stats(state, **options)
+    return stats | {"broker": filter_hidden_settings(stats["broker"])}
+
+
+def _refusal(reason: str) -> Callable[..., Reply]:
+    return lambda _state, **_: _refused(reason)
+
+
+def _refused(reason: str) -> Reply:
+    return {"error": reason}

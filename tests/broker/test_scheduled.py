@@ -1,0 +1,102 @@
+"""A job with a later ETA waits in Redis, in nobody's way."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+import redis
+
+from llorch_worker.broker import keys, queues
+from llorch_worker.broker.cancellation import cancel
+from llorch_worker.broker.waiting import waiting
+from llorch_worker.client import Client
+from tests.broker.jobs import look, push, take
+from tests.messages import QUEUE, envelope
+
+SCHEDULED = queues.scheduled("toy")
+
+
+def in_s(seconds: float, zone: timezone = UTC) -> str:
+    return (datetime.now(zone) + timedelta(seconds=seconds)).isoformat()
+
+
+def let_come_due(store: redis.Redis, *job_ids: str) -> None:
+    for number, job_id in enumerate(job_ids):
+        store.zadd(SCHEDULED, {job_id: number})
+
+
+def test_a_job_with_a_later_eta_is_not_claimed_and_not_lost(
+    store: redis.Redis, producer: Client
+) -> None:
+    push(store, "later", eta=in_s(3600))
+    push(store, "now")
+    assert [claim.job_id for claim in take(store)] == ["now"]
+    found = waiting(store, "toy")
+    assert (found.jobs, found.scheduled) == (0, 1)
+    assert producer.job("later").status().state == "queued"
+    assert store.get(keys.result("later")) is None
+
+
+def test_due_jobs_come_first_in_the_order_of_their_etas(store: redis.Redis) -> None:
+    push(store, "b", eta=in_s(3600))
+    push(store, "a", eta=in_s(3600))
+    assert take(store) == []
+    push(store, "c")
+    let_come_due(store, "a", "b")
+    claims = take(store)
+    assert [claim.job_id for claim in claims] == ["a", "b", "c"]
+    # Its first attempt; the eta is still in the message.
+    assert [(claim.attempt, claim.first) for claim in claims] == [(1, True)] * 3
+
+
+@pytest.mark.parametrize("hours", [-11, 0, 5.5])
+def test_the_eta_is_read_to_the_millisecond_in_any_zone(store: redis.Redis, hours: float) -> None:
+    eta = datetime.now(timezone(timedelta(hours=hours))) + timedelta(days=400)
+    push(store, "a", eta=eta.isoformat())
+    assert take(store) == []
+    ((_, due_ms),) = store.zrange(SCHEDULED, 0, -1, withscores=True)
+    assert abs(due_ms - eta.timestamp() * 1e3) <= 1
+
+
+@pytest.mark.parametrize("eta", ["2000-02-29T12:00:00", "2000-02-29T12:00:00.5Z"])
+def test_a_past_eta_is_due_and_a_time_without_a_zone_is_utc(store: redis.Redis, eta: str) -> None:
+    push(store, "a", eta=eta)
+    (claim,) = take(store)
+    parsed = datetime.fromisoformat(eta).replace(tzinfo=UTC)
+    assert claim.due_ms == round(parsed.timestamp() * 1e3)
+
+
+@pytest.mark.parametrize("eta", ["tomorrow", "2100-01-01", 5, {}, "2100-01-01T00:00:00 at noon"])
+def test_an_eta_that_cannot_be_read_is_left_to_the_worker(store: redis.Redis, eta: object) -> None:
+    store.lpush(QUEUE, json.dumps(envelope("", headers={"id": "a", "eta": eta})))
+    (claim,) = take(store)
+    assert claim.due_ms is None
+
+
+def test_a_second_copy_of_a_scheduled_message_is_dropped(store: redis.Redis) -> None:
+    push(store, "a", "a", eta=in_s(3600))
+    assert take(store) == []
+    assert store.zcard(SCHEDULED) == 1
+    let_come_due(store, "a")
+    assert len(take(store)) == 1
+    assert take(store) == []
+
+
+def test_a_cancel_ends_a_scheduled_job_at_once(store: redis.Redis, producer: Client) -> None:
+    push(store, "a", eta=in_s(3600))
+    assert take(store) == []
+    assert cancel(store, "a", result_ttl_s=60, stream_ttl_s=60) == "queued"
+    assert producer.job("a").status().state == "cancelled"
+    assert not store.zcard(SCHEDULED)
+    let_come_due(store, "a")
+    assert take(store) == []
+
+
+def test_a_worker_learns_when_the_next_job_is_due(store: redis.Redis) -> None:
+    push(store, "a", eta=in_s(3600))
+    assert take(store) == []
+    look_again_s = look(store).look_again_s
+    assert look_again_s is not None
+    assert 3500 < look_again_s <= 3600

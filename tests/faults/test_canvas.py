@@ -1,0 +1,111 @@
+"""Chords, chains and errbacks of jobs that end without a worker or together with it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+
+import pytest
+
+from llorch_worker.broker import keys
+from llorch_worker.client import Client
+from llorch_worker.contract import TASK_NAME
+from tests.faults.conftest import StartWorker
+from tests.services import run_python, wait_until
+
+SEND = """
+import json, os
+from celery import Celery, chain, chord, signature
+
+URL = os.environ["LLORCH_REDIS_URL"]
+app = Celery("stock", broker=URL, backend=URL)
+
+
+def generate(**fields):
+    kwargs = {"prompt": "x", "max_tokens": 2} | fields
+    return signature(os.environ["TASK"], kwargs=kwargs, queue="llorch.toy", app=app)
+
+
+result = eval(os.environ["CANVAS"]).apply_async()
+parts = getattr(result.parent, "results", [result.parent])
+print(json.dumps([result.id, [part.id for part in parts]]))
+"""
+BODY = 'signature(os.environ["TASK"], kwargs={"prompt": "x"}, queue="llorch.toy", app=app)'
+"""The body of a chord. Our task refuses the results that it gets, which shows that it ran."""
+
+
+def send(client: Client, canvas: str) -> tuple[str, list[str]]:
+    """Sends it from a process that has only Celery: the ids of its result and of its parts."""
+    sent = run_python(SEND, client.settings.redis_url, CANVAS=canvas, TASK=TASK_NAME)
+    assert isinstance(sent, list)
+    return sent[0], sent[1]
+
+
+def stored(client: Client, job_id: str) -> dict[str, object]:
+    document = client.redis.get(keys.result(job_id))
+    return {"status": "PENDING"} if document is None else json.loads(str(document))
+
+
+def state(client: Client, job_id: str) -> str:
+    return str(stored(client, job_id)["status"])
+
+
+def wait_for_end(client: Client, job_id: str) -> str:
+    wait_until(lambda: state(client, job_id) not in ("PENDING", "STARTED"))
+    return state(client, job_id)
+
+
+def run_workers(start_worker: StartWorker, done: Callable[[], object]) -> None:
+    """Starts a worker, and another one whenever it dies, until ``done``."""
+    for number in itertools.count():
+        worker = start_worker(f"w{number}", ready=False)
+        wait_until(lambda worker=worker: done() or worker.process.poll() is not None)
+        if done():
+            return
+
+
+def test_a_chord_whose_part_is_cancelled_while_it_waits_fails(
+    client: Client, start_worker: StartWorker
+) -> None:
+    result, parts = send(client, f"chord([generate(), generate()], {BODY})")
+    assert client.job(parts[1]).cancel()
+    assert state(client, parts[1]) == "REVOKED"
+    start_worker()
+    assert wait_for_end(client, result) == "FAILURE"
+    wait_until(lambda: not client.redis.exists(keys.FOLLOW_UPS))
+
+
+def test_a_chord_whose_part_has_no_attempts_left_fails(
+    client: Client, start_worker: StartWorker
+) -> None:
+    result, _ = send(client, f'chord([generate(), generate(prompt="die")], {BODY})')
+    run_workers(start_worker, lambda: state(client, result) != "PENDING")
+    assert state(client, result) == "FAILURE"
+
+
+def test_an_errback_and_a_chain_learn_of_a_job_without_attempts_left(
+    client: Client, start_worker: StartWorker
+) -> None:
+    errback = 'signature("app.on_error", queue="errors", app=app)'
+    first = f'generate(prompt="die").on_error({errback})'
+    result, (first_id,) = send(client, f"chain({first}, generate())")
+    run_workers(start_worker, lambda: client.redis.llen("errors"))
+    assert state(client, first_id) == state(client, result) == "FAILURE"
+    assert client.redis.llen("errors") == 1
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_a_part_whose_worker_died_after_its_result_is_counted_once(
+    client: Client, start_worker: StartWorker, part: int
+) -> None:
+    doomed = start_worker("doomed", app="tests.faults.dying_app", DIE_AT_PART=part)
+    result, parts = send(client, f"chord([generate(), generate()], {BODY})")
+    doomed.process.wait()
+    assert "SUCCESS" in {state(client, job_id) for job_id in parts}
+    start_worker()
+    # The body ran.
+    assert wait_for_end(client, result) == "FAILURE"
+    assert "args" in json.dumps(stored(client, result)["result"])
+    assert {state(client, job_id) for job_id in parts} == {"SUCCESS"}
+    wait_until(lambda: not client.redis.exists(keys.FOLLOW_UPS))

@@ -1,0 +1,231 @@
+"""The steps of workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import redis
+from celery.app.task import Context
+
+from llorch_worker.broker import claims, dead_letters, keys, queues, worker_queues
+from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
+from llorch_worker.broker.results import decode_state
+from llorch_worker.broker.scripts import run_script, text
+from llorch_worker.contract import (
+    InternalError,
+    InvalidRequest,
+)
+from llorch_worker.worker.publisher import Publisher
+from tests.broker.jobs import TERMS, push, sweep, take
+from tests.broker.test_results import RESULT
+from tests.faults.stage import Stage, insist
+from tests.faults.steps import STARTED, TOKENS, Acts, Steps
+
+STEPS = Steps()
+
+PART_OF_A_CHORD = "celery-taskset-meta-g.j"
+"""A key that only Celery's own script for parts of chords names."""
+
+
+@STEPS.breaking("claim")
+def a_worker_claims(stage: Stage) -> Acts:
+    push(stage.store, "a", "b")
+    yield None
+    taken, _ = insist(lambda: take(stage.channel))
+    yield ["a", "b"]
+    # It renews only what it knows of. The rest comes back.
+    stage.lapse(*taken)
+    assert stage.waiting() + Counter(claim.job_id for claim in taken) == {"a": 1, "b": 1}
+
+
+@STEPS.breaking("append")
+def a_worker_writes_tokens(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    lost: list[object] = []
+    publisher = Publisher(
+        stage.client, stage.app.settings, on_lost=lost.append, on_cancelled=lost.append
+    )
+    publisher.open(claim, 1)
+    publisher.append(claim, STARTED)
+    publisher.append(claim, TOKENS)
+    yield None
+    publisher.start()
+    written = publisher.flush(claim, lambda: bool(lost))
+    publisher.close(timeout_s=10)
+    yield ["a"]
+    assert written
+    assert [event["type"] for event in stage.events("a")] == ["started", "tokens"]
+    assert stage.events("a")[1]["ids"] == list(TOKENS.ids)
+    assert stage.record("a")["progress"] == "1"
+
+
+@STEPS.breaking("renew")
+def a_worker_renews_its_leases(stage: Stage) -> Acts:
+    held = stage.claimed("a", "b")
+    stage.store.zadd(keys.LEASES, {"a": 1, "b": 1})
+    yield None
+    lost, _ = insist(lambda: claims.renew(stage.client, held, lease_ms=60_000))
+    yield ["a", "b"]
+    assert not lost
+    assert sweep(stage.store) == []
+
+
+@STEPS.breaking("finish")
+def a_worker_stores_a_result(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    HELD_CLAIMS.add(claim)
+    HELD_CLAIMS.leave_entries(claim, LastEntries(1, (STARTED, TOKENS)))
+    try:
+        yield None
+        request = Context(id="a", properties={"delivery_tag": claim.tag})
+        stage.backend.store_result("a", RESULT, "SUCCESS", request=request)
+        yield ["a"]
+        assert HELD_CLAIMS.has_ended(claim), "the result is stored, and the claim was not lost"
+    finally:
+        HELD_CLAIMS.discard(claim)
+    assert decode_state(stage.store.get(keys.result("a"))).end == RESULT
+    assert [event["type"] for event in stage.events("a")] == ["started", "tokens", "finished"]
+
+
+@STEPS.breaking("finish", PART_OF_A_CHORD, "followed_up")
+def a_worker_ends_a_part_of_a_chord(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    HELD_CLAIMS.add(claim)
+    request = Context(
+        id="a", properties={"delivery_tag": claim.tag},
+        group="g", chord={"task": "sum", "chord_size": 2},
+    )  # fmt: skip
+    try:
+        yield None
+        # Celery takes an error of this call for one of the task, and fails its chord.
+        stage.backend.mark_as_done("a", RESULT, request=request)
+        yield ["a"]
+    finally:
+        HELD_CLAIMS.discard(claim)
+    assert decode_state(stage.store.get(keys.result("a"))).end == RESULT
+    # What it could not do or note, the next worker does.
+    if stage.store.zcard(keys.FOLLOW_UPS):
+        stage.store.zadd(keys.FOLLOW_UPS, {"a": 0})
+        assert [text(job_id) for job_id, *_ in follow_up(stage.store)] == ["a"]
+        stage.backend.on_chord_part_return(request, "SUCCESS", RESULT)
+    assert stage.store.zcard(PART_OF_A_CHORD) == 1
+
+
+def follow_up(client: redis.Redis) -> list[Any]:
+    """As a worker takes what follows the ends of jobs."""
+    taken: list[Any] = run_script(client, "follow_up", [60_000, 10])
+    return taken
+
+
+@STEPS.breaking("follow_up")
+def a_worker_takes_what_follows_an_end(stage: Stage) -> Acts:
+    push(stage.store, "a")
+    assert stage.user.job("a").cancel()
+    assert take(stage.store) == []
+    stage.ends()
+    yield None
+    insist(lambda: follow_up(stage.client))
+    yield []
+    # It is this worker's for a while, and then another's, until one has done it.
+    stage.store.zadd(keys.FOLLOW_UPS, {"a": 0})
+    assert [text(job_id) for job_id, *_ in follow_up(stage.store)] == ["a"]
+
+
+@STEPS.breaking("reserve_key")
+def a_worker_reserves_a_key(stage: Stage) -> Acts:
+    stage.claimed("a")
+    key = keys.idempotency("toy", "k")
+    yield None
+    owner, _ = insist(lambda: run_script(stage.client, "reserve_key", ["a", 60], [key]))
+    yield ["a"]
+    assert owner == "a"
+    assert stage.store.get(key) == "a"
+    assert stage.store.ttl(key) == -1
+
+
+@STEPS.breaking("release")
+def a_worker_acknowledges_an_ended_job(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    claims.fail(stage.store, claim, InternalError("the end"), TERMS)
+    yield None
+    ended, _ = insist(lambda: claims.end(stage.channel, claim, TERMS))
+    yield ["a"]
+    assert ended
+    assert "message" not in stage.record("a")
+
+
+@STEPS.breaking("release")
+def a_worker_hands_a_job_back(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    yield None
+    insist(lambda: claims.hand_back(stage.channel, claim))
+    yield ["a"]
+    (again,) = take(stage.store)
+    assert again.attempt == 1
+
+
+@STEPS.breaking("release")
+def a_worker_lets_a_lease_lapse(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    yield None
+    insist(lambda: claims.lapse(stage.client, claim))
+    yield ["a"]
+    assert sweep(stage.store) == ["a"]
+
+
+@STEPS.breaking("sweep")
+def a_worker_sweeps(stage: Stage) -> Acts:
+    stage.claimed("a", "b")
+    stage.store.zadd(keys.LEASES, {"a": 1, "b": 2})
+    yield None
+    insist(lambda: sweep(stage.client))
+    yield ["a", "b"]
+    assert stage.waiting() == {"a": 1, "b": 1}
+    assert {stage.record(job_id)["attempts"] for job_id in "ab"} == {"1"}
+
+
+def refuse(client: redis.Redis, claim: Claim) -> None:
+    """As a channel refuses a message that kombu cannot read."""
+    dead_letters.bury(client, claim, dead_letters.MALFORMED)
+    claims.fail(client, claim, InvalidRequest("the end"), TERMS)
+    claims.end(client, claim, TERMS)
+
+
+@STEPS.breaking("bury", "finish", "release")
+def a_worker_refuses_a_message(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    yield None
+    try:
+        refuse(stage.channel, claim)
+    except redis.ConnectionError:
+        # The lease lapses, and the next worker gets it.
+        stage.lapse()
+        for again in take(stage.store):
+            refuse(stage.store, again)
+    yield ["a"]
+    assert stage.letters() == ["a"]
+
+
+@STEPS.breaking("bury")
+def a_worker_keeps_a_letter(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    yield None
+    buried, _ = insist(lambda: dead_letters.bury(stage.channel, claim, "malformed"))
+    yield ["a"]
+    assert buried
+    assert stage.letters() == ["a"]
+
+
+@STEPS.breaking("reroute")
+def a_worker_moves_the_jobs_of_one_that_is_gone(stage: Stage) -> Acts:
+    queue = queues.worker_queue("toy", "gone@host")
+    push(stage.store, "a", "b")
+    stage.store.rename(queues.normal_queue("toy"), queue)
+    stage.store.zadd(keys.WORKER_QUEUES, {queue: 0})
+    yield None
+    insist(lambda: worker_queues.reroute(stage.client, grace_s=0))
+    yield ["a", "b"]
+    assert not stage.store.exists(queue)
+    assert [claim.job_id for claim in take(stage.store)] == ["a", "b"]

@@ -1,0 +1,87 @@
+"""What follows a job, and names no queue, goes to the workers of the application that sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery, chain, chord
+
+from llorch_worker.broker.connection import connect
+from llorch_worker.client import Client
+from llorch_worker.contract import TASK_NAME
+from tests.services import (
+    RedisServer,
+    WorkerProcess,
+    run_python,
+    running_worker,
+    wait_until,
+)
+from tests.worker.celery.remote import consumed, told
+
+GET_S = 30
+QUEUE = "llorch.toy"
+OTHER_APP = "tests.other_app"
+
+
+@pytest.fixture
+def shop(own_server: RedisServer, own_worker: WorkerProcess, tmp_path: Path) -> Iterator[Celery]:
+    """A stock producer, beside our worker and a stock one."""
+    options = ("--pool", "solo", "--without-gossip", "--without-mingle")
+    url = own_server.url
+    with (
+        running_worker(url, tmp_path, app=OTHER_APP, name="shop", options=options),
+        Celery("shop", broker=url, backend=url, set_as_current=False) as app,
+    ):
+        yield app
+
+
+def test_a_chain_a_chord_and_an_errback_of_a_stock_producer_reach_its_own_worker(
+    shop: Celery, own_server: RedisServer
+) -> None:
+    job = shop.signature(TASK_NAME, kwargs={"prompt": "x", "max_tokens": 2}, queue=QUEUE)
+    text = shop.signature("other.text")
+    assert chain(job, text, app=shop).apply_async().get(timeout=GET_S) == "w0 w1 "
+    chorded = chord([job, job.clone()], text, app=shop).apply_async()
+    assert chorded.get(timeout=GET_S) == ["w0 w1 ", "w0 w1 "]
+    refused = shop.signature(TASK_NAME, kwargs={"prompt": ""}, queue=QUEUE)
+    refused.link_error(shop.signature("other.failed", kwargs={"key": "told"}))
+    refused_id = refused.apply_async().id
+    with connect(own_server.url) as client:
+        assert wait_until(lambda: client.get("told")) == refused_id
+
+
+def test_a_worker_that_sent_a_follow_up_still_takes_only_jobs_after_a_reconnect(
+    own_server: RedisServer, own_worker: WorkerProcess, own_client: Client
+) -> None:
+    with Celery("shop", broker=own_server.url, set_as_current=False) as stock:
+        before = consumed(stock, own_worker)
+        job = stock.signature(TASK_NAME, kwargs={"prompt": "x", "max_tokens": 2}, queue=QUEUE)
+        chain(job, stock.signature("other.text"), app=stock).apply_async()
+        wait_until(lambda: own_client.redis.llen("celery") == 1)
+        own_server.halt()
+        own_server.start()
+        assert told(stock, own_worker, "active_queues")
+        assert consumed(stock, own_worker) == before
+        assert own_client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "
+        assert own_client.redis.llen("celery") == 1
+
+
+SEND_BY_NAME = """
+import json
+from tasks import app
+fields = {"prompt": "x", "max_tokens": 2}
+sent = [
+    app.send_task("llorch.generate", kwargs=fields),
+    app.send_task("llorch.generate", kwargs=fields | {"priority": "low", "model": "toy"}),
+    app.send_task("llorch.generate", kwargs=fields, queue="llorch.toy:high"),
+]
+print(json.dumps([result.get(timeout=60)["text"] for result in sent]))
+"""
+
+
+def test_a_job_that_our_app_sends_by_name_goes_to_the_queue_of_its_model(
+    toy_worker: WorkerProcess, redis_server: RedisServer
+) -> None:
+    assert run_python(SEND_BY_NAME, redis_server.url, model_name="toy") == ["w0 w1 "] * 3
