@@ -1,7 +1,7 @@
 """What batch invariance costs: processor time of a prefill and of decode steps, with and without.
 
-``python -m benches.batch_invariance MODEL [DTYPE]``. Processor time of one thread, because it depends
-little on what else the machine does.
+``python -m benches.batch_invariance MODEL [DTYPE]``. It is the processor time of one thread, which
+depends little on what else the machine does.
 """
 
 from __future__ import annotations
