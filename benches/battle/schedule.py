@@ -48,6 +48,14 @@ def strikes(seed: int, count: int, total_s: float) -> list[Strike]:
 
 
 @dataclass(frozen=True)
+class Cancel:
+    """A cancel, ``after_s`` after its job was sent: ours, or Celery's ``revoke``."""
+
+    after_s: float
+    how: str
+
+
+@dataclass(frozen=True)
 class Order:
     """One job to send, ``gap_s`` after the previous one."""
 
@@ -55,11 +63,15 @@ class Order:
     gap_s: float
     watched: bool
     """Whether a reader follows its stream, so that it is flushed often."""
+    poison: str = ""
+    """A prompt that kills the worker."""
+    countdown_s: float = 0.0
+    cancel: Cancel | None = None
 
     @property
     def kwargs(self) -> dict[str, Any]:
         return {
-            "prompt": f"battle {self.job.seed}",
+            "prompt": self.poison or f"battle {self.job.seed}",
             "max_tokens": self.job.tokens,
             "seed": self.job.seed,
         }
