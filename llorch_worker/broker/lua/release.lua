@@ -20,6 +20,7 @@ if state == 'ended' then
   -- A stored result has already ended the job; this deletes the rest of the claim.
   redis.call('HDEL', job, 'message', 'list')
   end_record(job_id, keep_s, keep_s)
+  redis.call('EXPIRE', result_key(job_id), keep_s)
   return 1
 end
 -- A new fence, so that the caller's writes still in flight fail.

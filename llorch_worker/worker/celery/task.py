@@ -26,10 +26,14 @@ from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency
 
 
-class GenerateTask(Task):  # type: ignore[misc]
-    """Sends jobs for ``generate.delay(...)`` in a producer, and runs them in a worker."""
+class JobTask(Task):  # type: ignore[misc]
+    """The base of every task of the app, Celery's own included: ``celery.map`` may hold prompts."""
 
     Request = JobRequest
+
+
+class GenerateTask(JobTask):
+    """Sends jobs for ``generate.delay(...)`` in a producer, and runs them in a worker."""
 
     def __call__(self, /, *args: Any, **fields: Any) -> Any:
         # Celery's own method would take a field named "self" for its own argument.
