@@ -14,8 +14,8 @@ SHARES = {
     "countdown": 0.15,
     "cancel": 0.16,
     "chord": 0.11,
-    "chain": 0.097,
-    "poison": 0.003,
+    "chain": 0.094,
+    "poison": 0.006,
 }
 LONGEST_COUNTDOWN_S = 20.0
 LATEST_CANCEL_S = 8.0

@@ -36,12 +36,18 @@ def recoveries(ledger: Ledger) -> dict[str, dict[str, float]]:
                 if read_object(entry.document).get("type") in ("tokens", *TERMINAL_EVENTS):
                     pause_s = entry.seen_s - kill.gone_s
                     kinds = [kill.kind, "all"]
-                    if strikes[job_id] == 1:
+                    if strikes[job_id] == 1 and _claims(ledger, job_id) <= 2:
                         kinds += [f"{kill.kind}, struck once", "all, struck once"]
                     for kind in kinds:
                         by_kind.setdefault(kind, []).append(pause_s)
                     break
     return {kind: spread(times) for kind, times in by_kind.items()}
+
+
+def _claims(ledger: Ledger, job_id: str) -> int:
+    """How often workers claimed the job. One may die before the job's stream shows its claim."""
+    documents = (read_object(result.document) for result in ledger.results(job_id))
+    return sum(document.get("status") == "STARTED" for document in documents)
 
 
 def spread(times: Sequence[float]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from kombu.log import get_logger
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import TimeoutError as NoReply
 
+from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import encode_json
 from llorch_worker.broker.results import (
@@ -106,6 +107,16 @@ class _OneEnd(Backend):  # type: ignore[misc]
     def mark_as_revoked(
         self, task_id: str, reason: str = "", request: Any = None, **options: Any
     ) -> None:
+        if request is None:
+            # A worker heard of the revoke before it saw the message: the job waits somewhere.
+            settings = self.app.settings
+            cancel(
+                self.client,
+                task_id,
+                result_ttl_s=settings.result_ttl_s,
+                stream_ttl_s=settings.stream_ttl_s,
+            )
+            return
         with self._following_up(task_id, request, REVOKED):
             super().mark_as_revoked(task_id, reason, request=request, **options)
 
