@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery import Celery, chain, chord, signature
+from celery.backends.redis import RedisBackend
 
 from benches.battle import other_app
 from benches.battle.contestant import QUEUE
@@ -25,13 +26,23 @@ LONGEST_BACKLOG_JOBS = 40
 WATCHED_S = 3600
 
 
+class DeafBackend(RedisBackend):  # type: ignore[misc]
+    """Subscribes to no result, because nobody here waits for one."""
+
+    def on_task_call(self, *_: Any) -> None: ...
+
+    def add_pending_result(self, result: Any, **_: Any) -> Any:
+        return result
+
+
 class Producer:
     """Notes jobs in the ledger and sends them with a stock app, without this package."""
 
     def __init__(
         self, url: str, client: Any, ledger: Ledger, reader: StreamReader, meddler: Meddler | None
     ) -> None:
-        self.app = Celery("battle", broker=url, backend=url, set_as_current=False)
+        backend = f"{__name__}:{DeafBackend.__name__}+{url}"
+        self.app = Celery("battle", broker=url, backend=backend, set_as_current=False)
         self._client = client
         self._ledger = ledger
         self._reader = reader
@@ -43,7 +54,6 @@ class Producer:
 
     def send(self, *orders: Order) -> None:
         """Sends one job, or several with the one that follows them, the last."""
-        *parts, last = orders
         now_s = time.monotonic()
         for order in orders:
             due_s = now_s + order.countdown_s if order.countdown_s else 0.0
@@ -52,12 +62,13 @@ class Producer:
                 self._reader.follow(order.job.id)
             if order.watched:
                 self._client.set(keys.watchers(order.job.id), 1, ex=WATCHED_S)
-        if len(parts) > 1:
-            chord([self._signature(part) for part in parts], app=self.app)(self._signature(last))
-        elif parts:
-            chain(self._signature(parts[0]), self._signature(last), app=self.app).apply_async()
+        *before, end = map(self._signature, orders)
+        if len(before) > 1:
+            chord(before, app=self.app)(end)
+        elif before:
+            chain(*before, end, app=self.app).apply_async()
         else:
-            self._signature(last).apply_async()
+            end.apply_async()
         for order in orders:
             if order.cancel is not None and self._meddler is not None:
                 self._meddler.cancel(order.job.id, order.cancel)

@@ -13,9 +13,10 @@ from typing import Any
 from celery import Celery
 from redis import Redis
 
+from benches.battle import other_app
 from benches.battle.contestant import HOST, MODEL, QUEUE
 from benches.battle.ledger import POISON, Ledger, Reply
-from benches.battle.schedule import Cancel
+from benches.battle.schedule import CLIENT, ELSEWHERE, TERMINATE, Cancel
 from benches.battle.watch import StreamReader
 from llorch_worker.broker import dead_letters
 from llorch_worker.client import Client
@@ -42,7 +43,7 @@ REMEDIES: dict[str, dict[str, Any]] = {
     "add_consumer": {"queue": QUEUE},
 }
 OUR_WORKERS: dict[str, Any] = {"pattern": f"*@{HOST}", "matcher": "glob"}
-"""Not the stock worker."""
+STOCK_WORKER = f"{other_app.NAME}@test"
 
 
 class Meddler:
@@ -112,10 +113,13 @@ class Meddler:
             while self._cancels and self._cancels[0][0] <= time.monotonic():
                 due.append(heapq.heappop(self._cancels))
         for _, job_id, how in due:
-            if how == "client":
+            if how == CLIENT:
                 self._client.job(job_id).cancel()
+            elif how == ELSEWHERE:
+                self._app.control.revoke(job_id, destination=[STOCK_WORKER])
             else:
-                self._app.control.revoke(job_id, terminate=how == "terminate")
+                # Not to both: a stock worker looks and then stores, in two steps.
+                self._app.control.revoke(job_id, terminate=how == TERMINATE, **OUR_WORKERS)
 
     def _command(self) -> None:
         """One command, to one worker or to all, once the last one is lifted."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from benches.battle.ledger import CANCELLED, POISON, STOCK
-from benches.battle.schedule import Cancel, Order
+from benches.battle.schedule import CLIENT, ELSEWHERE, REVOKE, TERMINATE, Cancel, Order
 
 SHARES = {
     "plain": 0.48,
@@ -19,8 +19,9 @@ SHARES = {
 }
 LONGEST_COUNTDOWN_S = 20.0
 LATEST_CANCEL_S = 8.0
-WAYS_TO_CANCEL = ("client", "client", "revoke", "terminate")
+WAYS_TO_CANCEL = (CLIENT, CLIENT, REVOKE, TERMINATE, ELSEWHERE)
 POISONS = ("die", "die at 40")
+POISON_TOKENS = 100
 
 
 def mixed(plain: Iterator[Order], seed: int) -> Iterator[tuple[Order, ...]]:
@@ -47,7 +48,7 @@ def mixed(plain: Iterator[Order], seed: int) -> Iterator[tuple[Order, ...]]:
             case "chain":
                 yield order, _after([order], next(plain), dice)
             case "poison":
-                job = replace(order.job, kind=POISON)
+                job = replace(order.job, kind=POISON, tokens=POISON_TOKENS)
                 yield (replace(order, job=job, poison=dice.choice(POISONS)),)
             case _:
                 yield (order,)

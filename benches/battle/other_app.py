@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import Celery
 
+NAME = "stock"
 QUEUE = "battle"
 TASK = "battle.join"
 RUNS = "battle:runs"
