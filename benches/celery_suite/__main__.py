@@ -17,7 +17,7 @@ from pathlib import Path
 from benches.celery_suite.reasons import reason_of
 from benches.celery_suite.suite import OURS, STOCK, Limits, Outcome, files_of, run
 
-HOPELESS_S = 5.0
+HOPELESS_S = 3.0
 """What a test gets that is known to fail; most of them would wait for ever."""
 FAILED = "failed"
 
@@ -74,7 +74,7 @@ def _options() -> argparse.Namespace:
     add("--sdist", type=Path, required=True, metavar="DIR", help="Celery's source distribution")
     add("-k", default="", metavar="EXPRESSION", help="only these tests; see pytest's -k")
     add("--only", choices=(OURS, STOCK))
-    add("--timeout", type=float, default=60.0, metavar="S", help="seconds that a test may take")
+    add("--timeout", type=float, default=300.0, metavar="S", help="seconds that a test may take")
     add("--json", action="store_true", help="print one JSON document")
     add("--logs", type=Path, metavar="FOLDER", help="folder for pytest's output")
     return parser.parse_args()

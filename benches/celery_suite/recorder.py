@@ -15,7 +15,7 @@ import pytest
 
 from benches.celery_suite.reasons import reason_of
 
-TEARDOWN_S = 30.0
+TEARDOWN_S = 15.0
 """How long a test's teardown may take beyond the test's own limit."""
 HUNG = 70
 """Exit code of a process that ended because a test hung."""

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 
 from llorch_worker.client import Client
-from llorch_worker.contract import TASK_NAME, Cancelled, LlorchError
+from llorch_worker.contract import TASK_NAME, Cancelled, InvalidRequest, LlorchError
 from tests.monitor import Monitor
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
 
@@ -102,7 +102,7 @@ def test_celery_s_own_tasks_over_prompts_show_nothing(
 ) -> None:
     over = [stock.signature(TASK_NAME), [SECRET, SECRET]]
     sent = stock.send_task("celery.map", args=over, queue=QUEUE)
-    with pytest.raises(LlorchError):
+    with pytest.raises(InvalidRequest, match="a group of jobs"):
         sent.get(timeout=GET_S)
     wait_until(lambda: monitor.saw("task-failed", sent.id))
     assert_nothing_shows(worker, monitor)
