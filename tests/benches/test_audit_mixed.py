@@ -148,6 +148,15 @@ def test_a_stock_body_runs_once_if_all_parts_succeed_and_else_fails(
     assert found.clean == (not misdispatched and not failed)
 
 
+@pytest.mark.parametrize(("runs", "twice", "wrong"), [(1, 0, 0), (2, 1, 0), (0, 0, 1)])
+def test_a_stock_task_of_a_chain_runs_at_least_once(runs: int, twice: int, wrong: int) -> None:
+    ledger, first = parts(success())
+    for _ in range(runs):
+        ledger.ran("job")
+    found = judged_job(of_kind(STOCK, after=first), [], [{"status": "SUCCESS"}], ledger)
+    assert (found.sent_twice, found.misdispatched, found.clean) == (twice, wrong, not wrong)
+
+
 def test_a_body_of_ours_begins_only_if_all_parts_succeed() -> None:
     ledger, ids_of_parts = parts(success(), success())
     body = of_kind("plain", after=ids_of_parts)

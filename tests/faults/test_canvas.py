@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -13,7 +14,8 @@ from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, CancelledEvent
 from tests.faults.conftest import StartWorker
-from tests.services import run_python, wait_until
+from tests.faults.proxy import FaultProxy
+from tests.services import begun, run_python, wait_until
 
 SEND = """
 import json, os
@@ -144,3 +146,20 @@ def test_a_part_whose_worker_died_after_its_result_is_counted_once(
     assert "args" in json.dumps(stored(client, result)["result"])
     assert {state(client, job_id) for job_id in parts} == {"SUCCESS"}
     wait_until(lambda: not client.redis.exists(keys.FOLLOW_UPS))
+
+
+def test_a_job_succeeds_although_its_chain_could_not_go_on_while_redis_was_away(
+    client: Client, start_worker: StartWorker, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    worker = start_worker(url=proxy.url)
+    latch = tmp_path / "latch"
+    next_task = 'signature("app.next", queue="next", app=app)'
+    result, (first,) = send(client, f'chain(generate(prompt="wait 1 {latch}"), {next_task})')
+    begun(client.job(first))
+    proxy.isolate()
+    latch.touch()
+    wait_until(lambda: "Giving up refused callback publish" in worker.text())
+    proxy.heal()
+    assert wait_for_end(client, first) == "SUCCESS"
+    assert state(client, result) == "PENDING"
+    assert client.redis.llen("next") == 1
