@@ -101,7 +101,10 @@ class _OneEnd(Backend):  # type: ignore[misc]
     def mark_as_failure(
         self, task_id: str, exc: Any, *args: Any, request: Any = None, **options: Any
     ) -> None:
-        if isinstance(exc, OperationalError) and _delivery_tag(task_id, request):
+        cut_off = isinstance(exc, OperationalError) and isinstance(
+            exc.__cause__, NoConnection | NoReply
+        )
+        if cut_off and _delivery_tag(task_id, request):
             # Celery sends the next task of a chain before it stores the result. The job itself has
             # succeeded: it goes back, and ends when Redis is there again.
             raise Reject("the next task could not be sent", requeue=True)
