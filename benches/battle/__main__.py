@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from benches.battle import report
 from benches.battle.battle import QUIET_S, Outcome, Terms, fight
-from benches.battle.contestant import Contestant, ours, stock
+from benches.battle.contestant import OURS, Contestant, ours, stock
 
 MODEST_RATE_PER_S = 4.0
 ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM)
@@ -32,6 +32,7 @@ def main() -> int:
         rate_per_s=options.rate,
         seed=options.seed,
         quiet_s=options.quiet,
+        mixed=options.mixed,
     )
     for number in ASKED_TO_STOP:
         signal.signal(number, _interrupt)
@@ -44,7 +45,7 @@ def main() -> int:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
             outcomes.append(fight(contestant, terms, place))
-        ours_broke = any(o.contestant == "llorch" and not o.findings.clean for o in outcomes)
+        ours_broke = any(o.contestant == OURS and not o.findings.clean for o in outcomes)
         worth_keeping = worth_keeping or ours_broke
     except KeyboardInterrupt:
         print("interrupted; nothing is left running", file=sys.stderr)
@@ -79,6 +80,7 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--ours", action="store_true", help="only ours")
     add("--stock", action="store_true", help="only stock Celery")
+    add("--mixed", action="store_true", help="give ours also what users of Celery do besides")
     add("--pool", choices=("threads", "prefork"), default="threads", help="stock Celery's pool")
     add("--minutes", type=float, default=5.0, help="duration of load and kills")
     add("--kills", type=int, help="default: one a second")

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benches.battle.ledger import Entry, Job, Ledger, Result
+from benches.battle.ledger import (
+    CANCELLED,
+    PLAIN,
+    POISON,
+    STOCK,
+    Entry,
+    Job,
+    Ledger,
+    Result,
+)
+from benches.battle.recovery import TERMINAL_EVENTS, read_object, recoveries, spread
 from tests.toy_generation import token_id
 
-SUCCESS = "SUCCESS"
-TERMINAL_STATES = (SUCCESS, "FAILURE", "REVOKED")
-TERMINAL_EVENTS = ("finished", "failed", "cancelled")
+SUCCESS, FAILURE, REVOKED = "SUCCESS", "FAILURE", "REVOKED"
+TERMINAL_STATES = (SUCCESS, FAILURE, REVOKED)
+EXHAUSTED = "AttemptsExhausted"
+CLOCK_S = 0.002
+"""Celery cuts a due time, and Redis its clock, to whole milliseconds."""
 
 
 @dataclass
@@ -34,11 +44,19 @@ class StreamFindings:
     """Entries after a terminal event."""
     unreadable: int = 0
     workers: list[str] = field(default_factory=list)
+    began_s: float | None = None
+    """When the first of its entries other than an end was seen."""
+    gaps: int = 0
+    """Tokens that are missing before the last one seen."""
 
     @property
     def faultless(self) -> bool:
         faults = (self.doubled, self.missing, self.wrong, self.disordered, self.unreadable)
-        return not any(faults) and self.ends == 1 and not self.after_end
+        return not any(faults) and self.ended_well
+
+    @property
+    def ended_well(self) -> bool:
+        return self.ends == 1 and not self.after_end
 
 
 @dataclass(frozen=True)
@@ -53,6 +71,9 @@ class ResultFindings:
     changed_materially: bool
     """Whether it differed in status or tokens, not only in its date."""
     tokens_right: bool
+    began_s: float | None = None
+    """When the first state that is not terminal was seen."""
+    exhausted: bool = False
 
 
 @dataclass
@@ -64,7 +85,21 @@ class Findings:
     succeeded: int = 0
     lost: int = 0
     failed: int = 0
-    """Jobs that ended without success. No job is sent that should fail."""
+    """Jobs that ended as their kind must not."""
+    exhausted: int = 0
+    """Innocent jobs among them that had no attempts left."""
+    early: int = 0
+    """Jobs that began before they were due."""
+    misdispatched: int = 0
+    """Jobs that began, or stock tasks that did not run once, against what their parts' ends say."""
+    sent_twice: int = 0
+    """Next tasks of chains that ran again. No breach: Celery promises them at least once."""
+    wrong_replies: int = 0
+    """Replies of workers that refuse what works, or accept what cannot be done."""
+    replies: dict[str, int] = field(default_factory=dict)
+    retried: int = 0
+    ends: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By kind of job: how many ended how."""
     wrong_results: int = 0
     changed_results: int = 0
     materially_changed_results: int = 0
@@ -83,7 +118,7 @@ class Findings:
     wasted_tokens: int = 0
     kills: dict[str, int] = field(default_factory=dict)
     recovery_s: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By kind of kill: jobs held, and p50 and max seconds to the next event of such a job."""
+    """By kind of kill: jobs held, and p50, p95 and max seconds to the next event of such a job."""
     latency_s: dict[str, float] = field(default_factory=dict)
     lost_ids: list[str] = field(default_factory=list)
     suspects: dict[str, list[str]] = field(default_factory=dict)
@@ -97,6 +132,7 @@ class Findings:
                 self.failed, self.wrong_results, self.changed_results, self.doubled_tokens,
                 self.missing_tokens, self.wrong_tokens, self.disordered_tokens,
                 self.broken_streams, self.withdrawn_entries, self.unannounced_results,
+                self.exhausted, self.early, self.misdispatched, self.wrong_replies,
             )
         )  # fmt: skip
 
@@ -115,9 +151,13 @@ def audit(ledger: Ledger, *, unannounced: Sequence[str] = ()) -> Findings:
     def suspect(fault: str, job_id: str) -> None:
         suspects.setdefault(fault, []).append(job_id)
 
-    for job in ledger.jobs():
-        stream = judge_stream(job, ledger.entries(job.id))
-        result = judge_results(job, ledger.results(job.id))
+    retries, runs, jobs = ledger.retries(), ledger.runs(), ledger.jobs()
+    results = {job.id: judge_results(job, ledger.results(job.id), retries[job.id]) for job in jobs}
+    for job in jobs:
+        stream = judge_stream(job, ledger.entries(job.id), retries[job.id])
+        result = results[job.id]
+        allowed = allowed_ends(job, results)
+        begins_s = [each for each in (stream.began_s, result.began_s) if each is not None]
         found.jobs += 1
         found.tokens += job.tokens
         found.doubled_tokens += stream.doubled
@@ -134,14 +174,38 @@ def audit(ledger: Ledger, *, unannounced: Sequence[str] = ()) -> Findings:
             suspect("wrong or disordered tokens", job.id)
         if result.changed:
             suspect("changed result", job.id)
+        if begins_s and min(begins_s) < job.due_s - CLOCK_S:
+            found.early += 1
+            suspect("early", job.id)
+        ready = SUCCESS in allowed
+        run = runs[job.id]
+        if len(job.after) == 1 and run > 1:
+            # Celery sends a chain's next task before it stores the result, so a death in between
+            # has it sent twice.
+            found.sent_twice, run = found.sent_twice + 1, 1
+        if run != ready if job.kind == STOCK else job.after and begins_s and not ready:
+            found.misdispatched += 1
+            suspect("misdispatched", job.id)
+        ends = found.ends.setdefault(_kind(job), {})
+        ends[str(result.status)] = ends.get(str(result.status), 0) + 1
         if result.status is None:
             found.lost += 1
             found.lost_ids.append(job.id)
             continue
-        latencies.append((result.ended_s or 0.0) - job.sent_s)
-        if result.status != SUCCESS:
+        if _kind(job) == PLAIN:
+            latencies.append((result.ended_s or 0.0) - job.sent_s)
+        if result.status not in allowed or (job.kind == POISON) != result.exhausted:
             found.failed += 1
+            found.exhausted += result.exhausted
             suspect("failed", job.id)
+            continue
+        if job.kind == STOCK:
+            continue
+        if result.status != SUCCESS:
+            found.missing_tokens += stream.gaps
+            if stream.gaps or not stream.ended_well:
+                found.broken_streams += 1
+                suspect("broken stream", job.id)
             continue
         found.succeeded += 1
         # A job without an end also lacks tokens, but it counts only as lost.
@@ -154,6 +218,12 @@ def audit(ledger: Ledger, *, unannounced: Sequence[str] = ()) -> Findings:
         if not stream.faultless:
             found.broken_streams += 1
             suspect("broken stream", job.id)
+    replies = ledger.replies()
+    wrong = [reply for reply in replies if _is_error(reply.reply) != reply.refused]
+    found.wrong_replies = len(wrong)
+    suspects["wrong replies"] = [f"{reply.command}: {reply.reply}" for reply in wrong]
+    found.replies = dict(Counter(reply.command for reply in replies))
+    found.retried = retries.total()
     found.kills = dict(Counter(kill.kind for kill in ledger.kills()))
     found.recovery_s = recoveries(ledger)
     found.latency_s = spread(latencies)
@@ -161,16 +231,28 @@ def audit(ledger: Ledger, *, unannounced: Sequence[str] = ()) -> Findings:
     return found
 
 
-def judge_stream(job: Job, entries: Sequence[Entry]) -> StreamFindings:
-    """Compares a stream with the tokens that ``job`` must have."""
+def allowed_ends(job: Job, results: Mapping[str, ResultFindings]) -> tuple[str, ...]:
+    """The states in which ``job`` may end."""
+    if job.after:
+        whole = all(results[part].status == SUCCESS for part in job.after)
+        return (SUCCESS,) if whole else (FAILURE,)
+    return {CANCELLED: (SUCCESS, REVOKED), POISON: (FAILURE,)}.get(job.kind, (SUCCESS,))
+
+
+def judge_stream(job: Job, entries: Sequence[Entry], retries: int = 0) -> StreamFindings:
+    """Compares a stream with the tokens that ``job`` must have, after as many retries."""
     found = StreamFindings()
     seen: set[int] = set()
     highest = -1
     for entry in entries:
-        event = _object(entry.document)
+        event = read_object(entry.document)
         kind = event.get("type")
         found.after_end += found.ends > 0
-        if kind == "started":
+        if kind not in TERMINAL_EVENTS:
+            found.began_s = min(entry.seen_s, found.began_s or entry.seen_s)
+        if kind == "failed" and retries:
+            retries -= 1
+        elif kind == "started":
             found.workers.append(str(event.get("worker")))
         elif kind in TERMINAL_EVENTS:
             found.ends += 1
@@ -190,17 +272,22 @@ def judge_stream(job: Job, entries: Sequence[Entry]) -> StreamFindings:
             found.unreadable += 1
     found.seen = len(seen)
     found.missing = len(set(range(job.tokens)) - seen)
+    found.gaps = highest + 1 - len(seen)
     return found
 
 
-def judge_results(job: Job, results: Sequence[Result]) -> ResultFindings:
-    """Compares the results that the backend showed, in order, with the one right result."""
-    documents = [(result, _object(result.document)) for result in results]
+def judge_results(job: Job, results: Sequence[Result], retries: int = 0) -> ResultFindings:
+    """Compares the results that the backend showed, in order, with the one right result. A retry
+    withdraws one failure."""
+    documents = [(result, read_object(result.document)) for result in results]
     ends = [
         place for place, (_, doc) in enumerate(documents) if doc.get("status") in TERMINAL_STATES
     ]
-    if not ends:
-        return ResultFindings(None, None, False, False, False)
+    running_s = [each.seen_s for each, doc in documents if doc.get("status") not in TERMINAL_STATES]
+    began_s = min(running_s, default=None)
+    if len(ends) <= retries:
+        return ResultFindings(None, None, False, False, False, began_s)
+    ends = ends[retries:]
     first, first_document = documents[ends[0]]
     later = [document for _, document in documents[ends[0] + 1 :]]
     expected = [token_id(job.seed, position) for position in range(job.tokens)]
@@ -210,45 +297,25 @@ def judge_results(job: Job, results: Sequence[Result]) -> ResultFindings:
         changed=bool(later),
         changed_materially=any(_essence(one) != _essence(first_document) for one in later),
         tokens_right=all(_tokens(document) == expected for document in (first_document, *later)),
+        began_s=began_s,
+        exhausted=_exhausted(first_document),
     )
 
 
-def recoveries(ledger: Ledger) -> dict[str, dict[str, float]]:
-    """How long the jobs of a struck worker paused, by kind of strike.
-
-    Measured from ``gone_s`` to the job's next tokens or its end, from any worker. Jobs that never
-    continued are left out: they are lost.
-    """
-    by_kind: dict[str, list[float]] = {}
-    entries: dict[str, list[Entry]] = {}
-    for kill in ledger.kills():
-        for job_id, place in kill.held.items():
-            if job_id not in entries:
-                entries[job_id] = ledger.entries(job_id)
-            for entry in entries[job_id][place:]:
-                if _object(entry.document).get("type") in ("tokens", *TERMINAL_EVENTS):
-                    by_kind.setdefault(kill.kind, []).append(entry.seen_s - kill.gone_s)
-                    break
-    return {kind: spread(times) for kind, times in by_kind.items()}
+def _kind(job: Job) -> str:
+    """The job's kind in the report."""
+    if job.after:
+        return "stock, after our jobs" if job.kind == STOCK else "ours, after our jobs"
+    return f"{job.kind}, countdown" if job.due_s else job.kind
 
 
-def spread(times: Sequence[float]) -> dict[str, float]:
-    """Count, median and maximum of ``times`` in seconds."""
-    if not times:
-        return {"count": 0}
-    return {
-        "count": len(times),
-        "p50": round(statistics.median(times), 3),
-        "max": round(max(times), 3),
-    }
+def _is_error(reply: object) -> bool:
+    return isinstance(reply, dict) and "error" in reply
 
 
-def _object(document: str) -> dict[str, Any]:
-    try:
-        value = json.loads(document)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+def _exhausted(document: Mapping[str, Any]) -> bool:
+    result = document.get("result")
+    return isinstance(result, dict) and result.get("exc_type") == EXHAUSTED
 
 
 def _tokens(document: dict[str, Any]) -> object:

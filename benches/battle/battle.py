@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import redis
-from celery import Celery
 
-from benches.battle.audit import Findings, audit, spread
-from benches.battle.contestant import QUEUE, Contestant
+from benches.battle import other_app
+from benches.battle.audit import Findings, audit
+from benches.battle.contestant import OURS, Contestant
 from benches.battle.fleet import Fleet
-from benches.battle.ledger import Job, Ledger
-from benches.battle.schedule import orders, strikes
+from benches.battle.ledger import Ledger
+from benches.battle.load import Producer, load
+from benches.battle.meddler import Meddler
+from benches.battle.mixture import mixed
+from benches.battle.recovery import spread
+from benches.battle.schedule import Order, orders, strikes
 from benches.battle.watch import ResultWatcher, StreamReader
 from llorch_worker.broker import keys
-from llorch_worker.contract import TASK_NAME
-from tests.services import own_redis
+from tests.services import own_redis, running_worker
 
 TICK_S = 0.02
 START_TIMEOUT_S = 120.0
@@ -32,8 +34,6 @@ control's visibility timeout."""
 PATIENCE_IN_QUIETS = 2
 """If jobs have not ended, the quiet must last this many times longer before they count as lost."""
 LONGEST_SETTLING_S = 600.0
-LONGEST_BACKLOG_JOBS = 40
-WATCHED_S = 3600
 REPORT_INTERVAL_S = 10.0
 
 
@@ -49,6 +49,8 @@ class Terms:
     rate_per_s: float
     seed: int
     quiet_s: float = QUIET_S
+    mixed: bool = False
+    """Whether ours also gets countdowns, chords, chains, cancels, poison and control commands."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,27 @@ def fight(contestant: Contestant, terms: Terms, folder: Path) -> Outcome:
         )  # fmt: skip
         stack.callback(fleet.kill)
         _muster(fleet)
-        with _load(server.url, client, terms, ledger, reader):
+        meddler = None
+        jobs = orders(terms.seed, terms.rate_per_s)
+        parcels: Iterator[tuple[Order, ...]] = ((order,) for order in jobs)
+        if terms.mixed and contestant.name == OURS:
+            options = {"app": other_app.__name__, "options": ("-P", "solo", "-Q", other_app.QUEUE)}
+            stack.enter_context(running_worker(server.url, folder, name=other_app.NAME, **options))
+            meddler = Meddler(server.url, terms.seed, ledger, reader)
+            meddler.start()
+            stack.callback(meddler.stop)
+            parcels = mixed(jobs, terms.seed)
+        with load(Producer(server.url, client, ledger, reader, meddler), parcels):
             _storm(fleet, contestant, terms, ledger, watcher)
         fleet.heal()
+        if meddler is not None:
+            meddler.calm()
         _settle(fleet, terms, ledger, watcher)
         fleet.stop()
         watcher.stop()
         reader.compare()
+        for run in client.lrange(other_app.RUNS, 0, -1):
+            ledger.ran(run.decode())
         findings = audit(ledger, unannounced=watcher.compare())
         lost = _whereabouts(client, findings.lost_ids)
         return Outcome(
@@ -174,44 +190,6 @@ def _content(client: Any, key: bytes) -> bytes:
         case _:
             parts = []
     return b" ".join(parts)
-
-
-@contextmanager
-def _load(
-    url: str, client: Any, terms: Terms, ledger: Ledger, reader: StreamReader
-) -> Iterator[None]:
-    """Sends jobs from its own thread while the block runs, as a stock producer does."""
-    stop = threading.Event()
-    producer = Celery("battle", broker=url, set_as_current=False)
-    failures: list[BaseException] = []
-
-    def produce() -> None:
-        try:
-            for order in orders(terms.seed, terms.rate_per_s):
-                while client.llen(QUEUE) > LONGEST_BACKLOG_JOBS and not stop.wait(TICK_S):
-                    pass
-                if stop.wait(order.gap_s):
-                    return
-                job = order.job
-                if order.watched:
-                    client.set(keys.watchers(job.id), 1, ex=WATCHED_S)
-                ledger.sent(Job(job.id, job.seed, job.tokens, time.monotonic()))
-                reader.follow(job.id)
-                producer.send_task(TASK_NAME, kwargs=order.kwargs, queue=QUEUE, task_id=job.id)
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    thread = threading.Thread(target=produce, name="battle-load", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        producer.close()
-    if failures:
-        raise RuntimeError("the load could not be sent") from failures[0]
 
 
 def _tell(line: str) -> None:

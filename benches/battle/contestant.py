@@ -8,8 +8,8 @@ from llorch_worker.broker.queues import normal_queue
 
 MODEL = "toy"
 QUEUE = normal_queue(MODEL)
-MANY_ATTEMPTS = 1000
-"""Jobs are struck more often here than in production and must not run out of attempts."""
+OURS = "llorch"
+HOST = "battle"
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,11 @@ class Contestant:
 
 def ours(max_sequences: int, step_ms: float) -> Contestant:
     return Contestant(
-        "llorch",
+        OURS,
         "tests.toy_app",
         settings={
             "model_name": MODEL,
             "max_sequences": max_sequences,
-            "max_attempts": MANY_ATTEMPTS,
             "TOY_STEP_MS": step_ms,
         },
     )

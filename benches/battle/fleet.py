@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from benches.battle.contestant import Contestant
+from benches.battle.contestant import HOST, Contestant
 from benches.battle.ledger import Kill, Ledger
 from benches.battle.schedule import NETWORK, SIGKILL, Strike
 from benches.battle.watch import StreamReader
@@ -21,6 +21,8 @@ DRAIN_TIMEOUT_S = 20.0
 """A worker that takes longer to stop is killed, as an orchestrator would do."""
 DELIVERY_TIMEOUT_S = 1.0
 READY = b" ready."
+POISONED = 9
+"""The exit code of a worker that a toy job killed: see :mod:`tests.toy_engine`."""
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGQUIT": signal.SIGQUIT, SIGKILL: signal.SIGKILL}
 
 
@@ -28,7 +30,7 @@ class Worker:
     """One worker process with its own process group, and the proxy between it and Redis."""
 
     def __init__(self, contestant: Contestant, name: str, redis_port: int, log: Path) -> None:
-        self.hostname = f"{name}@battle"
+        self.hostname = f"{name}@{HOST}"
         self.log = log
         self.proxy = FaultProxy(LOCALHOST, redis_port).start()
         self.started_s = time.monotonic()
@@ -129,9 +131,11 @@ class Fleet:
                 worker.heal_s = None
                 worker.proxy.heal()
             if worker.gone:
-                self.unexpected_exits.append(f"{worker.hostname}: {worker.process.returncode}")
+                poisoned = worker.process.returncode == POISONED
+                if not poisoned:
+                    self.unexpected_exits.append(f"{worker.hostname}: {worker.process.returncode}")
                 self._slots[slot] = self._spawn(slot)
-                self._record(worker, "unexpected exit", now_s)
+                self._record(worker, "poison" if poisoned else "unexpected exit", now_s)
                 worker.bury()
         for worker in tuple(self._leaving):
             if not worker.gone and now_s - worker.struck_s > DRAIN_TIMEOUT_S:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PLAIN, CANCELLED, POISON, STOCK = "plain", "cancelled", "poison", "stock"
+"""What a job promises. A plain one succeeds. A cancelled one succeeds or is revoked: a cancel may
+come late. A poison one kills its workers and fails. A stock one runs once, in stock Celery."""
+
 SCHEMA = """
-CREATE TABLE jobs (id TEXT PRIMARY KEY, seed INTEGER, tokens INTEGER, sent_s REAL);
+CREATE TABLE jobs (
+    id TEXT PRIMARY KEY, seed INTEGER, tokens INTEGER, sent_s REAL,
+    kind TEXT, due_s REAL, after TEXT
+);
+CREATE TABLE retries (job TEXT);
+CREATE TABLE runs (job TEXT);
+CREATE TABLE replies (command TEXT, refused INTEGER, reply TEXT);
 CREATE TABLE entries (
     job TEXT, place INTEGER, entry TEXT, seen_s REAL, document TEXT, PRIMARY KEY (job, place)
 );
@@ -29,6 +41,20 @@ class Job:
     seed: int
     tokens: int
     sent_s: float = 0.0
+    kind: str = PLAIN
+    due_s: float = 0.0
+    """It must not start before."""
+    after: tuple[str, ...] = ()
+    """The first job of its chain, or the parts of the chord whose body it is."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A worker's reply to a control command; ``refused``: whether the command must be refused."""
+
+    command: str
+    refused: bool
+    reply: Any
 
 
 @dataclass(frozen=True)
@@ -88,8 +114,23 @@ class Ledger:
     def sent(self, job: Job) -> None:
         """Notes a job before it is sent, because only jobs noted here can count as lost."""
         self._write(
-            "INSERT INTO jobs VALUES (?, ?, ?, ?)", job.id, job.seed, job.tokens, job.sent_s
-        )
+            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)",
+            job.id, job.seed, job.tokens, job.sent_s, job.kind, job.due_s, json.dumps(job.after),
+        )  # fmt: skip
+
+    def retried(self, job_id: str) -> None:
+        """Notes that the job's dead letter was retried, so that it ends once more."""
+        self._write("INSERT INTO retries VALUES (?)", job_id)
+
+    def ran(self, job_id: str) -> None:
+        """Notes a run of a stock task."""
+        self._write("INSERT INTO runs VALUES (?)", job_id)
+
+    def reply(self, reply: Reply) -> None:
+        self._write(
+            "INSERT INTO replies VALUES (?, ?, ?)",
+            reply.command, reply.refused, json.dumps(reply.reply),
+        )  # fmt: skip
 
     def entry(self, job_id: str, entry: Entry) -> None:
         """Notes a new stream entry."""
@@ -127,7 +168,20 @@ class Ledger:
     # Reading ---------------------------------------------------------------------------------
 
     def jobs(self) -> list[Job]:
-        return [Job(*row) for row in self._read("SELECT * FROM jobs ORDER BY sent_s, rowid")]
+        rows = self._read("SELECT * FROM jobs ORDER BY sent_s, rowid")
+        return [Job(*(*values, tuple(json.loads(after)))) for *values, after in rows]
+
+    def retries(self) -> Counter[str]:
+        """How often each job's dead letter was retried."""
+        return Counter(job_id for (job_id,) in self._read("SELECT job FROM retries"))
+
+    def runs(self) -> Counter[str]:
+        """How often each stock task ran."""
+        return Counter(job_id for (job_id,) in self._read("SELECT job FROM runs"))
+
+    def replies(self) -> list[Reply]:
+        rows = self._read("SELECT command, refused, reply FROM replies")
+        return [Reply(command, bool(no), json.loads(reply)) for command, no, reply in rows]
 
     def entries(self, job_id: str) -> list[Entry]:
         """The job's entries, in the order in which readers saw them."""

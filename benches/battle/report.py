@@ -61,6 +61,13 @@ def print_table(outcomes: Sequence[Outcome], terms: Terms) -> None:
     for outcome in outcomes:
         kept = "every promise kept" if outcome.findings.clean else "promises broken"
         console.print(f"{outcome.contestant}: {kept}")
+        for kind, ends in sorted(outcome.findings.ends.items()):
+            told = ", ".join(f"{count} {state}" for state, count in sorted(ends.items()))
+            console.print(f"  {kind}: {told}")
+        if outcome.findings.replies:
+            console.print(f"  replies to commands: {outcome.findings.replies}")
+        for fault, named in outcome.findings.suspects.items():
+            console.print(f"  {fault}: {', '.join(named)}", soft_wrap=True)
 
 
 def command() -> str:
@@ -78,7 +85,13 @@ def _rows(outcomes: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
         *(row(f"  {k}", lambda o, k=k: o.findings.kills.get(k, 0)) for k in (*DEATHS, NETWORK)),
         row("jobs lost", lambda o: o.findings.lost),
         row("  of them nowhere in Redis", lambda o: [*o.lost_and_found.values()].count("nowhere")),
-        row("jobs failed", lambda o: o.findings.failed),
+        row("jobs that ended otherwise than they must", lambda o: o.findings.failed),
+        row("  of them innocent without attempts left", lambda o: o.findings.exhausted),
+        row("jobs begun before they were due", lambda o: o.findings.early),
+        row("bodies of chords and chains misdispatched", lambda o: o.findings.misdispatched),
+        row("next tasks of chains sent twice", lambda o: o.findings.sent_twice),
+        row("wrong replies to commands", lambda o: o.findings.wrong_replies),
+        row("results unannounced", lambda o: o.findings.unannounced_results),
         row("results changed after they were visible", lambda o: o.findings.changed_results),
         row("wrong results", lambda o: o.findings.wrong_results),
         row("doubled stream tokens", lambda o: o.findings.doubled_tokens),
@@ -91,13 +104,18 @@ def _rows(outcomes: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
         row("jobs taken over by another worker", lambda o: o.findings.taken_over),
         row("jobs run again from zero", lambda o: o.findings.run_again),
         row("wasted tokens", lambda o: o.findings.wasted_tokens),
-        row("recovery from SIGKILL, p50 / max", lambda o: _recovery(o, "SIGKILL")),
-        row("recovery from SIGTERM, p50 / max", lambda o: _recovery(o, "SIGTERM")),
-        row("recovery from SIGQUIT, p50 / max", lambda o: _recovery(o, "SIGQUIT")),
-        row("recovery from network faults, p50 / max", lambda o: _recovery(o, NETWORK)),
-        row("job latency p50 / max", lambda o: _spread(o.findings.latency_s)),
-        row("worker start-up p50 / max", lambda o: _spread(o.start_up_s)),
+        row("recovery from SIGKILL, p50 / p95 / max", lambda o: _recovery(o, "SIGKILL")),
+        row("recovery from SIGTERM, p50 / p95 / max", lambda o: _recovery(o, "SIGTERM")),
+        row("recovery from SIGQUIT, p50 / p95 / max", lambda o: _recovery(o, "SIGQUIT")),
+        row("recovery from network faults, p50 / p95 / max", lambda o: _recovery(o, NETWORK)),
+        row("recovery from SIGKILL, struck once", lambda o: _recovery(o, "SIGKILL, struck once")),
+        row("recovery of jobs struck once", lambda o: _recovery(o, "all, struck once")),
+        row("recovery of all", lambda o: _recovery(o, "all")),
+        row("job latency p50 / p95 / max", lambda o: _spread(o.findings.latency_s)),
+        row("worker start-up p50 / p95 / max", lambda o: _spread(o.start_up_s)),
         row("workers killed for not stopping in time", lambda o: o.escalated),
+        row("workers killed by poison", lambda o: o.findings.kills.get("poison", 0)),
+        row("dead letters retried", lambda o: o.findings.retried),
         row("workers that died unasked", lambda o: len(o.unexpected_exits)),
         row("wall time", lambda o: f"{o.wall_s:.0f} s"),
     ]
@@ -110,7 +128,7 @@ def _recovery(outcome: Outcome, kind: str) -> str:
 def _spread(times: dict[str, float]) -> str:
     if not times.get("count"):
         return "-"
-    return f"{times['p50']:.2f} / {times['max']:.2f} s"
+    return f"{times['p50']:.2f} / {times['p95']:.2f} / {times['max']:.2f} s"
 
 
 def _version(package: str) -> str:

@@ -14,6 +14,7 @@ SIGKILL, SIGTERM, SIGQUIT, NETWORK = "SIGKILL", "SIGTERM", "SIGQUIT", "network"
 KINDS_OF_TEN = (SIGKILL,) * 4 + (SIGTERM,) * 2 + (SIGQUIT,) * 2 + (NETWORK,) * 2
 NETWORK_FAULTS = ("reset", "blackhole", "hold", "isolate")
 SHORTEST_FAULT_S, LONGEST_FAULT_S = 2.0, 8.0
+CLIENT, REVOKE, TERMINATE, ELSEWHERE = "client", "revoke", "terminate", "revoke elsewhere"
 
 LONG_SHARE = 0.35
 SHORT_TOKENS = 5, 60
@@ -48,6 +49,15 @@ def strikes(seed: int, count: int, total_s: float) -> list[Strike]:
 
 
 @dataclass(frozen=True)
+class Cancel:
+    """A cancel, ``after_s`` after its job was sent. ``how``: with our client, or with Celery's
+    ``revoke``, of which our workers hear, or only a worker of another application."""
+
+    after_s: float
+    how: str
+
+
+@dataclass(frozen=True)
 class Order:
     """One job to send, ``gap_s`` after the previous one."""
 
@@ -55,11 +65,15 @@ class Order:
     gap_s: float
     watched: bool
     """Whether a reader follows its stream, so that it is flushed often."""
+    poison: str = ""
+    """A prompt that kills the worker."""
+    countdown_s: float = 0.0
+    cancel: Cancel | None = None
 
     @property
     def kwargs(self) -> dict[str, Any]:
         return {
-            "prompt": f"battle {self.job.seed}",
+            "prompt": self.poison or f"battle {self.job.seed}",
             "max_tokens": self.job.tokens,
             "seed": self.job.seed,
         }

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import redis
 
-from benches.battle.audit import TERMINAL_EVENTS
+from benches.battle.audit import TERMINAL_STATES
 from benches.battle.ledger import Entry, Ledger, Result
+from benches.battle.recovery import TERMINAL_EVENTS, read_object
 from llorch_worker.broker import keys
 
 POLL_INTERVAL_S = 0.04
+EPILOGUE_S = 30.0
+"""How long a stream is followed after its end. Later entries are found when the battle is over."""
 RESULT_PATTERN = keys.result("*")
 SET_PATTERN = "__keyspace@*__:" + RESULT_PATTERN
 STOP_TIMEOUT_S = 10.0
@@ -29,7 +32,7 @@ class StreamReader:
         self._lock = threading.RLock()
         self._last: dict[str, str] = {}
         self._worker: dict[str, str] = {}
-        self._ended: set[str] = set()
+        self._ended: dict[str, float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="battle-streams", daemon=True)
 
@@ -56,13 +59,26 @@ class StreamReader:
                 if holder == worker and job_id not in self._ended
             }
 
+    def retried(self, job_id: str, retry: Callable[[], bool]) -> bool:
+        """Retries a dead letter: its stream loses its end, and goes on under the same number."""
+        with self._lock:
+            self.poll()
+            if not retry():
+                return False
+            number, _, _ = self._last[job_id].partition("-")
+            self._last[job_id] = f"{int(number) - 1}-0"
+            self._ended.pop(job_id, None)
+            self._ledger.retried(job_id)
+            return True
+
     def poll(self) -> None:
         """Reads new entries."""
         with self._lock:
-            if not self._last:
-                return
             now_s = time.monotonic()
-            for stream, entries in self._redis.xread(dict(self._by_key())) or ():
+            live = self._by_key(now_s)
+            if not live:
+                return
+            for stream, entries in self._redis.xread(live) or ():
                 job_id = stream.split(":")[2]
                 for entry_id, fields in entries:
                     self._take(job_id, Entry(entry_id, now_s, fields.get("event", "")))
@@ -82,17 +98,21 @@ class StreamReader:
                 for entry_id in known.keys() - there.keys():
                     self._ledger.withdrawn(job.id, entry_id)
 
-    def _by_key(self) -> dict[str, str]:
-        return {keys.events(job_id): last for job_id, last in self._last.items()}
+    def _by_key(self, now_s: float) -> dict[str, str]:
+        return {
+            keys.events(job_id): last
+            for job_id, last in self._last.items()
+            if now_s - self._ended.get(job_id, now_s) < EPILOGUE_S
+        }
 
     def _take(self, job_id: str, entry: Entry) -> None:
         self._last[job_id] = entry.id
         self._ledger.entry(job_id, entry)
-        event = _object(entry.document)
+        event = read_object(entry.document)
         if event.get("type") == "started":
             self._worker[job_id] = str(event.get("worker"))
         elif event.get("type") in TERMINAL_EVENTS:
-            self._ended.add(job_id)
+            self._ended.setdefault(job_id, entry.seen_s)
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_INTERVAL_S):
@@ -112,6 +132,7 @@ class ResultWatcher:
         self._stores: Counter[str] = Counter()
         self._published: Counter[str] = Counter()
         self._documents: dict[str, str] = {}
+        self._ended: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="battle-results", daemon=True)
         self._pubsub = self._redis.pubsub(ignore_subscribe_messages=True)
@@ -129,9 +150,7 @@ class ResultWatcher:
     @property
     def ended_count(self) -> int:
         """The number of jobs whose latest document is terminal."""
-        # A copy, because the watching thread adds documents meanwhile.
-        documents = list(self._documents.values())
-        return sum('"status": "' in one and not _running(one) for one in documents)
+        return len(self._ended)
 
     def compare(self) -> list[str]:
         """Reads every result again; returns the jobs whose result changed without a publication."""
@@ -156,16 +175,8 @@ class ResultWatcher:
             return
         self._published[job_id] += 1
         self._documents[job_id] = str(message["data"])
+        if read_object(str(message["data"])).get("status") in TERMINAL_STATES:
+            self._ended.add(job_id)
+        else:
+            self._ended.discard(job_id)
         self._ledger.result(job_id, Result(time.monotonic(), str(message["data"])))
-
-
-def _running(document: str) -> bool:
-    return _object(document).get("status") in ("PENDING", "STARTED", "RETRY", "RECEIVED")
-
-
-def _object(document: str) -> dict[str, Any]:
-    try:
-        value = json.loads(document)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

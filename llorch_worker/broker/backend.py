@@ -22,6 +22,7 @@ from kombu.log import get_logger
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import TimeoutError as NoReply
 
+from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import encode_json
 from llorch_worker.broker.results import (
@@ -100,12 +101,29 @@ class _OneEnd(Backend):  # type: ignore[misc]
     def mark_as_failure(
         self, task_id: str, exc: Any, *args: Any, request: Any = None, **options: Any
     ) -> None:
+        cut_off = isinstance(exc, OperationalError) and isinstance(
+            exc.__cause__, NoConnection | NoReply
+        )
+        if cut_off and _delivery_tag(task_id, request):
+            # Celery sends the next task of a chain before it stores the result. The job itself has
+            # succeeded: it goes back, and ends when Redis is there again.
+            raise Reject("the next task could not be sent", requeue=True)
         with self._following_up(task_id, request, FAILURE):
             super().mark_as_failure(task_id, exc, *args, request=request, **options)
 
     def mark_as_revoked(
         self, task_id: str, reason: str = "", request: Any = None, **options: Any
     ) -> None:
+        if request is None:
+            # A worker heard of the revoke before it saw the message: the job waits somewhere.
+            settings = self.app.settings
+            cancel(
+                self.client,
+                task_id,
+                result_ttl_s=settings.result_ttl_s,
+                stream_ttl_s=settings.stream_ttl_s,
+            )
+            return
         with self._following_up(task_id, request, REVOKED):
             super().mark_as_revoked(task_id, reason, request=request, **options)
 

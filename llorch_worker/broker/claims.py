@@ -25,7 +25,7 @@ from llorch_worker.broker.results import (
     terminal_event,
 )
 from llorch_worker.broker.scripts import Reply, run_script, text
-from llorch_worker.contract import AttemptsExhausted, Failed, encode_event
+from llorch_worker.contract import AttemptsExhausted, CancelledEvent, Failed, encode_event
 
 logger = get_logger(__name__)
 
@@ -122,6 +122,7 @@ def claim(
             started_document(_ID, worker, os.getpid()),
             failure_document(_ID, exhausted),
             encode_event(Failed(error=exhausted.document())),
+            encode_event(CancelledEvent()),
             limit,
             *(claim.job_id for claim in held if claim.suspect),
         ],

@@ -64,7 +64,7 @@ def test_a_faultless_job_is_clean() -> None:
     assert found.clean
     assert (found.jobs, found.succeeded, found.tokens) == (1, 1, LENGTH)
     assert (found.lost, found.wasted_tokens, found.taken_over, found.suspects) == (0, 0, 0, {})
-    assert found.latency_s == {"count": 1, "p50": 2.0, "max": 2.0}
+    assert found.latency_s == {"count": 1, "p50": 2.0, "p95": 2.0, "max": 2.0}
 
 
 def test_a_second_worker_that_resumes_is_clean_and_one_that_starts_again_is_not() -> None:
@@ -164,8 +164,9 @@ def test_recovery_counts_from_the_kill_to_the_next_sign_of_the_job() -> None:
     ledger.kill(Kill("SIGQUIT", "", "c", gone_s=105.0, held={"job": 4}))
     found = audit(ledger)
     assert found.recovery_s == {
-        "SIGKILL": {"count": 1, "p50": 0.5, "max": 0.5},
-        "network": {"count": 1, "p50": 0.5, "max": 0.5},
+        "SIGKILL": {"count": 1, "p50": 0.5, "p95": 0.5, "max": 0.5},
+        "network": {"count": 1, "p50": 0.5, "p95": 0.5, "max": 0.5},
+        "all": {"count": 2, "p50": 0.5, "p95": 0.5, "max": 0.5},
     }
     assert found.kills == {"SIGKILL": 2, "network": 1, "SIGQUIT": 1}
 

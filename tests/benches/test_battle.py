@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import psutil
 import pytest
 
+from benches.battle import mixture
 from benches.battle.battle import Terms, fight
 from benches.battle.contestant import Contestant, ours, stock
-from benches.battle.ledger import Job, Ledger
+from benches.battle.ledger import POISON, Job, Ledger
 from benches.battle.watch import ResultWatcher, StreamReader
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
@@ -32,6 +34,54 @@ def test_a_battle_without_a_kill_breaks_no_promise(contestant: Contestant, tmp_p
     assert outcome.unexpected_exits == ()
     assert (tmp_path / "ledger.sqlite").stat().st_size > 0
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_a_mixed_battle_without_a_kill_breaks_no_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixture, "LONGEST_COUNTDOWN_S", 2.0)
+    monkeypatch.setattr(mixture, "LATEST_CANCEL_S", 1.0)
+    monkeypatch.setattr(mixture, "SHARES", dict.fromkeys(mixture.SHARES, 1.0) | {"poison": 0.0})
+    terms = Terms(
+        minutes=0.1, kills=0, workers=1, max_sequences=4, step_ms=STEP_MS,
+        rate_per_s=4.0, seed=1, quiet_s=2.0, mixed=True,
+    )  # fmt: skip
+    outcome = fight(ours(4, STEP_MS), terms, tmp_path)
+    found = outcome.findings
+    assert found.clean, outcome
+    assert outcome.unexpected_exits == ()
+    assert {"ping"} < found.replies.keys()
+    assert {"REVOKED"} <= found.ends["cancelled"].keys() | found.ends["cancelled, countdown"].keys()
+    assert {"plain", "plain, countdown", "ours, after our jobs"} < found.ends.keys()
+    assert "SUCCESS" in found.ends["stock, after our jobs"]
+
+
+def test_a_stream_is_read_on_after_the_retry_of_its_dead_letter() -> None:
+    with own_redis() as server, connect(server.url) as client:
+        ledger = Ledger()
+        reader = StreamReader(server.url, ledger)
+        ledger.sent(Job("job", 1, 2, kind=POISON))
+        reader.follow("job")
+
+        def write(number: int, kind: str) -> None:
+            client.xadd(keys.events("job"), {"event": json.dumps({"type": kind})}, f"{number}-0")
+
+        def retry() -> bool:
+            """As ``retry.lua`` does it, without the end."""
+            client.delete(keys.events("job"))
+            write(1, "started")
+            return True
+
+        write(1, "started")
+        write(2, "failed")
+        assert not reader.retried("job", lambda: False)
+        assert reader.retried("job", retry)
+        write(2, "started")
+        write(3, "failed")
+        reader.compare()
+        kinds = [json.loads(entry.document)["type"] for entry in ledger.entries("job")]
+        assert kinds == ["started", "failed", "started", "failed"]
+        assert (ledger.retries()["job"], ledger.withdrawn_count()) == (1, 0)
 
 
 def test_the_readers_see_every_entry_and_every_result() -> None:

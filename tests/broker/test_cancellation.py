@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from llorch_worker.broker import claims, keys
+from llorch_worker.broker import claims, keys, queues
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, InternalError
-from tests.broker.jobs import TERMS, sweep, take
+from tests.broker.jobs import TERMS, push, sweep, take
 
 DEAD_AT_ONCE = replace(TERMS, lease_ms=-1)
 
@@ -58,6 +59,40 @@ def test_a_stock_app_reads_the_cancelled_job(producer: Client, stock: Celery) ->
     assert result.state == "REVOKED"
     with pytest.raises(TaskRevokedError):
         result.get(timeout=5)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_revoke_that_a_stock_worker_stored_ends_the_job_at_its_claim(
+    producer: Client, stock: Celery, scheduled: bool
+) -> None:
+    job = revoked_elsewhere(producer, stock, scheduled)
+    before = producer.redis.get(keys.result(job.id))
+    producer.redis.zadd(queues.scheduled("toy"), {job.id: 0}, xx=True)
+    assert not take(producer.redis)
+    assert_cancelled(job)
+    assert producer.redis.get(keys.result(job.id)) == before
+    assert producer.redis.zscore(keys.FOLLOW_UPS, job.id) is not None
+
+
+def test_a_cancel_after_a_revoke_that_a_stock_worker_stored_keeps_its_result(
+    producer: Client, stock: Celery
+) -> None:
+    job = revoked_elsewhere(producer, stock, scheduled=True)
+    before = producer.redis.get(keys.result(job.id))
+    job.cancel()
+    assert producer.redis.get(keys.result(job.id)) == before
+    assert_cancelled(job)
+    assert not producer.redis.zcard(queues.scheduled("toy"))
+
+
+def revoked_elsewhere(producer: Client, stock: Celery, scheduled: bool) -> Job:
+    """Celery's workers do this when they hear of a revoke."""
+    eta = (datetime.now(UTC) + timedelta(hours=1)).isoformat() if scheduled else None
+    push(producer.redis, "revoked", eta=eta)
+    if scheduled:
+        assert not take(producer.redis)
+    stock.backend.mark_as_revoked("revoked", reason="revoked", store_result=True)
+    return producer.job("revoked")
 
 
 def test_waiters_are_told_of_a_cancel_at_once(producer: Client, stock: Celery) -> None:

@@ -14,7 +14,8 @@ from kombu.exceptions import OperationalError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from benches.battle.audit import TERMINAL_EVENTS, TERMINAL_STATES
+from benches.battle.audit import TERMINAL_STATES
+from benches.battle.recovery import TERMINAL_EVENTS
 from llorch_worker.broker import claims, dead_letters, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import RETRIES, connect

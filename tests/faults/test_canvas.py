@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from celery import Celery
 
 from llorch_worker.broker import keys
 from llorch_worker.client import Client
-from llorch_worker.contract import TASK_NAME
+from llorch_worker.contract import TASK_NAME, CancelledEvent
 from tests.faults.conftest import StartWorker
-from tests.services import run_python, wait_until
+from tests.faults.proxy import FaultProxy
+from tests.services import begun, run_python, wait_until
 
 SEND = """
 import json, os
@@ -56,6 +59,11 @@ def wait_for_end(client: Client, job_id: str) -> str:
     return state(client, job_id)
 
 
+def revoke(client: Client, job_id: str) -> None:
+    with Celery("operator", broker=client.settings.redis_url, set_as_current=False) as app:
+        app.control.revoke(job_id)
+
+
 def run_workers(start_worker: StartWorker, done: Callable[[], object]) -> None:
     """Starts a worker, and another one whenever it dies, until ``done``."""
     for number in itertools.count():
@@ -74,6 +82,35 @@ def test_a_chord_whose_part_is_cancelled_while_it_waits_fails(
     start_worker()
     assert wait_for_end(client, result) == "FAILURE"
     wait_until(lambda: not client.redis.exists(keys.FOLLOW_UPS))
+
+
+def test_a_chord_whose_part_is_revoked_while_it_waits_fails(
+    client: Client, start_worker: StartWorker
+) -> None:
+    start_worker()
+    result, parts = send(client, f"chord([generate(), generate().set(countdown=3600)], {BODY})")
+    wait_for_end(client, parts[0])
+    revoke(client, parts[1])
+    assert wait_for_end(client, parts[1]) == "REVOKED"
+    assert wait_for_end(client, result) == "FAILURE"
+    assert "ChordError" in json.dumps(stored(client, result))
+
+
+def test_a_revoke_that_only_a_worker_of_another_application_heard_holds(
+    client: Client, start_worker: StartWorker
+) -> None:
+    """Celery's workers store a revoke of any task, also of one that they do not serve."""
+    start_worker("other", app="tests.other_app", options=("-P", "solo", "-Q", "other"))
+    result, parts = send(client, f"chord([generate(), generate()], {BODY})")
+    revoke(client, parts[1])
+    assert wait_for_end(client, parts[1]) == "REVOKED"
+    before = stored(client, parts[1])
+    start_worker()
+    assert wait_for_end(client, result) == "FAILURE"
+    assert "ChordError" in json.dumps(stored(client, result))
+    assert stored(client, parts[1]) == before
+    (entry,) = client.job(parts[1]).stream()
+    assert isinstance(entry.event, CancelledEvent)
 
 
 def test_a_chord_whose_part_has_no_attempts_left_fails(
@@ -109,3 +146,20 @@ def test_a_part_whose_worker_died_after_its_result_is_counted_once(
     assert "args" in json.dumps(stored(client, result)["result"])
     assert {state(client, job_id) for job_id in parts} == {"SUCCESS"}
     wait_until(lambda: not client.redis.exists(keys.FOLLOW_UPS))
+
+
+def test_a_job_succeeds_although_its_chain_could_not_go_on_while_redis_was_away(
+    client: Client, start_worker: StartWorker, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    worker = start_worker(url=proxy.url)
+    latch = tmp_path / "latch"
+    next_task = 'signature("app.next", queue="next", app=app)'
+    result, (first,) = send(client, f'chain(generate(prompt="wait 1 {latch}"), {next_task})')
+    begun(client.job(first))
+    proxy.isolate()
+    latch.touch()
+    wait_until(lambda: "Giving up refused callback publish" in worker.text())
+    proxy.heal()
+    assert wait_for_end(client, first) == "SUCCESS"
+    assert state(client, result) == "PENDING"
+    assert client.redis.llen("next") == 1

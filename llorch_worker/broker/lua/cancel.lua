@@ -18,7 +18,8 @@ local job, cancel = job_key(job_id), cancel_key(job_id)
 local call_id = redis.sha1hex(document)
 
 local state = redis.call('HGET', job, 'state')
-if state == 'ended' or not state and redis.call('EXISTS', result_key(job_id)) == 1 then
+local revoked = is_revoked_elsewhere(job_id)
+if state == 'ended' or not state and not revoked and redis.call('EXISTS', result_key(job_id)) == 1 then
   if redis.call('GET', result_key(job_id)) == document then
     return 'queued'
   end
@@ -35,7 +36,9 @@ end
 -- It waits, or its worker has died and no sweep has found it yet.
 redis.call('DEL', cancel)
 redis.call('ZREM', LEASES, job_id)
-store_state(job_id, document, keep_s)
+if not revoked then
+  store_state(job_id, document, keep_s)
+end
 end_stream(job_id, end_event, stream_s)
 local message, list = unpack(redis.call('HMGET', job, 'message', 'list'))
 redis.call('HINCRBY', job, 'fence', 1)

@@ -30,9 +30,10 @@ local terms = {
   started = ARGV[8], -- state of a claimed job, a template with @ID@
   failure = ARGV[9], -- result of a job without attempts left, a template with @ID@
   end_event = ARGV[10], -- its last event
+  cancel_event = ARGV[11], -- the last event of a revoked job
 }
-local limit = tonumber(ARGV[11]) -- the most jobs to take
-local held_suspects = {unpack(ARGV, 12)} -- ids of the suspects that the caller holds
+local limit = tonumber(ARGV[12]) -- the most jobs to take
+local held_suspects = {unpack(ARGV, 13)} -- ids of the suspects that the caller holds
 local claims, letters, unlisted, unlisted_bytes = {}, {}, 0, 0
 local most_peers, suspects_held = math.huge, 0
 

@@ -33,6 +33,13 @@ local function store_state(job_id, document, ttl_s)
   redis.call('PUBLISH', result_key(job_id), document)
 end
 
+-- Whether a worker of another application has stored a revoke of this job. Celery's workers do so for
+-- every task that they hear of, and know nothing of the record.
+local function is_revoked_elsewhere(id)
+  local document = redis.pcall('GET', result_key(id))
+  return type(document) == 'string' and document:find('"status": "REVOKED"', 1, true)
+end
+
 -- Whether a claim's earlier entries, before entry `first`, are missing from the stream, because Redis
 -- lost its last writes. A claim's first entry may have the number of its fence.
 local function has_gap(job_id, fence, first)

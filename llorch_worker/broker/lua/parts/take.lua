@@ -100,7 +100,7 @@ end
 --   'claimed', the claim
 --   'buried', the job's id ('' if it names none)
 --   'wait' if the job is a suspect that may not run beside `suspects_held`; it must go back for now
---   'duplicate' if the message is a copy of a job that waits, runs or has ended; the copy is dropped
+--   'duplicate' if the message is a copy of a job that waits, runs or has ended; the message is dropped
 --   'scheduled' if the job waits for its ETA
 local function take(message, list, terms, most_peers, suspects_held)
   local id, eta_ms = read_message(message)
@@ -116,6 +116,12 @@ local function take(message, list, terms, most_peers, suspects_held)
     return 'duplicate'
   elseif record.state and record.state ~= 'queued' then
     redis.call('HINCRBY', job_key(id), 'duplicates', 1)
+    return 'duplicate'
+  end
+  if is_revoked_elsewhere(id) then
+    end_record(id, terms.keep_s, terms.keep_s)
+    end_stream(id, terms.cancel_event, terms.stream_s)
+    leave_follow_ups(id, readable(message), 0)
     return 'duplicate'
   end
   -- A suspect keeps the list it came from. A worker queue holds only until this claim: if the job

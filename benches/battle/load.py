@@ -1,0 +1,115 @@
+"""The producer: sends the jobs as a stock Celery user does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from celery import Celery, chain, chord, signature
+from celery.backends.redis import RedisBackend
+
+from benches.battle import other_app
+from benches.battle.contestant import QUEUE
+from benches.battle.ledger import STOCK, Ledger
+from benches.battle.meddler import Meddler
+from benches.battle.schedule import Order
+from benches.battle.watch import StreamReader
+from llorch_worker.broker import keys
+from llorch_worker.contract import TASK_NAME
+
+TICK_S = 0.02
+LONGEST_BACKLOG_JOBS = 40
+WATCHED_S = 3600
+
+
+class DeafBackend(RedisBackend):  # type: ignore[misc]
+    """Subscribes to no result, because nobody here waits for one."""
+
+    def on_task_call(self, *_: Any) -> None: ...
+
+    def add_pending_result(self, result: Any, **_: Any) -> Any:
+        return result
+
+
+class Producer:
+    """Notes jobs in the ledger and sends them with a stock app, without this package."""
+
+    def __init__(
+        self, url: str, client: Any, ledger: Ledger, reader: StreamReader, meddler: Meddler | None
+    ) -> None:
+        backend = f"{__name__}:{DeafBackend.__name__}+{url}"
+        self.app = Celery("battle", broker=url, backend=backend, set_as_current=False)
+        self._client = client
+        self._ledger = ledger
+        self._reader = reader
+        self._meddler = meddler
+
+    @property
+    def backlog(self) -> int:
+        return int(self._client.llen(QUEUE))
+
+    def send(self, *orders: Order) -> None:
+        """Sends one job, or several with the one that follows them, the last."""
+        now_s = time.monotonic()
+        for order in orders:
+            due_s = now_s + order.countdown_s if order.countdown_s else 0.0
+            self._ledger.sent(replace(order.job, sent_s=now_s, due_s=due_s))
+            if order.job.kind != STOCK:
+                self._reader.follow(order.job.id)
+            if order.watched:
+                self._client.set(keys.watchers(order.job.id), 1, ex=WATCHED_S)
+        *before, end = map(self._signature, orders)
+        if len(before) > 1:
+            chord(before, app=self.app)(end)
+        elif before:
+            chain(*before, end, app=self.app).apply_async()
+        else:
+            end.apply_async()
+        for order in orders:
+            if order.cancel is not None and self._meddler is not None:
+                self._meddler.cancel(order.job.id, order.cancel)
+
+    def _signature(self, order: Order) -> Any:
+        options: dict[str, Any] = {"task_id": order.job.id}
+        if order.job.kind == STOCK:
+            return signature(other_app.TASK, queue=other_app.QUEUE, app=self.app, **options)
+        if order.countdown_s:
+            options["countdown"] = order.countdown_s
+        # Immutable, because a job of ours has no use for another one's result.
+        return signature(
+            TASK_NAME, kwargs=order.kwargs, queue=QUEUE, immutable=True, app=self.app, **options
+        )
+
+
+@contextmanager
+def load(producer: Producer, parcels: Iterator[tuple[Order, ...]]) -> Iterator[None]:
+    """Sends them from its own thread while the block runs."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def produce() -> None:
+        try:
+            for parcel in parcels:
+                while producer.backlog > LONGEST_BACKLOG_JOBS and not stop.wait(TICK_S):
+                    pass
+                if stop.wait(parcel[0].gap_s):
+                    return
+                producer.send(*parcel)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    thread = threading.Thread(target=produce, name="battle-load", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        producer.app.close()
+    if failures:
+        raise RuntimeError("the load could not be sent") from failures[0]
