@@ -387,7 +387,7 @@ class Protocol(RuleBasedStateMachine):
             if not holds:
                 pass
             elif then == "all done":
-                self.note_followed(job.id, run.claim.fence)
+                self.note_followed(job.id, document, run.claim.fence)
             else:
                 self.disturbed.add(job.id)
         if then == "dies":
@@ -498,23 +498,28 @@ class Protocol(RuleBasedStateMachine):
         self.follow_up_as(self.processes[worker], late=late)
 
     def follow_up_as(self, process: Process, *, late: bool = False) -> None:
-        for job_id, message, document in run_script(self.store, "follow_up", [TERMS.lease_ms, 10]):
+        taken = run_script(self.store, "follow_up", [TERMS.lease_ms, 10])
+        for job_id, message, document, fence in taken:
             assert message, f"nobody can follow up the end of {job_id}"
             self.ends_followed[job_id, document] += 1
             if late:
-                process.following.append((job_id, document, 0))
+                process.following.append((job_id, document, int(fence)))
             else:
-                self.note_followed(job_id, 0)
+                self.note_followed(job_id, document, int(fence))
 
-    def note_followed(self, job_id: str, fence: int) -> None:
-        run_script(self.store, "followed_up", [job_id, TERMS.result_ttl_s])
+    def note_followed(self, job_id: str, document: str, fence: int) -> None:
+        """Celery stores the end again when it follows it up; then no more is to be done."""
+        status = json.loads(document)["status"]
+        end = [document, TERMS.result_ttl_s, LAST_EVENTS[status], TERMS.stream_ttl_s, ""]
+        if not self.jobs[job_id].forgotten:
+            assert not run_script(self.store, "finish", [job_id, "", *end])
+        run_script(self.store, "followed_up", [job_id, TERMS.result_ttl_s, fence])
 
     @rule(worker=workers)
     def note_late(self, worker: int) -> None:
         process = self.processes[worker]
         if process.following:
-            job_id, _, fence = process.following.pop()
-            self.note_followed(job_id, fence)
+            self.note_followed(*process.following.pop())
 
     # In the end ------------------------------------------------------------------------------
 
