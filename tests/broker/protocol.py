@@ -69,6 +69,8 @@ class Job:
     """Whether it made progress since its last death."""
     alone: bool = False
     """Whether its last death was beside no other suspect."""
+    cancelled: bool = False
+    """Whether a client asked its worker to cancel it."""
     end: str | None = None
     """The result, once it is visible."""
     forgotten: bool = False

@@ -154,7 +154,9 @@ class Users(RuleBasedStateMachine):
                  TERMS.stream_ttl_s, LONGEST_WAIT_S],
             )  # fmt: skip
             assert outcome == expected
-        if expected == "queued":
+        if expected == "running":
+            job.cancelled = True
+        elif expected == "queued":
             self.note_end(job, document, owed=True)
 
     @has_letters
@@ -195,4 +197,4 @@ class Users(RuleBasedStateMachine):
         if stream_too:
             self.store.delete(keys.events(job.id))
             job.tokens = 0
-        job.forgotten, job.end, job.keyed = True, None, False
+        job.forgotten, job.end, job.keyed, job.cancelled = True, None, False, False

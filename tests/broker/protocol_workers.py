@@ -67,6 +67,7 @@ class Workers(Users):
             job = self.jobs[claim.job_id]
             assert claim.fence > job.fence, "fences grow"
             assert job.end is None
+            assert claim.cancelled == job.cancelled
             assert job.deaths < TERMS.max_deaths
             assert job.streak < TERMS.max_attempts + HALVINGS
             job.fence, job.process, job.suspect = claim.fence, process, claim.suspect
@@ -228,3 +229,12 @@ class Workers(Users):
         else:
             self.look()
             self.finish_as(process, run, job, "FAILURE", 0, "all done")
+
+    @rule(worker=workers)
+    def crash(self, worker: int) -> None:
+        self.crash_of(self.processes[worker])
+
+    def crash_of(self, process: Process) -> None:
+        """The process dies; another begins under its name."""
+        self.disturbed |= {job_id for job_id, *_ in process.following}
+        self.processes[self.processes.index(process)] = Process(process.name)

@@ -38,15 +38,6 @@ end
 class Protocol(Workers):
     """Time, deaths, and what follows."""
 
-    @rule(worker=workers)
-    def crash(self, worker: int) -> None:
-        self.crash_of(self.processes[worker])
-
-    def crash_of(self, process: Process) -> None:
-        """The process dies; another begins under its name."""
-        self.disturbed |= {job_id for job_id, *_ in process.following}
-        self.processes[self.processes.index(process)] = Process(process.name)
-
     @rule(ms=st.sampled_from([30_000, 61_000, 61_000, 2 * HOUR_MS, -HOUR_MS]))
     def jump(self, ms: int) -> None:
         """Time passes, or Redis' clock jumps."""
