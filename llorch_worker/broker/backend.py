@@ -33,7 +33,7 @@ from llorch_worker.broker.results import (
     terminal_event,
 )
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.contract import GenerationResult, encode_event
+from llorch_worker.contract import GenerationResult, LlorchError, encode_event
 
 logger = get_logger(__name__)
 
@@ -57,8 +57,11 @@ class _OneEnd(Backend):  # type: ignore[misc]
             if related := getattr(request, of_request, None):
                 meta[name] = related
         document = encode_json(meta)
-        end = result if isinstance(result, GenerationResult) else decode_state(document).end
-        event = "" if end is None else encode_event(terminal_event(end))
+        end: Any = result if state == SUCCESS else decode_state(document).end
+        event = ""
+        # Celery's own tasks, such as celery.accumulate, return other values and have no stream.
+        if isinstance(end, GenerationResult | LlorchError):
+            event = encode_event(terminal_event(end))
         tag = _delivery_tag(task_id, request)
         claim = HELD_CLAIMS.get(tag)
         entries: tuple[Any, ...] = ()

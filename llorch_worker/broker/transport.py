@@ -109,8 +109,7 @@ class ClaimChannel(kombu_redis.Channel):
     terms: ClaimTerms
     worker: str
     consumes_jobs = False
-    """Whether this is the worker's channel for jobs, also while it is paused: all its queues are
-    cancelled and may come back."""
+    """Whether this is the worker's channel for jobs, also while all its queues are cancelled."""
     allowance: Callable[[], int] = staticmethod(lambda: MOST_JOBS_A_CLAIM)
     """The most jobs to claim now. If that is none, whoever sets it calls :meth:`look_again`."""
 
@@ -199,8 +198,7 @@ class ClaimChannel(kombu_redis.Channel):
         # No reply is overdue. kombu drops a connection whose BRPOP gets no reply in time.
         self._brpop_sent_at = None
         consumed = self.active_queues
-        most = self.allowance() if consumed else 0
-        if not most:
+        if not consumed or not (most := self.allowance()):
             return
         taken = self._claim(consumed, most)
         self._deliver_claims(taken, consumed)
@@ -258,6 +256,7 @@ class ClaimChannel(kombu_redis.Channel):
             self._refuse(claim)
             return
         envelope["properties"] |= {"delivery_tag": claim.tag}
+        envelope["properties"]["delivery_info"] |= {"redelivered": not claim.first}
         envelope["headers"] = _headers_of(claim, envelope.get("headers") or {})
         self.delivered[claim.tag] = claim
         # A job from the worker queue or the suspects now belongs to the shared queue.

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+MOST_FAULTS = 50
+
 
 class Fault(BaseModel):
     """One rule that one field of a request broke.
@@ -82,8 +84,12 @@ class InvalidRequest(LlorchError):
 
     @classmethod
     def from_faults(cls, faults: Iterable[Fault]) -> InvalidRequest:
+        """The first :data:`MOST_FAULTS` are reported; a list of a million wrong token ids has as
+        many."""
         faults = tuple(faults)
-        return cls("; ".join(str(fault) for fault in faults), faults=faults)
+        reported = faults[:MOST_FAULTS]
+        more = "; and more" if len(faults) > len(reported) else ""
+        return cls("; ".join(map(str, reported)) + more, faults=reported)
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -209,10 +209,10 @@ class GenerationRequest(BaseModel):
 def summarise(fields: Mapping[str, Any]) -> str:
     """Request ``fields``, valid or not, in one line: numbers as they are, otherwise sizes."""
     # The name of an unknown field comes from the user and may be private.
-    return ", ".join(
-        f"{name if name in GenerationRequest.model_fields else '?'}={describe(value)}"
-        for name, value in fields.items()
-    )
+    known = [name for name in fields if name in GenerationRequest.model_fields]
+    parts = [f"{name}={describe(fields[name])}" for name in known]
+    unknown = len(fields) - len(known)
+    return ", ".join([*parts, f"unknown fields: {unknown}"] if unknown else parts)
 
 
 def _fault(error: ErrorDetails) -> Fault:

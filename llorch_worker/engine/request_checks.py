@@ -10,6 +10,7 @@ from llorch_worker.contract import (
     GenerationRequest,
     InvalidRequest,
     ModelNotServed,
+    shown,
 )
 from llorch_worker.contract.request import PROMPT_FIELDS
 from llorch_worker.text import Tokenizer
@@ -18,7 +19,7 @@ from llorch_worker.text import Tokenizer
 def check_model(request: GenerationRequest, served: str) -> None:
     """Raises ``ModelNotServed`` if the request names another model than ``served``."""
     if request.model not in (None, served):
-        raise ModelNotServed(f"this engine serves {served}, not {request.model}")
+        raise ModelNotServed(f"this engine serves {served}, not {shown(request.model)}")
 
 
 def checked_prompt(

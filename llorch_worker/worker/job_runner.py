@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -173,11 +172,12 @@ class JobRunner:
             raise
         except MemoryError:
             raise OutOfMemory("the worker has no memory for this job") from None
-        except BaseException as error:  # noqa: BLE001 - any defect must end its job, and only that job
+        except BaseException as error:
             # The message may quote the prompt, so only the type and the place are logged.
-            place = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("job %s met a defect: %s\n%s", claim.job_id, type(error).__name__, place)
-            raise InternalError(f"a defect of the worker: {type(error).__name__}") from None
+            defect = InternalError(f"a defect of the worker: {type(error).__name__}")
+            place = (type(defect), defect, error.__traceback__)
+            logger.error("job %s failed", claim.job_id, exc_info=place)
+            raise defect from None
 
     def _check_idempotency(self, request: GenerationRequest, job_id: str) -> None:
         """Refuses a second job with the same key. Our client never sends one; others may."""

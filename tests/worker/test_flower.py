@@ -103,3 +103,19 @@ def test_the_terminate_button_stops_a_running_generation(
     with pytest.raises(Cancelled):
         job.result(GET_S)
     wait_until(lambda: '"REVOKED"' in flower.task(job.id))
+
+
+def test_a_button_that_means_nothing_here_shows_why_and_the_worker_serves_on(
+    flower: Flower, toy_worker: WorkerProcess, client: Client
+) -> None:
+    worker = toy_worker.hostname
+    for path, fields, reason in (
+        (f"/api/worker/queue/add-consumer/{worker}", {"queue": "other"}, "it serves llorch.toy"),
+        (f"/api/worker/pool/grow/{worker}", {"n": "1"}, "LLORCH_MAX_SEQUENCES"),
+        (f"/api/worker/pool/autoscale/{worker}", {"min": "1", "max": "2"}, "LLORCH_MAX_SEQUENCES"),
+        ("/api/task/timeout/llorch.generate", {"workername": worker, "hard": "5"}, "deadline_s"),
+    ):
+        with pytest.raises(HTTPError) as caught:
+            flower.post(path, **fields)
+        assert reason in caught.value.read().decode() + caught.value.reason
+    assert client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import pytest
 from celery import Celery
 
 from llorch_worker.client import Client
-from llorch_worker.contract import TASK_NAME, Cancelled, LlorchError
+from llorch_worker.contract import TASK_NAME, Cancelled, InvalidRequest, LlorchError
+from tests.monitor import Monitor
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
 
 QUEUE = "llorch.toy"
@@ -29,35 +29,6 @@ def disguises(text: str) -> set[str]:
         encoded = base64.b64encode(b"\0" * padding + text.encode()).decode()
         found.add(encoded[4:-4])
     return found
-
-
-class Monitor(threading.Thread):
-    """Receives every event, as Flower does."""
-
-    def __init__(self, app: Celery) -> None:
-        super().__init__(daemon=True)
-        self.events: list[dict[str, Any]] = []
-        self._connection = app.connection_for_read()
-        self._receiver = app.events.Receiver(self._connection, handlers={"*": self.events.append})
-        self.listening = threading.Event()
-        self._stop_asked = threading.Event()
-
-    def run(self) -> None:
-        with self._receiver.consumer_context() as (connection, _, _):
-            self.listening.set()
-            while not self._stop_asked.is_set():
-                try:
-                    connection.drain_events(timeout=0.2)
-                except TimeoutError:
-                    continue
-
-    def stop(self) -> None:
-        self._stop_asked.set()
-        self.join()
-        self._connection.release()
-
-    def saw(self, kind: str, job_id: str) -> bool:
-        return any(e["type"] == kind and e.get("uuid") == job_id for e in list(self.events))
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +92,17 @@ def test_a_job_that_fails_shows_nothing(
 ) -> None:
     sent = stock.send_task(TASK_NAME, queue=QUEUE, **message)
     with pytest.raises(LlorchError):
+        sent.get(timeout=GET_S)
+    wait_until(lambda: monitor.saw("task-failed", sent.id))
+    assert_nothing_shows(worker, monitor)
+
+
+def test_celery_s_own_tasks_over_prompts_show_nothing(
+    stock: Celery, worker: WorkerProcess, monitor: Monitor
+) -> None:
+    over = [stock.signature(TASK_NAME), [SECRET, SECRET]]
+    sent = stock.send_task("celery.map", args=over, queue=QUEUE)
+    with pytest.raises(InvalidRequest, match="a group of jobs"):
         sent.get(timeout=GET_S)
     wait_until(lambda: monitor.saw("task-failed", sent.id))
     assert_nothing_shows(worker, monitor)

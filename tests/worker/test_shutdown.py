@@ -146,6 +146,30 @@ def test_a_cold_shutdown_hands_running_jobs_back_for_another_worker(
             assert_whole(job)
 
 
+def test_inspect_tells_whether_a_job_ran_before(
+    own_worker: WorkerProcess,
+    own_client: Client,
+    latch: Latch,
+    tmp_path: Path,
+    own_server: RedisServer,
+) -> None:
+    app = Celery("stock", broker=own_server.url, set_as_current=False)
+
+    def redelivered(hostname: str) -> list[bool]:
+        active = app.control.inspect(destination=[hostname]).active() or {}
+        return [job["delivery_info"]["redelivered"] for job in active.get(hostname, [])]
+
+    job = begun(own_client.submit(prompt=latch.prompt(), max_tokens=TOKENS))
+    assert redelivered(own_worker.hostname) == [False]
+    own_worker.process.send_signal(signal.SIGQUIT)
+    own_worker.wait_exit()
+    with running_worker(own_server.url, tmp_path, name="w2", model_name="toy") as other:
+        wait_until(lambda: redelivered(other.hostname) == [True])
+        latch.open()
+        job.result(GET_S)
+    app.close()
+
+
 def test_a_worker_whose_engine_broke_ends_with_an_error_and_takes_nothing_along(
     own_worker: WorkerProcess, own_client: Client, tmp_path: Path, own_server: RedisServer
 ) -> None:

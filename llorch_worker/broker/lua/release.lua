@@ -21,6 +21,7 @@ if state == 'ended' then
   if record[1] == 'claimed' then
     redis.call('HDEL', job, 'message')
     end_record(job_id, keep_s, keep_s)
+    redis.call('EXPIRE', result_key(job_id), keep_s)
   end
   -- Else a stored result has ended the job, and what follows its end may still need the message.
   return 1

@@ -18,7 +18,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
-from llorch_worker.contract import LlorchError
+from llorch_worker.contract import LlorchError, printable
 from llorch_worker.worker.card.assignment import Assignment, assign_device
 from llorch_worker.worker.celery.follow_ups import FollowUps
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option
@@ -52,6 +52,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         )
         if refusal is not None:
             _give_up(refusal)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_OneLine())
         self._residency: Residency | None = None
         self._follow_ups: FollowUps | None = None
         self._interrupted = False
@@ -158,6 +160,20 @@ class _HandBackInOneLine(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], Reject):
             record.exc_info = None
+        return True
+
+
+class _OneLine(logging.Filter):
+    """Escapes what a name or an id could forge lines or control a terminal with."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            message = record.getMessage()
+        except (LookupError, TypeError, ValueError):
+            return True  # the handler reports it
+        if not message.isprintable():
+            # Some of Celery's own messages have several lines.
+            record.msg, record.args = printable(" ".join(message.splitlines())), ()
         return True
 
 

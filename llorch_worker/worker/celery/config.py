@@ -54,8 +54,6 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "worker_prefetch_multiplier": 1,
         "worker_send_task_events": True,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
-        # The claims that a worker holds through a reconnect count already.
-        "worker_enable_prefetch_count_reduction": False,
         "worker_redirect_stdouts": False,
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,  # wait for Redis as long as it takes

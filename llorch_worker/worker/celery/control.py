@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from celery.app.utils import filter_hidden_settings
 from celery.utils.time import rate
 from celery.worker import control
 
@@ -28,6 +29,7 @@ def install() -> None:
         "add_consumer": _of_own_queue(control.add_consumer),
         "cancel_consumer": _of_own_queue(control.cancel_consumer),
         "rate_limit": _rate_limit,
+        "stats": _stats,
         "time_limit": _refusal(NO_TIME_LIMITS),
         "autoscale": _refusal(FIXED_SIZE),
         "pool_grow": _refusal(FIXED_SIZE),
@@ -56,6 +58,12 @@ def _rate_limit(state: Any, task_name: object, rate_limit: Any, **options: Any) 
         return _refused("a rate limit is a number of jobs, as in 5/s, 5/m or 5/h; 0 lifts it")
     reply: Reply = control.rate_limit(state, task_name, rate_limit, **options)
     return reply
+
+
+def _stats(state: Any, **options: Any) -> Reply:
+    """Celery's, without the password of the sentinels."""
+    stats: Reply = control.stats(state, **options)
+    return stats | {"broker": filter_hidden_settings(stats["broker"])}
 
 
 def _refusal(reason: str) -> Callable[..., Reply]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import sys
 import threading
@@ -220,6 +221,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info() | {
+            "processes": [os.getpid()],
             "running-jobs": len(self._running),
             "jobs-waiting-for-a-thread": len(self._waiting),
         }

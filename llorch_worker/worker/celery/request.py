@@ -7,10 +7,12 @@ from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from celery import signals, states
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, InvalidTaskError, Reject
 from celery.worker.request import Request
 
-from llorch_worker.contract import describe, summarise
+from llorch_worker.contract import describe, shown, summarise
+
+MAX_ID_CHARS = 255
 
 
 class JobCancelled(Ignore):  # type: ignore[misc]
@@ -22,14 +24,21 @@ class JobRequest(Request):  # type: ignore[misc]
     job.
 
     Logs, events, ``inspect`` and Flower show ``argsrepr`` and ``kwargsrepr``. Stock producers put
-    the prompt there, so the worker replaces both with the arguments' sizes.
+    the prompt there, so the worker replaces both with the arguments' sizes. It cuts and escapes the
+    other names that a producer chooses. The id stays as it is, because monitors send it back.
     """
+
+    name: str
+    _root_id: Any
+    _parent_id: Any
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         if not self._decoded:
             # The consumer has already decoded it for the tracer.
             self._body, self._content_type, self._content_encoding = message.payload, None, None
+        if not isinstance(self.id, str) or not 0 < len(self.id) <= MAX_ID_CHARS:
+            raise InvalidTaskError("its id is not a string of a normal length")
         self._argsrepr = f"({describe(self._args)})" if self._args else "()"
         self._kwargsrepr = (
             summarise(self._kwargs) if isinstance(self._kwargs, Mapping) else describe(self._kwargs)
@@ -37,9 +46,15 @@ class JobRequest(Request):  # type: ignore[misc]
         # Store the result even if the producer wants none: the stream's last event is stored with
         # it, and a cancel or a second delivery looks for it.
         self._ignore_result = self._request_dict["ignore_result"] = False
-        # The tracer's logs show the headers.
+        self.name = shown(self.name)
+        self._root_id, self._parent_id = map(_shown, (self._root_id, self._parent_id))
+        for place in ("exchange", "routing_key", "priority"):
+            self._delivery_info[place] = _shown(self._delivery_info[place])
+        # The tracer's logs and the events show the headers.
         self._request_dict["argsrepr"] = self._argsrepr
         self._request_dict["kwargsrepr"] = self._kwargsrepr
+        self._request_dict["shadow"] = self.name
+        self._request_dict["retries"] = _shown(self._request_dict.get("retries", 0))
 
     def info(self, **_: Any) -> dict[str, Any]:
         """The fields that ``inspect`` and Flower show, without the arguments."""
@@ -81,3 +96,8 @@ class JobRequest(Request):  # type: ignore[misc]
             signals.task_revoked.send(
                 self.task, request=self._context, terminated=True, signum=None, expired=False
             )
+
+
+def _shown(value: Any) -> Any:
+    """``value`` as events may show it; numbers and None as they are."""
+    return value if value is None or isinstance(value, int | float) else shown(value)

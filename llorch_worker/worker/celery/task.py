@@ -14,8 +14,10 @@ from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
 from llorch_worker.contract import (
     TASK_NAME,
     Cancelled,
+    Fault,
     GenerationResult,
     InternalError,
+    InvalidRequest,
     LlorchError,
     describe,
     summarise,
@@ -26,10 +28,14 @@ from llorch_worker.worker.job_runner import HandedBack
 from llorch_worker.worker.residency import Residency
 
 
-class GenerateTask(Task):  # type: ignore[misc]
-    """Sends jobs for ``generate.delay(...)`` in a producer, and runs them in a worker."""
+class JobTask(Task):  # type: ignore[misc]
+    """The base of every task of the app, Celery's own included: ``celery.map`` may hold prompts."""
 
     Request = JobRequest
+
+
+class GenerateTask(JobTask):
+    """Sends jobs for ``generate.delay(...)`` in a producer, and runs them in a worker."""
 
     def __call__(self, /, *args: Any, **fields: Any) -> Any:
         # Celery's own method would take a field named "self" for its own argument.
@@ -63,6 +69,12 @@ def generate(task: GenerateTask, /, *args: Any, **fields: Any) -> GenerationResu
     residency: Residency | None = task.app.residency
     if residency is None:
         raise InternalError("no model is resident in this process; start one with `llorch worker`")
+    if not request.properties:
+        # celery.map, starmap and chunks call the task inside their own.
+        rule = "must be a job of its own: send a group of jobs instead of map, starmap or chunks"
+        raise InvalidRequest.from_faults(
+            [Fault(field="task", rule=rule, got="a call in another task")]
+        )
     claim = HELD_CLAIMS.get(request.properties["delivery_tag"])
     if claim is None:
         raise Reject("its claim was given up; the job is delivered again", requeue=True)

@@ -14,7 +14,6 @@ from llorch_worker.contract import TASK_NAME
 from tests.services import (
     RedisServer,
     WorkerProcess,
-    begun,
     run_python,
     running_worker,
     wait_until,
@@ -86,14 +85,3 @@ def test_a_job_that_our_app_sends_by_name_goes_to_the_queue_of_its_model(
     toy_worker: WorkerProcess, redis_server: RedisServer
 ) -> None:
     assert run_python(SEND_BY_NAME, redis_server.url, model_name="toy") == ["w0 w1 "] * 3
-
-
-def test_a_slot_that_is_free_when_redis_returns_is_filled(
-    own_server: RedisServer, own_worker: WorkerProcess, own_client: Client
-) -> None:
-    running = begun(own_client.submit(prompt="x", max_tokens=4000))
-    own_server.halt()
-    own_server.start()
-    assert own_client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "
-    assert running.status().state == "running"
-    running.cancel()

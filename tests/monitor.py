@@ -1,0 +1,37 @@
+"""Listens to Celery's events."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from celery import Celery
+
+
+class Monitor(threading.Thread):
+    """Receives every event, as Flower does."""
+
+    def __init__(self, app: Celery) -> None:
+        super().__init__(daemon=True)
+        self.events: list[dict[str, Any]] = []
+        self._connection = app.connection_for_read()
+        self._receiver = app.events.Receiver(self._connection, handlers={"*": self.events.append})
+        self.listening = threading.Event()
+        self._stop_asked = threading.Event()
+
+    def run(self) -> None:
+        with self._receiver.consumer_context() as (connection, _, _):
+            self.listening.set()
+            while not self._stop_asked.is_set():
+                try:
+                    connection.drain_events(timeout=0.2)
+                except TimeoutError:
+                    continue
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        self.join()
+        self._connection.release()
+
+    def saw(self, kind: str, job_id: str) -> bool:
+        return any(e["type"] == kind and e.get("uuid") == job_id for e in list(self.events))
