@@ -24,8 +24,8 @@ from tests.broker.jobs import announce, card
 from tests.broker.protocol import TERMS, Job, Process, Snapshot, check
 from tests.messages import GOOD_BODY, envelope
 
-MOST_JOBS = 8
-WORKERS = ("w0@h", "w1@h", "w2@h")
+MOST_JOBS = 6
+WORKERS = ("w0@h", "w1@h")
 OWN_QUEUE = queues.worker_queue("toy", WORKERS[0])
 LISTS = [
     *(Route("llorch.toy", step).list_key for step in (None, 3, 7, 9)), "llorch.toy:high",

@@ -91,6 +91,7 @@ class Workers(Users):
         process.runs += runs
         return runs
 
+    @of_a_run
     @rule(worker=workers, told=st.booleans())
     def renew(self, worker: int, told: bool) -> None:
         process = self.processes[worker]
@@ -230,6 +231,7 @@ class Workers(Users):
             self.look()
             self.finish_as(process, run, job, "FAILURE", 0, "all done")
 
+    @of_a_run
     @rule(worker=workers)
     def crash(self, worker: int) -> None:
         self.crash_of(self.processes[worker])

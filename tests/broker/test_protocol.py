@@ -78,6 +78,7 @@ class Protocol(Workers):
         now = self.look()
         assert all(until_ms <= now.now_ms + TERMS.lease_ms for until_ms in now.leases.values())
 
+    @precondition(lambda self: any(queues.WORKER_MARK in name for name in self.seen.lists))
     @rule()
     def reroute(self) -> None:
         """The worker of a queue has been gone for long."""
@@ -130,9 +131,10 @@ class Protocol(Workers):
                 job = self.jobs[run.claim.job_id]
                 self.append_to(run, job, 1)
                 self.finish_as(healthy, run, job, "SUCCESS", 1, "all done")
-                self.promises_hold()
             self.follow_up_as(healthy)
             self.promises_hold()
+            if not (self.seen.waiting or self.seen.scheduled or self.seen.follow_ups):
+                break
         assert all(job.end or job.forgotten for job in self.jobs.values()), "a job never ends"
         assert not self.seen.waiting
         assert not self.seen.follow_ups
