@@ -24,7 +24,7 @@ from tests.broker.protocol_workers import LAST_EVENTS, Workers, workers
 from tests.services import RedisServer
 
 FULL_SIZE = bool(os.environ.get("LLORCH_FULL_SIZE"))
-EXAMPLES, STEPS = (int(os.environ.get("EXAMPLES", 5_000)), 60) if FULL_SIZE else (60, 40)
+EXAMPLES, STEPS = (5_000, 60) if FULL_SIZE else (60, 40)
 HOUR_MS = 3_600_000
 SHIFT = """
 for _, key in ipairs(KEYS) do
@@ -69,6 +69,7 @@ class Protocol(Workers):
                 other.suspect
                 and other.process is job.process
                 and before.state(other.id) == "claimed"
+                and (before.runs(other) or not before.runs(job))
                 and before.record(other.id)["progress"] == "0"
                 for other in self.jobs.values()
                 if other is not job
@@ -133,7 +134,8 @@ class Protocol(Workers):
                 self.finish_as(healthy, run, job, "SUCCESS", 1, "all done")
             self.follow_up_as(healthy)
             self.promises_hold()
-            if not (self.seen.waiting or self.seen.scheduled or self.seen.follow_ups):
+            seen = self.seen
+            if not (seen.waiting or seen.scheduled or seen.leases or seen.follow_ups):
                 break
         assert all(job.end or job.forgotten for job in self.jobs.values()), "a job never ends"
         assert not self.seen.waiting
