@@ -145,11 +145,6 @@ class Snapshot:
         record = self.record(claim.job_id)
         return record.get("state") == "claimed" and int(record["fence"]) == claim.fence
 
-    def runs(self, job: Job) -> bool:
-        """Whether the process of its last claim has not given it up."""
-        record = self.record(job.id)
-        return record.get("state") == "claimed" and int(record["fence"]) == job.fence
-
     def value(self, key: str) -> Any:
         return self._values.get(key)
 
@@ -253,7 +248,7 @@ def _check_suspects(jobs: dict[str, Job], seen: Snapshot) -> None:
     """No process holds more suspects than any of them may run beside."""
     beside: dict[Process, list[int]] = {}
     for job in jobs.values():
-        if seen.runs(job) and seen.is_suspect(job.id):
+        if seen.state(job.id) == "claimed" and seen.is_suspect(job.id):
             assert job.process is not None
             beside.setdefault(job.process, []).append(seen.peers(job.id))
     for peers in beside.values():

@@ -201,9 +201,11 @@ class Workers(Users):
     @of_a_run
     @rule(which=anything)
     def lapse(self, which: int) -> None:
-        process, run, _ = self.run_of(which)
-        claims.lapse(self.store, run.claim)
-        process.forget(run)
+        """The engine breaks: the worker ends its leases, and then itself."""
+        process, *_ = self.run_of(which)
+        for run in process.runs:
+            claims.lapse(self.store, run.claim)
+        self.crash_of(process)
 
     @of_a_run
     @rule(which=anything)

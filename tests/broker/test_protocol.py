@@ -69,7 +69,6 @@ class Protocol(Workers):
                 other.suspect
                 and other.process is job.process
                 and before.state(other.id) == "claimed"
-                and (before.runs(other) or not before.runs(job))
                 and before.record(other.id)["progress"] == "0"
                 for other in self.jobs.values()
                 if other is not job
