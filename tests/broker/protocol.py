@@ -66,7 +66,7 @@ class Job:
     streak: int = 0
     """Deaths in a row without progress."""
     progress: bool = False
-    """Whether it made progress since its last death."""
+    """Whether it made progress since its last claim."""
     alone: bool = False
     """Whether its last death was beside no other suspect."""
     cancelled: bool = False

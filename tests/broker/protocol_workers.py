@@ -72,6 +72,9 @@ class Workers(Users):
             assert job.streak < TERMS.max_attempts + HALVINGS
             job.fence, job.process, job.suspect = claim.fence, process, claim.suspect
             job.forgotten = False
+            if job.progress:
+                # A drain ended the last attempt. A death in this one is the first in a row.
+                job.streak, job.progress = 0, False
             assert seen.is_suspect(job.id) == claim.suspect, "a worker knows its suspects"
         for job in self.jobs.values():
             if job.end is None and not job.forgotten and seen.state(job.id) == "ended":
