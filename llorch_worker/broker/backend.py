@@ -138,7 +138,9 @@ class _OneEnd(Backend):  # type: ignore[misc]
         try:
             yield
             if follows(request, state):
-                run_script(self.client, "followed_up", [task_id, self.app.settings.result_ttl_s])
+                fence = _delivery_tag(task_id, request).rpartition("/")[2]
+                keep_s = self.app.settings.result_ttl_s
+                run_script(self.client, "followed_up", [task_id, keep_s, fence])
         except (NoConnection, NoReply, OperationalError) as error:
             if not follows(request, state):
                 raise

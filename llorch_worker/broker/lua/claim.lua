@@ -44,9 +44,12 @@ local function take_next(list)
     return false
   end
   local outcome, found, peers = take(message, list, terms, most_peers, suspects_held)
-  if outcome == 'wait' then
+  if outcome == 'wait' and list == suspects then
     redis.call('RPUSH', list, message)
     return false
+  elseif outcome == 'wait' then
+    -- A second copy of its message, or its last attempt was handed back. It must not hold up others.
+    redis.call('LPUSH', suspects, message)
   elseif outcome == 'claimed' then
     claims[#claims + 1] = found
     if peers then

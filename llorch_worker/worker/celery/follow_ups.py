@@ -55,8 +55,8 @@ class FollowUps:
         while not self._stop.wait(self._settings.sweep_s / 2):
             try:
                 while taken := self._take():
-                    for job_id, message, document in taken:
-                        self._follow_up(text(job_id), message, document)
+                    for job_id, message, document, fence in taken:
+                        self._follow_up(text(job_id), message, document, fence)
             except (RedisError, OperationalError) as error:
                 self._outage.failed(error)
             else:
@@ -67,7 +67,7 @@ class FollowUps:
         taken: list[Any] = run_script(self._redis, "follow_up", [lease_ms, AT_ONCE_JOBS])
         return taken
 
-    def _follow_up(self, job_id: str, message: str, document: str) -> None:
+    def _follow_up(self, job_id: str, message: str, document: str, fence: str) -> None:
         task = read_task(message)
         # The result may have expired while no worker was there.
         if task is not None and document:
@@ -80,7 +80,7 @@ class FollowUps:
                 raise
             except Exception as error:  # noqa: BLE001 - an errback or a message may raise anything
                 logger.error("cannot follow up job %s: %s", job_id, type(error).__name__)
-        run_script(self._redis, "followed_up", [job_id, self._settings.result_ttl_s])
+        run_script(self._redis, "followed_up", [job_id, self._settings.result_ttl_s, fence])
 
     def _end(self, job_id: str, request: Context, meta: dict[str, Any]) -> None:
         """Does what Celery does after storing ``meta``; the backend stores an end only once."""
