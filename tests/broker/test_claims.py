@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,8 @@ from llorch_worker.broker import claims, keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import run_script
-from tests.broker.jobs import TERMS, push, sweep, take
-from tests.messages import QUEUE
+from tests.broker.jobs import TERMS, look, push, sweep, take
+from tests.messages import QUEUE, envelope
 
 
 def take_one(store: redis.Redis, **headers: str | None) -> Claim:
@@ -118,3 +119,19 @@ def test_a_claim_that_a_failover_forgot_cannot_write_beside_the_next_one(
     assert claims.renew(store, [forgotten], lease_ms=1000) == [forgotten]
     assert not claims.hand_back(store, forgotten)
     assert claims.end(store, next_one, TERMS)
+
+
+def test_a_claim_leaves_redis_time_for_others_whatever_it_drops(store: redis.Redis) -> None:
+    document = json.dumps(envelope({"prompt": "x" * 1_000_000}, headers={"id": "dropped"}))
+    store.hset(keys.job("dropped"), "state", "ended")
+    for _ in range(20):
+        store.lpush(QUEUE, document)
+    push(store, "a")
+    first = look(store)
+    assert (first.claims, first.look_again_s) == ([], 0)
+    assert store.llen(QUEUE) > 10, "parsing all of them would take too long"
+    looks = 1
+    while not (taken := look(store).claims):
+        looks += 1
+    assert [claim.job_id for claim in taken] == ["a"]
+    assert looks < 20
