@@ -22,6 +22,8 @@ from kombu.log import get_logger
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import TimeoutError as NoReply
 
+from llorch_worker.broker import claims
+from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import encode_json
 from llorch_worker.broker.results import (
@@ -36,6 +38,11 @@ from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationResult, LlorchError, encode_event
 
 logger = get_logger(__name__)
+
+HAND_BACK_POLICY = {
+    "max_retries": 200, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 2.0,
+}  # fmt: skip
+"""How long to wait for Redis to take a job back; then the lease lapses."""
 
 
 class _OneEnd(Backend):  # type: ignore[misc]
@@ -100,6 +107,12 @@ class _OneEnd(Backend):  # type: ignore[misc]
     def mark_as_failure(
         self, task_id: str, exc: Any, *args: Any, request: Any = None, **options: Any
     ) -> None:
+        claim = HELD_CLAIMS.get(_delivery_tag(task_id, request))
+        if isinstance(exc, OperationalError) and claim is not None and not _is_full(exc):
+            # The task has ended well, but Celery could not send the next one: Redis was away. The
+            # job runs again from its journal, which is soon done.
+            self.ensure(claims.hand_back, (self.client, claim), **HAND_BACK_POLICY)
+            raise Reject("the tasks that follow could not be sent", requeue=True)
         with self._following_up(task_id, request, FAILURE):
             super().mark_as_failure(task_id, exc, *args, request=request, **options)
 
@@ -133,6 +146,14 @@ def follows(request: Any, state: str) -> bool:
     if state == FAILURE and any(getattr(request, name, None) for name in ("chain", "errbacks")):
         return True
     return state in READY_STATES and bool(getattr(request, "chord", None))
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether Redis refused a message because it is at its ``maxmemory``."""
+    cause: BaseException | None = error
+    while cause is not None and not is_out_of_memory(cause):
+        cause = cause.__cause__
+    return cause is not None
 
 
 def _delivery_tag(task_id: str, request: Any) -> str:
