@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,8 @@ from llorch_worker.broker import claims, keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import run_script
-from tests.broker.jobs import TERMS, push, sweep, take
-from tests.messages import QUEUE
+from tests.broker.jobs import TERMS, look, push, sweep, take
+from tests.messages import QUEUE, envelope
 
 
 def take_one(store: redis.Redis, **headers: str | None) -> Claim:
@@ -145,3 +146,19 @@ def test_a_key_reserved_under_a_lost_claim_stays_until_the_job_ends(store: redis
     assert store.ttl(key) == -1
     assert claims.end(store, again, TERMS)
     assert store.ttl(key) > 0
+
+
+def test_a_claim_leaves_redis_time_for_others_whatever_it_drops(store: redis.Redis) -> None:
+    document = json.dumps(envelope({"prompt": "x" * 1_000_000}, headers={"id": "dropped"}))
+    store.hset(keys.job("dropped"), "state", "ended")
+    for _ in range(20):
+        store.lpush(QUEUE, document)
+    push(store, "a")
+    first = look(store)
+    assert (first.claims, first.look_again_s) == ([], 0)
+    assert store.llen(QUEUE) > 10, "parsing all of them would take too long"
+    looks = 1
+    while not (taken := look(store).claims):
+        looks += 1
+    assert [claim.job_id for claim in taken] == ["a"]
+    assert looks < 20

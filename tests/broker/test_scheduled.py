@@ -60,7 +60,9 @@ def test_the_eta_is_read_to_the_millisecond_in_any_zone(store: redis.Redis, hour
     assert abs(due_ms - eta.timestamp() * 1e3) <= 1
 
 
-@pytest.mark.parametrize("eta", ["2000-02-29T12:00:00", "2000-02-29T12:00:00.5Z"])
+@pytest.mark.parametrize(
+    "eta", ["1960-05-06T07:08:09+00:00", "2000-02-29T12:00:00", "2000-02-29T12:00:00.5Z"]
+)
 def test_a_past_eta_is_due_and_a_time_without_a_zone_is_utc(store: redis.Redis, eta: str) -> None:
     push(store, "a", eta=eta)
     (claim,) = take(store)
