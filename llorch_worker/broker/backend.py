@@ -128,6 +128,14 @@ class _OneEnd(Backend):  # type: ignore[misc]
         with self._following_up(task_id, request, REVOKED):
             super().mark_as_revoked(task_id, reason, request=request, **options)
 
+    def sends_body(self, request: Any) -> bool:
+        """Whether a worker has begun to send the body of the request's chord and has not finished.
+
+        Celery lets nobody else send it for some seconds, also if that worker died.
+        """
+        sender = self.client.get(self.get_key_for_group(request.group, ".c"))
+        return sender not in (None, b"done")
+
     @contextmanager
     def _following_up(self, task_id: str, request: Any, state: str) -> Iterator[None]:
         """Wraps what stores an end and does what follows it, and notes that both are done.

@@ -1,4 +1,5 @@
-"""The toy worker, which dies when it is about to count the ``DIE_AT_PART``-th part of a chord.
+"""The toy worker, which dies when it is about to count the ``DIE_AT_PART``-th part of a chord, or, if
+that is 0, to send the body.
 
 By then the part's result is stored.
 """
@@ -26,6 +27,14 @@ def die_at_part(self: ResultBackend, *args: Any, **options: Any) -> Any:
     return _count_part(self, *args, **options)
 
 
+def die_sending(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 ResultBackend.on_chord_part_return = die_at_part
 app = build_app(Settings())
+# Celery lets no other worker send the body until a few such timeouts have passed.
+app.conf.broker_connection_timeout = 0.1
+if DIE_AT_PART == 0:
+    app.amqp._retry_publish = die_sending
 app.engine_class = "tests.toy_engine:ToyEngine"

@@ -132,7 +132,7 @@ def test_an_errback_and_a_chain_learn_of_a_job_without_attempts_left(
     assert client.redis.llen("errors") == 1
 
 
-@pytest.mark.parametrize("part", [1, 2])
+@pytest.mark.parametrize("part", [1, 2, 0], ids=["first part", "last part", "body"])
 def test_a_part_whose_worker_died_after_its_result_is_counted_once(
     client: Client, start_worker: StartWorker, part: int
 ) -> None:

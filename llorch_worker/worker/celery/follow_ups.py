@@ -77,6 +77,9 @@ class FollowUps:
             request = Context({**headers, **(embed or {}), "id": job_id, "delivery_info": {}})
             try:
                 self._end(job_id, request, self._app.backend.decode(document), events)
+                if request.chord and self._app.backend.sends_body(request):
+                    # Look again when this worker's time for the job is over.
+                    return
             except (RedisError, OperationalError):
                 raise
             except Exception as error:  # noqa: BLE001 - an errback or a message may raise anything
