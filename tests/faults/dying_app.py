@@ -1,5 +1,6 @@
-"""The toy worker, which dies when it is about to count the ``DIE_AT_PART``-th part of a chord, or, if
-that is 0, to send the body.
+"""The toy worker, which dies when it is about to count the ``DIE_AT_PART``-th part of a chord.
+
+If that is 0, it dies when it is about to send the body.
 
 By then the part's result is stored.
 """
