@@ -33,6 +33,7 @@ _ENGINE_OPTIONS = {
     "kernels",
     "kv_dtype",
     "cuda_graphs",
+    "batch_invariant",
 }
 
 
@@ -72,6 +73,8 @@ class Settings(BaseSettings):
     """Keys and values: ``auto`` (the compute dtype), ``fp8`` or ``int8``."""
     cuda_graphs: bool = True
     """Record decode steps on CUDA and replay them."""
+    batch_invariant: bool | None = None
+    """Give a request the same tokens in any company; by default in float32 only."""
     max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1, le=1024)
     """The most sequences in flight; a worker's Celery concurrency and prefetch."""
     max_context: int | None = Field(None, ge=1)

@@ -7,6 +7,7 @@ from itertools import groupby
 import torch
 from gguf import GGMLQuantizationType as BlockType
 
+from llorch_worker.kernels import quantised_matrix
 from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.weights import DenseLinear, Linear
 from llorch_worker.weights.groups import GroupForm, group_form
@@ -105,6 +106,6 @@ def _multiply_on(device: torch.device) -> Multiply:
     if device.type == "cuda":
         # Imported here: it reads the environment when imported, and only CUDA needs it.
         from llorch_worker.kernels.triton.quantised_linear import quantised_linear
-    else:
-        from llorch_worker.kernels.quantised_matrix import quantised_linear
-    return quantised_linear
+
+        return quantised_linear
+    return quantised_matrix.quantised_linear

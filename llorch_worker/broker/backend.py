@@ -20,6 +20,7 @@ from celery.states import READY_STATES
 from kombu.exceptions import OperationalError
 from kombu.log import get_logger
 from redis.exceptions import ConnectionError as NoConnection
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker.cancellation import cancel
@@ -131,16 +132,21 @@ class _OneEnd(Backend):  # type: ignore[misc]
     def _following_up(self, task_id: str, request: Any, state: str) -> Iterator[None]:
         """Wraps what stores an end and does what follows it, and notes that both are done.
 
-        An end that cannot be stored raises BackendStoreError. Any other error of a connection
-        comes after it, and Celery would take it for an error of the task: a chord would fail
-        although its part succeeded. A worker follows up later instead.
+        An end that cannot be stored raises BackendStoreError, or what Redis answered. Any other
+        error of Redis comes after it, and Celery would take it for an error of the task: a chord
+        would fail although its part succeeded. A worker follows up later instead.
         """
         try:
             yield
             if follows(request, state):
-                run_script(self.client, "followed_up", [task_id, self.app.settings.result_ttl_s])
-        except (NoConnection, NoReply, OperationalError) as error:
-            if not follows(request, state):
+                fence = _delivery_tag(task_id, request).rpartition("/")[2]
+                keep_s = self.app.settings.result_ttl_s
+                run_script(self.client, "followed_up", [task_id, keep_s, fence])
+        except (RedisError, OperationalError) as error:
+            claim = HELD_CLAIMS.get(_delivery_tag(task_id, request))
+            stored = claim is not None and HELD_CLAIMS.has_ended(claim)
+            away = isinstance(error, NoConnection | NoReply | OperationalError)
+            if not follows(request, state) or not (stored or away):
                 raise
             logger.warning("a worker will follow up the end of job %s later: %s", task_id, error)
 

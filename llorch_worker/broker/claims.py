@@ -147,7 +147,7 @@ def claim(
 def _claim(
     job_id: Reply, message: Reply, attempt: int, fence: Reply, list_key: Reply,
     first_claimed_ms: Reply, claimed_ms: int, first: int, cancelled: int, suspect: int,
-    due_ms: int,
+    due_ms: int | None,
 ) -> Claim:  # fmt: skip
     """Parses a claim that ``lua/claim.lua`` returned."""
     return Claim(
@@ -161,7 +161,7 @@ def _claim(
         claimed_ms=claimed_ms,
         first=bool(first),
         cancelled=bool(cancelled),
-        due_ms=None if due_ms < 0 else due_ms,
+        due_ms=due_ms,
     )
 
 

@@ -15,7 +15,7 @@ from llorch_worker.broker import claims, keys
 from llorch_worker.broker.claims import MOST_DEAD_LETTERS, Claim, ClaimTerms
 from llorch_worker.broker.message import read_task
 from llorch_worker.broker.queues import model_of
-from llorch_worker.broker.scripts import load, run_script
+from llorch_worker.broker.scripts import run_script
 
 PAGE_LETTERS = 100
 MALFORMED = "malformed"
@@ -75,17 +75,13 @@ def bury(client: Redis, claim: Claim, reason: str) -> bool:
 def refuse(client: Redis, claim: Claim, reason: str, error: Exception, terms: ClaimTerms) -> None:
     """Buries a claim's message, stores ``error`` as the job's result and ends the claim.
 
-    One transaction, so that a connection that breaks leaves neither the letter nor the result
-    alone. Nothing happens if the claim was lost.
+    If the connection breaks in between, the message is delivered and refused again, and is still
+    one letter. Not a transaction: a server at maxmemory refuses them. Nothing happens if the claim
+    was lost.
     """
-    for script in ("bury", "finish", "release"):
-        # Inside a transaction it is too late to learn that the server lacks a script.
-        load(client, script)
-    with client.pipeline(transaction=True) as pipe:
-        bury(pipe, claim, reason)
-        claims.fail(pipe, claim, error, terms)
-        claims.end(pipe, claim, terms)
-        pipe.execute()
+    bury(client, claim, reason)
+    claims.fail(client, claim, error, terms)
+    claims.end(client, claim, terms)
 
 
 def count(client: Redis) -> int:

@@ -127,6 +127,7 @@ class Engine:
         kernels: KernelChoice = "auto",
         kv_dtype: KvDtype = "auto",
         cuda_graphs: bool = True,
+        batch_invariant: bool | None = None,
         progress: Callable[[int, int], None] | None = None,
         around_model: Callable[[ForwardModel], ForwardModel] | None = None,
     ) -> Engine:
@@ -160,6 +161,7 @@ class Engine:
             kernels=kernels,
             kv_dtype=kv_dtype,
             cuda_graphs=cuda_graphs,
+            batch_invariant=batch_invariant,
         )
         tokenizer = load_tokenizer(plan.checkpoint)
         loaded = load_as_planned(plan.require_fit(), progress)

@@ -9,6 +9,7 @@ import torch
 
 from llorch_worker.kernels import torch_ops
 from llorch_worker.kernels.interface import FusedSample, Ops, TruncateRows
+from llorch_worker.kernels.invariant_ops import InvariantOps
 from llorch_worker.kernels.native.compiler import NativeUnavailable
 from llorch_worker.kernels.native.library import native_library
 from llorch_worker.kernels.native.native_ops import NativeOps
@@ -35,15 +36,34 @@ def choose_ops(
     *,
     head_dim: int,
     kv_dtype: KvDtype = "auto",
+    batch_invariant: bool = False,
 ) -> ChosenOps:
-    """The operations for a model in ``dtype`` on ``device``. The first call may compile."""
+    """The operations for a model in ``dtype`` on ``device``. The first call may compile.
+
+    With ``batch_invariant`` a row's result has the same bits in every batch.
+    """
+    torch_ops = InvariantOps() if batch_invariant else TorchOps()
     if kernels == "torch":
-        return ChosenOps(TorchOps(), "requested")
+        return ChosenOps(torch_ops, "requested")
     if device.type == "cuda":
-        return _for_cuda(device, kv_dtype)
-    if device.type == "cpu":
-        return _for_cpu(dtype, head_dim, kv_dtype)
-    return ChosenOps(TorchOps(), f"{device.type} has no other kernels")
+        refusal = _triton_refusal(device, kv_dtype)
+        if refusal is not None:
+            return ChosenOps(torch_ops, refusal)
+        # Not at the top: Triton reads the environment when imported, and only CUDA needs it.
+        from llorch_worker.kernels.triton import TritonOps
+
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        ops = TritonOps(processors, batch_invariant=batch_invariant)
+        return ChosenOps(ops, "the fastest on CUDA")
+    if device.type != "cpu":
+        return ChosenOps(torch_ops, f"{device.type} has no other kernels")
+    refusal = NativeOps.refusal(dtype, head_dim, kv_dtype)
+    if refusal is not None:
+        return ChosenOps(torch_ops, refusal)
+    try:
+        return ChosenOps(NativeOps(native_library()), "the fastest on this processor")
+    except NativeUnavailable as missing:
+        return ChosenOps(torch_ops, f"no native kernels: {missing}")
 
 
 def select_sample(device: torch.device, kernels: KernelChoice = "auto") -> FusedSample | None:
@@ -52,7 +72,7 @@ def select_sample(device: torch.device, kernels: KernelChoice = "auto") -> Fused
         return None
     if kernels == "torch" or find_spec("triton") is None:
         return torch_ops.sample
-    from llorch_worker.kernels.triton.sample import sample  # not at the top: see _for_cuda
+    from llorch_worker.kernels.triton.sample import sample  # not at the top: see choose_ops
 
     return sample
 
@@ -86,23 +106,10 @@ def native_absence() -> str | None:
     return None
 
 
-def _for_cuda(device: torch.device, kv_dtype: KvDtype) -> ChosenOps:
+def _triton_refusal(device: torch.device, kv_dtype: KvDtype) -> str | None:
+    """The reason why the Triton kernels cannot run on this card, or None."""
     if find_spec("triton") is None:
-        return ChosenOps(TorchOps(), "Triton is not installed")
+        return "Triton is not installed"
     if kv_dtype == "fp8" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
-        return ChosenOps(TorchOps(), "this card has no float8 arithmetic; int8 would be faster")
-    # Not at the top: Triton reads the environment when imported, and only CUDA needs it.
-    from llorch_worker.kernels.triton import TritonOps
-
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return ChosenOps(TritonOps(processors), "the fastest on CUDA")
-
-
-def _for_cpu(dtype: torch.dtype, head_dim: int, kv_dtype: KvDtype) -> ChosenOps:
-    refusal = NativeOps.refusal(dtype, head_dim, kv_dtype)
-    if refusal is not None:
-        return ChosenOps(TorchOps(), refusal)
-    try:
-        return ChosenOps(NativeOps(native_library()), "the fastest on this processor")
-    except NativeUnavailable as missing:
-        return ChosenOps(TorchOps(), f"no native kernels: {missing}")
+        return "this card has no float8 arithmetic; int8 would be faster"
+    return None

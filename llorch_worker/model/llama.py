@@ -15,7 +15,7 @@ from llorch_worker.model.batch import RaggedBatch
 from llorch_worker.model.block import Attention, Block, RmsNorm, SwiGlu
 from llorch_worker.model.config import LlamaConfig
 from llorch_worker.model.forward_pass import ForwardPass
-from llorch_worker.weights import Checkpoint, DenseLinear, FusedWeight, Linear, Linears
+from llorch_worker.weights import Checkpoint, FusedWeight, Linear, Linears
 
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, total bytes); both count bytes in memory."""
@@ -101,8 +101,8 @@ class _Loader:
             final_norm=self._norm(norm),
             blocks=tuple(self._block(layer) for layer in range(config.num_layers)),
             output=(
-                DenseLinear(embedding_weight)
-                if weight_table.shares_embedding(config, self.linears)
+                shared(embedding_weight)
+                if config.tie_word_embeddings and (shared := self.linears.shared) is not None
                 else self._linear(output[0] if output else embedding)
             ),
             ops=self.ops,

@@ -92,7 +92,7 @@ def parameter_count(config: LlamaConfig) -> int:
 
 def shares_embedding(config: LlamaConfig, linears: Linears) -> bool:
     """Whether the output matrix is the embedding's own tensor and takes no memory."""
-    return config.tie_word_embeddings and linears.keeps_rows
+    return config.tie_word_embeddings and linears.shared is not None
 
 
 def model_bytes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,9 @@ import torch.nn.functional as F
 
 from llorch_worker.weights.checkpoint import Checkpoint
 from llorch_worker.weights.fused_weight import FusedWeight, Part
+
+DenseProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""``x: [tokens, in]``, ``weight: [out, in]`` to ``x @ weight.T``."""
 
 
 class Linear(Protocol):
@@ -32,8 +36,8 @@ class Linears(Protocol):
         """For logs and reports."""
 
     @property
-    def keeps_rows(self) -> bool:
-        """Whether a layer holds the plain [out, in] matrix, which a tied embedding can share."""
+    def shared(self) -> Callable[[torch.Tensor], Linear] | None:
+        """Makes a layer of a tied embedding's [out, in]; None if layers hold other forms."""
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
         """The exact bytes that ``load`` will keep; reads no weights."""
@@ -48,8 +52,9 @@ class Linears(Protocol):
 class DenseLinear:
     """A matrix in the compute dtype; ``weight: [out, in]``."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, product: DenseProduct = F.linear) -> None:
         self.weight = weight
+        self._product = product
 
     @property
     def weight_bytes(self) -> int:
@@ -57,7 +62,7 @@ class DenseLinear:
 
     def __call__(self, x: torch.Tensor, *, wide: bool = False) -> torch.Tensor:
         """See ``Linear``; torch rounds the product to ``x``'s dtype before it is widened."""
-        out = F.linear(x, self.weight)
+        out = self._product(x, self.weight)
         return out.float() if wide else out
 
 
@@ -67,8 +72,8 @@ class DenseLinears:
 
     device: torch.device
     dtype: torch.dtype
+    product: DenseProduct = F.linear
     name: str = "torch"
-    keeps_rows: bool = True
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:  # noqa: ARG002
         return weight.elements * self.dtype.itemsize
@@ -77,4 +82,7 @@ class DenseLinears:
         return ()
 
     def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
-        return DenseLinear(weight.load(checkpoint, self.dtype).to(self.device))
+        return self.shared(weight.load(checkpoint, self.dtype).to(self.device))
+
+    def shared(self, weight: torch.Tensor) -> Linear:
+        return DenseLinear(weight, self.product)

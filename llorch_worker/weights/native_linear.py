@@ -8,6 +8,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from llorch_worker.kernels.arena import Arena
+from llorch_worker.kernels.fixed_linear import fixed_linear
 from llorch_worker.kernels.native.tiles import TILE_ROWS, Bf16Tiles, QuantisedTiles
 from llorch_worker.weights.checkpoint import Checkpoint, TakeRows
 from llorch_worker.weights.fused_weight import FusedWeight, Part
@@ -43,7 +44,7 @@ class NativeLinears:
     """Keeps matrices in tiles; see ``Linears``."""
 
     name = "native AVX-512"
-    keeps_rows = False
+    shared = None
 
     def __init__(self) -> None:
         self._arena = Arena()
@@ -58,7 +59,7 @@ class NativeLinears:
 
     def load(self, checkpoint: Checkpoint, weight: FusedWeight) -> Linear:
         if weight.shape[1] % 2:  # tiles hold pairs of columns; no trained model has an odd number
-            return DenseLinear(weight.load(checkpoint, torch.bfloat16))
+            return DenseLinear(weight.load(checkpoint, torch.bfloat16), fixed_linear)
         return NativeLinear(
             tuple(
                 self._bf16_tiles(checkpoint, piece)

@@ -14,7 +14,7 @@ from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.weights.checkpoint import Checkpoint
 from llorch_worker.weights.fused_weight import FusedWeight, Part
 from llorch_worker.weights.groups import GroupForm, Groups
-from llorch_worker.weights.linear import DenseLinear, Linear
+from llorch_worker.weights.linear import DenseLinear, DenseProduct, Linear
 from llorch_worker.weights.model_file import Bytes
 
 Multiply = Callable[[torch.Tensor, QuantisedMatrix, torch.Tensor, int], None]
@@ -25,11 +25,15 @@ class QuantisedLinear:
     """A matrix in one piece for each run of parts with the same block type."""
 
     def __init__(
-        self, pieces: tuple[QuantisedMatrix | torch.Tensor, ...], multiply: Multiply
+        self,
+        pieces: tuple[QuantisedMatrix | torch.Tensor, ...],
+        multiply: Multiply,
+        product: DenseProduct = F.linear,
     ) -> None:
         """A piece that is not quantised is a tensor, [rows, in]."""
         self._pieces = pieces
         self._multiply = multiply
+        self._product = product
         self._rows = sum(_rows(piece) for piece in pieces)
 
     @property
@@ -46,7 +50,7 @@ class QuantisedLinear:
             if isinstance(piece, QuantisedMatrix):
                 self._multiply(x, piece, out, row)
             else:
-                out[:, row : row + len(piece)] = F.linear(x, piece)
+                out[:, row : row + len(piece)] = self._product(x, piece)
             row += _rows(piece)
         return out
 
@@ -58,8 +62,10 @@ class QuantisedLinears:
     device: torch.device
     dtype: torch.dtype
     multiply: Multiply
+    product: DenseProduct = F.linear
+    """For the pieces that are not quantised."""
     name: str = "quantised Triton"
-    keeps_rows: bool = False
+    shared: None = None
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
         total = 0
@@ -91,8 +97,8 @@ class QuantisedLinears:
             for form, piece in weight.pieces(checkpoint)
         )
         if len(pieces) == 1 and isinstance(pieces[0], torch.Tensor):
-            return DenseLinear(pieces[0])
-        return QuantisedLinear(pieces, self.multiply)
+            return DenseLinear(pieces[0], self.product)
+        return QuantisedLinear(pieces, self.multiply, self.product)
 
     def _quantised(self, checkpoint: Checkpoint, part: Part, form: GroupForm) -> QuantisedMatrix:
         groups = _read_groups(checkpoint, part, form)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis
@@ -11,8 +13,8 @@ from llorch_worker.broker import claims, keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import run_script
-from tests.broker.jobs import TERMS, push, sweep, take
-from tests.messages import QUEUE
+from tests.broker.jobs import TERMS, look, push, sweep, take
+from tests.messages import QUEUE, envelope
 
 
 def take_one(store: redis.Redis, **headers: str | None) -> Claim:
@@ -118,3 +120,45 @@ def test_a_claim_that_a_failover_forgot_cannot_write_beside_the_next_one(
     assert claims.renew(store, [forgotten], lease_ms=1000) == [forgotten]
     assert not claims.hand_back(store, forgotten)
     assert claims.end(store, next_one, TERMS)
+
+
+def test_an_acknowledgement_after_the_end_leaves_the_message_to_what_follows(
+    store: redis.Redis,
+) -> None:
+    claim = take_one(store)
+    arguments: list[Any] = ["a", claim.fence, "{}", 60, "end", 60, 60_000]
+    assert run_script(store, "finish", arguments) == 1
+    # The reply was lost, so the worker does not know that the job has ended.
+    assert claims.end(store, claim, TERMS)
+    store.zadd(keys.FOLLOW_UPS, {"a": 0})
+    ((job_id, message, *_),) = run_script(store, "follow_up", [60_000, 10])
+    assert (job_id, message) == ("a", claim.message.decode())
+    assert store.ttl(keys.job("a")) == -1
+
+
+def test_a_key_reserved_under_a_lost_claim_stays_until_the_job_ends(store: redis.Redis) -> None:
+    claim = take_one(store)
+    claims.hand_back(store, claim)
+    key = keys.idempotency("toy", "k")
+    assert run_script(store, "reserve_key", ["a", 60], [key]) == "a"
+    assert store.ttl(key) == -1
+    (again,) = take(store)
+    assert store.ttl(key) == -1
+    assert claims.end(store, again, TERMS)
+    assert store.ttl(key) > 0
+
+
+def test_a_claim_leaves_redis_time_for_others_whatever_it_drops(store: redis.Redis) -> None:
+    document = json.dumps(envelope({"prompt": "x" * 1_000_000}, headers={"id": "dropped"}))
+    store.hset(keys.job("dropped"), "state", "ended")
+    for _ in range(20):
+        store.lpush(QUEUE, document)
+    push(store, "a")
+    first = look(store)
+    assert (first.claims, first.look_again_s) == ([], 0)
+    assert store.llen(QUEUE) > 10, "parsing all of them would take too long"
+    looks = 1
+    while not (taken := look(store).claims):
+        looks += 1
+    assert [claim.job_id for claim in taken] == ["a"]
+    assert looks < 20

@@ -9,6 +9,7 @@ import pytest
 from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.dead_letters import DeadLetter
+from llorch_worker.broker.scripts import run_script
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import (
     AttemptsExhausted,
@@ -221,3 +222,37 @@ def test_a_claim_that_was_lost_buries_nothing(producer: Client) -> None:
     sweep(producer.redis)
     assert not dead_letters.bury(producer.redis, claim, "late")
     assert dead_letters.count(producer.redis) == 0
+
+
+def test_a_retried_job_keeps_its_idempotency_key(producer: Client) -> None:
+    job = producer.submit(prompt="x", idempotency_key="k")
+    die(producer, "w", tokens=False)
+    assert retry(producer, the_letter(producer)) == "retried"
+    assert producer.redis.ttl(keys.idempotency("toy", "k")) == -1
+    assert producer.submit(prompt="x", idempotency_key="k").id == job.id
+
+
+def test_a_retried_job_leaves_a_key_that_is_another_jobs_by_now(producer: Client) -> None:
+    producer.submit(prompt="x", idempotency_key="k")
+    die(producer, "w", tokens=False)
+    key = keys.idempotency("toy", "k")
+    producer.redis.delete(key)
+    other = producer.submit(prompt="x", idempotency_key="k")
+    (claim,) = take(producer.redis)
+    assert retry(producer, the_letter(producer)) == "retried"
+    (retried,) = take(producer.redis)
+    assert claims.end(producer.redis, retried, TERMS)
+    assert (producer.redis.get(key), producer.redis.ttl(key)) == (other.id, -1)
+    assert claims.end(producer.redis, claim, TERMS)
+
+
+def test_a_late_follow_up_of_the_old_end_leaves_a_retried_job_alone(producer: Client) -> None:
+    job = die_of_attempts(producer)
+    ((job_id, _, document, fence),) = run_script(producer.redis, "follow_up", [60_000, 10])
+    assert retry(producer, the_letter(producer)) == "retried"
+    # As Celery follows up: it stores the end once more.
+    assert run_script(producer.redis, "finish", [job_id, "", document, 60, "end", 60, ""]) == 0
+    assert job.status().state == "queued"
+    assert die(producer, "later")
+    run_script(producer.redis, "followed_up", [job_id, 60, fence])
+    assert producer.redis.zscore(keys.FOLLOW_UPS, job_id) is not None, "that is another end"

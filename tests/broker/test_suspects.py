@@ -160,3 +160,35 @@ def test_a_lease_far_in_the_future_lapses_in_time_after_the_clock_was_set_back(
     before = dict(leases)
     for claim in taken:
         assert before[claim.job_id] <= clamped[claim.job_id] <= before[claim.job_id] + 60_000
+
+
+def test_a_second_copy_of_a_suspects_message_holds_up_no_fresh_job(store: redis.Redis) -> None:
+    push(store, "a", "b")
+    die(store, claim(store))
+    push(store, "b", "fresh")
+    assert ids(claim(store)) == ["a", "fresh"]
+
+
+def test_progress_before_a_drain_clears_earlier_deaths_too(store: redis.Redis) -> None:
+    push(store, "a")
+    die(store, claim(store))
+    die(store, claim(store))
+    (drained,) = claim(store)
+    make_progress(store, [drained])
+    assert claims.hand_back(store, drained)
+    (again,) = claim(store)
+    assert not again.suspect
+    die(store, [again])
+    assert claim(store), "it has died once in a row"
+
+
+def test_a_death_beside_a_suspect_whose_lease_lapses_later_is_no_jobs_last(
+    store: redis.Redis,
+) -> None:
+    push(store, *TWELVE[:4])
+    die(store, claim(store))
+    taken = take(store, DEAD_AT_ONCE, limit=1)
+    assert take(store, held=taken, limit=1)
+    die(store, taken)
+    take(store, replace(DEAD_AT_ONCE, max_attempts=2))
+    assert not store.llen(keys.DEAD), "the other may be to blame"

@@ -3,7 +3,8 @@
 NumPy has no bfloat16 and no float8, so the interpreter keeps their bits as integers. As of Triton
 3.9 it narrows to them without carrying into the exponent (1.9999 becomes 1.0) and multiplies
 bfloat16 matrices as if their bits were numbers. This module fixes both with torch's conversions,
-which round like the hardware.
+which round like the hardware. It multiplies matrices in float64: in float32, NumPy's rounding of a
+row depends on its place in the matrix.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ def prepare() -> None:
     narrow = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn}
     unchanged_convert = interpreter._convert_float
     builder = interpreter.InterpreterBuilder
-    unchanged_dot = builder.create_dot
 
     def convert(data: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
         if source != tl.float32 or target not in narrow:
@@ -42,7 +42,8 @@ def prepare() -> None:
     def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
         if a.dtype.scalar == tl.bfloat16:
             a, b = (self.cast_impl(operand, tl.float32) for operand in (a, b))
-        return unchanged_dot(self, a, b, d, precision, imprecise)
+        product = np.matmul(a.data, b.data, dtype=np.float64).astype(d.data.dtype)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
     interpreter._convert_float = convert
     builder.create_dot = dot

@@ -9,15 +9,17 @@ import torch
 
 from llorch_worker.kernels import TorchOps
 from llorch_worker.kernels.interface import Ops
+from llorch_worker.kernels.invariant_ops import InvariantOps
 from llorch_worker.kernels.triton import TritonOps
 from llorch_worker.kernels.triton.paged_decode import splits_for
 from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE
 from tests.kernels.paged import Scene, scene
 
-OPS = [TorchOps(), TritonOps(processors=1), TritonOps(processors=16)]
+OPS = [TorchOps(), InvariantOps(), TritonOps(processors=1), TritonOps(processors=16)]
+OPS.append(TritonOps(processors=16, batch_invariant=True))
 """With few processors, one program per sequence and KV head; with many, the context is split."""
-IDS = ["torch", "triton", "triton-split"]
+IDS = ["torch", "torch-invariant", "triton", "triton-split", "triton-invariant"]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from celery import Celery
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, Tokens
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, begun, held_ids, wait_until
+from tests.services import RedisServer, WorkerProcess, begun, held_ids, token_ids, wait_until
 
 GET_S = 60
+ATTEMPTS_TO_SEND_S = 2.0
+"""Longer than Celery tries to send the tasks that follow."""
 
 
 def reconnects(worker: WorkerProcess) -> int:
@@ -48,6 +51,27 @@ def test_a_job_that_runs_while_redis_restarts_is_delivered_once_and_whole(
     assert ids == list(range(300))
     assert [event.type for event in events].count("finished") == 1
     assert [event.type for event in events].count("started") == 1
+    wait_until(lambda: not held_ids(own_client.redis), what="the acknowledgement")
+
+
+def test_a_job_whose_next_task_cannot_be_sent_while_redis_is_away_sends_it_later(
+    own_server: RedisServer, own_worker: WorkerProcess, own_client: Client, latch: Latch
+) -> None:
+    with Celery("stock", broker=own_server.url, set_as_current=False) as stock:
+        sent = stock.send_task(
+            TASK_NAME,
+            kwargs={"prompt": latch.prompt(after=299), "max_tokens": 300},
+            queue="llorch.toy",
+            link=stock.signature("next.task", queue="next"),
+        )
+    job = begun(own_client.job(sent.id))
+    own_server.halt()
+    latch.open()
+    time.sleep(ATTEMPTS_TO_SEND_S)
+    own_server.start()
+    assert list(job.result(GET_S).choices[0].token_ids) == list(range(300))
+    assert token_ids(job.stream(timeout=GET_S)) == list(range(300))
+    assert own_client.redis.llen("next") == 1
     wait_until(lambda: not held_ids(own_client.redis), what="the acknowledgement")
 
 

@@ -10,13 +10,16 @@
 -- pushes left, so the head is right).
 --
 -- Returns the claims, each {id, message, attempts, fence, list, ms of its first claim, ms of this one,
--- 1 if it is the first claim, 1 if a cancel was requested, 1 if it is a suspect, its ETA in ms, or -1
+-- 1 if it is the first claim, 1 if a cancel was requested, 1 if it is a suspect, its ETA in ms, or nil
 -- for none that can be read}; the dead letters, each {id, or '' if it names no job; bytes}; how many
--- more dead letters there are; their bytes; when to look again, in ms from now, or -1. One claim may
--- bury a whole queue of junk.
+-- more dead letters there are; their bytes; when to look again, in ms from now, or -1. Thousands of
+-- messages in a row may be of cancelled jobs, copies or junk; the next call goes on with them.
 
 local MOST_LISTED = 10
 local SUSPECTS_WAIT_MS = 200 -- about the time to a first token
+-- A call settles about this many bytes, because Redis answers nobody meanwhile. Parsing a message takes
+-- as long as parsing so many bytes more.
+local MOST_BYTES, MESSAGE_BYTES = 4 * 2^20, 4096
 local suspects, scheduled = KEYS[1], KEYS[2]
 local terms = {
   suspects = suspects,
@@ -36,6 +39,7 @@ local limit = tonumber(ARGV[12]) -- the most jobs to take
 local held_suspects = {unpack(ARGV, 13)} -- ids of the suspects that the caller holds
 local claims, letters, unlisted, unlisted_bytes = {}, {}, 0, 0
 local most_peers, suspects_held = math.huge, 0
+local bytes = 0
 
 -- Take the next message of a list; false if the list is empty or its next job must wait.
 local function take_next(list)
@@ -43,10 +47,14 @@ local function take_next(list)
   if not message then
     return false
   end
+  bytes = bytes + #message + MESSAGE_BYTES
   local outcome, found, peers = take(message, list, terms, most_peers, suspects_held)
-  if outcome == 'wait' then
+  if outcome == 'wait' and list == suspects then
     redis.call('RPUSH', list, message)
     return false
+  elseif outcome == 'wait' then
+    -- A second copy of its message, or its last attempt was handed back. It must not hold up others.
+    redis.call('LPUSH', suspects, message)
   elseif outcome == 'claimed' then
     claims[#claims + 1] = found
     if peers then
@@ -70,7 +78,7 @@ for _, id in ipairs(held_suspects) do
 end
 release_due(scheduled, limit)
 for i, list in ipairs(KEYS) do
-  while i ~= 2 and #claims < limit and take_next(list) do end
+  while i ~= 2 and #claims < limit and bytes < MOST_BYTES and take_next(list) do end
 end
 
 local again_ms = -1
@@ -80,5 +88,8 @@ if next_due then
 end
 if redis.call('EXISTS', suspects) == 1 then
   again_ms = again_ms < 0 and SUSPECTS_WAIT_MS or math.min(again_ms, SUSPECTS_WAIT_MS)
+end
+if bytes >= MOST_BYTES and #claims < limit then
+  again_ms = 0
 end
 return {claims, letters, unlisted, unlisted_bytes, again_ms}

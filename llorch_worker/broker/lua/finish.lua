@@ -28,10 +28,9 @@ if fence ~= '' then
   if first and has_gap(job_id, fence, first) then
     return 0
   end
-else
-  if state == 'claimed' or state == 'ended' then
-    return 0
-  end
+elseif state then
+  -- It has ended, or runs, or will run again after a retry.
+  return 0
 end
 allow_writes()
 store_state(job_id, document, (end_event ~= '' or fence == '') and keep_s)

@@ -17,10 +17,13 @@ end
 -- The first write, which cannot grow: see allow_writes.
 redis.call('ZREM', LEASES, job_id)
 if state == 'ended' then
-  -- A stored result has already ended the job; this deletes the rest of the claim.
-  redis.call('HDEL', job, 'message', 'list')
-  end_record(job_id, keep_s, keep_s)
-  redis.call('EXPIRE', result_key(job_id), keep_s)
+  redis.call('HDEL', job, 'list')
+  if record[1] == 'claimed' then
+    redis.call('HDEL', job, 'message')
+    end_record(job_id, keep_s, keep_s)
+    redis.call('EXPIRE', result_key(job_id), keep_s)
+  end
+  -- Else a stored result has ended the job, and what follows its end may still need the message.
   return 1
 end
 -- A new fence, so that the caller's writes still in flight fail.
@@ -32,6 +35,9 @@ else
   redis.call('HINCRBY', job, 'attempts', -1)
   redis.call('HSET', job, 'state', 'queued')
   local suspect = record[5] and record[6] == '0'
+  if record[6] == '1' then
+    redis.call('HDEL', job, 'strikes', 'peers', 'alone')
+  end
   redis.call('RPUSH', suspect and suspects_list(record[4]) or record[4], record[3])
 end
 return 1

@@ -7,12 +7,16 @@
 local job_id, keep_s = ARGV[1], ARGV[2]
 
 local owner = redis.call('GET', KEYS[1])
-if owner then
+if owner and owner ~= job_id then
   return owner
 end
 allow_writes()
-redis.call('SET', KEYS[1], job_id, 'EX', keep_s)
-if redis.call('HGET', job_key(job_id), 'state') == 'claimed' then
+if not owner then
+  redis.call('SET', KEYS[1], job_id, 'EX', keep_s)
+end
+local state = redis.call('HGET', job_key(job_id), 'state')
+if state and state ~= 'ended' then
+  -- Also if the claim was lost meanwhile and the job waits again.
   redis.call('PERSIST', KEYS[1])
   redis.call('HSET', job_key(job_id), 'idempotency', KEYS[1])
 end

@@ -9,11 +9,12 @@ local call_id = ARGV[2] -- names this call, which is sent again if its reply is 
 local letter = cjson.decode(raw_letter)
 local job, result, stream = job_key(letter.id), result_key(letter.id), events_key(letter.id)
 
-local state, retried_by = unpack(redis.call('HMGET', job, 'state', 'retried_by'))
+local state, retried_by, idempotency = unpack(redis.call('HMGET', job, 'state', 'retried_by',
+  'idempotency'))
 if retried_by == call_id then
   return 'retried'
 end
-if state == 'claimed' or state == 'queued' then
+if state and state ~= 'ended' then
   return 'under way'
 end
 local document = redis.call('GET', result)
@@ -51,6 +52,12 @@ redis.call('ZREM', FOLLOW_UPS, letter.id)
 redis.call('HSETNX', job, 'first_claim_ms', string.format('%.0f', now_ms()))
 redis.call('HINCRBY', job, 'fence', 1)
 redis.call('PERSIST', job)
+if idempotency and redis.call('GET', idempotency) == letter.id then
+  redis.call('PERSIST', idempotency)
+else
+  -- It has expired, and may be another job's by now.
+  redis.call('HDEL', job, 'idempotency')
+end
 -- To the tail of the queue, behind the jobs that already wait.
 redis.call('LPUSH', letter.list, letter.message)
 return 'retried'

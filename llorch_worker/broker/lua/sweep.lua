@@ -55,7 +55,8 @@ for _, lost in pairs(lost_by) do
     local together = math.min(peers or #lost, #lost)
     redis.call('HINCRBY', job, 'strikes', 1)
     -- Jobs on their first attempt may run beside a suspect that has no peers; they are not to blame.
-    redis.call('HSET', job, 'alone', together == 1 and 1 or 0,
+    -- A suspect that had peers may have lost its worker beside one whose lease has not lapsed yet.
+    redis.call('HSET', job, 'alone', together == 1 and (peers or 1) == 1 and 1 or 0,
       'peers', math.max(1, math.floor(together / 2)))
     redis.call('LPUSH', suspects_list(list), message)
   end

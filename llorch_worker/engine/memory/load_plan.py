@@ -185,6 +185,7 @@ def plan_load(
     kernels: KernelChoice = "auto",
     kv_dtype: KvDtype = "auto",
     cuda_graphs: bool = True,
+    batch_invariant: bool | None = None,
 ) -> LoadPlan:
     """The plan for a load with these options, which are those of ``Engine.load``.
 
@@ -209,8 +210,17 @@ def plan_load(
             f"max_context must be at most {config.max_context}, the model's own context, and at "
             f"least 1 (got {max_context})"
         )
-    linears = select_linears(place, compute, kernels)
-    chosen = choose_ops(place, compute, kernels, head_dim=config.head_dim, kv_dtype=kv_dtype)
+    if batch_invariant is None:
+        batch_invariant = compute is torch.float32
+    linears = select_linears(place, compute, kernels, batch_invariant=batch_invariant)
+    chosen = choose_ops(
+        place,
+        compute,
+        kernels,
+        head_dim=config.head_dim,
+        kv_dtype=kv_dtype,
+        batch_invariant=batch_invariant,
+    )
     recorded = cuda_graphs and records_decode(place, chosen.ops)
     shape = cache_shape(
         config,

@@ -7,10 +7,12 @@
 // side). Each group of ROWS query rows then keeps its scores in registers from the products through
 // the online softmax (arXiv 2205.14135) in float32.
 //
-// A sequence's result does not depend on other sequences or the number of threads: the context of a
-// decoding sequence is always split into pieces of SPLIT_KEYS keys, combined in order.
+// A token's result does not depend on other tokens, on other sequences or on the number of threads:
+// its context is always divided into pieces of SPLIT_KEYS keys, which are combined in order. In
+// decode the pieces are separate tasks.
 #include "bfloat16.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +47,25 @@ struct rows {
     _Alignas(64) float sums[TILE_ROWS * MAX_HEAD_DIM];
     float largest[TILE_ROWS], total[TILE_ROWS];
 };
+
+static void forget(struct rows *rows, int64_t count, int64_t head_dim) {
+    memset(rows->sums, 0, count * head_dim * sizeof(float));
+    // Not -infinity: the difference to a piece without a visible key would be NaN.
+    for (int64_t r = 0; r < count; r++) rows->largest[r] = -FLT_MAX, rows->total[r] = 0.0f;
+}
+
+// Adds a row of a piece to the same row of the pieces before it. Not inlined, so that decode and
+// prefill round alike.
+static __attribute__((noinline)) void join(float *sums, float *largest, float *total,
+                                           const float *piece, float piece_largest,
+                                           float piece_total, int64_t head_dim) {
+    if (piece_total == 0.0f) return; // the row sees none of its keys
+    const float highest = fmaxf(*largest, piece_largest);
+    const float before = exp2f(*largest - highest), now = exp2f(piece_largest - highest);
+    for (int64_t i = 0; i < head_dim; i++) sums[i] = before * sums[i] + now * piece[i];
+    *total = before * *total + now * piece_total;
+    *largest = highest;
+}
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -206,6 +227,9 @@ static inline __attribute__((always_inline)) void attend_rows(
 // The inner loop goes over heads, which are adjacent in memory.
 static void attend(const struct problem *p, const struct unit *u, int64_t first_head, int64_t heads,
                    const bf16 *queries, struct rows *rows) {
+    struct rows later;
+    struct rows *const piece = u->end_key - u->first_key > SPLIT_KEYS ? &later : rows;
+    const int64_t all_rows = heads * u->rows;
     _Alignas(64) __m512i keys[MAX_HEAD_DIM / 2 * VECTORS];
     _Alignas(64) __m512i values[TILE_KEYS / 2 * MAX_HEAD_DIM / LANES];
     const int64_t *table = p->tables + u->sequence * p->table_stride;
@@ -213,14 +237,13 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
     const int64_t first_position = context - p->query_lengths[u->sequence];
     const int64_t head_dim = p->head_dim;
     const float scale = 1.442695041f / sqrtf((float)head_dim); // scores as powers of two
-    memset(rows->sums, 0, heads * u->rows * head_dim * sizeof(float));
-    for (int64_t r = 0; r < heads * u->rows; r++)
-        rows->largest[r] = -INFINITY, rows->total[r] = 0.0f;
+    if (piece != rows) forget(rows, all_rows, head_dim);
     int64_t here[TILE_KEYS], next[TILE_KEYS];
     locate(p, table, u->first_key, u->end_key - u->first_key, next);
     for (int64_t key = u->first_key; key < u->end_key; key += TILE_KEYS) {
         memcpy(here, next, sizeof here);
         locate(p, table, key + TILE_KEYS, u->end_key - key - TILE_KEYS, next);
+        if (key % SPLIT_KEYS == 0) forget(piece, all_rows, head_dim);
         for (int64_t head = 0; head < heads; head++) {
             const int64_t first_dim = (first_head + head) * head_dim;
             pack_keys(p->keys + first_dim, here, head_dim, keys);
@@ -240,8 +263,8 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
                 if (visible[count - 1] <= 0) continue;
                 const int64_t row = head * u->rows + r;
                 const bf16 *q = queries + row * head_dim;
-                float *sums = rows->sums + row * head_dim;
-                float *largest = rows->largest + row, *total = rows->total + row;
+                float *sums = piece->sums + row * head_dim;
+                float *largest = piece->largest + row, *total = piece->total + row;
 #define ATTEND(COUNT)                                                                              \
     case COUNT:                                                                                    \
         attend_rows(COUNT, q, keys, values, visible, head_dim, scale, sums, largest, total);       \
@@ -254,6 +277,11 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
                 }
             }
         }
+        const int ends = (key + TILE_KEYS) % SPLIT_KEYS == 0 || key + TILE_KEYS >= u->end_key;
+        if (piece == rows || !ends) continue;
+        for (int64_t r = 0; r < all_rows; r++)
+            join(rows->sums + r * head_dim, rows->largest + r, rows->total + r,
+                 piece->sums + r * head_dim, piece->largest[r], piece->total[r], head_dim);
     }
 }
 
@@ -304,14 +332,11 @@ static void run_unit(const struct problem *p, const struct unit *u, int64_t firs
 // Combines the pieces of a decoding sequence in the order of its context.
 static void combine(const struct problem *p, const struct unit *u, int64_t kv_head) {
     for (int64_t row = u->first_row; row < u->first_row + u->rows; row++) {
-        float sums[MAX_HEAD_DIM] = {0}, largest = -INFINITY, total = 0.0f;
-        for (int64_t split = 0; split < u->splits; split++)
-            largest = fmaxf(largest, partial(p, u, split, kv_head, row)[p->head_dim]);
+        float sums[MAX_HEAD_DIM] = {0}, largest = -FLT_MAX, total = 0.0f;
         for (int64_t split = 0; split < u->splits; split++) {
             const float *piece = partial(p, u, split, kv_head, row);
-            const float weight = exp2f(piece[p->head_dim] - largest);
-            for (int64_t i = 0; i < p->head_dim; i++) sums[i] += weight * piece[i];
-            total += weight * piece[p->head_dim + 1];
+            const float *after = piece + p->head_dim;
+            join(sums, &largest, &total, piece, after[0], after[1], p->head_dim);
         }
         write_row(p, u, kv_head, row, sums, total);
     }

@@ -24,13 +24,13 @@ from llorch_worker.kernels.triton.attend_tile import attend_tile
 from llorch_worker.settings import KvDtype
 
 _PROGRAMS_PER_PROCESSOR = 4
-_MOST_SPLITS = 64
+MOST_SPLITS = 64
 
 
 def splits_for(sequences: int, kv_heads: int, processors: int) -> int:
     """A power of two that gives each of the card's processors a few programs."""
     wanted = _PROGRAMS_PER_PROCESSOR * processors / (sequences * kv_heads)
-    return min(_MOST_SPLITS, 1 << max(0, math.floor(math.log2(wanted))))
+    return min(MOST_SPLITS, 1 << max(0, math.floor(math.log2(wanted))))
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,17 @@ class DecodeTiles:
         return cls(tile=64, num_stages=3)
 
 
+def padded_group(heads: int, kv_heads: int) -> int:
+    """Rows of a program's queries: the query heads of a KV head, padded for the tensor cores."""
+    return max(16, int(triton.next_power_of_2(heads // kv_heads)))
+
+
 class TritonDecode:
     """See ``PagedAttention``."""
 
-    def __init__(self, sequences: PagedSequences, processors: int) -> None:
+    def __init__(
+        self, sequences: PagedSequences, processors: int, most_splits: int = MOST_SPLITS
+    ) -> None:
         tables = sequences.block_tables
         contexts = sequences.device_contexts
         if contexts is None:
@@ -67,12 +74,13 @@ class TritonDecode:
         self._contexts = contexts
         self._tables = tables
         self._processors = processors
+        self._most_splits = most_splits
 
     def __call__(self, qkv: torch.Tensor, kv: LayerKV, out: torch.Tensor) -> None:
         sequences = len(self._rows)
         _, block_size, kv_heads, head_dim = kv.keys.shape
         heads = qkv.shape[1] - 2 * kv_heads
-        splits = splits_for(sequences, kv_heads, self._processors)
+        splits = min(self._most_splits, splits_for(sequences, kv_heads, self._processors))
         pieces = stats = out  # not read with one split
         if splits > 1:
             shape = (sequences, heads, splits)
@@ -100,7 +108,7 @@ class TritonDecode:
             GROUP=heads // kv_heads,
             BLOCK_SIZE=block_size,
             DIM=head_dim,
-            BLOCK_GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
+            BLOCK_GROUP=padded_group(heads, kv_heads),
             BLOCK_DIM=block_dim,
             TILE=tiles.tile,
             SPLITS=splits,

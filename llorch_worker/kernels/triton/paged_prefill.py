@@ -16,6 +16,8 @@ import triton.language as tl
 from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.triton.attend_tile import attend_tile
+from llorch_worker.kernels.triton.paged_decode import DecodeTiles, padded_group
+from llorch_worker.settings import KvDtype
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,21 @@ class PrefillTiles:
         queries = min(128, wanted)
         return cls(queries, tile=64, num_warps=8 if queries == 128 else 4, num_stages=2)
 
+    @classmethod
+    def like_decode(
+        cls, dtype: torch.dtype, kv_dtype: KvDtype, heads: int, kv_heads: int
+    ) -> PrefillTiles:
+        """The shapes of decode's products, which round as decode does."""
+        decode = DecodeTiles.of(dtype, kv_dtype)
+        queries = padded_group(heads, kv_heads)
+        return cls(queries, tile=decode.tile, num_warps=4, num_stages=decode.num_stages)
+
 
 class TritonPrefill:
     """See ``PagedAttention``."""
 
-    def __init__(self, sequences: PagedSequences) -> None:
+    def __init__(self, sequences: PagedSequences, *, like_decode: bool = False) -> None:
+        self._like_decode = like_decode
         self._tables = sequences.block_tables
         self._longest_query = max(sequences.query_lengths)
         self._first_rows, self._query_lengths, self._contexts = torch.tensor(
@@ -53,6 +65,8 @@ class TritonPrefill:
         _, block_size, kv_heads, head_dim = kv.keys.shape
         heads = qkv.shape[1] - 2 * kv_heads
         tiles = PrefillTiles.of(qkv.dtype, self._longest_query)
+        if self._like_decode:
+            tiles = PrefillTiles.like_decode(qkv.dtype, kv.kv_dtype, heads, kv_heads)
         count = triton.cdiv(self._longest_query, tiles.queries)
         _prefill[(count, heads, len(self._contexts))](
             qkv,

@@ -49,12 +49,22 @@ WIDE = (
 )
 MIDDLE = (MatmulTiles(64, 64), MatmulTiles(64, 32), MatmulTiles(64, 16))
 NARROW = (MatmulTiles(16, 16, blocks=8),)
+FIXED = MatmulTiles(64, 32)
+"""For any number of tokens, so that a token's result does not depend on it."""
 
 
 def quantised_linear(
-    x: torch.Tensor, matrix: QuantisedMatrix, out: torch.Tensor, column: int
+    x: torch.Tensor,
+    matrix: QuantisedMatrix,
+    out: torch.Tensor,
+    column: int,
+    *,
+    batch_invariant: bool = False,
 ) -> None:
-    """See ``kernels.quantised_matrix.quantised_linear``, its twin."""
+    """See ``kernels.quantised_matrix.quantised_linear``, its twin.
+
+    With ``batch_invariant`` the tiles, and so a token's rounding, are the same in every batch.
+    """
     tokens = len(x)
     tables: list[Any] = [
         matrix.codes,
@@ -70,13 +80,13 @@ def quantised_linear(
     }
     blocks = matrix.columns // BLOCK_COLUMNS
     target = out[:, column:]
-    if tokens == 1:
+    if tokens == 1 and not batch_invariant:
         rows = 8
         _matvec[(triton.cdiv(matrix.rows, rows),)](
             x, *tables, target, matrix.factor, matrix.rows, blocks, ROWS=rows, BLOCKS=16, **form
         )
         return
-    tiles = MatmulTiles.of(tokens, matrix.rows, _processors(x.device))
+    tiles = FIXED if batch_invariant else MatmulTiles.of(tokens, matrix.rows, _processors(x.device))
     grid = (triton.cdiv(matrix.rows, tiles.rows), triton.cdiv(tokens, tiles.tokens))
     _matmul[grid](
         x,

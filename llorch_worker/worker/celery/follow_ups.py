@@ -26,7 +26,7 @@ from llorch_worker.worker.redis_outage import RedisOutage
 
 logger = get_logger(__name__)
 
-AT_ONCE_JOBS = 10
+AT_ONCE_JOBS = 100
 CLOSE_TIMEOUT_S = 2.0
 
 
@@ -55,8 +55,9 @@ class FollowUps:
         while not self._stop.wait(self._settings.sweep_s / 2):
             try:
                 while taken := self._take():
-                    for job_id, message, document in taken:
-                        self._follow_up(text(job_id), message, document)
+                    with self._app.events.default_dispatcher(hostname=self._hostname) as events:
+                        for job_id, message, document, fence in taken:
+                            self._follow_up(text(job_id), message, document, fence, events)
             except (RedisError, OperationalError) as error:
                 self._outage.failed(error)
             else:
@@ -67,7 +68,7 @@ class FollowUps:
         taken: list[Any] = run_script(self._redis, "follow_up", [lease_ms, AT_ONCE_JOBS])
         return taken
 
-    def _follow_up(self, job_id: str, message: str, document: str) -> None:
+    def _follow_up(self, job_id: str, message: str, document: str, fence: str, events: Any) -> None:
         task = read_task(message)
         # The result may have expired while no worker was there.
         if task is not None and document:
@@ -75,14 +76,14 @@ class FollowUps:
             embed = body[2] if isinstance(body, list) and len(body) == 3 else {}
             request = Context({**headers, **(embed or {}), "id": job_id, "delivery_info": {}})
             try:
-                self._end(job_id, request, self._app.backend.decode(document))
+                self._end(job_id, request, self._app.backend.decode(document), events)
             except (RedisError, OperationalError):
                 raise
             except Exception as error:  # noqa: BLE001 - an errback or a message may raise anything
                 logger.error("cannot follow up job %s: %s", job_id, type(error).__name__)
-        run_script(self._redis, "followed_up", [job_id, self._settings.result_ttl_s])
+        run_script(self._redis, "followed_up", [job_id, self._settings.result_ttl_s, fence])
 
-    def _end(self, job_id: str, request: Context, meta: dict[str, Any]) -> None:
+    def _end(self, job_id: str, request: Context, meta: dict[str, Any], events: Any) -> None:
         """Does what Celery does after storing ``meta``; the backend stores an end only once."""
         backend, state = self._app.backend, meta["status"]
         if state == SUCCESS and request.chord:
@@ -90,11 +91,7 @@ class FollowUps:
         elif state == FAILURE:
             error = backend.exception_to_python(meta["result"])
             backend.mark_as_failure(job_id, error, request=request)
-            self._send("task-failed", uuid=job_id, exception=repr(error))
+            events.send("task-failed", uuid=job_id, exception=repr(error))
         elif state == REVOKED:
             backend.mark_as_revoked(job_id, "cancelled", request=request)
-            self._send("task-revoked", uuid=job_id, terminated=False, signum=None, expired=False)
-
-    def _send(self, event: str, **fields: Any) -> None:
-        with self._app.events.default_dispatcher(hostname=self._hostname) as events:
-            events.send(event, **fields)
+            events.send("task-revoked", uuid=job_id, terminated=False, signum=None, expired=False)

@@ -43,11 +43,12 @@ local function unix_ms(text)
     return nil
   end
   local fraction, zone = rest:match('^(%.?%d*)(.*)$')
-  local sign, zone_hours, zone_minutes = zone:match('^([+-])(%d%d):?(%d%d)$')
+  local sign, zone_hours, zone_minutes, zone_seconds = zone:match('^([+-])(%d%d):?(%d%d):?(%d*)$')
   if not sign and zone ~= '' and zone ~= 'Z' then
     return nil
   end
-  local offset_s = sign and tonumber(sign .. 1) * (zone_hours * 3600 + zone_minutes * 60) or 0
+  local offset_s = sign and tonumber(sign .. 1) * (zone_hours * 3600 + zone_minutes * 60
+    + (tonumber(zone_seconds) or 0)) or 0
   local days = days_of(tonumber(year), tonumber(month), tonumber(day))
   local seconds = days * 86400 + hour * 3600 + minute * 60 + second - offset_s
   return math.floor(1000 * (seconds + (tonumber('0' .. fraction) or 0)))

@@ -1,0 +1,247 @@
+"""What workers do with claims, valid or lost: see ``test_protocol.py``."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from unittest.mock import patch
+from uuid import uuid4
+
+import redis
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from llorch_worker.broker import claims, dead_letters, keys, queues, unheard_claims
+from llorch_worker.broker.results import terminal_event
+from llorch_worker.broker.scripts import run_script
+from llorch_worker.contract import Cancelled, InternalError, encode_event
+from tests.broker.protocol import HALVINGS, TERMS, Job, Process, Run
+from tests.broker.protocol_users import WORKERS, Users, anything
+from tests.broker.test_results import RESULT
+
+LAST_EVENTS = {
+    "SUCCESS": encode_event(terminal_event(RESULT)),
+    "FAILURE": encode_event(terminal_event(InternalError("it failed"))),
+    "REVOKED": encode_event(terminal_event(Cancelled("it was cancelled"))),
+}
+
+workers = st.integers(0, len(WORKERS) - 1)
+
+
+of_a_run = precondition(lambda self: any(process.runs for process in self.processes))
+
+
+class Workers(Users):
+    """Rules that act on a claim name it by its number among all claims that are believed in."""
+
+    def run_of(self, which: int) -> tuple[Process, Run, Job]:
+        found = [(process, run) for process in self.processes for run in process.runs]
+        process, run = found[which % len(found)]
+        return process, run, self.jobs[run.claim.job_id]
+
+    @rule(worker=workers, limit=st.integers(1, 6), unheard=st.sampled_from([False, False, True]))
+    def claim(self, worker: int, limit: int, unheard: bool) -> None:
+        self.claim_as(self.processes[worker], limit, unheard=unheard)
+
+    def claim_as(self, process: Process, limit: int, *, unheard: bool = False) -> list[Run]:
+        taken: list[claims.Claim] = []
+        lists = queues.lists(queues.queues("toy", process.name))
+        with (
+            patch.object(unheard_claims, "HELD_CLAIMS", process.held),
+            suppress(redis.ConnectionError),
+            process.unheard.around_claim(self.store, process.name),
+        ):
+            taken = claims.claim(
+                self.store,
+                lists=lists,
+                model="toy",
+                held=process.held.all(),
+                limit=limit,
+                worker=process.name,
+                terms=TERMS,
+            ).claims
+            if unheard:
+                raise redis.ConnectionError
+        seen = self.look()
+        for claim in taken:
+            job = self.jobs[claim.job_id]
+            assert claim.fence > job.fence, "fences grow"
+            assert job.end is None
+            assert claim.cancelled == job.cancelled
+            assert job.deaths < TERMS.max_deaths
+            assert job.streak < TERMS.max_attempts + HALVINGS
+            job.fence, job.process, job.suspect = claim.fence, process, claim.suspect
+            job.forgotten = False
+            if job.progress:
+                # A drain ended the last attempt. A death in this one is the first in a row.
+                job.streak, job.progress = 0, False
+            assert seen.is_suspect(job.id) == claim.suspect, "a worker knows its suspects"
+        for job in self.jobs.values():
+            if job.end is None and not job.forgotten and seen.state(job.id) == "ended":
+                assert job.deaths >= TERMS.max_deaths or (
+                    job.streak >= TERMS.max_attempts and job.alone
+                ), f"{job.id} ended after {job.streak} deaths without progress, {job.deaths} in all"
+                self.note_end(job, seen.end(job.id), owed=True)
+        if len(taken) < limit:
+            assert not any(seen.lists.get(name) for name in lists), "a worker with room is idle"
+            suspect = any(claim.suspect for claim in (*taken, *process.held.all()))
+            assert suspect or not seen.lists.get(queues.suspects("toy"))
+        if unheard:
+            return []
+        runs = [Run(claim) for claim in taken]
+        for run in runs:
+            process.held.add(run.claim)
+        process.runs += runs
+        return runs
+
+    @of_a_run
+    @rule(worker=workers, told=st.booleans())
+    def renew(self, worker: int, told: bool) -> None:
+        process = self.processes[worker]
+        held = process.held.all()
+        lost = claims.renew(self.store, held, lease_ms=TERMS.lease_ms)
+        assert set(lost) == {claim for claim in held if not self.seen.holds(claim)}
+        for run in [run for run in process.runs if told and run.claim in lost]:
+            process.forget(run)
+
+    def entries(self, run: Run, tokens: int) -> list[str]:
+        """Events of a run that are not known to be in the stream, ``tokens`` new ones included."""
+        if not run.next_entry:
+            page = self.store.xrevrange(keys.events(run.claim.job_id), count=1)
+            last = int(page[0][0].partition("-")[0]) if page else 0
+            run.next_entry = max(last + 1, run.claim.fence)
+            run.tokens = self.jobs[run.claim.job_id].tokens
+        first = run.tokens + run.unconfirmed_tokens
+        if tokens:
+            ids = list(range(first, first + tokens))
+            event = {"type": "tokens", "index": first, "ids": ids, "text": "x"}
+            run.unconfirmed.append(json.dumps(event))
+            run.unconfirmed_tokens += tokens
+        return run.unconfirmed
+
+    @of_a_run
+    @rule(which=anything, tokens=st.integers(1, 3), lost=st.booleans())
+    def append(self, which: int, tokens: int, lost: bool) -> None:
+        _, run, job = self.run_of(which)
+        self.append_to(run, job, tokens, lost=lost)
+
+    def append_to(self, run: Run, job: Job, tokens: int, *, lost: bool = False) -> None:
+        # What was sent before is sent again as it was.
+        events = self.entries(run, 0 if run.unconfirmed else tokens)
+        written = run_script(
+            self.store, "append", [job.id, run.claim.fence, run.next_entry, 1, *events]
+        )
+        assert bool(written) == self.seen.holds(run.claim), "a lost claim writes nothing"
+        if written:
+            job.tokens, job.progress = run.tokens + run.unconfirmed_tokens, True
+            if not lost:
+                run.next_entry += len(events)
+                run.tokens, run.unconfirmed_tokens = job.tokens, 0
+                run.unconfirmed = []
+
+    @of_a_run
+    @rule(
+        which=anything,
+        status=st.sampled_from(["SUCCESS", "FAILURE", "REVOKED"]),
+        tokens=st.integers(0, 2),
+        then=st.sampled_from(["all done", "all done", "no reply", "dies", "late"]),
+    )
+    def finish(self, which: int, status: str, tokens: int, then: str) -> None:
+        self.finish_as(*self.run_of(which), status, tokens, then)
+
+    def finish_as(
+        self, process: Process, run: Run, job: Job, status: str, tokens: int, then: str
+    ) -> None:
+        events = self.entries(run, tokens)
+        document = json.dumps({"status": status, "result": uuid4().hex, "task_id": job.id})
+        stored = run_script(
+            self.store,
+            "finish",
+            [job.id, run.claim.fence, document, TERMS.result_ttl_s, LAST_EVENTS[status],
+             TERMS.stream_ttl_s, TERMS.lease_ms if job.part else "", run.next_entry, *events],
+        )  # fmt: skip
+        holds = self.seen.holds(run.claim)
+        record = self.seen.record(job.id)
+        again = record.get("state") == "ended" and record.get("fence") == str(run.claim.fence)
+        assert bool(stored) == (holds or again)
+        if holds:
+            job.tokens = run.tokens + run.unconfirmed_tokens
+            self.note_end(job, document, owed=job.part)
+        if then == "no reply":
+            return
+        if stored and job.part and job.end is not None:
+            self.ends_followed[job.id, job.end] += 1 if then != "dies" and holds else 0
+            if not holds:
+                pass
+            elif then == "all done":
+                self.note_followed(job.id, document, run.claim.fence)
+            else:
+                self.disturbed.add(job.id)
+        if then == "dies":
+            self.crash_of(process)
+        elif then == "late" and stored and job.part and holds:
+            process.following.append((job.id, document, run.claim.fence))
+        process.forget(run)
+
+    @of_a_run
+    @rule(which=anything)
+    def acknowledge(self, which: int) -> None:
+        """A worker that did not hear that its result is stored ends its claim."""
+        process, run, job = self.run_of(which)
+        record = self.seen.record(job.id)
+        if record.get("state") == "ended" and record.get("fence") == str(run.claim.fence):
+            claims.end(self.store, run.claim, TERMS)
+            process.forget(run)
+
+    @of_a_run
+    @rule(which=anything, heard=st.booleans())
+    def hand_back(self, which: int, heard: bool) -> None:
+        process, run, _ = self.run_of(which)
+        assert claims.hand_back(self.store, run.claim) == self.seen.holds(run.claim)
+        if heard:
+            process.forget(run)
+
+    @of_a_run
+    @rule(which=anything)
+    def lapse(self, which: int) -> None:
+        """The engine breaks: the worker ends its leases, and then itself."""
+        process, *_ = self.run_of(which)
+        for run in process.runs:
+            claims.lapse(self.store, run.claim)
+        self.crash_of(process)
+
+    @of_a_run
+    @rule(which=anything)
+    def refuse(self, which: int) -> None:
+        process, run, job = self.run_of(which)
+        holds = self.seen.holds(run.claim)
+        dead_letters.refuse(self.store, run.claim, "why", InternalError("no"), TERMS)
+        if holds:
+            self.note_end(job, self.look().end(job.id), owed=False)
+        process.forget(run)
+
+    @of_a_run
+    @rule(which=anything)
+    def reserve(self, which: int) -> None:
+        """A worker reserves the idempotency key of its job, which a stock producer sent."""
+        process, run, job = self.run_of(which)
+        if job.key is None:
+            return
+        owner = run_script(self.store, "reserve_key", [job.id, TERMS.result_ttl_s], [job.key])
+        first = next((it for it in self.jobs.values() if it.key == job.key and it.keyed), job)
+        assert owner == first.id, "two jobs have one key"
+        if owner == job.id:
+            job.keyed = True
+        else:
+            self.look()
+            self.finish_as(process, run, job, "FAILURE", 0, "all done")
+
+    @of_a_run
+    @rule(worker=workers)
+    def crash(self, worker: int) -> None:
+        self.crash_of(self.processes[worker])
+
+    def crash_of(self, process: Process) -> None:
+        """The process dies; another begins under its name."""
+        self.disturbed |= {job_id for job_id, *_ in process.following}
+        self.processes[self.processes.index(process)] = Process(process.name)

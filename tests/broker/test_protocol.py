@@ -1,0 +1,168 @@
+"""Every promise of the protocol under any schedule of producers, workers, clients, deaths, lost
+replies and clock jumps: the real scripts on a real Redis against :mod:`tests.broker.protocol`.
+
+``LLORCH_FULL_SIZE=1`` tries thousands of schedules.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+
+from llorch_worker.broker import claims, keys, queues, scripts, worker_queues
+from llorch_worker.broker.producer import producer_app
+from llorch_worker.broker.scripts import run_script
+from tests.broker.protocol import HALVINGS, REGISTRY, TERMS, Process
+from tests.broker.protocol_users import OWN_QUEUE
+from tests.broker.protocol_workers import LAST_EVENTS, Workers, workers
+from tests.services import RedisServer
+
+FULL_SIZE = bool(os.environ.get("LLORCH_FULL_SIZE"))
+EXAMPLES, STEPS = (5_000, 60) if FULL_SIZE else (60, 40)
+HOUR_MS = 3_600_000
+SHIFT = """
+for _, key in ipairs(KEYS) do
+  for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
+    redis.call('ZINCRBY', key, ARGV[1], member)
+  end
+end
+"""
+
+
+class Protocol(Workers):
+    """Time, deaths, and what follows."""
+
+    @rule(ms=st.sampled_from([30_000, 61_000, 61_000, 2 * HOUR_MS, -HOUR_MS]))
+    def jump(self, ms: int) -> None:
+        """Time passes, or Redis' clock jumps."""
+        self.disturbed |= set(self.seen.follow_ups)
+        self.store.eval(SHIFT, 3, keys.LEASES, keys.FOLLOW_UPS, queues.scheduled("toy"), -ms)
+
+    @precondition(lambda self: self.seen.leases)
+    @rule(worker=workers)
+    def die(self, worker: int) -> None:
+        """A process dies, and the others go on until it is found dead."""
+        self.crash(worker)
+        self.jump(TERMS.lease_ms + 1000)
+        for process in self.processes:
+            claims.renew(self.store, process.held.all(), lease_ms=TERMS.lease_ms)
+        self.sweep()
+
+    @precondition(lambda self: self.seen.leases)
+    @rule()
+    def sweep(self) -> None:
+        before = self.look()
+        swept = claims.sweep(self.store, lease_ms=TERMS.lease_ms, max_deaths=TERMS.max_deaths)
+        lapsed = {it for it, until_ms in before.leases.items() if until_ms <= before.now_ms}
+        assert lapsed <= set(swept)
+        for job_id in swept:
+            job = self.jobs[job_id]
+            job.deaths += 1
+            job.streak = 0 if job.progress else job.streak + 1
+            job.alone = not any(
+                other.suspect
+                and other.process is job.process
+                and before.state(other.id) == "claimed"
+                and before.record(other.id)["progress"] == "0"
+                for other in self.jobs.values()
+                if other is not job
+            )
+        for job_id in swept:
+            self.jobs[job_id].progress = False
+        now = self.look()
+        assert all(until_ms <= now.now_ms + TERMS.lease_ms for until_ms in now.leases.values())
+
+    @precondition(lambda self: any(queues.WORKER_MARK in name for name in self.seen.lists))
+    @rule()
+    def reroute(self) -> None:
+        """The worker of a queue has been gone for long."""
+        self.store.zadd(keys.WORKER_QUEUES, {OWN_QUEUE: 0})
+        worker_queues.reroute(self.store, grace_s=0)
+
+    # What follows an end -----------------------------------------------------------------------
+
+    @precondition(lambda self: self.seen.follow_ups)
+    @rule(worker=workers, late=st.booleans())
+    def follow_up(self, worker: int, late: bool) -> None:
+        self.follow_up_as(self.processes[worker], late=late)
+
+    def follow_up_as(self, process: Process, *, late: bool = False) -> None:
+        taken = run_script(self.store, "follow_up", [TERMS.lease_ms, 10])
+        for job_id, message, document, fence in taken:
+            assert message, f"nobody can follow up the end of {job_id}"
+            self.ends_followed[job_id, document] += 1
+            if late:
+                process.following.append((job_id, document, int(fence)))
+            else:
+                self.note_followed(job_id, document, int(fence))
+
+    def note_followed(self, job_id: str, document: str, fence: int) -> None:
+        """Celery stores the end again when it follows it up; then no more is to be done."""
+        status = json.loads(document)["status"]
+        end = [document, TERMS.result_ttl_s, LAST_EVENTS[status], TERMS.stream_ttl_s, ""]
+        if not self.jobs[job_id].forgotten:
+            assert not run_script(self.store, "finish", [job_id, "", *end])
+        run_script(self.store, "followed_up", [job_id, TERMS.result_ttl_s, fence])
+
+    @precondition(lambda self: any(process.following for process in self.processes))
+    @rule(worker=workers)
+    def note_late(self, worker: int) -> None:
+        process = self.processes[worker]
+        if process.following:
+            self.note_followed(*process.following.pop())
+
+    # In the end ------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """One healthy worker brings every job to its end."""
+        healthy = Process("healthy@h")
+        self.processes = [healthy]
+        for _ in range(2 * len(self.jobs) + HALVINGS):
+            self.jump(2 * HOUR_MS)
+            self.sweep()
+            self.reroute()
+            for run in self.claim_as(healthy, 64):
+                job = self.jobs[run.claim.job_id]
+                self.append_to(run, job, 1)
+                self.finish_as(healthy, run, job, "SUCCESS", 1, "all done")
+            self.follow_up_as(healthy)
+            self.promises_hold()
+            seen = self.seen
+            if not (seen.waiting or seen.scheduled or seen.leases or seen.follow_ups):
+                break
+        assert all(job.end or job.forgotten for job in self.jobs.values()), "a job never ends"
+        assert not self.seen.waiting
+        assert not self.seen.follow_ups
+        kept = {key for key, ttl_s in self.seen.ttl_s.items() if ttl_s == -1}
+        assert kept <= REGISTRY, "something stays for ever"
+        for end in self.ends_owed:
+            times = self.ends_followed[end]
+            assert times == 1 or (times > 1 and end[0] in self.disturbed), (end, times)
+
+
+@pytest.mark.timeout(3600 if FULL_SIZE else 180)
+def test_every_promise_holds_under_every_schedule(
+    redis_server: RedisServer, store: redis.Redis
+) -> None:
+    for name in ("append", "claim", "finish"):
+        scripts.load(store, name)
+    Protocol.store = store
+    with producer_app(redis_server.url) as app:
+        Protocol.app = app
+        run_state_machine_as_test(
+            Protocol,
+            settings=settings(
+                max_examples=EXAMPLES,
+                stateful_step_count=STEPS,
+                derandomize=not FULL_SIZE,
+                database=None,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

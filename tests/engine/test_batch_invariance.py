@@ -1,0 +1,59 @@
+"""A seeded request gets the same tokens, to the last bit of their log probabilities, alone and in
+any company, and after a resume.
+
+``LLORCH_FULL_SIZE=1`` runs ten thousand jobs for each kind of kernels; that takes an hour.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llorch_worker.engine import Engine
+from llorch_worker.kernels import native_absence
+from tests.engine.random_company import (
+    other_bits,
+    other_tokens,
+    random_requests,
+    run_alone,
+    run_in_company,
+)
+
+JOBS = 10_000 if os.environ.get("LLORCH_FULL_SIZE") else 25
+
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "float32": ("f32.gguf", {"dtype": "float32"}),
+    "float32, int8 cache": ("f32.gguf", {"dtype": "float32", "kv_dtype": "int8"}),
+    "bfloat16 on torch": (
+        "f32.gguf",
+        {"dtype": "bfloat16", "kernels": "torch", "batch_invariant": True},
+    ),
+    "native products, torch's attention": (
+        "q8_0.gguf",
+        {"dtype": "bfloat16", "batch_invariant": True},
+    ),
+    "native": ("demo", {"dtype": "bfloat16"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_jobs_bits_are_the_same_alone_in_company_and_resumed(
+    stories260k: Path, demo_model: Path, way: str
+) -> None:
+    name, options = WAYS[way]
+    if "native" in way and (absence := native_absence()) is not None:
+        pytest.skip(absence)
+    path = demo_model if name == "demo" else stories260k / name
+    with Engine.load(path, device="cpu", prefix_caching=False, **options) as engine:
+        jobs = run_alone(engine, random_requests(JOBS, engine.config.vocab_size, seed=1))
+    # Small steps cut prompts into chunks.
+    small = Engine.load(path, device="cpu", max_sequences=8, max_step_tokens=40, **options)
+    with small as engine:
+        answers = run_in_company(engine, jobs, seed=2)
+        assert engine.stats().prefix_hits_total > 0
+        engine.check_integrity()
+    assert other_tokens(jobs, answers) == []
+    assert other_bits(jobs, answers) == []
