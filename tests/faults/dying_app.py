@@ -1,4 +1,5 @@
-"""The toy worker, which dies when it is about to count the ``DIE_AT_PART``-th part of a chord.
+"""The toy worker, which dies when it is about to count the ``DIE_AT_PART``-th part of a chord, or,
+if that is 0, when it has counted the last one and is about to send the body.
 
 By then the part's result is stored.
 """
@@ -26,6 +27,12 @@ def die_at_part(self: ResultBackend, *args: Any, **options: Any) -> Any:
     return _count_part(self, *args, **options)
 
 
+def die_at_body(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 ResultBackend.on_chord_part_return = die_at_part
 app = build_app(Settings())
+if not DIE_AT_PART:
+    app.amqp._retry_publish = die_at_body
 app.engine_class = "tests.toy_engine:ToyEngine"

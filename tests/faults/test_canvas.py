@@ -148,6 +148,20 @@ def test_a_part_whose_worker_died_after_its_result_is_counted_once(
     wait_until(lambda: not client.redis.exists(keys.FOLLOW_UPS))
 
 
+def test_a_body_whose_sender_died_is_sent_when_its_claim_has_expired(
+    client: Client, start_worker: StartWorker
+) -> None:
+    doomed = start_worker("doomed", app="tests.faults.dying_app", DIE_AT_PART=0)
+    result, _ = send(client, f"chord([generate(), generate()], {BODY})")
+    doomed.process.wait()
+    (claim,) = client.redis.keys("celery-taskset-meta-*.c")
+    # Celery's own time is half a minute.
+    client.redis.expire(claim, 5)
+    start_worker()
+    assert wait_for_end(client, result) == "FAILURE"
+    assert "args" in json.dumps(stored(client, result)["result"])
+
+
 def test_a_job_succeeds_although_its_chain_could_not_go_on_while_redis_was_away(
     client: Client, start_worker: StartWorker, proxy: FaultProxy, tmp_path: Path
 ) -> None:

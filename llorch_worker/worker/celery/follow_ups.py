@@ -76,22 +76,36 @@ class FollowUps:
             embed = body[2] if isinstance(body, list) and len(body) == 3 else {}
             request = Context({**headers, **(embed or {}), "id": job_id, "delivery_info": {}})
             try:
-                self._end(job_id, request, self._app.backend.decode(document), events)
+                if not self._end(job_id, request, self._app.backend.decode(document), events):
+                    return
             except (RedisError, OperationalError):
                 raise
             except Exception as error:  # noqa: BLE001 - an errback or a message may raise anything
                 logger.error("cannot follow up job %s: %s", job_id, type(error).__name__)
         run_script(self._redis, "followed_up", [job_id, self._settings.result_ttl_s, fence])
 
-    def _end(self, job_id: str, request: Context, meta: dict[str, Any], events: Any) -> None:
-        """Does what Celery does after storing ``meta``; the backend stores an end only once."""
+    def _end(self, job_id: str, request: Context, meta: dict[str, Any], events: Any) -> bool:
+        """Does what Celery does after storing ``meta``; the backend stores an end only once. False
+        if it must be tried again, because a worker that may be dead is about to send the body."""
         backend, state = self._app.backend, meta["status"]
+        if self._body_is_claimed(request):
+            return False
         if state == SUCCESS and request.chord:
             backend.on_chord_part_return(request, state, meta["result"])
-        elif state == FAILURE:
+            return not self._body_is_claimed(request)
+        if state == FAILURE:
             error = backend.exception_to_python(meta["result"])
             backend.mark_as_failure(job_id, error, request=request)
             events.send("task-failed", uuid=job_id, exception=repr(error))
         elif state == REVOKED:
             backend.mark_as_revoked(job_id, "cancelled", request=request)
             events.send("task-revoked", uuid=job_id, terminated=False, signum=None, expired=False)
+        return True
+
+    def _body_is_claimed(self, request: Context) -> bool:
+        """Whether a worker holds Celery's claim on sending the chord's body. The claim expires."""
+        if not (request.chord and request.group):
+            return False
+        backend = self._app.backend
+        claim = backend.client.get(backend.get_key_for_group(request.group, ".c"))
+        return claim not in (None, b"done", "done")
