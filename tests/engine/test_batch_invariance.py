@@ -39,6 +39,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.timeout(180 if JOBS < 1_000 else 7_200)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_jobs_bits_are_the_same_alone_in_company_and_resumed(
     stories260k: Path, demo_model: Path, way: str
