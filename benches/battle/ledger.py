@@ -28,8 +28,10 @@ CREATE TABLE entries (
 );
 CREATE TABLE withdrawn (job TEXT, entry TEXT);
 CREATE TABLE results (job TEXT, seen_s REAL, document TEXT);
+CREATE INDEX results_of_a_job ON results (job);
 CREATE TABLE kills (number INTEGER PRIMARY KEY, kind TEXT, detail TEXT, worker TEXT, gone_s REAL);
 CREATE TABLE held (kill INTEGER, job TEXT, place INTEGER);
+CREATE INDEX held_by_a_worker ON held (kill);
 """
 
 
