@@ -127,6 +127,8 @@ def _show_models(
     screen.out.print()
     screen.wide.print(table)
     for name, jobs in waiting.items():
+        if jobs.scheduled:
+            screen.out.print(f"{counted(jobs.scheduled, 'job')} of {name} for a later time (ETA)")
         if jobs.suspects:
             screen.out.print(
                 f"[yellow]{counted(jobs.suspects, 'suspect')}[/] of {name} may have killed a "

@@ -154,6 +154,9 @@ def test_status_counts_a_suspect_as_queued_and_mentions_it(
     card = ModelCard(name="toy", max_context=4096, last_seen=0)
     own_client.redis.hset(keys.MODELS, "toy", card.model_dump_json())
     own_client.redis.lpush(queues.suspects("toy"), "somebody's")
+    own_client.redis.zadd(queues.scheduled("toy"), {"later": 1})
     (model,) = run("status", "--json", "--redis", own_server.url).json["models"]
     assert (model["queued"], model["suspects"]) == (1, 1)
-    assert "1 suspect of toy" in run("status", "--redis", own_server.url).out
+    shown = run("status", "--redis", own_server.url).out
+    assert "1 suspect of toy" in shown
+    assert "1 job of toy for a later time" in shown
