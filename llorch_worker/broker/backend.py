@@ -144,17 +144,19 @@ class _OneEnd(Backend):  # type: ignore[misc]
         error of Redis comes after it, and Celery would take it for an error of the task: a chord
         would fail although its part succeeded. A worker follows up later instead.
         """
+        if not follows(request, state):
+            yield
+            return
+        tag = _delivery_tag(task_id, request)
         try:
             yield
-            if follows(request, state):
-                fence = _delivery_tag(task_id, request).rpartition("/")[2]
-                keep_s = self.app.settings.result_ttl_s
-                run_script(self.client, "followed_up", [task_id, keep_s, fence])
+            keep_s = self.app.settings.result_ttl_s
+            run_script(self.client, "followed_up", [task_id, keep_s, tag.rpartition("/")[2]])
         except (RedisError, OperationalError) as error:
-            claim = HELD_CLAIMS.get(_delivery_tag(task_id, request))
+            claim = HELD_CLAIMS.get(tag)
             stored = claim is not None and HELD_CLAIMS.has_ended(claim)
             away = isinstance(error, NoConnection | NoReply | OperationalError)
-            if not follows(request, state) or not (stored or away):
+            if not (stored or away):
                 raise
             logger.warning("a worker will follow up the end of job %s later: %s", task_id, error)
 

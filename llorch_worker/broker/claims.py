@@ -173,7 +173,7 @@ def renew(client: Redis, claims: Sequence[Claim], *, lease_ms: int) -> list[Clai
 
 
 def end(client: Redis, claim: Claim, terms: ClaimTerms) -> bool:
-    """Ends a claim without storing a result; False if the claim was lost."""
+    """Ends a claim without storing a result; False if it was lost or has ended."""
     return _release(client, claim, "ended", terms.result_ttl_s)
 
 
@@ -194,7 +194,6 @@ def fail(client: Redis, claim: Claim, error: Exception, terms: ClaimTerms) -> bo
                 encode_event(terminal_event(end)),
                 terms.stream_ttl_s,
                 "",
-                1,
             ],
         )
     )

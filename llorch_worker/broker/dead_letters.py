@@ -81,7 +81,6 @@ def refuse(client: Redis, claim: Claim, reason: str, error: Exception, terms: Cl
     """
     bury(client, claim, reason)
     claims.fail(client, claim, error, terms)
-    claims.end(client, claim, terms)
 
 
 def count(client: Redis) -> int:

@@ -38,8 +38,9 @@ class LeaseKeeper:
     An engine that finishes no step for ``watchdog_s`` hangs. The process then exits, because
     nothing in it could end the jobs, and the leases lapse.
 
-    After an outage the thread waits for the length of a lease before it sweeps, so that other live
-    workers that were cut off renew first.
+    It sweeps at its start too: a worker that replaces a dead one may not live until its second
+    sweep. After an outage, or the start of Redis, the thread waits before it sweeps, so that other
+    live workers that were cut off renew first.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class LeaseKeeper:
         sweep_every_s = self._settings.sweep_s / 2
         period_s = min(self._settings.lease_s / RENEWALS_A_LEASE, sweep_every_s)
         sweep_at_s = time.monotonic() + sweep_every_s
+        if self._redis_outlived_a_lease():
+            self._attempt(self._sweep, self._sweeping)
         cut_off = False
         while not self._stop.wait(period_s):
             if self._hangs():
@@ -106,6 +109,13 @@ class LeaseKeeper:
             return error
         outage.over()
         return None
+
+    def _redis_outlived_a_lease(self) -> bool:
+        """Whether every live worker has had the time to renew; False if Redis does not say."""
+        try:
+            return self._redis.info("server")["uptime_in_seconds"] > self._settings.lease_s
+        except RedisError:
+            return False
 
     def _hangs(self) -> bool:
         if self._stalled_for_s() < self._settings.watchdog_s:

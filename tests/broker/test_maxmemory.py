@@ -33,13 +33,13 @@ def append(store: redis.Redis, claim: Claim) -> object:
 
 
 def test_waiting_jobs_are_claimed_journalled_renewed_and_ended(store: redis.Redis) -> None:
-    push(store, "a", "b")
+    push(store, "a", "b", "c")
     fill(store)
-    first, second = take(store, ONE_ATTEMPT)
+    first, second, third = take(store, ONE_ATTEMPT)
     assert append(store, first) == 1
-    assert claims.renew(store, [first, second], lease_ms=60_000) == []
+    assert claims.renew(store, [first, second, third], lease_ms=60_000) == []
     assert claims.fail(store, first, InternalError("x"), ONE_ATTEMPT)
-    assert claims.end(store, first, ONE_ATTEMPT)
+    assert claims.end(store, third, ONE_ATTEMPT)
     assert claims.hand_back(store, second)
     assert store.llen(QUEUE) == 1
     assert store.exists(keys.result("a"))

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import claims, keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.settings import Settings
 from llorch_worker.worker.leases import LeaseKeeper
+from tests.broker.jobs import push, take
 from tests.services import RedisServer, wait_until
 
 NO_SWEEP = "cannot look for jobs of dead workers"
@@ -20,10 +21,12 @@ NO_RENEWAL = "cannot renew leases"
 
 
 @contextmanager
-def keeping(client: redis.Redis, away: threading.Event) -> Iterator[None]:
+def keeping(
+    client: redis.Redis, away: threading.Event, *, lease_s: float = 0.2, sweep_s: float = 0.02
+) -> Iterator[None]:
     keeper = LeaseKeeper(
         client,
-        Settings().model_copy(update={"lease_s": 0.2, "sweep_s": 0.02}),
+        Settings().model_copy(update={"lease_s": lease_s, "sweep_s": sweep_s}),
         stalled_for_s=lambda: 0.0,
         on_lost=lambda _claim: None,
         on_away=away.set,
@@ -72,3 +75,18 @@ def test_an_unreachable_redis_is_an_outage(
         wait_until(lambda: said(caplog, NO_RENEWAL) and away.is_set())
         own_server.start()
         wait_until(lambda: said(caplog, "renewing leases again"))
+
+
+@pytest.mark.parametrize("lease_s", [0.2, 3600.0])
+def test_a_keeper_sweeps_at_its_start_if_redis_has_been_up_for_a_lease(
+    own_server: RedisServer, lease_s: float
+) -> None:
+    with connect(own_server.url) as client:
+        push(client, "a")
+        (claim,) = take(client)
+        claims.lapse(client, claim)
+        wait_until(lambda: client.info("server")["uptime_in_seconds"] > 0.2)
+        with keeping(client, threading.Event(), lease_s=lease_s, sweep_s=3600.0):
+            pass
+        swept = client.zcard(keys.LEASES) == 0
+    assert swept == (lease_s == 0.2)

@@ -1,8 +1,5 @@
 -- Keep the message of a claimed job as a dead letter.
 --
--- A message is buried once: the reply may be lost and the call sent again, and a worker that dies
--- before it ends the claim leaves the message to the next one.
---
 -- Returns 1 if it is buried, 0 if the claim was lost or already released.
 
 local job_id, fence, reason, most_letters = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
@@ -11,11 +8,6 @@ local message = ARGV[4] -- UTF-8
 local record = redis.call('HMGET', job_key(job_id), 'fence', 'list', 'attempts', 'history')
 if record[1] ~= fence or not record[2] then
   return 0
-end
--- The first write, which cannot grow: see allow_writes.
-allow_writes()
-if redis.call('HSETNX', job_key(job_id), 'buried', 1) == 0 then
-  return 1
 end
 bury({id = job_id, reason = reason, message = message, list = record[2],
   attempts = tonumber(record[3]), history = record[4] or ''}, most_letters)

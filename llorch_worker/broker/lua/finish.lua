@@ -36,11 +36,10 @@ allow_writes()
 store_state(job_id, document, (end_event ~= '' or fence == '') and keep_s)
 if end_event ~= '' then
   end_stream(job_id, end_event, stream_s, first, events)
-  -- Does the work of release.lua, to save the worker a call. The list stays, because a refused
-  -- message is buried after its result is stored, and bury.lua reads the list.
+  -- Does the work of release.lua, to save the worker a call.
   redis.call('ZREM', LEASES, job_id)
   local message = redis.call('HGET', job, 'message')
-  redis.call('HDEL', job, 'message')
+  redis.call('HDEL', job, 'message', 'list')
   end_record(job_id, keep_s, keep_s)
   if follow_ms ~= '' and message then
     leave_follow_ups(job_id, message, now_ms() + follow_ms)

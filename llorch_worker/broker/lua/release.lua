@@ -11,19 +11,15 @@ local keep_s = ARGV[4] -- for the record of an ended job
 local job = job_key(job_id)
 
 local record = redis.call('HMGET', job, 'state', 'fence', 'message', 'list', 'peers', 'progress')
-if record[2] ~= fence or state ~= 'ended' and record[1] ~= 'claimed' then
+if record[2] ~= fence or record[1] ~= 'claimed' then
   return 0
 end
 -- The first write, which cannot grow: see allow_writes.
 redis.call('ZREM', LEASES, job_id)
 if state == 'ended' then
-  redis.call('HDEL', job, 'list')
-  if record[1] == 'claimed' then
-    redis.call('HDEL', job, 'message')
-    end_record(job_id, keep_s, keep_s)
-    redis.call('EXPIRE', result_key(job_id), keep_s)
-  end
-  -- Else a stored result has ended the job, and what follows its end may still need the message.
+  redis.call('HDEL', job, 'message', 'list')
+  end_record(job_id, keep_s, keep_s)
+  redis.call('EXPIRE', result_key(job_id), keep_s)
   return 1
 end
 -- A new fence, so that the caller's writes still in flight fail.

@@ -41,9 +41,7 @@ end
 -- End a job whose attempts are used up.
 local function exhaust(letter, terms)
   local id = letter.id
-  if redis.call('HSETNX', job_key(id), 'buried', 1) == 1 then
-    bury(letter, terms.most_letters)
-  end
+  bury(letter, terms.most_letters)
   end_record(id, terms.keep_s, terms.keep_s)
   store_state(id, document_of(terms.failure, id), terms.keep_s)
   end_stream(id, terms.end_event, terms.stream_s)
