@@ -113,7 +113,7 @@ class LeaseKeeper:
     def _redis_outlived_a_lease(self) -> bool:
         """Whether every live worker has had the time to renew; False if Redis does not say."""
         try:
-            return self._redis.info("server")["uptime_in_seconds"] > self._settings.lease_s
+            return bool(self._redis.info("server")["uptime_in_seconds"] > self._settings.lease_s)
         except RedisError:
             return False
 
