@@ -28,6 +28,7 @@ from llorch_worker.contract.events import (
     encode_event,
 )
 from llorch_worker.contract.journal import Journal, JournalledChoice, read_journal
+from llorch_worker.contract.output_format import NamedSchema, ResponseFormat, StructuredOutputs
 from llorch_worker.contract.request import (
     GenerationRequest,
     Message,
@@ -44,6 +45,14 @@ from llorch_worker.contract.result import (
     Usage,
 )
 from llorch_worker.contract.shown import describe, printable, shown
+from llorch_worker.contract.tools import (
+    Function,
+    FunctionCall,
+    NamedToolChoice,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 
 TASK_NAME = "llorch.generate"
 
@@ -63,6 +72,8 @@ __all__ = [
     "Fault",
     "FinishReason",
     "Finished",
+    "Function",
+    "FunctionCall",
     "GenerationRequest",
     "GenerationResult",
     "InternalError",
@@ -73,14 +84,21 @@ __all__ = [
     "Message",
     "ModelLoadFailed",
     "ModelNotServed",
+    "NamedSchema",
+    "NamedToolChoice",
     "OutOfMemory",
     "Priority",
     "QueueFull",
+    "ResponseFormat",
     "Started",
+    "StructuredOutputs",
     "Timings",
     "TokenLogprob",
     "TokenLogprobs",
     "Tokens",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
     "Usage",
     "decode_event",
     "describe",

@@ -23,7 +23,24 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract.errors import Fault, InvalidRequest
+from llorch_worker.contract.output_format import (
+    NamedSchema,
+    ResponseFormat,
+    StructuredOutputs,
+    as_tuple,
+    nests_deeper,
+)
 from llorch_worker.contract.shown import describe, shown
+from llorch_worker.contract.tools import (
+    MAX_TOOLS,
+    Function,
+    FunctionCall,
+    NamedFunction,
+    NamedToolChoice,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_PROMPT_TOKENS = 1_000_000
@@ -51,17 +68,32 @@ class Message(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    role: Literal["system", "user", "assistant"]
-    content: str = Field(max_length=MAX_PROMPT_CHARS)
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
+    tool_calls: Annotated[
+        tuple[ToolCall, ...] | None,
+        BeforeValidator(as_tuple),
+        Field(min_length=1, max_length=MAX_TOOLS),
+    ] = None
+    """What an assistant's turn called."""
+    tool_call_id: str | None = Field(None, min_length=1, max_length=100)
+    """The call that a tool's turn answers."""
 
-
-def _as_tuple(value: object) -> object:
-    # JSON has only lists, which strict mode refuses for a tuple.
-    return tuple(value) if isinstance(value, list) else value
+    @model_validator(mode="after")
+    def _fields_of_the_role(self) -> Message:
+        if self.tool_calls is not None and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "tool_calls belong to an assistant's turn")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise PydanticCustomError(
+                "tool_call_id", "tool_call_id belongs to a tool's turn, which must have one"
+            )
+        if self.content is None and self.tool_calls is None:
+            raise PydanticCustomError("content", "content must be given")
+        return self
 
 
 def _stop_as_tuple(value: object) -> object:
-    return (value,) if isinstance(value, str) else _as_tuple(value)
+    return (value,) if isinstance(value, str) else as_tuple(value)
 
 
 def _integer_keys(value: object) -> object:
@@ -72,15 +104,6 @@ def _integer_keys(value: object) -> object:
         int(key) if isinstance(key, str) and _ID.fullmatch(key) else key: bias
         for key, bias in value.items()
     }
-
-
-def _nests_deeper(value: object, levels: int) -> bool:
-    """Whether ``value`` nests objects and lists deeper than ``levels``."""
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    if not isinstance(value, list | tuple):
-        return False
-    return levels == 0 or any(_nests_deeper(item, levels - 1) for item in value)
 
 
 class GenerationRequest(BaseModel):
@@ -95,17 +118,20 @@ class GenerationRequest(BaseModel):
     prompt: str | None = Field(None, min_length=1, max_length=MAX_PROMPT_CHARS)
     prompt_token_ids: Annotated[
         tuple[TokenId, ...] | None,
-        BeforeValidator(_as_tuple),
+        BeforeValidator(as_tuple),
         Field(min_length=1, max_length=MAX_PROMPT_TOKENS),
     ] = None
     messages: Annotated[
         tuple[Message, ...] | None,
-        BeforeValidator(_as_tuple),
+        BeforeValidator(as_tuple),
         Field(min_length=1, max_length=MAX_MESSAGES),
     ] = None
 
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    """Also score the prompt's own tokens, with this many alternatives each."""
+
     model: str | None = Field(None, min_length=1, max_length=200)
-    max_tokens: int = Field(256, ge=1, le=MAX_COUNT)
+    max_tokens: int = Field(256, ge=0, le=MAX_COUNT)
     min_tokens: int = Field(0, ge=0)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -126,11 +152,19 @@ class GenerationRequest(BaseModel):
         Field(max_length=MAX_STOP_STRINGS),
     ] = ()
     stop_token_ids: Annotated[
-        tuple[TokenId, ...], BeforeValidator(_as_tuple), Field(max_length=128)
+        tuple[TokenId, ...], BeforeValidator(as_tuple), Field(max_length=128)
     ] = ()
     ignore_eos: bool = False
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    tools: Annotated[tuple[Tool, ...], BeforeValidator(as_tuple), Field(max_length=MAX_TOOLS)] = ()
+    tool_choice: ToolChoice | None = None
+    """None: ``auto`` if there are tools."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may hold more than one call."""
 
     priority: Priority = "normal"
     deadline_s: float | None = Field(None, gt=0, le=7 * 24 * 3600)
@@ -148,7 +182,7 @@ class GenerationRequest(BaseModel):
     def _metadata_is_small_json(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is None:
             return None
-        if _nests_deeper(value, MAX_METADATA_DEPTH):
+        if nests_deeper(value, MAX_METADATA_DEPTH):
             # Deeper JSON can be read, but not written into the result.
             raise PydanticCustomError(
                 "metadata", "must nest at most {limit} levels deep", {"limit": MAX_METADATA_DEPTH}
@@ -183,6 +217,59 @@ class GenerationRequest(BaseModel):
             raise InvalidRequest.from_faults([fault])
         return fields
 
+    @field_validator("max_tokens")
+    @classmethod
+    def _some_work(cls, value: int, info: ValidationInfo) -> int:
+        # prompt_logprobs is declared first and absent here only if it is itself invalid.
+        if value == 0 and info.data.get("prompt_logprobs", 0) is None:
+            raise PydanticCustomError("max_tokens", "must be at least 1, or 0 with prompt_logprobs")
+        return value
+
+    @field_validator("tools")
+    @classmethod
+    def _one_tool_a_name(cls, value: tuple[Tool, ...]) -> tuple[Tool, ...]:
+        if len({tool.function.name for tool in value}) < len(value):
+            raise PydanticCustomError("tools", "two functions have the same name")
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _choice_among_tools(
+        cls, value: ToolChoice | None, info: ValidationInfo
+    ) -> ToolChoice | None:
+        # tools is declared first and absent here only if it is itself invalid.
+        names = {tool.function.name for tool in info.data.get("tools", ())}
+        if "tools" not in info.data or value in (None, "none"):
+            return value
+        if not names:
+            raise PydanticCustomError("tool_choice", "needs tools to choose from")
+        if isinstance(value, NamedToolChoice) and value.function.name not in names:
+            raise PydanticCustomError("tool_choice", "must name one of the tools")
+        return value
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> GenerationRequest:
+        faults = []
+        if self.tools and self.messages is None:
+            faults.append(Fault(field="tools", rule="need messages", got=describe(self.tools)))
+        shapes = {
+            "response_format": self.response_format not in (None, ResponseFormat(type="text")),
+            "structured_outputs": self.structured_outputs is not None,
+            "tool_choice": self.forces_a_call,
+        }
+        given = [name for name, has in shapes.items() if has]
+        if len(given) > 1:
+            rule = "at most one of them may shape the text"
+            faults.append(Fault(field=" | ".join(shapes), rule=rule, got=" and ".join(given)))
+        if faults:
+            raise InvalidRequest.from_faults(faults)
+        return self
+
+    @property
+    def forces_a_call(self) -> bool:
+        """Whether the answer must be a call of a tool."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedToolChoice)
+
     @field_validator("min_tokens")
     @classmethod
     def _min_tokens_within_max(cls, value: int, info: ValidationInfo) -> int:
@@ -193,7 +280,7 @@ class GenerationRequest(BaseModel):
 
     def wire(self) -> dict[str, Any]:
         """The kwargs of ``llorch.generate``: plain JSON without the defaults."""
-        return self.model_dump(mode="json", exclude_defaults=True)
+        return self.model_dump(mode="json", exclude_defaults=True, by_alias=True)
 
     def __repr__(self) -> str:
         # Requests end up in logs by accident, but prompts must not.
@@ -227,8 +314,18 @@ def _fault(error: ErrorDetails) -> Fault:
     return Fault(field=".".join(parts), rule=rule, got=describe(error["input"]))
 
 
+_PARTS_FIELDS = {
+    field.alias or name
+    for part in (
+        *(Message, ToolCall, FunctionCall, Tool, Function, NamedToolChoice, NamedFunction),
+        *(ResponseFormat, NamedSchema, StructuredOutputs),
+    )
+    for name, field in part.model_fields.items()
+}
+
+
 def _is_ours(part: int | str) -> bool:
     """Whether a part of a path is an index, a token id or a field, and not a key of the user's."""
     if isinstance(part, int):
         return part.bit_length() <= 64
-    return part in Message.model_fields or _ID.fullmatch(part) is not None
+    return part in _PARTS_FIELDS or _ID.fullmatch(part) is not None

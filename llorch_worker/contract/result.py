@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
-FinishReason = Literal["stop", "length", "deadline", "cancelled"]
+from llorch_worker.contract.tools import ToolCall
+
+FinishReason = Literal["stop", "length", "deadline", "cancelled", "tool_calls"]
 
 
 class _Part(BaseModel):
@@ -20,6 +22,8 @@ class TokenLogprob(_Part):
     id: int
     text: str
     logprob: float
+    bytes: tuple[int, ...] | None = None
+    """The token's own bytes, if they are not those of ``text``."""
 
 
 class TokenLogprobs(TokenLogprob):
@@ -51,6 +55,7 @@ class Choice(_Part):
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
 
 
 class GenerationResult(_Part):
@@ -64,6 +69,8 @@ class GenerationResult(_Part):
     timings: Timings
     worker: str
     attempts: int = 1
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """One entry for each token of the prompt; None for the first, which nothing precedes."""
     metadata: dict[str, Any] | None = None
 
     @computed_field  # type: ignore[prop-decorator]

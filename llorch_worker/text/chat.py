@@ -40,10 +40,10 @@ class Llama2Chat:
         _check_turns(messages)
         system = ""
         if messages[0].role == "system":
-            system = f"<<SYS>>\n{messages[0].content}\n<</SYS>>\n\n"
+            system = f"<<SYS>>\n{messages[0].content or ''}\n<</SYS>>\n\n"
             messages = messages[1:]
-        questions = [message.content for message in messages[0::2]]
-        answers = [message.content for message in messages[1::2]]
+        questions = [message.content or "" for message in messages[0::2]]
+        answers = [message.content or "" for message in messages[1::2]]
         questions[0] = system + questions[0]
         ids: list[int] = []
         for question, answer in zip(questions, answers, strict=False):
@@ -86,7 +86,9 @@ class TemplateChat:
         from jinja2 import TemplateError, TemplateSyntaxError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        turns = [{"role": turn.role, "content": self._as_text(turn.content)} for turn in messages]
+        turns = [
+            {"role": turn.role, "content": self._as_text(turn.content or "")} for turn in messages
+        ]
         try:
             # A pair, despite its annotation: the rendered chats, and indices within them.
             rendered: Any = render_jinja_template(

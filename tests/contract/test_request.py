@@ -12,6 +12,13 @@ from hypothesis import strategies as st
 from llorch_worker.contract import GenerationRequest, InvalidRequest, describe
 from llorch_worker.contract.request import MAX_METADATA_BYTES, MAX_PROMPT_CHARS
 
+CHAT = [{"role": "user", "content": "a"}]
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+OTHER = {"type": "function", "function": {"name": "other"}}
+DEEP: dict[str, Any] = {}
+for _ in range(70):
+    DEEP = {"items": DEEP}
+
 
 def faults_of(**fields: Any) -> dict[str, str]:
     """The rules that ``fields`` break, by field."""
@@ -71,6 +78,33 @@ def test_defaults_are_those_of_the_contract() -> None:
         ({"prompt": "a", "metadata": {"k": "half a character: \ud83d"}}, "metadata"),
         ({"prompt": "a", "metadata": {"\ud83d": 1}}, "metadata"),
         ({"prompt": "a", "temprature": 1}, "temprature"),
+        ({"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type"),
+        ({"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format"),
+        ({"prompt": "a", "structured_outputs": {}}, "structured_outputs"),
+        ({"prompt": "a", "structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"prompt": "a", "structured_outputs": {"json": DEEP}}, "structured_outputs.json"),
+        ({"prompt": "a", "structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        (
+            {"prompt": "a", "structured_outputs": {"regex": "a", "grammar": "b"}},
+            "structured_outputs",
+        ),
+        ({"messages": CHAT, "tools": [TOOL, TOOL]}, "tools"),
+        ({"messages": CHAT, "tools": [{"function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"messages": CHAT, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": CHAT, "tools": [TOOL], "tool_choice": OTHER}, "tool_choice"),
+        ({"prompt": "a", "tools": [TOOL]}, "tools"),
+        (
+            {
+                "messages": CHAT,
+                "tools": [TOOL],
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+            },
+            "response_format | structured_outputs | tool_choice",
+        ),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0"),
+        ({"messages": [{"role": "user"}]}, "messages.0"),
     ],
 )
 def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
@@ -159,9 +193,34 @@ def test_a_long_number_is_described_by_its_size() -> None:
             "logit_bias": st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=4),
             "priority": st.sampled_from(["high", "normal", "low"]),
             "metadata": st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
+            "structured_outputs": st.sampled_from(
+                [{"json": {"type": "object"}}, {"choice": ["a"]}]
+            ),
         },
     )
 )
 def test_a_request_survives_the_wire(fields: dict[str, Any]) -> None:
     request = GenerationRequest(**fields)
     assert GenerationRequest(**json.loads(json.dumps(request.wire()))) == request
+
+
+def test_tools_and_their_answers_survive_the_wire() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    request = GenerationRequest(
+        messages=[
+            *CHAT,
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "42"},
+        ],
+        tools=[TOOL],
+        tool_choice={"type": "function", "function": {"name": "look_up"}},
+        prompt_logprobs=0,
+        max_tokens=0,
+    )
+    assert GenerationRequest(**json.loads(json.dumps(request.wire()))) == request
+
+
+def test_the_keys_of_a_users_schema_are_in_no_fault() -> None:
+    schema = {"properties": {"private": 10**5000}, "type": {1, 2}}
+    faults = faults_of(prompt="a", structured_outputs={"json": schema})
+    assert "private" not in str(faults)

@@ -1,0 +1,113 @@
+"""What the generated text must look like: JSON, a pattern, one of some texts, or a grammar."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_SCHEMA_BYTES = 262_144
+MAX_SCHEMA_DEPTH = 64
+MAX_PATTERN_CHARS = 65_536
+MAX_TEXTS = 1_024
+MAX_TEXT_CHARS = 4_096
+MAX_NAME_CHARS = 64
+
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
+def nests_deeper(value: object, levels: int) -> bool:
+    """Whether ``value`` nests objects and lists deeper than ``levels``."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if not isinstance(value, list | tuple):
+        return False
+    return levels == 0 or any(nests_deeper(item, levels - 1) for item in value)
+
+
+def _is_small_json(value: Any) -> Any:
+    if nests_deeper(value, MAX_SCHEMA_DEPTH):
+        raise PydanticCustomError(
+            "schema", "must nest at most {limit} levels deep", {"limit": MAX_SCHEMA_DEPTH}
+        )
+    try:
+        size = len(json.dumps(value, allow_nan=False, ensure_ascii=False).encode())
+    except (TypeError, ValueError) as error:
+        raise PydanticCustomError("schema", "must be plain JSON") from error
+    if size > MAX_SCHEMA_BYTES:
+        raise PydanticCustomError(
+            "schema", "must be at most {limit} bytes as JSON", {"limit": MAX_SCHEMA_BYTES}
+        )
+    return value
+
+
+def _as_object(value: object) -> object:
+    # vLLM takes a schema as a string too.
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise PydanticCustomError("schema", "must be a JSON Schema, or one as a string") from error
+
+
+def as_tuple(value: object) -> object:
+    """JSON has only lists, which strict mode refuses for a tuple."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+JsonSchema = Annotated[dict[str, Any], AfterValidator(_is_small_json)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class NamedSchema(_Part):
+    """A JSON Schema as OpenAI's ``response_format`` names it."""
+
+    name: Name = "response"
+    schema_: JsonSchema = Field(alias="schema")
+    description: str | None = Field(None, max_length=MAX_TEXT_CHARS)
+    strict: bool | None = None
+    """Accepted and without effect: a schema always holds."""
+
+
+class ResponseFormat(_Part):
+    """OpenAI's ``response_format``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_with_its_type(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise PydanticCustomError(
+                "response_format", "json_schema must be given with type json_schema, and only then"
+            )
+        return self
+
+
+class StructuredOutputs(_Part):
+    """vLLM's ``structured_outputs``: exactly one constraint."""
+
+    json_: Annotated[JsonSchema | None, BeforeValidator(_as_object)] = Field(None, alias="json")
+    regex: str | None = Field(None, min_length=1, max_length=MAX_PATTERN_CHARS)
+    choice: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)], ...] | None,
+        BeforeValidator(as_tuple),
+        Field(min_length=1, max_length=MAX_TEXTS),
+    ] = None
+    grammar: str | None = Field(None, min_length=1, max_length=MAX_PATTERN_CHARS)
+    """In llguidance's dialect of Lark."""
+
+    @model_validator(mode="after")
+    def _one_constraint(self) -> StructuredOutputs:
+        given = [self.json_, self.regex, self.choice, self.grammar]
+        if sum(each is not None for each in given) != 1:
+            raise PydanticCustomError(
+                "structured_outputs", "exactly one of json, regex, choice and grammar must be given"
+            )
+        return self
