@@ -70,3 +70,8 @@ def idempotency(model: str, key: str) -> str:
 def result(job_id: str) -> str:
     """Key and pub/sub channel of Celery's Redis backend."""
     return f"celery-task-meta-{job_id}"
+
+
+def key_jobs(name: str) -> str:
+    """Sorted set: id of a job that the gateway's key ``name`` has in flight -> Unix time."""
+    return f"{PREFIX}gateway:key:{name}:jobs"

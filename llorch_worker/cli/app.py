@@ -12,6 +12,7 @@ from llorch_worker.cli import (
     dead,
     demo,
     doctor,
+    gateway,
     generate,
     inspect,
     status,
@@ -24,7 +25,7 @@ from llorch_worker.cli.terminal.command_line import command_line
 
 _COMMANDS = {
     "Start here": (demo.demo, doctor.doctor),
-    "Serve": (up.up, worker.worker),
+    "Serve": (up.up, worker.worker, gateway.gateway, gateway.gateway_key),
     "Jobs": (generate.generate, submit.submit, watch.watch, cancel.cancel),
     "Inspect": (status.status, inspect.inspect),
 }
@@ -37,7 +38,7 @@ app = command_line(
 )
 for panel, commands in _COMMANDS.items():
     for command in commands:
-        app.command(command.__name__, rich_help_panel=panel)(command)
+        app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
 app.add_typer(dead.app, name="dead", rich_help_panel="Inspect")
 app.add_typer(bench.app, name="bench", rich_help_panel="Inspect")
 

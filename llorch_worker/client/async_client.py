@@ -46,10 +46,13 @@ class AsyncClient:
         /,
         *,
         worker: str | None = None,
+        job_id: str | None = None,
         **fields: Any,
     ) -> AsyncJob:
         """See :meth:`Client.submit`."""
-        job = await asyncio.to_thread(self._client.submit, request, worker=worker, **fields)
+        job = await asyncio.to_thread(
+            self._client.submit, request, worker=worker, job_id=job_id, **fields
+        )
         return self.job(job.id)
 
     def job(self, job_id: str) -> AsyncJob:

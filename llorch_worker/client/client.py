@@ -66,6 +66,7 @@ class Client:
         /,
         *,
         worker: str | None = None,
+        job_id: str | None = None,
         **fields: Any,
     ) -> Job:
         """Enqueues one job, given as a request or as the fields of one.
@@ -73,6 +74,8 @@ class Client:
         ``worker`` is the node name of the worker that should run it (``gpu0@host``, as
         ``workers()`` and Flower show it). If that worker is gone, another takes the job after a
         while.
+
+        ``job_id`` is a new id, if the caller must know it before; by default one is drawn.
 
         If this model already has a job with the same ``idempotency_key``, nothing is enqueued and
         that job is returned.
@@ -94,7 +97,7 @@ class Client:
                 self._app,
                 request,
                 model=model,
-                job_id=uuid(),
+                job_id=job_id or uuid(),
                 worker=worker,
             )
         return Job(self, job_id)

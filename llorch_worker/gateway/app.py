@@ -1,0 +1,65 @@
+"""The gateway as an ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from llorch_worker import __version__
+from llorch_worker.gateway import errors
+from llorch_worker.gateway.body_limit import BodyLimit
+from llorch_worker.gateway.gateway import Gateway
+from llorch_worker.gateway.routes import health, models
+from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.settings import Settings
+
+FILES_PATH = "/v1/files"
+_ROUTERS = (health.router, models.router)
+
+
+def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
+    """The application. Raises ``CommandError`` if the file of keys cannot be read."""
+    gateway = Gateway(settings, own)
+
+    @asynccontextmanager
+    async def running(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await gateway.close()
+
+    app = FastAPI(title="llorch gateway", version=__version__, lifespan=running)
+    app.state.gateway = gateway
+    errors.install(app)
+    for router in _ROUTERS:
+        app.include_router(router)
+    app.add_middleware(
+        BodyLimit,
+        limit_of=lambda path: own.max_file_bytes if path == FILES_PATH else own.max_body_bytes,
+        timeout_s=own.body_timeout_s,
+    )
+    if own.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=own.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
+    _document_400_for_422(app)
+    return app
+
+
+def _document_400_for_422(app: FastAPI) -> None:
+    """FastAPI documents a 422 that :func:`errors.install` never lets it answer."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = make()
+        for path in document["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

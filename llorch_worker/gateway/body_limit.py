@@ -1,0 +1,58 @@
+"""Refuses bodies that are too large, before they are read whole, or that do not arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llorch_worker.gateway.errors import plain_answer
+
+_CLOSE = {"Connection": "close"}
+"""What the client still sends is not read."""
+
+
+class BodyLimit:
+    """ASGI middleware. ``limit_of(path)`` is the most bytes of a body sent to that path."""
+
+    def __init__(self, app: ASGIApp, limit_of: Callable[[str], int], timeout_s: float) -> None:
+        self._app = app
+        self._limit_of = limit_of
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        limit = self._limit_of(scope["path"])
+        too_large = f"the body must be at most {limit} bytes"
+        if _declared(scope) > limit:
+            answer = plain_answer(413, "TOO_LARGE", too_large, headers=_CLOSE)
+            return await answer(scope, receive, send)
+        read, whole = 0, False
+
+        async def limited() -> Message:
+            nonlocal read, whole
+            if whole:
+                # Waits for the client to hang up, however long that takes.
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self._timeout_s)
+            except TimeoutError:
+                late = f"nothing of the body came for {self._timeout_s:g} s"
+                raise HTTPException(408, late, _CLOSE) from None
+            read += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            if read > limit:
+                raise HTTPException(413, too_large, _CLOSE)
+            return message
+
+        return await self._app(scope, limited, send)
+
+
+def _declared(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0

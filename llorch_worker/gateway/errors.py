@@ -1,0 +1,198 @@
+"""Errors as HTTP answers in OpenAI's shape, with our code, hint and faults beside it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from llorch_worker.contract import (
+    AttemptsExhausted,
+    Cancelled,
+    DeadlineExceeded,
+    Fault,
+    InternalError,
+    InvalidRequest,
+    LlorchError,
+    ModelNotServed,
+    OutOfMemory,
+    QueueFull,
+)
+from llorch_worker.contract.errors import BrokerUnavailable
+from llorch_worker.openai_api.shape import faults_of
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5
+
+
+class ErrorDetail(BaseModel):
+    """OpenAI's fields, then ours."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str
+    llorch_code: str
+    retriable: bool = False
+    faults: tuple[Fault, ...] = ()
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetail
+
+
+class HttpError(Exception):
+    """An answer other than 2xx that no job caused."""
+
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.param = status, code, message, param
+
+
+class NoWorker(ModelNotServed):
+    """The model is known, but no worker serves it now."""
+
+
+class TooManyJobs(QueueFull):
+    """The caller's key has as many jobs in flight as it may."""
+
+
+_STATUS: tuple[tuple[type[LlorchError], int], ...] = (
+    (InvalidRequest, 400),
+    (NoWorker, 503),
+    (ModelNotServed, 404),
+    (QueueFull, 429),
+    (DeadlineExceeded, 504),
+    (Cancelled, 409),
+    (OutOfMemory, 503),
+    (AttemptsExhausted, 500),
+    (InternalError, 500),
+)
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_OPENAI_CODES = {"MODEL_NOT_SERVED": "model_not_found", "QUEUE_FULL": "rate_limit_exceeded"}
+_CODES = {
+    400: "INVALID_REQUEST",
+    401: "INVALID_API_KEY",
+    404: "NOT_FOUND",
+    405: "METHOD_NOT_ALLOWED",
+    408: "REQUEST_TIMEOUT",
+    413: "TOO_LARGE",
+}
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in {
+        400: "The request breaks a rule; all of them are named.",
+        401: "No key, or an unknown one.",
+        404: "No such model, job or document.",
+        405: "No such method.",
+        408: "The body did not arrive in time.",
+        409: "The job or document is not in a state for this.",
+        413: "The body is too large.",
+        429: "The queue, or this key's share of it, is full.",
+        500: "The job failed, or a defect.",
+        503: "No worker serves the model, or Redis does not answer.",
+        504: "The deadline passed before the first token.",
+    }.items()
+}
+"""Documents every answer of an endpoint but its own."""
+
+
+def status_of(error: LlorchError) -> int:
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def body_of(error: LlorchError) -> ErrorBody:
+    """The answer to a job's error; also what a stream ends with."""
+    status = status_of(error)
+    document = error.document()
+    return ErrorBody(
+        error=ErrorDetail(
+            message=document.message,
+            type=_TYPES.get(status, "server_error"),
+            param=document.faults[0].field if document.faults else None,
+            code=_OPENAI_CODES.get(document.code, document.code.lower()),
+            llorch_code=document.code,
+            retriable=document.retriable,
+            faults=document.faults,
+        )
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of ``app`` answer in this shape."""
+
+    @app.exception_handler(LlorchError)
+    def llorch_error(_: Request, error: LlorchError) -> JSONResponse:
+        status = status_of(error)
+        return _answer(status, body_of(error))
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        # FastAPI puts where a value stands ("body", "query", ...) before its path.
+        errors = [{**each, "loc": each["loc"][1:]} for each in error.errors()]
+        for each in errors:
+            if each["type"] == "json_invalid":
+                each.update(loc=(), msg="must be JSON", input=None)
+        return _answer(400, body_of(InvalidRequest.from_faults(faults_of(errors))))
+
+    @app.exception_handler(HttpError)
+    def http_error(_: Request, error: HttpError) -> JSONResponse:
+        return plain_answer(error.status, error.code, error.message, param=error.param)
+
+    @app.exception_handler(HTTPException)
+    def framework_error(_: Request, error: HTTPException) -> JSONResponse:
+        code = _CODES.get(error.status_code, "HTTP_ERROR")
+        return plain_answer(error.status_code, code, str(error.detail), headers=error.headers)
+
+    @app.exception_handler(BrokerUnavailable)
+    def no_redis(_: Request, error: BrokerUnavailable) -> JSONResponse:
+        # The message names the Redis, which is nothing to a client.
+        logger.warning("503: %s", error)
+        message = "the queue does not answer; try again later"
+        return plain_answer(503, "REDIS_UNREACHABLE", message, retriable=True)
+
+    @app.exception_handler(Exception)
+    def defect(_: Request, error: Exception) -> JSONResponse:
+        # The message may quote the prompt.
+        return _answer(500, body_of(InternalError(f"a defect: {type(error).__name__}")))
+
+
+def plain_answer(
+    status: int,
+    code: str,
+    message: str,
+    *,
+    param: str | None = None,
+    retriable: bool = False,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    detail = ErrorDetail(
+        message=message,
+        type=_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
+        param=param,
+        code=code.lower(),
+        llorch_code=code,
+        retriable=retriable,
+    )
+    return _answer(status, ErrorBody(error=detail), headers)
+
+
+def _answer(status: int, body: ErrorBody, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    headers = dict(headers or {})
+    if status in (429, 503):
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    return JSONResponse(body.model_dump(mode="json"), status, headers)

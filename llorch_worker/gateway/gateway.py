@@ -1,0 +1,110 @@
+"""What all routes share: the client of the queue, the callers and the settings."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from celery.utils import uuid
+from fastapi import Depends, Request
+
+from llorch_worker.client import AsyncClient, AsyncJob
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.gateway.errors import HttpError, NoWorker
+from llorch_worker.gateway.in_flight import InFlight
+from llorch_worker.gateway.keys import Caller, KeyRing
+from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.settings import Settings
+
+WORKERS_FRESH_S = 2.0
+
+
+class Gateway:
+    """One gateway. It keeps nothing that another gateway would need."""
+
+    def __init__(self, settings: Settings, own: GatewaySettings) -> None:
+        """Raises ``CommandError`` if the file of keys cannot be read."""
+        self.settings = settings
+        self.own = own
+        self.client = AsyncClient(settings)
+        self.redis = self.client.redis
+        self._keys = None if own.keys is None else KeyRing(own.keys)
+        self._in_flight = InFlight(self.redis)
+        self._served: frozenset[str] = frozenset()
+        self._served_at_s = float("-inf")
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    def caller(self, authorization: str | None) -> Caller:
+        """Who sent a request with this header. Raises ``HttpError`` 401."""
+        if self._keys is None:
+            return Caller()
+        scheme, _, key = (authorization or "").partition(" ")
+        found = self._keys.caller(key.strip()) if scheme.lower() == "bearer" else None
+        if found is None:
+            message = "this gateway needs a key: send `Authorization: Bearer <key>`"
+            if authorization:
+                message = "this key is unknown here, or was revoked"
+            raise HttpError(401, "INVALID_API_KEY", message)
+        return found
+
+    async def submit(
+        self,
+        request: GenerationRequest,
+        caller: Caller,
+        *,
+        waits: bool = True,
+        job_id: str | None = None,
+    ) -> AsyncJob:
+        """Enqueues a job of ``caller``.
+
+        ``waits``: a client waits for the answer, so a live worker must serve the model.
+
+        Raises:
+            LlorchError: see :meth:`Client.submit`; also NoWorker and TooManyJobs.
+        """
+        if caller.priority is not None and "priority" not in request.model_fields_set:
+            request = request.model_copy(update={"priority": caller.priority})
+        if waits:
+            await self._require_worker(request.model)
+        job_id = job_id or uuid()
+        await self._in_flight.take(caller, job_id)
+        enqueued = None
+        try:
+            enqueued = await self.client.submit(request, job_id=job_id)
+            return enqueued
+        finally:
+            # It failed, or an earlier job has the same idempotency key.
+            if enqueued is None or enqueued.id != job_id:
+                await self._in_flight.leave(caller, job_id)
+
+    async def ended(self, caller: Caller, job: AsyncJob) -> None:
+        """Gives a job's place among those of its caller back at once."""
+        await self._in_flight.leave(caller, job.id)
+
+    async def _require_worker(self, model: str | None) -> None:
+        if time.monotonic() - self._served_at_s > WORKERS_FRESH_S or model not in self._served:
+            self._served = frozenset(card.model for card in await self.client.workers())
+            self._served_at_s = time.monotonic()
+        if not self._served or (model is not None and model not in self._served):
+            known = {card.name for card in await self.client.models()}
+            if model is None or model in known:
+                raise NoWorker(f"no worker serves {model or 'any model'} now; try again later")
+            # An unknown model is refused at the submit, which names the known ones.
+
+
+def _gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+TheGateway = Annotated[Gateway, Depends(_gateway)]
+
+
+def known_caller(request: Request, gateway: TheGateway) -> Caller:
+    """Every route but those of health depends on this, which refuses unknown keys."""
+    return gateway.caller(request.headers.get("authorization"))
+
+
+TheCaller = Annotated[Caller, Depends(known_caller)]

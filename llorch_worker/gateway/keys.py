@@ -1,0 +1,107 @@
+"""Bearer keys: who may call, how much, and with which priority."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from llorch_worker.contract import Priority
+from llorch_worker.contract.command_errors import CommandError
+
+KEY_PREFIX = "llorch-"
+_KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a request. ``name`` is "" if the gateway asks for no keys."""
+
+    name: str = ""
+    max_jobs: int | None = None
+    """The most jobs in flight."""
+    priority: Priority | None = None
+    """The priority of requests that give none."""
+
+
+class _Key(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    max_jobs: int | None = Field(None, ge=1)
+    priority: Priority | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keys: tuple[_Key, ...] = ()
+
+
+class KeyRing:
+    """The keys of a file. A changed file counts from the next request on, so a key is revoked by
+    deleting its entry; a file that has become unreadable changes nothing."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ``CommandError`` if the file cannot be read or breaks a rule."""
+        self._path = path
+        self._stamp = self._read_stamp()
+        self._keys = _read(path)
+
+    def caller(self, key: str) -> Caller | None:
+        """Whose key this is; None if nobody's."""
+        self._refresh()
+        digest = digest_of(key)
+        found = None
+        # All of them, so that the time says nothing about a key.
+        for each in self._keys:
+            if hmac.compare_digest(each.sha256, digest):
+                found = Caller(each.name, each.max_jobs, each.priority)
+        return found
+
+    def _refresh(self) -> None:
+        stamp = self._read_stamp()
+        if stamp == self._stamp:
+            return
+        try:
+            self._keys = _read(self._path)
+        except CommandError:
+            return
+        self._stamp = stamp
+
+    def _read_stamp(self) -> tuple[int, int]:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return (0, 0)
+        return (stat.st_mtime_ns, stat.st_size)
+
+
+def digest_of(key: str) -> str:
+    """What the file holds of a key. The keys are random, so a plain hash cannot be guessed."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def new_key(name: str) -> tuple[str, str]:
+    """A new key, and its entry for the file."""
+    key = f"{KEY_PREFIX}{secrets.token_urlsafe(_KEY_BYTES)}"
+    return key, f'[[keys]]\nname = "{name}"\nsha256 = "{digest_of(key)}"\n'
+
+
+def _read(path: Path) -> tuple[_Key, ...]:
+    try:
+        return _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).keys
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValidationError):
+            reason = "; ".join(
+                f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+            )
+        else:
+            reason = str(error)
+        raise CommandError("INVALID_SETTINGS", f"the file of keys {path}: {reason}") from None

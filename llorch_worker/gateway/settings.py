@@ -1,0 +1,52 @@
+"""The settings of a gateway, beside those that it shares with workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+class GatewaySettings(BaseSettings):
+    """One frozen object; each field is the environment variable ``LLORCH_GATEWAY_<FIELD>``."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="LLORCH_GATEWAY_",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+    )
+
+    host: str = "127.0.0.1"
+    """The address to listen on. Beyond loopback, keys are required."""
+    port: int = Field(8080, ge=0, le=65535)
+    """The port to listen on."""
+    keys: Path | None = None
+    """The file of bearer keys; ``llorch gateway-key`` makes one. Without it, everyone may call."""
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    """Origins, comma-separated, whose pages may call the gateway; by default none."""
+    max_body_bytes: int = Field(8 * 2**20, ge=1)
+    """The largest body of a request, files excepted."""
+    max_file_bytes: int = Field(512 * 2**20, ge=1)
+    """The largest file."""
+    body_timeout_s: float = Field(30.0, gt=0)
+    """How long a client may send nothing of its body."""
+    files: str = str(Path.home() / ".llorch" / "files")
+    """Where files are kept: a folder that all gateways share, or an fsspec URL such as s3://..."""
+    response_ttl_s: int = Field(24 * 3600, ge=1)
+    """How long responses are kept for previous_response_id and GET, and files' batches after
+    their end."""
+    batch_window: int = Field(256, ge=1)
+    """The most lines of one batch that are in the queue at a time."""
+    private_callbacks: bool = False
+    """Whether webhooks may go to private, loopback and link-local addresses."""
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return tuple(origin.strip() for origin in value.split(",") if origin.strip())

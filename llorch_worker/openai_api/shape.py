@@ -1,0 +1,58 @@
+"""The base of OpenAI's documents that clients send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import ErrorDetails
+
+from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
+
+
+class Shape(BaseModel):
+    """A document from a client. A field that is not declared is refused, never ignored.
+
+    Types are strict; ranges are left to :class:`GenerationRequest`, which has the only copy.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> GenerationRequest:
+    """The request with these ``fields``, without those that are None.
+
+    ``names``: the client's own name of a field, where it differs; errors use it.
+
+    Raises:
+        InvalidRequest: with the client's names.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return GenerationRequest(**given)
+    except InvalidRequest as error:
+        faults = [
+            fault.model_copy(update={"field": _renamed(fault.field, names)})
+            for fault in error.faults
+        ]
+        raise type(error).from_faults(faults) from None
+
+
+def _renamed(field: str, names: Mapping[str, str]) -> str:
+    first, dot, rest = field.partition(".")
+    return f"{names.get(first, first)}{dot}{rest}"
+
+
+def faults_of(errors: Iterable[ErrorDetails | Mapping[str, Any]]) -> list[Fault]:
+    """What pydantic found in a document from a client, without its values."""
+    return [
+        Fault(
+            field=".".join(shown(str(part)) for part in error["loc"]) or "body",
+            rule="unknown or unsupported field"
+            if error["type"] == "extra_forbidden"
+            else error["msg"],
+            got=describe(error["input"]),
+        )
+        for error in errors
+    ]

@@ -1,0 +1,82 @@
+"""What holds for every endpoint: health, keys, limits of bodies, the shape of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llorch_worker.gateway.keys import new_key
+from tests.gateways import GatewayProcess, running_gateway
+from tests.services import RedisServer, WorkerProcess, wait_until
+
+
+@pytest.fixture
+def answer(http: httpx.Client, toy_worker: WorkerProcess) -> httpx.Client:
+    return http
+
+
+def test_a_gateway_without_a_worker_lives_and_is_not_ready(http: httpx.Client) -> None:
+    # Runs before any test of this module has started a worker.
+    assert http.get("/health").json() == {"status": "ok"}
+    refused = http.get("/ready")
+    assert (refused.status_code, refused.json()["error"]["llorch_code"]) == (
+        503,
+        "MODEL_NOT_SERVED",
+    )
+    assert int(refused.headers["retry-after"]) > 0
+
+
+def test_models_come_from_the_registry(answer: httpx.Client) -> None:
+    assert answer.get("/ready").json() == {"status": "ok", "workers": 1}
+    (model,) = answer.get("/v1/models").json()["data"]
+    assert (model["id"], model["object"], model["workers"]) == ("toy", "model", 1)
+    assert answer.get("/v1/models/toy").json() == model
+    missing = answer.get("/v1/models/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+def test_unknown_paths_and_methods_answer_in_the_shape_of_errors(http: httpx.Client) -> None:
+    missing = http.get("/v1/nothing")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    wrong = http.delete("/v1/models")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+def test_no_endpoint_documents_a_422(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    assert not [
+        path for path, item in paths.items() for op in item.values() if "422" in op["responses"]
+    ]
+
+
+@pytest.fixture
+def keyed(redis_server: RedisServer, tmp_path: Path) -> Iterator[tuple[GatewayProcess, Path, str]]:
+    key, entry = new_key("one")
+    file = tmp_path / "keys.toml"
+    file.write_text(entry)
+    with running_gateway(redis_server.url, tmp_path, keys=file) as gateway:
+        yield gateway, file, key
+
+
+def test_keys_are_asked_for_and_revoked_without_a_restart(
+    keyed: tuple[GatewayProcess, Path, str],
+) -> None:
+    gateway, file, key = keyed
+
+    def status(key: str | None) -> int:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code
+
+    assert httpx.get(f"{gateway.url}/health").status_code == 200
+    assert [status(None), status("llorch-wrong"), status(key)] == [401, 401, 200]
+    second, entry = new_key("two")
+    file.write_text(entry)
+    wait_until(lambda: status(second) == 200)
+    assert status(key) == 401
+    file.write_text("not toml")
+    assert status(second) == 200
+    assert key not in gateway.log.read_text()
