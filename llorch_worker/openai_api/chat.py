@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, SkipValidation
@@ -9,13 +10,15 @@ from pydantic import BeforeValidator, SkipValidation
 from llorch_worker.contract import (
     Fault,
     GenerationRequest,
+    GenerationResult,
     InvalidRequest,
     ResponseFormat,
     Tool,
     ToolChoice,
     describe,
 )
-from llorch_worker.openai_api.sampling import Sampling
+from llorch_worker.openai_api.body import Body
+from llorch_worker.openai_api.chat_answer import ChatChunks, ChatCompletion, chat_completion
 from llorch_worker.openai_api.shape import Shape, generation_request
 
 
@@ -74,7 +77,7 @@ class ChatMessage(Shape):
         }
 
 
-class ChatRequest(Sampling):
+class ChatRequest(Body):
     """OpenAI's request, with our own fields beside it."""
 
     messages: list[ChatMessage]
@@ -93,7 +96,6 @@ class ChatRequest(Sampling):
     """Accepted and without effect."""
 
     def to_requests(self) -> list[GenerationRequest]:
-        """The one request. Raises ``InvalidRequest``."""
         faults = list(self._faults())
         fields = self.passed_on()
         fields |= {
@@ -116,6 +118,18 @@ class ChatRequest(Sampling):
         if faults:
             raise InvalidRequest.from_faults(faults)
         return [request]
+
+    def answer(self, results: Sequence[GenerationResult], created: int) -> ChatCompletion:
+        return chat_completion(results[0], created)
+
+    def chunks(self, job_id: str, created: int) -> ChatChunks:
+        return ChatChunks(
+            job_id,
+            created,
+            n=self.n or 1,
+            may_call=bool(self.tools) and self.tool_choice != "none",
+            options=self.stream_options,
+        )
 
     def _faults(self) -> list[Fault]:
         faults = []

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SkipValidation
 from pydantic_core import PydanticCustomError
 
-from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
-from llorch_worker.openai_api.sampling import Sampling
+from llorch_worker.contract import (
+    Fault,
+    GenerationRequest,
+    GenerationResult,
+    InvalidRequest,
+    describe,
+)
+from llorch_worker.openai_api.body import Body
+from llorch_worker.openai_api.completion_answer import (
+    Completion,
+    CompletionChunks,
+    Prompt,
+    completion,
+)
 from llorch_worker.openai_api.shape import generation_request
 
 MAX_PROMPTS = 1_024
 DEFAULT_MAX_TOKENS = 16
-
-Prompt = str | list[int]
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -36,7 +47,7 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(Body):
     """OpenAI's request, with our own fields beside it."""
 
     prompt: Annotated[
@@ -56,7 +67,6 @@ class CompletionRequest(Sampling):
     """Only as many as n: every choice is returned."""
 
     def to_requests(self) -> list[GenerationRequest]:
-        """One for each prompt. Raises ``InvalidRequest``."""
         faults = list(self._faults())
         requests = []
         for number in range(len(self.prompt)):
@@ -69,6 +79,20 @@ class CompletionRequest(Sampling):
         if faults:
             raise InvalidRequest.from_faults(faults)
         return requests
+
+    def answer(self, results: Sequence[GenerationResult], created: int) -> Completion:
+        return completion(results, created, self.prompt if self.echo else ())
+
+    def chunks(self, job_id: str, created: int) -> CompletionChunks:
+        texts = [prompt for prompt in self.prompt if isinstance(prompt, str)]
+        return CompletionChunks(
+            job_id,
+            created,
+            n=self.n or 1,
+            echoed=texts if self.echo else (),
+            logprobs=self.logprobs is not None,
+            options=self.stream_options,
+        )
 
     def _to_request(self, number: int) -> GenerationRequest:
         prompt = self.prompt[number]
