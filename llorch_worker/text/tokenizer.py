@@ -59,6 +59,12 @@ class Tokenizer:
         ids = self._codec.encode(text, parse_special)
         return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of ``text`` in the middle of a longer text, without a space put in front."""
+        before = self._codec.encode("\n")
+        ids = self._codec.encode("\n" + text)
+        return ids[len(before) :] if ids[: len(before)] == before else self._codec.encode(text)
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Prompt ids of a conversation that the assistant is to answer.
 
