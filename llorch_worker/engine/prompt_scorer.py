@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
 
 Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""``chosen`` [rows], ``top_ids`` and ``top`` [rows, width], as in ``ScoredTokens``."""
+"""``chosen`` [rows, 1], ``top_ids`` and ``top`` [rows, width], as in ``ScoredTokens``."""
 
 
 class PromptScorer:
@@ -32,6 +31,7 @@ class PromptScorer:
         targets: npt.NDArray[np.int64],
         shares: list[tuple[Sequence, int]],
         piece_rows: int,
+        vocab_size: int,
     ) -> None:
         """``rows`` [scored] are indices into the step's token row, and ``targets`` [scored] the
         tokens that follow them; ``shares`` says how many of them belong to whom. At most
@@ -43,11 +43,11 @@ class PromptScorer:
         # Always the same number of alternatives: which one of equal logits comes first depends on
         # it.
         wanted = any(sequence.request.prompt_logprobs for sequence, _ in shares)
-        self._most_likely = MAX_LOGPROBS if wanted else 0
-        self._scores: list[Scores] = []
+        self._most_likely = min(MAX_LOGPROBS, vocab_size) if wanted else 0
+        self._scores: Scores | None = None
 
     @classmethod
-    def of(cls, chunks: Items[Chunk], piece_rows: int) -> PromptScorer | None:
+    def of(cls, chunks: Items[Chunk], piece_rows: int, vocab_size: int) -> PromptScorer | None:
         """The scorer of a step with these ``chunks``; None if it scores nothing."""
         if not any(chunk.sequence.prompt_logprobs for chunk in chunks):
             return None
@@ -64,7 +64,8 @@ class PromptScorer:
             offset += chunk.count
         if not rows:
             return None
-        return cls(np.array(rows, np.int64), np.array(targets, np.int64), shares, piece_rows)
+        arrays = np.array(rows, np.int64), np.array(targets, np.int64)
+        return cls(*arrays, shares, piece_rows, vocab_size)
 
     def score(
         self,
@@ -73,25 +74,36 @@ class PromptScorer:
         logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """``rows`` and ``targets`` on the device; see ``RaggedBatch.read_logits``."""
-        pieces = rows.split(self._piece_rows), targets.split(self._piece_rows)
-        for piece, tokens in zip(*pieces, strict=True):
+        chosen = torch.empty(len(rows), 1, device=rows.device)
+        top = torch.empty(len(rows), self._most_likely, device=rows.device)
+        # Made before the logits: malloc would put them behind each piece's, and keep its memory.
+        self._scores = chosen, torch.empty_like(top, dtype=torch.int64), top
+        columns = (targets.unsqueeze(1), *self._scores)
+        pieces = (column.split(self._piece_rows) for column in (rows, *columns))
+        for piece, *scores in zip(*pieces, strict=True):
             # A call of its own, so that nothing holds one piece's logits while the next is made.
-            self._scores.append(self._score(logits_of(piece), tokens))
-
-    def _score(self, logits: torch.Tensor, targets: torch.Tensor) -> Scores:
-        """logits: [rows, vocab] float32; targets: [rows]."""
-        logprobs = logits.log_softmax(dim=-1)
-        chosen = logprobs.gather(1, targets.unsqueeze(1)).squeeze(1)
-        top, top_ids = logprobs.topk(min(self._most_likely, logprobs.shape[-1]), dim=-1)
-        return chosen, top_ids, top
+            _score(logits_of(piece), *scores)
 
     def read(self) -> list[tuple[Sequence, ScoredTokens]]:
         """Waits for the device."""
+        if self._scores is None:
+            raise RuntimeError("the model has not let its logits be read")
+        chosen, top_ids, top = (scores.cpu().numpy() for scores in self._scores)
         ends = np.cumsum([length for _, length in self._shares])[:-1]
-        arrays: list[list[Any]] = [
-            np.split(torch.cat(parts).cpu().numpy(), ends)
-            for parts in zip(*self._scores, strict=True)
-        ]
-        scored = (ScoredTokens(*parts) for parts in zip(*arrays, strict=True))
+        columns = (np.split(column, ends) for column in (chosen[:, 0], top_ids, top))
+        scored = (ScoredTokens(*parts) for parts in zip(*columns, strict=True))
         owners = (sequence for sequence, _ in self._shares)
         return list(zip(owners, scored, strict=True))
+
+
+def _score(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    chosen: torch.Tensor,
+    top_ids: torch.Tensor,
+    top: torch.Tensor,
+) -> None:
+    """logits: [rows, vocab] float32; targets: [rows, 1]; writes the others, ``Scores``."""
+    logprobs = logits.log_softmax(dim=-1)
+    torch.gather(logprobs, 1, targets, out=chosen)
+    torch.topk(logprobs, top.shape[1], dim=-1, out=(top, top_ids))

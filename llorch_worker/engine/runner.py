@@ -107,7 +107,8 @@ class Runner:
         if due:
             places = [c.start + c.count - c.sequence.prompt_length for c in due]
             draw = self._sampler.prepare(sequences, places)
-        scorer = PromptScorer.of(chunks, self._scored_rows)
+        vocab_size = self._cache.shape.vocab_size
+        scorer = PromptScorer.of(chunks, self._scored_rows, vocab_size)
         layout = self._layout(chunks, after)
         before = None if after is None else after.pending
         work = partial(self._compute, layout, before, draw, scorer)

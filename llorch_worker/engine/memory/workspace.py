@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from llorch_worker.cache import CacheShape
@@ -14,9 +16,11 @@ SAMPLER_LOGIT_BYTES = 64
 """Bytes of each logit if every sequence asks for truncation, penalties and log probabilities.
 Logits, log softmax, three tables of penalties, and weights take 24 bytes as float32. Truncation
 adds at most 38, for its sort with int64 indices or for the sorted rows' masses."""
-SCORED_LOGITS_BYTES = 64 * 2**20
+SCORED_LOGITS_BYTES: Final = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
 """The most float32 logits that exist at once while prompts are scored. Their log softmax takes as
-much again, and so may the output matrix's product before it is widened."""
+much again, and the output matrix's product before it is widened at most that too. A card reads the
+whole output matrix for each piece, so its pieces are larger; on the CPU that gains nothing (see
+``python -m benches.prompt_logprobs``)."""
 
 
 def workspace_bytes(
@@ -53,8 +57,8 @@ def scored_rows(
     stays = max_step_tokens * (2 * config.hidden_size * item + _token(config) + score)
     room = _step_bytes(config, shape, max_sequences, max_step_tokens) - stays
     row = config.vocab_size * (item + 2 * torch.float32.itemsize) + 2 * config.hidden_size * item
-    fitting = min(room // row, SCORED_LOGITS_BYTES // (config.vocab_size * torch.float32.itemsize))
-    return 1 << (max(1, fitting).bit_length() - 1)
+    most = SCORED_LOGITS_BYTES[shape.device.type] // (config.vocab_size * torch.float32.itemsize)
+    return 1 << (max(1, min(room // row, most)).bit_length() - 1)
 
 
 def _step_bytes(
