@@ -49,8 +49,15 @@ class Matcher:
         return self._vocabulary.eos_ids
 
     def may_begin(self) -> bool:
-        """Whether any token may come next."""
-        return self._may_continue() and not self._matcher.is_error()
+        """Whether any token may come next, and any after those that are forced. Moves on by them.
+
+        A grammar of too many branches shows it at the first of them.
+        """
+        if not self._may_continue():
+            return False
+        return self._matcher.consume_tokens(self.forced) and (
+            self._matcher.is_accepting() or self._may_continue()
+        )
 
     def push(self, token_id: int) -> None:
         """Moves on by a token of the text. Raises InvalidRequest if it does not fit the grammar, or
