@@ -22,7 +22,8 @@ replaces it."""
 class Grammar:
     """``field`` of the request, and the user's ``source`` in it.
 
-    ``build`` makes llguidance's form of it. It raises ValueError for half a character, which UTF-8 cannot encode.
+    ``build`` makes llguidance's form of it. It raises ValueError for half a character, which
+    UTF-8 cannot encode.
     """
 
     field: str
