@@ -74,12 +74,23 @@ class Matcher:
             self._matcher.is_stopped() or (not self.eos_ids and not self._may_continue())
         )
 
+    def end(self, token_id: int) -> None:
+        """Notes that a stop token has ended the text. Raises InvalidRequest if it was chosen only
+        because nothing fits any more."""
+        early = token_id in self.eos_ids and not self._matcher.is_accepting()
+        if early or self._matcher.is_error():
+            raise self._failure()
+
     def finish_row(self, bits: Bits, stop_ids: frozenset[int], may_stop: bool) -> None:
         """Completes ``bits``, which llguidance has filled in, for a request.
 
         ``stop_ids`` may end the text where the grammar lets it end, if it ``may_stop`` already. If
         nothing else can follow, a token that ends it may, whatever the request ignores.
         """
+        if self._matcher.is_error():
+            # ``push`` and ``end`` will say so. Until then the row must have a token.
+            bits[:] = -1
+            return
         if self.forced:
             bits[:] = 0
             _allow(bits, self.forced[:1])
@@ -95,10 +106,6 @@ class Matcher:
                 bits[:] = whole
         if may_end and not bits.any():
             _allow(bits, self.eos_ids)
-        if not bits.any():
-            # The grammar became too complex, or the vocabulary cannot spell it. ``push`` says so;
-            # until then the row must have a token.
-            bits[:] = -1
 
     def _may_continue(self) -> bool:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32).copy()

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract import GenerationRequest, InvalidRequest
 from llorch_worker.engine.constraints.compiler import Compiler
 from llorch_worker.engine.constraints.masks import MaskedRow, Masker
 from llorch_worker.engine.constraints.matcher import Matcher
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.text.chat import Llama2Chat
+from llorch_worker.text.decoding_table import DecodingTable
+from llorch_worker.text.tokenizer import Tokenizer
 
 NONE: frozenset[int] = frozenset()
 
@@ -93,3 +96,35 @@ def test_a_card_computes_the_same_from_the_bits(
     from_bits.apply(again)
     assert torch.equal(logits, again)
     assert np.isfinite(logits.numpy()).any(axis=1).all()
+
+
+class Bare:
+    """A codec of a few tokens, among them none for most bytes."""
+
+    special_ids: Mapping[str, int] = {"</s>": 0}
+    decoding_table = DecodingTable([b"", b"a", b"b"], {0: "</s>"}, frozenset(), "replace", False)
+
+    def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
+        return [" ab".index(letter) for letter in text if letter in "ab"]
+
+
+def test_a_text_that_cannot_go_on_ends_with_an_error() -> None:
+    """And its row is left with tokens, because a row of none would have no probabilities."""
+    tokenizer = Tokenizer(
+        Bare(),
+        prefix_ids=(),
+        suffix_ids=(),
+        bos_token_id=None,
+        eos_token_ids=(0,),
+        chat=Llama2Chat(Bare(), None, None),
+    )
+    vocabulary = ConstraintVocabulary(tokenizer, 3, frozenset([0]))
+    request = GenerationRequest(prompt="a", structured_outputs={"regex": "(a|b)(c|d)"})
+    matcher = Compiler(vocabulary).compile(request)
+    assert matcher is not None
+    matcher.push(1)
+    row = MaskedRow(0, matcher, vocabulary.eos_ids, may_stop=True)
+    assert allowed(vocabulary, row) == [0, 1, 2]
+    for last in (lambda: matcher.end(0), lambda: matcher.push(2)):
+        with pytest.raises(InvalidRequest, match=r"structured_outputs\.regex: must stay within"):
+            last()
