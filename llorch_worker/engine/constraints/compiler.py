@@ -14,15 +14,16 @@ from llorch_worker.engine.constraints.reason import reason
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 
 PATIENCE_S = 5.0
-"""The limits below let no grammar known to us compile for longer than 2 s on a free core."""
+"""On a free core the limits below let no grammar that we know compile for longer than 2 s."""
 
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     max_grammar_size=200_000,
-    # Of one step: other jobs wait for it. 20 ms of lexing and 50 ms of parsing at the very most.
+    # Of one step, for which other jobs wait: a tenth of a second on a slow machine.
     step_lexer_fuel=100_000,
-    step_max_items=20_000,
-    max_lexer_states=50_000,
+    step_max_items=10_000,
+    # A state takes 1 to 2 kB.
+    max_lexer_states=20_000,
     verbose_errors=False,
 )
 
