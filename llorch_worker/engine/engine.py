@@ -201,8 +201,9 @@ class Engine:
     def warm_up(self) -> None:
         """Runs requests that need as much memory as jobs, then measures memory for :meth:`stats`.
 
-        Call it once, before the first job.
+        It also prepares the vocabulary for grammars. Call it once, before the first job.
         """
+        self._compiler.prepare()
         sizes = (self.max_context, self.max_sequences, self._max_step_tokens)
         run_first_requests(self.submit, self._device, *sizes)
         self._measured_bytes = measured_bytes(self._parts, self._device)

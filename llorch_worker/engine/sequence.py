@@ -176,7 +176,9 @@ class Sequence:
         ended = (may_stop and token_id in self.stop_ids) or (
             self.matcher is not None and token_id in self.matcher.eos_ids
         )
-        if not ended:
+        if ended and self.matcher is not None:
+            self.matcher.end(token_id)
+        elif not ended:
             ended = self.text.push(token_id, may_stop=may_stop)
             if self.matcher is not None:
                 self.matcher.push(token_id)

@@ -126,8 +126,9 @@ def test_other_text_is_shown_as_soon_as_it_is_no_call(text: str, shown_from: int
     assert held == [True] * shown_from + [False] * (len(text) + 1 - shown_from)
 
 
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none() | st.booleans() | NUMBERS | st.text(),
     lambda children: st.lists(children) | st.dictionaries(st.text(), children),
     max_leaves=4,
 )

@@ -66,6 +66,8 @@ def _object(chance: random.Random, depth: int) -> Schema:
     match chance.randrange(4):
         case 0:
             schema["additionalProperties"] = _scalar(chance)
+            # llguidance counts properties only where all that are named must be there.
+            schema["required"] = names
             schema["maxProperties"] = len(names) + 1
         case 1:
             schema["patternProperties"] = {"^p[0-9]$": _scalar(chance)}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher
@@ -18,11 +20,15 @@ replaces it."""
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """``text`` in llguidance's form; ``field`` of the request and the user's ``source`` in it."""
+    """``field`` of the request, and the user's ``source`` in it.
+
+    ``build`` makes llguidance's form of it. It raises ValueError for half a character, which
+    UTF-8 cannot encode.
+    """
 
     field: str
     source: Any
-    text: str
+    build: Callable[[], str]
 
 
 def grammar_of(request: GenerationRequest) -> Grammar | None:
@@ -37,21 +43,21 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
         if given.json_ is not None:
             return _json_schema("structured_outputs.json", given.json_)
         if given.regex is not None:
-            text = LLMatcher.grammar_from_regex(given.regex)
-            return Grammar("structured_outputs.regex", given.regex, text)
+            build = partial(LLMatcher.grammar_from_regex, given.regex)
+            return Grammar("structured_outputs.regex", given.regex, build)
         if given.choice is not None:
             texts = "start: " + " | ".join(map(json.dumps, given.choice))
-            lark = LLMatcher.grammar_from_lark(texts)
-            return Grammar("structured_outputs.choice", given.choice, lark)
+            build = partial(LLMatcher.grammar_from_lark, texts)
+            return Grammar("structured_outputs.choice", given.choice, build)
         assert given.grammar is not None
-        lark = LLMatcher.grammar_from_lark(given.grammar)
-        return Grammar("structured_outputs.grammar", given.grammar, lark)
+        build = partial(LLMatcher.grammar_from_lark, given.grammar)
+        return Grammar("structured_outputs.grammar", given.grammar, build)
     return _forced_calls(request) if request.forces_a_call else None
 
 
 def _json_schema(field: str, schema: dict[str, Any]) -> Grammar:
-    text = LLMatcher.grammar_from_json_schema({"x-guidance": _OPTIONS, **schema})
-    return Grammar(field, schema, text)
+    with_options = {"x-guidance": _OPTIONS, **schema}
+    return Grammar(field, schema, partial(LLMatcher.grammar_from_json_schema, with_options))
 
 
 def _forced_calls(request: GenerationRequest) -> Grammar:
@@ -64,18 +70,25 @@ def _forced_calls(request: GenerationRequest) -> Grammar:
         name = request.tool_choice.function.name
         tools = tuple(tool for tool in tools if tool.function.name == name)
     more = ' ("; " call)*' if request.parallel_tool_calls else ""
-    rules = [f"start: call{more}", "call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
+    lark = [f"start: call{more}", "call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for index, tool in enumerate(tools):
         head = json.dumps(f'{{"name": "{tool.function.name}", "parameters": ')
-        rules.append(f'call_{index}: {head} arguments_{index} "}}"')
-        rules.append(f"arguments_{index}: %json {json.dumps(_parameters(tool))}")
+        lark.append(f'call_{index}: {head} @arguments_{index} "}}"')
+    grammars = [
+        {"name": "calls", "lark_grammar": "\n".join(lark)},
+        # Each a grammar of its own, so that "#" in a schema means that schema.
+        *(
+            {"name": f"arguments_{index}", "json_schema": _parameters(tool)}
+            for index, tool in enumerate(tools)
+        ),
+    ]
     source = [tool.model_dump(mode="json") for tool in tools]
-    return Grammar("tools", source, LLMatcher.grammar_from_lark("\n".join(rules)))
+    return Grammar("tools", source, partial(json.dumps, {"grammars": grammars}))
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
     schema = tool.function.parameters
     if schema is None:
         # OpenAI: a function without parameters has an empty list of them.
-        return {"type": "object", "additionalProperties": False}
+        schema = {"additionalProperties": False}
     return {"type": "object", "x-guidance": _OPTIONS, **schema}

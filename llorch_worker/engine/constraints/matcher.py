@@ -49,8 +49,15 @@ class Matcher:
         return self._vocabulary.eos_ids
 
     def may_begin(self) -> bool:
-        """Whether any token may come next."""
-        return self._may_continue() and not self._matcher.is_error()
+        """Whether any token may come next, and any after those that are forced. Moves on by them.
+
+        A grammar of too many branches shows it at the first of them.
+        """
+        if not self._may_continue():
+            return False
+        return self._matcher.consume_tokens(self.forced) and (
+            self._matcher.is_accepting() or self._may_continue()
+        )
 
     def push(self, token_id: int) -> None:
         """Moves on by a token of the text. Raises InvalidRequest if it does not fit the grammar, or
@@ -67,12 +74,23 @@ class Matcher:
             self._matcher.is_stopped() or (not self.eos_ids and not self._may_continue())
         )
 
+    def end(self, token_id: int) -> None:
+        """Notes that a stop token has ended the text. Raises InvalidRequest if it was chosen only
+        because nothing fits any more."""
+        early = token_id in self.eos_ids and not self._matcher.is_accepting()
+        if early or self._matcher.is_error():
+            raise self._failure()
+
     def finish_row(self, bits: Bits, stop_ids: frozenset[int], may_stop: bool) -> None:
         """Completes ``bits``, which llguidance has filled in, for a request.
 
         ``stop_ids`` may end the text where the grammar lets it end, if it ``may_stop`` already. If
         nothing else can follow, a token that ends it may, whatever the request ignores.
         """
+        if self._matcher.is_error():
+            # ``push`` and ``end`` will say so. Until then the row must have a token.
+            bits[:] = -1
+            return
         if self.forced:
             bits[:] = 0
             _allow(bits, self.forced[:1])
@@ -88,10 +106,6 @@ class Matcher:
                 bits[:] = whole
         if may_end and not bits.any():
             _allow(bits, self.eos_ids)
-        if not bits.any():
-            # The grammar became too complex, or the vocabulary cannot spell it. ``push`` says so;
-            # until then the row must have a token.
-            bits[:] = -1
 
     def _may_continue(self) -> bool:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32).copy()

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from llorch_worker.bench.instruments.no_op_engine import made_up_tokenizer
+from llorch_worker.contract import GenerationRequest, InvalidRequest
+from llorch_worker.engine.constraints.compiler import Compiler
+from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+
+# Hundreds of milliseconds of work.
+LARGE = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(4000)}}
+
+
+def asking(**outputs: Any) -> GenerationRequest:
+    return GenerationRequest(prompt="a", structured_outputs=outputs)
+
+
+@pytest.fixture(scope="module")
+def words() -> ConstraintVocabulary:
+    """A vocabulary of " w1" to " w63" and no single bytes."""
+    return ConstraintVocabulary(made_up_tokenizer(64), 64, frozenset())
+
+
+@pytest.fixture(scope="module")
+def bytes_too(loaded: Any) -> ConstraintVocabulary:
+    tokenizer = loaded.tokenizer
+    return ConstraintVocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+
+
+def test_a_request_without_a_grammar_needs_no_vocabulary(words: ConstraintVocabulary) -> None:
+    for fields in ({}, {"response_format": {"type": "text"}}):
+        assert Compiler(words).compile(GenerationRequest(prompt="a", **fields)) is None
+    assert "ll_tokenizer" not in vars(words)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {"choice": [" w1", "Bern"]},
+        {"choice": [" w1 "]},
+        {"regex": "Bern"},
+        {"json": {"type": "object"}},
+    ],
+    ids=lambda outputs: next(iter(outputs)),
+)
+def test_what_the_vocabulary_cannot_spell_is_refused(
+    words: ConstraintVocabulary, outputs: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest, match="vocabulary can"):
+        Compiler(words).compile(asking(**outputs))
+
+
+def test_what_the_vocabulary_can_spell_compiles(words: ConstraintVocabulary) -> None:
+    matcher = Compiler(words).compile(asking(choice=[" w1 w12"]))
+    assert matcher is not None
+    spelt = [words.tokens.index(word) for word in (b" w1", b" w12")]
+    for token_id in spelt:
+        assert not matcher.complete
+        matcher.push(token_id)
+    assert matcher.complete
+
+
+def test_a_grammar_that_takes_too_long_is_refused(bytes_too: ConstraintVocabulary) -> None:
+    with pytest.raises(InvalidRequest, match=r"structured_outputs\.json: must compile within 0 s"):
+        Compiler(bytes_too, patience_s=0).compile(asking(json=LARGE))
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {"json": LARGE},
+        {"json": {"enum": [f"value {number} of many" for number in range(8000)]}},
+        {
+            "json": {
+                "type": "array",
+                "minItems": 10**6,
+                "items": {"type": "array", "minItems": 10**6},
+            }
+        },
+        {"regex": "((a?){50}(a){50}){50}"},
+        {"regex": ".*a.{200}b"},
+        {"grammar": 'start: (("a"|"b"){1,300}){1,300}'},
+        {"grammar": 'start: e\ne: e e | "a" | "b" e | e "c" |  '},
+        {"grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000},
+    ],
+    ids=lambda outputs: str(outputs)[:40],
+)
+def test_a_malicious_grammar_compiles_or_is_refused_in_time(
+    bytes_too: ConstraintVocabulary, outputs: dict[str, Any]
+) -> None:
+    """And neither crashes the process nor raises anything else."""
+    with suppress(InvalidRequest):
+        assert Compiler(bytes_too).compile(asking(**outputs)) is not None
+
+
+def test_the_reason_names_json_schemas_words_and_none_of_the_users(
+    bytes_too: ConstraintVocabulary,
+) -> None:
+    schema = {"type": "object", "properties": {"zsecretz": False}, "required": ["zsecretz"]}
+    with pytest.raises(InvalidRequest) as caught:
+        Compiler(bytes_too).compile(asking(json=schema))
+    (fault,) = caught.value.faults
+    assert fault.rule == (
+        "must compile: Unsatisfiable schema: required property '...' is unsatisfiable"
+    )
+    with pytest.raises(InvalidRequest, match=r'Unimplemented keys: \["uniqueItems"\]'):
+        Compiler(bytes_too).compile(asking(json={"type": "array", "uniqueItems": True}))

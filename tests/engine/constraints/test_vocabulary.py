@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine.constraints.compiler import Compiler
+from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from llorch_worker.text import load_tokenizer
+from llorch_worker.weights import open_checkpoint
+
+TEXTS = [
+    b"Once upon a time",
+    b' {"a": [1.5e-3]}\n\t',
+    "日本 😀 ünï".encode(),
+    b"\xe6\x97",
+    b"  two",
+]
+
+
+@pytest.fixture(scope="module", params=["stories.gguf", "stories hf", "random", "llama2", "padded"])
+def vocabulary(request: pytest.FixtureRequest) -> ConstraintVocabulary:
+    fixture, file = {
+        "stories.gguf": ("stories260k", "f32.gguf"),
+        "stories hf": ("stories260k", "hf"),
+        "random": ("random256", "f32.gguf"),
+        "llama2": ("llama2_vocab", "vocab-only.gguf"),
+        "padded": ("stories260k", "f32.gguf"),
+    }[request.param]
+    folder: Path = request.getfixturevalue(fixture)
+    tokenizer = load_tokenizer(open_checkpoint(folder / file))
+    # A model may have more logits than its vocabulary has tokens.
+    size = tokenizer.vocab_size + (67 if request.param == "padded" else 0)
+    return ConstraintVocabulary(tokenizer, size, tokenizer.eos_token_ids)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=str)
+def test_the_tokens_of_a_text_have_its_bytes(vocabulary: ConstraintVocabulary, text: bytes) -> None:
+    assert b"".join(vocabulary.tokens[token_id] for token_id in vocabulary(text)) == text
+    assert vocabulary.spells(text)
+
+
+def test_forced_text_is_spelt_as_the_tokenizer_spells_it(vocabulary: ConstraintVocabulary) -> None:
+    request = GenerationRequest(prompt="a", structured_outputs={"choice": ["Once upon a time"]})
+    matcher: Any = Compiler(vocabulary).compile(request)
+    ids = []
+    while not matcher.complete:
+        assert matcher.forced, "there is only one text"
+        ids.append(matcher.forced[0])
+        matcher.push(matcher.forced[0])
+    assert b"".join(vocabulary.tokens[token_id] for token_id in ids) == b"Once upon a time"
+
+
+def test_control_tokens_are_no_text(vocabulary: ConstraintVocabulary) -> None:
+    request = GenerationRequest(prompt="a", structured_outputs={"regex": "(.|\n)+"})
+    matcher: Any = Compiler(vocabulary).compile(request)
+    assert vocabulary.special_token_ids
+    for token_id in vocabulary.special_token_ids[:-1]:
+        with pytest.raises(Exception, match="must stay within"):
+            matcher.copy().push(token_id)

@@ -1,0 +1,178 @@
+"""Calls of tools: forced by a grammar, or read from what the model chose to write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from jsonschema import Draft202012Validator
+
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.contract import (
+    GenerationRequest,
+    GenerationResult,
+    InvalidRequest,
+    Tokens,
+    read_journal,
+)
+from llorch_worker.engine import Engine
+from llorch_worker.model import RaggedBatch
+from llorch_worker.text.chat import TemplateChat
+from tests.engine.structured import TIMEOUT_S
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Zürich"]}, "days": {"enum": [1, 2, 7]}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"unused": {"type": "null"}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "time"}},
+]
+# Like Llama 3.x': it shows tools, and calls as they are to be written.
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}"
+    '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}'
+    "{% endfor %}\n{% endfor %}"
+)
+
+
+@pytest.fixture
+def with_template(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = TemplateChat(TEMPLATE, loaded.tokenizer._codec, {}, None)
+    monkeypatch.setattr(loaded.tokenizer, "_chat", chat)
+
+
+def asking(**fields: Any) -> GenerationRequest:
+    messages = [{"role": "user", "content": "Weather?"}]
+    given = {"messages": messages, "tools": TOOLS, "max_tokens": 200, "seed": 1, **fields}
+    return GenerationRequest(**given)
+
+
+@pytest.mark.usefixtures("with_template")
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("tool_choice", "allowed"),
+    [
+        ("required", {"weather", "time"}),
+        ({"type": "function", "function": {"name": "weather"}}, {"weather"}),
+        ({"type": "function", "function": {"name": "time"}}, {"time"}),
+    ],
+    ids=["required", "weather", "time"],
+)
+def test_a_forced_call_fits_its_tool(
+    engine: Engine, tool_choice: Any, allowed: set[str], seed: int
+) -> None:
+    fields = {"tool_choice": tool_choice, "seed": seed, "parallel_tool_calls": False}
+    (choice,) = engine.submit(asking(**fields)).result(TIMEOUT_S).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.tool_calls is not None
+    (call,) = choice.tool_calls
+    assert call.function.name in allowed
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "weather":
+        Draft202012Validator(WEATHER).validate(arguments)
+    else:
+        assert arguments == {}
+
+
+@pytest.mark.usefixtures("with_template")
+def test_forced_calls_may_be_several(engine: Engine, loaded: Any) -> None:
+    (go_on,) = loaded.tokenizer.encode("x;", add_special_tokens=False)[-1:]
+    fields = {"tool_choice": "required", "logit_bias": {go_on: 50}, "max_tokens": 120}
+    result = engine.submit(asking(**fields)).result(TIMEOUT_S)
+    assert result.text.count('; {"name": "') > 1
+
+
+@pytest.mark.usefixtures("with_template")
+def test_the_ids_of_calls_survive_a_death(engine: Engine) -> None:
+    request = asking(tool_choice="required", n=2, parallel_tool_calls=False)
+    whole = engine.submit(request, job_id="job")
+    expected = whole.result(TIMEOUT_S).choices
+    tokens = [event for event in whole.events() if isinstance(event, Tokens)]
+    journal = read_journal(tokens[: len(tokens) // 2])
+    assert (
+        engine.submit(request, job_id="job", journal=journal).result(TIMEOUT_S).choices == expected
+    )
+    ids = {call.id for choice in expected for call in choice.tool_calls or ()}
+    assert len(ids) == 2
+
+
+class Says:
+    """Writes given ids after the prompt, one each step."""
+
+    def __init__(self, model: Any, prompt_tokens: int, ids: list[int]) -> None:
+        self.model = model
+        self.prompt_tokens = prompt_tokens
+        self.ids = ids
+
+    def forward(self, batch: RaggedBatch, cache: UnifiedCache) -> torch.Tensor:
+        logits: torch.Tensor = self.model.forward(batch, cache)
+        for row, position in enumerate(batch.positions[batch.logits_rows].tolist()):
+            logits[row, self.ids[position + 1 - self.prompt_tokens]] += 1e3
+        return logits
+
+
+@pytest.fixture
+def says(
+    loaded: Any, with_template: None, make_engine: Callable[..., Engine]
+) -> Callable[..., GenerationResult]:
+    """The result of a request that the model answers with a given text."""
+
+    def answer(text: str, **fields: Any) -> GenerationResult:
+        request = asking(**fields)
+        shown = () if request.tool_choice == "none" else request.tools
+        prompt = loaded.tokenizer.encode_chat(request.messages, shown)
+        (end,) = loaded.tokenizer.eos_token_ids
+        ids = [*loaded.tokenizer.encode_inside(text), end]
+        engine = make_engine(model=Says(loaded.model, len(prompt), ids))
+        return engine.submit(request).result(TIMEOUT_S)
+
+    return answer
+
+
+CALL = '{"name": "weather", "parameters": {"city": "Bern"}}'
+
+
+def test_a_call_that_the_model_chose_is_read(says: Callable[..., GenerationResult]) -> None:
+    (choice,) = says(CALL).choices
+    assert choice.text == CALL
+    assert choice.finish_reason == "tool_calls"
+    assert choice.tool_calls is not None
+    assert [call.function.arguments for call in choice.tool_calls] == ['{"city": "Bern"}']
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("It rains.", {}),
+        (CALL, {"tool_choice": "none"}),
+        (CALL.replace("weather", "forecast"), {}),
+    ],
+    ids=["text", "none", "unknown tool"],
+)
+def test_other_answers_are_text(
+    says: Callable[..., GenerationResult], text: str, fields: dict[str, Any]
+) -> None:
+    (choice,) = says(text, **fields).choices
+    assert (choice.text, choice.finish_reason, choice.tool_calls) == (text, "stop", None)
+
+
+def test_a_model_without_a_template_refuses_tools(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="tools: the model has no chat template"):
+        engine.submit(asking())
+    assert engine.submit(asking(tool_choice="none", max_tokens=3)).result(TIMEOUT_S)
+
+
+@pytest.mark.usefixtures("with_template")
+def test_parameters_that_do_not_compile_are_refused(engine: Engine) -> None:
+    tool = {"function": {"name": "f", "parameters": {"type": "zsecretz"}}}
+    with pytest.raises(InvalidRequest, match="tools: must compile") as caught:
+        engine.submit(asking(tools=[tool], tool_choice="required"))
+    assert "zsecretz" not in str(caught.value)
