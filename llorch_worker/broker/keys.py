@@ -75,3 +75,9 @@ def result(job_id: str) -> str:
 def key_jobs(name: str) -> str:
     """Sorted set: id of a job that the gateway's key ``name`` has in flight -> Unix time."""
     return f"{PREFIX}gateway:key:{name}:jobs"
+
+
+def response(key_name: str, job_id: str) -> str:
+    """JSON of :class:`llorch_worker.openai_api.responses.ResponseRecord`, made with the gateway's
+    key ``key_name``, with a TTL of ``response_ttl_s``. What came of it is the job's result."""
+    return f"{PREFIX}gateway:response:{key_name}:{job_id}"
