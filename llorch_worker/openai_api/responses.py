@@ -87,6 +87,7 @@ class Response(_Part):
     id: str
     object: Literal["response"] = "response"
     created_at: int
+    completed_at: int | None = None
     status: Status
     background: bool
     error: ResponseError | None = None
@@ -163,7 +164,7 @@ def new_record(
         store=request.stored,
         temperature=generation.temperature,
         text={
-            "format": request.text.format.model_dump(exclude_none=True, by_alias=True),
+            "format": request.format.model_dump(exclude_none=True, by_alias=True),
             "verbosity": "medium",
         },
         tool_choice=tool_choice if isinstance(tool_choice, str) else tool_choice.model_dump(),
@@ -193,6 +194,7 @@ def response_of(record: ResponseRecord, end: End | None, *, running: bool = Fals
             else IncompleteDetails(llorch_finish_reason=reason),
             "model": end.model,
             "output": output_of(record, end),
+            "completed_at": _completed_at(record, end) if status == "completed" else None,
             "usage": ResponseUsage.of(end.usage),
             "seed": end.seed,
         }
@@ -230,6 +232,12 @@ def message(record: ResponseRecord, status: ItemStatus, content: list[OutputText
     return MessageItem(
         id=_id(record, "message", 0), role="assistant", status=status, content=list(content)
     )
+
+
+def _completed_at(record: ResponseRecord, end: GenerationResult) -> int:
+    timings = end.timings
+    took_ms = timings.queue_ms + timings.prefill_ms + timings.decode_ms
+    return record.response.created_at + round(took_ms / 1e3)
 
 
 def _id(record: ResponseRecord, kind: str, index: int) -> str:

@@ -116,7 +116,7 @@ class ResponseEvents:
         place = {"item_id": item.id, "output_index": index}
         kind = "response.function_call_arguments"
         yield self._event(f"{kind}.delta", **place, delta=item.arguments)
-        yield self._event(f"{kind}.done", **place, name=item.name, arguments=item.arguments)
+        yield self._event(f"{kind}.done", **place, arguments=item.arguments)
         yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _content(self, kind: str, **fields: Any) -> Event:

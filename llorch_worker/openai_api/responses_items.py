@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, SkipValidation, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, SkipValidation, Tag
 
 from llorch_worker.openai_api.logprobs import ChatToken
 from llorch_worker.openai_api.shape import Shape
@@ -21,8 +21,8 @@ class InputText(Shape):
 class OutputText(Shape):
     type: Literal["output_text"] = "output_text"
     text: str
-    annotations: list[Any] = Field(default_factory=list)
-    """Always empty; those of other services are accepted and without effect."""
+    annotations: Annotated[list[Any], AfterValidator(lambda _: [])] = Field(default_factory=list)
+    """Always empty; those of other services are dropped."""
     logprobs: list[ChatToken] = Field(default_factory=list)
 
 

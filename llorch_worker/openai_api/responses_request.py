@@ -57,7 +57,7 @@ class TextFormat(Shape):
 
 
 class TextConfig(Shape):
-    format: TextFormat = TextFormat()
+    format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -125,7 +125,7 @@ class ResponseRequest(Sampling):
     """Answer at once; the response is made whether or not somebody waits."""
     max_output_tokens: SkipValidation[int | None] = None
     """By default 256; prompt and answer must fit into the context."""
-    text: TextConfig = TextConfig()
+    text: TextConfig | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: SkipValidation[bool | None] = None
@@ -155,6 +155,10 @@ class ResponseRequest(Sampling):
     moderation: Unsupported = None
 
     @property
+    def format(self) -> TextFormat:
+        return (self.text and self.text.format) or TextFormat()
+
+    @property
     def stored(self) -> bool:
         return self.store is not False
 
@@ -172,7 +176,7 @@ class ResponseRequest(Sampling):
             "messages": turns,
             "max_tokens": self.max_output_tokens,
             "logprobs": self._logprobs(),
-            "response_format": self.text.format.to_contract(),
+            "response_format": self.format.to_contract(),
             "tools": [tool.to_contract() for tool in self.tools or ()],
             "tool_choice": _choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
