@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -16,13 +16,21 @@ from fastapi.responses import JSONResponse, Response
 from redis.exceptions import RedisError
 from sse_starlette import EventSourceResponse
 
+from llorch_worker.broker.results import terminal_event
 from llorch_worker.client import AsyncJob
-from llorch_worker.contract import Finished, GenerationResult, Started
+from llorch_worker.contract import (
+    DeadlineExceeded,
+    Event,
+    Finished,
+    GenerationResult,
+    Started,
+    Tokens,
+)
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.gateway.errors import ERRORS, as_told, body_of
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.hang_up import unless_hung_up
-from llorch_worker.gateway.job_events import PATIENCE_S, JobEvents
+from llorch_worker.gateway.job_events import PATIENCE_S, JobEvents, Progress
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.openai_api.body import Body, Chunks
 
@@ -54,11 +62,13 @@ class Answering:
     idempotency key says that it may come back."""
 
     def __init__(self, request: Request, gateway: Gateway, caller: Caller, body: Body) -> None:
+        """Raises ``InvalidRequest``."""
         self._request = request
         self._path = request.url.path
         self._gateway = gateway
         self._caller = caller
         self._body = body
+        self._requests = body.to_requests()
         self._jobs: list[AsyncJob] = []
         self._created = int(time.time())
 
@@ -77,7 +87,7 @@ class Answering:
 
     async def _submit(self) -> None:
         try:
-            for request in self._body.to_requests():
+            for request in self._requests:
                 self._jobs.append(await self._gateway.submit(request, self._caller))
         except BaseException:
             await self._leave(ended=False)
@@ -90,6 +100,7 @@ class Answering:
                 *(job.result(patience_s=PATIENCE_S) for job in self._jobs)
             )
             ended = True
+            _refuse_nothing([terminal_event(result) for result in results])
             return results
         finally:
             await self._leave(ended)
@@ -97,11 +108,16 @@ class Answering:
     async def _stream(self) -> AsyncGenerator[bytes]:
         """Server-sent events. Raises only before the first; an error after it is one of them."""
         begun, ended = False, False
-        chunks = self._body.chunks(self._jobs[0].id, self._created)
+        chunks = self._body.chunks(self._requests, self._jobs[0].id, self._created)
         events = JobEvents(self._jobs)
         try:
-            async for document in self._documents(events, chunks):
-                begun = True
+            async for job, event in events.read():
+                if not begun and isinstance(event, Finished):
+                    _refuse_nothing([event])
+                for document in await self._told(job, event, chunks):
+                    begun = True
+                    yield _sse(document)
+            for document in chunks.end():
                 yield _sse(document)
             ended = True
             yield DONE
@@ -115,24 +131,17 @@ class Answering:
             events.close()
             await self._leave(ended)
 
-    async def _documents(
-        self, events: JobEvents, chunks: Chunks
-    ) -> AsyncIterator[Mapping[str, Any]]:
-        async for job, event in events.read():
-            match event:
-                case Started():
-                    chunks.started(job, event)
-                case Finished():
-                    result = None
-                    if chunks.needs_results:
-                        result = await self._jobs[job].result(patience_s=PATIENCE_S)
-                    for document in chunks.finished(job, event, result):
-                        yield document
-                case _:
-                    for document in chunks.tokens(job, event):
-                        yield document
-        for document in chunks.end():
-            yield document
+    async def _told(self, job: int, event: Progress, chunks: Chunks) -> Iterable[Mapping[str, Any]]:
+        match event:
+            case Started():
+                chunks.started(job, event)
+                return ()
+            case Tokens():
+                return chunks.tokens(job, event)
+        result = None
+        if chunks.needs_results:
+            result = await self._jobs[job].result(patience_s=PATIENCE_S)
+        return chunks.finished(job, event, result)
 
     async def _all(self, first: bytes, stream: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
         async with aclosing(stream):
@@ -157,6 +166,15 @@ class Answering:
                     await self._gateway.ended(self._caller, job)
                 except (BrokerUnavailable, RedisError):
                     logger.warning("job %s goes on: Redis did not take its cancel", job.id)
+
+
+def _refuse_nothing(ends: Iterable[Event]) -> None:
+    """Raises ``DeadlineExceeded`` if no job has a token because of its deadline."""
+    if all(
+        isinstance(end, Finished) and end.finish_reason == "deadline" and not end.usage.completion
+        for end in ends
+    ):
+        raise DeadlineExceeded("the deadline passed before the first token")
 
 
 async def _first(stream: AsyncIterator[bytes]) -> bytes:

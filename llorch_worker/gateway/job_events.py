@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from llorch_worker.client import AsyncJob
 from llorch_worker.contract import (
@@ -12,6 +12,7 @@ from llorch_worker.contract import (
     CancelledEvent,
     Failed,
     Finished,
+    GenerationResult,
     InternalError,
     Started,
     Tokens,
@@ -52,6 +53,7 @@ class JobEvents:
             task.cancel()
 
     async def _follow(self, number: int, job: AsyncJob) -> None:
+        started = False
         try:
             async for entry in job.stream(patience_s=PATIENCE_S):
                 match entry.event:
@@ -60,7 +62,32 @@ class JobEvents:
                         raise kind(error.message, faults=error.faults)
                     case CancelledEvent():
                         raise Cancelled("the job was cancelled")
-                    case event:
-                        await self._queue.put((number, event))
+                    case Finished() if not started:
+                        # The stream has expired, but not the result.
+                        for event in _replayed(await job.result(patience_s=PATIENCE_S)):
+                            await self._queue.put((number, event))
+                started = True
+                await self._queue.put((number, entry.event))
         except Exception as error:  # noqa: BLE001 - the reader raises it
             await self._queue.put(error)
+
+
+def _replayed(result: GenerationResult) -> Iterator[Started | Tokens]:
+    """What the stream of an ended job said."""
+    yield Started(
+        worker=result.worker,
+        model=result.model,
+        attempt=result.attempts,
+        prompt_tokens=result.usage.prompt,
+        cached_tokens=result.usage.cached,
+        queue_ms=result.timings.queue_ms,
+    )
+    for choice in result.choices:
+        if choice.token_ids:
+            yield Tokens(
+                choice=choice.index,
+                index=0,
+                ids=choice.token_ids,
+                text=choice.text,
+                logprobs=choice.logprobs,
+            )

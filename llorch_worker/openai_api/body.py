@@ -47,5 +47,5 @@ class Body(Sampling):
         """OpenAI's document. ``results``: one for each request; ``created``: Unix time."""
 
     @abstractmethod
-    def chunks(self, job_id: str, created: int) -> Chunks:
+    def chunks(self, requests: Sequence[GenerationRequest], job_id: str, created: int) -> Chunks:
         """The same answer as a stream. ``job_id``: of the first job."""

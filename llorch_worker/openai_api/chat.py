@@ -18,7 +18,8 @@ from llorch_worker.contract import (
     describe,
 )
 from llorch_worker.openai_api.body import Body
-from llorch_worker.openai_api.chat_answer import ChatChunks, ChatCompletion, chat_completion
+from llorch_worker.openai_api.chat_answer import ChatCompletion, chat_completion
+from llorch_worker.openai_api.chat_chunks import ChatChunks
 from llorch_worker.openai_api.shape import Shape, generation_request
 
 
@@ -122,14 +123,10 @@ class ChatRequest(Body):
     def answer(self, results: Sequence[GenerationResult], created: int) -> ChatCompletion:
         return chat_completion(results[0], created)
 
-    def chunks(self, job_id: str, created: int) -> ChatChunks:
-        return ChatChunks(
-            job_id,
-            created,
-            n=self.n or 1,
-            may_call=bool(self.tools) and self.tool_choice != "none",
-            options=self.stream_options,
-        )
+    def chunks(
+        self, requests: Sequence[GenerationRequest], job_id: str, created: int
+    ) -> ChatChunks:
+        return ChatChunks(requests[0], job_id, created, self.stream_options)
 
     def _faults(self) -> list[Fault]:
         faults = []

@@ -83,12 +83,14 @@ class CompletionRequest(Body):
     def answer(self, results: Sequence[GenerationResult], created: int) -> Completion:
         return completion(results, created, self.prompt if self.echo else ())
 
-    def chunks(self, job_id: str, created: int) -> CompletionChunks:
+    def chunks(
+        self, requests: Sequence[GenerationRequest], job_id: str, created: int
+    ) -> CompletionChunks:
         texts = [prompt for prompt in self.prompt if isinstance(prompt, str)]
         return CompletionChunks(
             job_id,
             created,
-            n=self.n or 1,
+            n=requests[0].n,
             echoed=texts if self.echo else (),
             logprobs=self.logprobs is not None,
             options=self.stream_options,
