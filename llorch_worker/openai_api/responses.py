@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.contract import (
     Cancelled,
+    DeadlineExceeded,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -181,10 +182,24 @@ def new_record(
     )
 
 
+def failure_of(end: End) -> LlorchError | None:
+    """Why nothing came of it; None if something did."""
+    if isinstance(end, LlorchError):
+        return end
+    if end.choices[0].finish_reason == "deadline" and not end.usage.completion:
+        return DeadlineExceeded("the deadline passed before the first token")
+    return None
+
+
 def response_of(record: ResponseRecord, end: End | None, *, running: bool = False) -> Response:
     """The response once its job has this ``end``; None: it waits, or is ``running``."""
     changes: dict[str, Any] = {}
-    if isinstance(end, GenerationResult):
+    failure = None if end is None else failure_of(end)
+    if isinstance(failure, Cancelled):
+        changes["status"] = "cancelled"
+    elif failure is not None:
+        changes |= {"status": "failed", "error": _error(failure)}
+    elif isinstance(end, GenerationResult):
         reason = end.choices[0].finish_reason
         status = _status(reason)
         changes |= {
@@ -198,10 +213,6 @@ def response_of(record: ResponseRecord, end: End | None, *, running: bool = Fals
             "usage": ResponseUsage.of(end.usage),
             "seed": end.seed,
         }
-    elif isinstance(end, Cancelled):
-        changes["status"] = "cancelled"
-    elif end is not None:
-        changes |= {"status": "failed", "error": _error(end)}
     elif running:
         changes["status"] = "in_progress"
     return record.response.model_copy(update=changes)

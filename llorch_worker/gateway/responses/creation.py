@@ -15,19 +15,26 @@ from redis.exceptions import RedisError
 from sse_starlette import EventSourceResponse
 
 from llorch_worker.client import AsyncJob
-from llorch_worker.contract import CancelledEvent, Failed, GenerationResult, LlorchError, Started
+from llorch_worker.contract import TERMINAL_EVENTS, LlorchError, Started
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.hang_up import unless_hung_up
 from llorch_worker.gateway.job_events import PATIENCE_S
 from llorch_worker.gateway.keys import Caller
-from llorch_worker.gateway.responses.progress import end_if_ended, response_events, response_now
+from llorch_worker.gateway.responses.progress import (
+    end_if_ended,
+    end_of,
+    response_events,
+    response_now,
+)
 from llorch_worker.gateway.responses.sse import event_source, sse
 from llorch_worker.gateway.responses.store import NotKept, ResponseStore
 from llorch_worker.openai_api.responses import (
+    End,
     Response,
     ResponseRecord,
+    failure_of,
     new_record,
     output_of,
     response_of,
@@ -102,10 +109,10 @@ class Creation:
             end = await end_if_ended(self.gateway.client.job(record.job_id))
         except NotKept as error:
             raise _refused("PREVIOUS_RESPONSE_NOT_FOUND", error.message) from None
-        if isinstance(end, LlorchError):
-            raise _refused("PREVIOUS_RESPONSE_FAILED", "the previous response failed")
-        if not isinstance(end, GenerationResult):
+        if isinstance(end, str):
             raise _refused("PREVIOUS_RESPONSE_NOT_READY", "it is still being made", status=409)
+        if isinstance(end, LlorchError) or failure_of(end):
+            raise _refused("PREVIOUS_RESPONSE_FAILED", "the previous response failed")
         return [*record.conversation, *output_of(record, end)]
 
     async def _only_model(self) -> str | None:
@@ -118,9 +125,10 @@ class Creation:
         """Raises ``LlorchError`` if the job fails."""
         ended = False
         try:
-            result = await job.result(patience_s=PATIENCE_S)
+            end = await end_of(job)
             ended = True
-            return response_of(record, result)
+            _check(end)
+            return response_of(record, end)
         finally:
             await self._leave(job, ended)
 
@@ -133,8 +141,8 @@ class Creation:
             first = [await anext(entries)]
             while isinstance(first[-1].event, Started):
                 first.append(await anext(entries))
-            if isinstance(first[-1].event, Failed | CancelledEvent):
-                await job.result(patience_s=PATIENCE_S)
+            if isinstance(first[-1].event, TERMINAL_EVENTS):
+                _check(await end_of(job))
             async for data in sse(response_events(record, job, entries, first)):
                 yield data
             ended = True
@@ -153,6 +161,13 @@ class Creation:
                 await self.gateway.ended(self.caller, job)
             except (BrokerUnavailable, RedisError):
                 logger.warning("job %s goes on: Redis did not take its cancel", job.id)
+
+
+def _check(end: End) -> None:
+    """Raises ``LlorchError`` if nothing came of the job."""
+    failure = failure_of(end)
+    if failure is not None:
+        raise failure
 
 
 def _refused(code: str, message: str, *, status: int = 400) -> HttpError:
