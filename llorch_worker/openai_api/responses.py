@@ -191,37 +191,43 @@ def failure_of(end: End) -> LlorchError | None:
     return None
 
 
+def status_of(end: End) -> Status:
+    failure = failure_of(end)
+    if failure is not None:
+        return "cancelled" if isinstance(failure, Cancelled) else "failed"
+    assert isinstance(end, GenerationResult)
+    return _item_status(end)
+
+
 def response_of(record: ResponseRecord, end: End | None, *, running: bool = False) -> Response:
     """The response once its job has this ``end``; None: it waits, or is ``running``."""
-    changes: dict[str, Any] = {}
-    failure = None if end is None else failure_of(end)
-    if isinstance(failure, Cancelled):
-        changes["status"] = "cancelled"
-    elif failure is not None:
-        changes |= {"status": "failed", "error": _error(failure)}
-    elif isinstance(end, GenerationResult):
-        reason = end.choices[0].finish_reason
-        status = _status(reason)
+    if end is None:
+        status: Status = "in_progress" if running else record.response.status
+        return record.response.model_copy(update={"status": status})
+    status = status_of(end)
+    changes: dict[str, Any] = {"status": status}
+    failure = failure_of(end)
+    if status == "failed" and failure is not None:
+        changes["error"] = _error(failure)
+    if failure is None and isinstance(end, GenerationResult):
         changes |= {
-            "status": status,
-            "incomplete_details": None
-            if status == "completed"
-            else IncompleteDetails(llorch_finish_reason=reason),
             "model": end.model,
             "output": output_of(record, end),
-            "completed_at": _completed_at(record, end) if status == "completed" else None,
             "usage": ResponseUsage.of(end.usage),
             "seed": end.seed,
         }
-    elif running:
-        changes["status"] = "in_progress"
+        if status == "completed":
+            changes["completed_at"] = _completed_at(record, end)
+        else:
+            reason = end.choices[0].finish_reason
+            changes["incomplete_details"] = IncompleteDetails(llorch_finish_reason=reason)
     return record.response.model_copy(update=changes)
 
 
 def output_of(record: ResponseRecord, end: GenerationResult) -> list[OutputItem]:
     """A message, or calls of functions: a text is calls as a whole or not at all."""
     choice = end.choices[0]
-    status = _status(choice.finish_reason)
+    status = _item_status(end)
     if choice.tool_calls:
         return [
             FunctionCallItem(
@@ -255,8 +261,9 @@ def _id(record: ResponseRecord, kind: str, index: int) -> str:
     return item_id(kind, record.job_id, len(record.conversation) + index)
 
 
-def _status(reason: FinishReason) -> Literal["completed", "incomplete"]:
-    return "completed" if reason in ("stop", "tool_calls") else "incomplete"
+def _item_status(end: GenerationResult) -> Literal["completed", "incomplete"]:
+    whole = end.choices[0].finish_reason in ("stop", "tool_calls")
+    return "completed" if whole else "incomplete"
 
 
 def _error(error: LlorchError) -> ResponseError:

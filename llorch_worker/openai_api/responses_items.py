@@ -103,9 +103,14 @@ def item_id(kind: str, job_id: str, number: int) -> str:
 
 
 def with_ids(items: Iterable[Item], job_id: str) -> list[Item]:
-    """``items`` with ids; those from a client keep theirs."""
+    """``items`` as answers have them: with ids and states. Those from a client keep theirs."""
     return [
-        item.model_copy(update={"id": item.id or item_id(item.type, job_id, number)})
+        item.model_copy(
+            update={
+                "id": item.id or item_id(item.type, job_id, number),
+                "status": item.status or "completed",
+            }
+        )
         for number, item in enumerate(items)
     ]
 

@@ -16,11 +16,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest
+from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
 from llorch_worker.openai_api.responses_items import Item, turns_of
 from llorch_worker.openai_api.sampling import Sampling
 from llorch_worker.openai_api.shape import Shape, generation_request
 
+MAX_URL_CHARS = 2_048
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
     "message.output_text.logprobs",
@@ -123,6 +124,8 @@ class ResponseRequest(Sampling):
     """By default true: keep the response and its conversation for a time."""
     background: bool | None = None
     """Answer at once; the response is made whether or not somebody waits."""
+    callback_url: str | None = Field(None, min_length=1, max_length=MAX_URL_CHARS)
+    """With background: an http or https URL that is told of the end."""
     max_output_tokens: SkipValidation[int | None] = None
     """By default 256; prompt and answer must fit into the context."""
     text: TextConfig | None = None
@@ -178,7 +181,7 @@ class ResponseRequest(Sampling):
             "logprobs": self._logprobs(),
             "response_format": self.format.to_contract(),
             "tools": [tool.to_contract() for tool in self.tools or ()],
-            "tool_choice": _choice(self.tool_choice),
+            "tool_choice": self._tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
         }
         try:
@@ -203,17 +206,21 @@ class ResponseRequest(Sampling):
         asked_for = LOGPROBS in (self.include or ())
         return 0 if asked_for and self.top_logprobs is None else self.top_logprobs
 
+    def _tool_choice(self) -> str | dict[str, Any] | None:
+        if isinstance(self.tool_choice, ChosenFunction):
+            return {"type": "function", "function": {"name": self.tool_choice.name}}
+        # Clients send OpenAI's default without tools too.
+        return self.tool_choice if self.tools or self.tool_choice != "auto" else None
+
     def _faults(self) -> list[Fault]:
+        faults = []
         if self.background and not self.stored:
             rule = "must be true with background: you come back for the response"
-            return [Fault(field="store", rule=rule, got="False")]
-        return []
-
-
-def _choice(given: str | ChosenFunction | None) -> str | dict[str, Any] | None:
-    if not isinstance(given, ChosenFunction):
-        return given
-    return {"type": "function", "function": {"name": given.name}}
+            faults.append(Fault(field="store", rule=rule, got="False"))
+        if self.callback_url is not None and not self.background:
+            got = describe(self.callback_url)
+            faults.append(Fault(field="callback_url", rule="needs background: true", got=got))
+        return faults
 
 
 def _flat(field: str, places: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 OURS = {"store", "seed", "llorch_code", "retriable", "llorch_finish_reason", "bytes"}
@@ -25,6 +25,7 @@ NOT_HERE = {
 
 _RESPONSE = TypeAdapter(Response)
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+_ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 
 
 def check_response(document: dict[str, Any]) -> Response:
@@ -42,6 +43,13 @@ def check_event(document: dict[str, Any]) -> Any:
     if "response" in document:
         check_response(document["response"])
     return event
+
+
+def check_item(document: dict[str, Any]) -> Any:
+    """The same of one item of a conversation."""
+    item = _ITEM.validate_python(document)
+    _check_names(item)
+    return item
 
 
 def _check_names(value: Any) -> None:

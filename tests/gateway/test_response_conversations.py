@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import openai
 from openai import OpenAI
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.gateway.keys import new_key
+from tests.gateway.openai_types import check_item
 from tests.gateway.talking import (
     ASK,
+    PATH,
     refused,
 )
 from tests.gateways import running_gateway
@@ -43,6 +46,25 @@ def test_input_items_come_in_pages(api: OpenAI) -> None:
     ids = [item.id for item in pages]
     assert ids == [item.id for item in api.responses.input_items.list(response.id)][::-1]
     assert len(set(ids)) == 4
+
+
+def test_items_have_every_field_of_openai(api: OpenAI, wire: httpx.Client) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "go", "arguments": "{}"}
+    done = {"type": "function_call_output", "call_id": "c", "output": "there"}
+    first = {"role": "user", "content": "Go", "status": None}
+    whole = [first, call, done, {"role": "assistant", "content": "Yes"}, first]
+    answer = wire.post(PATH, json={**ASK, "input": whole}).json()
+    page = wire.get(f"{PATH}/{answer['id']}/input_items", params={"order": "asc"}).json()
+    assert [check_item(item).type for item in page.pop("data")] == [
+        "message",
+        "function_call",
+        "function_call_output",
+        "message",
+        "message",
+    ]
+    assert page.keys() == {"object", "first_id", "last_id", "has_more"}
+    wrong = wire.get(f"{PATH}/{answer['id']}/input_items", params={"after": "msg_x"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "after")
 
 
 def test_a_response_that_is_not_stored_is_gone(api: OpenAI, redis_server: RedisServer) -> None:

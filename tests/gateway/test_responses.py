@@ -95,6 +95,7 @@ def test_logprobs_come_by_include_and_by_number(api: OpenAI, wire: httpx.Client)
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"n": 2}, "n"),
+        ({"callback_url": "https://example.com/hook"}, "callback_url"),
         ({"guided_json": {}}, "guided_json"),
         ({"store": False, "background": True}, "store"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -133,6 +134,8 @@ def test_fields_that_change_nothing_are_accepted(wire: httpx.Client) -> None:
         "service_tier": "auto",
         "include": ["reasoning.encrypted_content"],
         "max_tool_calls": 3,
+        "tool_choice": "auto",
+        "tools": [],
         "stream_options": {"include_obfuscation": False},
     }
     assert wire.post(PATH, json={**ASK, **fields}).status_code == 200

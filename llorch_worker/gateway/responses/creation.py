@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
@@ -68,10 +69,10 @@ class Creation:
             return await unless_hung_up(self.request, self._result(record, job))
         stream = self._stream(record, job)
         first = await unless_hung_up(self.request, _next(stream))
-        return event_source(_all(first, stream))
+        return event_source(self._all(first, stream))
 
     async def _begin(self) -> tuple[ResponseRecord, AsyncJob]:
-        """Enqueues the job. Its record is stored before, so that no job lacks one."""
+        """Enqueues the job. What belongs to it is stored before, so that no job lacks it."""
         conversation = [*await self._earlier(), *self.body.input]
         generation = self.body.to_generation(conversation)
         if generation.model is None:
@@ -84,6 +85,9 @@ class Creation:
             )
 
         record = record_of(uuid())
+        url = self.body.callback_url
+        if url is not None:
+            await self.gateway.webhooks.expect(record.job_id, url, self.caller, "response")
         if self.body.stored:
             await self.store.put(record)
         job = None
@@ -92,12 +96,20 @@ class Creation:
                 generation, self.caller, waits=not self.body.background, job_id=record.job_id
             )
         finally:
-            # It failed, or an earlier request had the same idempotency key.
-            if self.body.stored and (job is None or job.id != record.job_id):
-                await self.store.delete(record)
+            if job is None or job.id != record.job_id:
+                # It failed, or an earlier request had the same idempotency key.
+                await self._forget(record)
         if job.id != record.job_id:
             record = await self.store.find(job.id) or record_of(job.id)
+        elif url is not None:
+            self.gateway.webhooks.watch(job)
         return record, job
+
+    async def _forget(self, record: ResponseRecord) -> None:
+        if self.body.callback_url is not None:
+            await self.gateway.webhooks.forget(record.job_id)
+        if self.body.stored:
+            await self.store.delete(record)
 
     async def _earlier(self) -> list[Item]:
         """The conversation that the request continues."""
@@ -149,6 +161,16 @@ class Creation:
         finally:
             await self._leave(job, ended)
 
+    async def _all(self, first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        async with aclosing(rest):
+            try:
+                yield first
+                async for data in rest:
+                    yield data
+            except (asyncio.CancelledError, GeneratorExit):
+                logger.info("499: the client of %s hung up", self.request.url.path)
+                raise
+
     async def _leave(self, job: AsyncJob, ended: bool) -> None:
         """Cancels what nobody waits for any more, and gives the place in flight back."""
         if not ended and self.body.idempotency_key is not None:
@@ -176,10 +198,3 @@ def _refused(code: str, message: str, *, status: int = 400) -> HttpError:
 
 async def _next(stream: AsyncGenerator[bytes]) -> bytes:
     return await anext(stream)
-
-
-async def _all(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    async with aclosing(rest):
-        yield first
-        async for data in rest:
-            yield data
