@@ -8,7 +8,9 @@ from openai import OpenAI
 from openai.types.responses import Response
 
 from llorch_worker.client import Client
+from llorch_worker.gateway.webhook_secret import new_secret
 from tests.gateway.openai_types import check_event, check_response
+from tests.gateway.receiver import running_receiver
 from tests.gateway.talking import (
     ASK,
     TEXT_EVENTS,
@@ -133,3 +135,21 @@ def test_deleting_a_background_response_cancels_it(
         begun = api.responses.create(**ASK, background=True)
         api.responses.delete(begun.id)
         assert client.job(begun.id.removeprefix("resp_")).status().state == "cancelled"
+
+
+def test_a_callback_url_hears_of_the_end(
+    talker: WorkerProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    secret = new_secret()
+    settings = {"private_callbacks": True, "webhook_secret": secret}
+    with (
+        running_receiver() as receiver,
+        running_gateway(redis_server.url, tmp_path, **settings) as gateway,
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as api,
+    ):
+        body = {"callback_url": receiver.url}
+        begun = api.responses.create(**ASK, background=True, extra_body=body)
+        wait_until(lambda: receiver.deliveries)
+        told = receiver.deliveries[0].verified(secret)
+    assert told["type"] == "response.incomplete"
+    assert told["data"] == {"id": begun.id, "object": "response"}
