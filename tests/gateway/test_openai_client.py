@@ -86,7 +86,7 @@ def test_a_chat_is_answered(api: openai.OpenAI) -> None:
         assert len(choice.logprobs.content or ()) == 8
     # An answer goes into the next turn as it is.
     turns = [USER, answer.choices[0].message, USER]
-    again = api.chat.completions.create(model=MODEL, messages=turns, max_tokens=4)  # type: ignore[arg-type]
+    again = api.chat.completions.create(model=MODEL, messages=turns, max_tokens=4)
     assert again.choices[0].message.content
 
 
@@ -189,7 +189,7 @@ def test_response_formats_shape_the_text(api: openai.OpenAI) -> None:
     answer = api.chat.completions.create(
         model=MODEL,
         messages=[USER],
-        response_format={"type": "json_schema", "json_schema": shape},  # type: ignore[typeddict-item]
+        response_format={"type": "json_schema", "json_schema": shape},
     )
     assert set(json.loads(answer.choices[0].message.content or "")) == {"a"}
 
