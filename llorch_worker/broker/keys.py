@@ -26,6 +26,10 @@ this up, in ms by Redis' own clock. See :mod:`llorch_worker.worker.celery.follow
 DEAD = f"{PREFIX}dead"
 """List of dead letters, newest first; see :mod:`llorch_worker.broker.dead_letters`."""
 
+WEBHOOKS = f"{PREFIX}gateway:webhooks"
+"""Sorted set: id of a webhook that is to be delivered -> when to try next, in ms by Redis' own
+clock."""
+
 
 def job(job_id: str) -> str:
     """Hash, the record of a job.
@@ -73,5 +77,19 @@ def result(job_id: str) -> str:
 
 
 def key_jobs(name: str) -> str:
-    """Sorted set: id of a job that the gateway's key ``name`` has in flight -> Unix time."""
+    """Sorted set: id of a job that the gateway's key ``name`` has in flight -> since when, in ms by
+    Redis' own clock."""
     return f"{PREFIX}gateway:key:{name}:jobs"
+
+
+def webhook(webhook_id: str) -> str:
+    """Hash: ``url``, ``caller`` (the name of the gateway's key), ``kind``, ``since_ms``,
+    ``attempts``, ``body`` once what it tells has happened, and ``reason``, why the last attempt
+    failed."""
+    return f"{PREFIX}gateway:webhook:{webhook_id}"
+
+
+def dead_webhooks(name: str) -> str:
+    """Sorted set: id of a webhook of the gateway's key ``name`` that was given up -> when, in ms by
+    Redis' own clock."""
+    return f"{PREFIX}gateway:key:{name}:dead_webhooks"

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import redis.asyncio
 from redis import Redis
 from redis.exceptions import NoScriptError
 
@@ -33,6 +34,7 @@ _NAMES = {
     "DEAD_LETTERS": keys.DEAD,
     "WORKER_QUEUES": keys.WORKER_QUEUES,
     "FOLLOW_UPS": keys.FOLLOW_UPS,
+    "WEBHOOKS": keys.WEBHOOKS,
     "CANCEL_CHANNEL": keys.CANCEL_CHANNEL,
     "HIGH_SUFFIX": queues.HIGH_SUFFIX,
     "SUSPECTS_SUFFIX": queues.SUSPECTS_SUFFIX,
@@ -87,6 +89,21 @@ def run_script(
         return client.evalsha(digest(name), len(lists), *lists, *arguments)
     except NoScriptError:
         return client.eval(_source(name), len(lists), *lists, *arguments)
+
+
+async def run_script_async(
+    client: redis.asyncio.Redis,
+    name: str,
+    arguments: Sequence[Argument],
+    lists: Sequence[str] = (),
+) -> Any:
+    """:func:`run_script` for asyncio."""
+    # redis-py's annotations cover all its clients at once.
+    server: Any = client
+    try:
+        return await server.evalsha(digest(name), len(lists), *lists, *arguments)
+    except NoScriptError:
+        return await server.eval(_source(name), len(lists), *lists, *arguments)
 
 
 def text(reply: Reply) -> str:

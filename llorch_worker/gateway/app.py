@@ -13,12 +13,19 @@ from llorch_worker import __version__
 from llorch_worker.gateway import errors
 from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.gateway import Gateway
-from llorch_worker.gateway.routes import chat, completions, health, models
+from llorch_worker.gateway.routes import chat, completions, health, jobs, models, webhooks
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
 
 FILES_PATH = "/v1/files"
-_ROUTERS = (health.router, models.router, completions.router, chat.router)
+_ROUTERS = (
+    health.router,
+    models.router,
+    completions.router,
+    chat.router,
+    jobs.router,
+    webhooks.router,
+)
 
 
 def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
@@ -27,7 +34,8 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with gateway.webhooks.running():
+            yield
         await gateway.close()
 
     app = FastAPI(title="llorch gateway", version=__version__, lifespan=running)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
+from functools import partial
 from typing import Annotated
 
 from celery.utils import uuid
 from fastapi import Depends, Request
+from redis.exceptions import RedisError
 
+from llorch_worker.broker.connection import broker_errors
 from llorch_worker.client import AsyncClient, AsyncJob
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.gateway.errors import HttpError, NoWorker
 from llorch_worker.gateway.in_flight import InFlight
+from llorch_worker.gateway.job_document import job_event
 from llorch_worker.gateway.keys import Caller, KeyRing
 from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.gateway.webhooks.webhooks import Webhooks
 from llorch_worker.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 WORKERS_FRESH_S = 2.0
 
@@ -31,6 +39,9 @@ class Gateway:
         self.redis = self.client.redis
         self._keys = None if own.keys is None else KeyRing(own.keys)
         self._in_flight = InFlight(self.redis)
+        self.webhooks = Webhooks(
+            self.client, own, self.webhook_secret, {"job": partial(job_event, self.client)}
+        )
         self._served: frozenset[str] = frozenset()
         self._served_at_s = float("-inf")
 
@@ -48,6 +59,13 @@ class Gateway:
             if authorization:
                 message = "this key is unknown here, or was revoked"
             raise HttpError(401, "INVALID_API_KEY", message)
+        return found
+
+    def webhook_secret(self, name: str) -> str | None:
+        """What signs the webhooks of the key with this name."""
+        found = None if self._keys is None else self._keys.webhook_secret(name)
+        if found is None and self.own.webhook_secret is not None:
+            return self.own.webhook_secret.get_secret_value()
         return found
 
     async def submit(
@@ -71,7 +89,8 @@ class Gateway:
         if waits:
             await self._require_worker(request.model)
         job_id = job_id or uuid()
-        await self._in_flight.take(caller, job_id)
+        with broker_errors(self.settings.redis_url):
+            await self._in_flight.take(caller, job_id)
         enqueued = None
         try:
             enqueued = await self.client.submit(request, job_id=job_id)
@@ -79,11 +98,17 @@ class Gateway:
         finally:
             # It failed, or an earlier job has the same idempotency key.
             if enqueued is None or enqueued.id != job_id:
-                await self._in_flight.leave(caller, job_id)
+                await self._leave(caller, job_id)
 
     async def ended(self, caller: Caller, job: AsyncJob) -> None:
         """Gives a job's place among those of its caller back at once."""
-        await self._in_flight.leave(caller, job.id)
+        await self._leave(caller, job.id)
+
+    async def _leave(self, caller: Caller, job_id: str) -> None:
+        try:
+            await self._in_flight.leave(caller, job_id)
+        except RedisError:
+            logger.warning("job %s keeps its place in flight until another needs it", job_id)
 
     async def _require_worker(self, model: str | None) -> None:
         if time.monotonic() - self._served_at_s > WORKERS_FRESH_S or model not in self._served:
