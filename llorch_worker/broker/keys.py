@@ -82,6 +82,12 @@ def key_jobs(name: str) -> str:
     return f"{PREFIX}gateway:key:{name}:jobs"
 
 
+def response(key_name: str, job_id: str) -> str:
+    """JSON of :class:`llorch_worker.openai_api.responses.ResponseRecord`, made with the gateway's
+    key ``key_name``, with a TTL of ``response_ttl_s``. What came of it is the job's result."""
+    return f"{PREFIX}gateway:response:{key_name}:{job_id}"
+
+
 def webhook(webhook_id: str) -> str:
     """Hash: ``url``, ``caller`` (the name of the gateway's key), ``kind``, ``since_ms``,
     ``attempts``, ``body`` once what it tells has happened, and ``reason``, why the last attempt

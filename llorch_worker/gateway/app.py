@@ -13,7 +13,15 @@ from llorch_worker import __version__
 from llorch_worker.gateway import errors
 from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.gateway import Gateway
-from llorch_worker.gateway.routes import chat, completions, health, jobs, models, webhooks
+from llorch_worker.gateway.routes import (
+    chat,
+    completions,
+    health,
+    jobs,
+    models,
+    responses,
+    webhooks,
+)
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
 
@@ -23,6 +31,7 @@ _ROUTERS = (
     models.router,
     completions.router,
     chat.router,
+    responses.router,
     jobs.router,
     webhooks.router,
 )

@@ -19,6 +19,7 @@ from llorch_worker.gateway.errors import HttpError, NoWorker
 from llorch_worker.gateway.in_flight import InFlight
 from llorch_worker.gateway.job_document import job_event
 from llorch_worker.gateway.keys import Caller, KeyRing
+from llorch_worker.gateway.response_event import response_event
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.webhooks.webhooks import Webhooks
 from llorch_worker.settings import Settings
@@ -40,7 +41,13 @@ class Gateway:
         self._keys = None if own.keys is None else KeyRing(own.keys)
         self._in_flight = InFlight(self.redis)
         self.webhooks = Webhooks(
-            self.client, own, self.webhook_secret, {"job": partial(job_event, self.client)}
+            self.client,
+            own,
+            self.webhook_secret,
+            {
+                "job": partial(job_event, self.client),
+                "response": partial(response_event, self.client),
+            },
         )
         self._served: frozenset[str] = frozenset()
         self._served_at_s = float("-inf")

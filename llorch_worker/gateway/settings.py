@@ -39,8 +39,8 @@ class GatewaySettings(BaseSettings):
     files: str = str(Path.home() / ".llorch" / "files")
     """Where files are kept: a folder that all gateways share, or an fsspec URL such as s3://..."""
     response_ttl_s: int = Field(24 * 3600, ge=1)
-    """How long responses are kept for previous_response_id and GET, and files' batches after
-    their end."""
+    """How long responses are kept for previous_response_id and GET, if their results are
+    (LLORCH_RESULT_TTL_S), and files' batches after their end."""
     batch_window: int = Field(256, ge=1)
     """The most lines of one batch that are in the queue at a time."""
     private_callbacks: bool = False
