@@ -31,6 +31,11 @@ WEBHOOKS = f"{PREFIX}gateway:webhooks"
 clock."""
 
 
+BATCH_LEASES = f"{PREFIX}gateway:batch_leases"
+"""Sorted set: id of a batch that has not ended -> when its gateway's lease ends, in ms by Redis'
+own clock."""
+
+
 def job(job_id: str) -> str:
     """Hash, the record of a job.
 
@@ -86,6 +91,19 @@ def response(key_name: str, job_id: str) -> str:
     """JSON of :class:`llorch_worker.openai_api.responses.ResponseRecord`, made with the gateway's
     key ``key_name``, with a TTL of ``response_ttl_s``. What came of it is the job's result."""
     return f"{PREFIX}gateway:response:{key_name}:{job_id}"
+
+
+def gateway_document(document_id: str) -> str:
+    """Hash: ``document``, the JSON of a file's or a batch's record. A batch also has ``fence``, the
+    token of its driver's lease; ``counts``, JSON of its lines so far; and ``cancelling_at``, the
+    Unix time of a request to cancel it."""
+    return f"{PREFIX}gateway:document:{document_id}"
+
+
+def gateway_documents(kind: str, owner: str) -> str:
+    """Sorted set: ids of the files or batches of the gateway's key ``owner`` -> Unix time. Ids of
+    records that have expired are removed by the next list."""
+    return f"{PREFIX}gateway:{kind}:{owner}"
 
 
 def webhook(webhook_id: str) -> str:

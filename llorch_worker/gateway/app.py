@@ -11,11 +11,14 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from llorch_worker import __version__
 from llorch_worker.gateway import errors
+from llorch_worker.gateway.batches import runner
 from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.routes import (
+    batches,
     chat,
     completions,
+    files,
     health,
     jobs,
     models,
@@ -32,6 +35,8 @@ _ROUTERS = (
     completions.router,
     chat.router,
     responses.router,
+    files.router,
+    batches.router,
     jobs.router,
     webhooks.router,
 )
@@ -43,7 +48,8 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
-        async with gateway.webhooks.running():
+        driving = runner.running(gateway.batches, gateway.new_run)
+        async with gateway.webhooks.running(), driving:
             yield
         await gateway.close()
 

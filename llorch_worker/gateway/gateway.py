@@ -15,13 +15,18 @@ from redis.exceptions import RedisError
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.client import AsyncClient, AsyncJob
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.gateway.batches.record import BatchRecord
+from llorch_worker.gateway.batches.run import BatchRun
+from llorch_worker.gateway.batches.store import BatchStore
 from llorch_worker.gateway.errors import HttpError, NoWorker
+from llorch_worker.gateway.files.record import FileRecord, FileRecords
+from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.in_flight import InFlight
 from llorch_worker.gateway.job_document import job_event
 from llorch_worker.gateway.keys import Caller, KeyRing
 from llorch_worker.gateway.response_event import response_event
 from llorch_worker.gateway.settings import GatewaySettings
-from llorch_worker.gateway.webhooks.webhooks import Webhooks
+from llorch_worker.gateway.webhooks.webhooks import EventOf, Webhooks
 from llorch_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -38,19 +43,33 @@ class Gateway:
         self.own = own
         self.client = AsyncClient(settings)
         self.redis = self.client.redis
+        self.file_store = FileStore(own.files)
+        self.files = FileRecords(self.redis, settings.redis_url, "file", FileRecord)
+        self.batches = BatchStore(self.redis, settings.redis_url, "batch", BatchRecord)
         self._keys = None if own.keys is None else KeyRing(own.keys)
         self._in_flight = InFlight(self.redis)
-        self.webhooks = Webhooks(
-            self.client,
-            own,
-            self.webhook_secret,
-            {
-                "job": partial(job_event, self.client),
-                "response": partial(response_event, self.client),
-            },
-        )
+        events: dict[str, EventOf] = {
+            "job": partial(job_event, self.client),
+            "response": partial(response_event, self.client),
+            "batch": self.batches.event,
+        }
+        self.webhooks = Webhooks(self.client, own, self.webhook_secret, events)
         self._served: frozenset[str] = frozenset()
         self._served_at_s = float("-inf")
+
+    def new_run(self, record: BatchRecord, token: str) -> BatchRun:
+        """Drives a batch whose lease has this ``token``."""
+        return BatchRun(
+            self.client,
+            self.batches,
+            self.file_store,
+            record,
+            token,
+            adapt=lambda request: own_key(request, record.owner),
+            window=self.own.batch_window,
+            keep_s=self.own.response_ttl_s,
+            on_end=self.webhooks.due,
+        )
 
     async def close(self) -> None:
         await self.client.close()
@@ -92,7 +111,7 @@ class Gateway:
         """
         if caller.priority is not None and "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": caller.priority})
-        request = _own_key(request, caller)
+        request = own_key(request, caller.name)
         if waits:
             await self._require_worker(request.model)
         job_id = job_id or uuid()
@@ -128,12 +147,12 @@ class Gateway:
             # An unknown model is refused at the submit, which names the known ones.
 
 
-def _own_key(request: GenerationRequest, caller: Caller) -> GenerationRequest:
+def own_key(request: GenerationRequest, owner: str) -> GenerationRequest:
     """``request`` with an idempotency key that no other caller can use to read its answer."""
     key = request.idempotency_key
-    if key is None or not caller.name:
+    if key is None or not owner:
         return request
-    digest = hashlib.sha256(f"{caller.name} {key}".encode("utf-8", "surrogatepass")).hexdigest()
+    digest = hashlib.sha256(f"{owner} {key}".encode("utf-8", "surrogatepass")).hexdigest()
     return request.model_copy(update={"idempotency_key": digest})
 
 

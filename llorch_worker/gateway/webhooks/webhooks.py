@@ -91,6 +91,13 @@ class Webhooks:
             self._watchers.add(task)
             task.add_done_callback(self._watchers.discard)
 
+    async def due(self, webhook_id: str) -> None:
+        """What an expected webhook is to tell has happened. Without this call it is told within a
+        minute."""
+        with suppress(RedisError):
+            await self._outbox.now_due(webhook_id)
+        self._news.set()
+
     async def tell(
         self, webhook_id: str, url: str, caller_name: str, type: str, data: BaseModel
     ) -> None:
