@@ -75,3 +75,14 @@ def result(job_id: str) -> str:
 def key_jobs(name: str) -> str:
     """Sorted set: id of a job that the gateway's key ``name`` has in flight -> Unix time."""
     return f"{PREFIX}gateway:key:{name}:jobs"
+
+
+def token_questions(model: str) -> str:
+    """List of questions about the tokens of ``model``, each JSON; any of its workers takes one.
+    Expires soon after the last."""
+    return f"{PREFIX}tokens:{model}:questions"
+
+
+def token_answer(question_id: str) -> str:
+    """List that the one answer is pushed to, as JSON. Expires soon."""
+    return f"{PREFIX}tokens:answer:{question_id}"

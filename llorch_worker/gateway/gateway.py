@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from celery.utils import uuid
 from fastapi import Depends, Request
 
+from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, AsyncJob
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.errors import HttpError, NoWorker
 from llorch_worker.gateway.in_flight import InFlight
 from llorch_worker.gateway.keys import Caller, KeyRing
 from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.gateway.tokenizers import Tokenizers
 from llorch_worker.settings import Settings
 
 WORKERS_FRESH_S = 2.0
@@ -30,6 +33,7 @@ class Gateway:
         self.redis = self.client.redis
         self._keys = None if own.keys is None else KeyRing(own.keys)
         self._in_flight = InFlight(self.redis)
+        self._tokenizers = Tokenizers(settings, self.redis)
         self._served: frozenset[str] = frozenset()
         self._served_at_s = float("-inf")
 
@@ -67,7 +71,7 @@ class Gateway:
         if caller.priority is not None and "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": caller.priority})
         if waits:
-            await self._require_worker(request.model)
+            await self.require_worker(request.model)
         job_id = job_id or uuid()
         await self._in_flight.take(caller, job_id)
         enqueued = None
@@ -83,7 +87,20 @@ class Gateway:
         """Gives a job's place among those of its caller back at once."""
         await self._in_flight.leave(caller, job.id)
 
-    async def _require_worker(self, model: str | None) -> None:
+    async def ask(self, card: ModelCard, question: TokenQuestion) -> dict[str, Any]:
+        """The answer to a question about the tokens of a model.
+
+        Raises:
+            LlorchError: InvalidRequest, NoWorker, or QueueFull if too many questions wait.
+        """
+        answer = await self._tokenizers.own_answer(card, question)
+        if answer is None:
+            await self.require_worker(card.name)
+            answer = await self._tokenizers.workers_answer(card, question)
+        return answer
+
+    async def require_worker(self, model: str | None) -> None:
+        """Raises ``NoWorker`` if the model is known but no live worker serves it."""
         if time.monotonic() - self._served_at_s > WORKERS_FRESH_S or model not in self._served:
             self._served = frozenset(card.model for card in await self.client.workers())
             self._served_at_s = time.monotonic()

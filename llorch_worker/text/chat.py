@@ -18,6 +18,11 @@ _ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErr
 class ChatFormat(Protocol):
     """How a model expects a conversation."""
 
+    @property
+    def template(self) -> str | None:
+        """The Jinja template that came with the model, if any."""
+        ...
+
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Prompt ids that end where the assistant's answer begins. Raises InvalidRequest."""
         ...
@@ -30,6 +35,8 @@ class Llama2Chat:
     and EOS ids, the system prompt is part of the first question, and no user text can become a
     control token.
     """
+
+    template: str | None = None
 
     def __init__(self, codec: Codec, bos_token_id: int | None, eos_token_id: int | None) -> None:
         self._codec = codec
@@ -66,7 +73,7 @@ class TemplateChat:
         special_tokens: Mapping[str, str],
         bos_token_id: int | None,
     ) -> None:
-        self._template = template
+        self.template = template
         self._codec = codec
         self._special_tokens: dict[str, Any] = dict(special_tokens)
         self._bos_token_id = bos_token_id
@@ -93,7 +100,7 @@ class TemplateChat:
             # A pair, despite its annotation: the rendered chats, and indices within them.
             rendered: Any = render_jinja_template(
                 conversations=[turns],
-                chat_template=self._template,
+                chat_template=self.template,
                 add_generation_prompt=True,
                 **self._special_tokens,
             )
@@ -103,7 +110,7 @@ class TemplateChat:
         except (TemplateError, *_ERRORS) as error:
             # A template's message may quote the conversation. Pass on only what the template says.
             reason = str(error)
-            if not reason or reason not in self._template:
+            if not reason or reason not in self.template:
                 reason = f"it failed with {type(error).__name__}"
             rule = f"the model's chat template refuses them: {reason}"
             raise _refusal("messages", rule, f"{len(messages)} messages") from None
