@@ -14,6 +14,7 @@ from llorch_worker.broker.connection import connect_async, is_out_of_memory
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.client import Client
+from llorch_worker.client.patience import Patience
 from llorch_worker.client.result_listener import ResultListener
 from llorch_worker.client.status import JobStatus
 from llorch_worker.client.stream import (
@@ -24,6 +25,7 @@ from llorch_worker.client.stream import (
     StreamEntry,
 )
 from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
+from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.settings import Settings
 
 
@@ -124,30 +126,34 @@ class AsyncJob:
         return f"<AsyncJob {self.id}>"
 
     async def stream(
-        self, from_id: str = FROM_THE_START, timeout: float | None = None
+        self,
+        from_id: str = FROM_THE_START,
+        timeout: float | None = None,
+        *,
+        patience_s: float = 0.0,
     ) -> AsyncIterator[StreamEntry]:
-        """See :meth:`Job.stream`."""
+        """See :meth:`Job.stream`. Outages of Redis of up to ``patience_s`` are only a pause."""
         cursor = StreamCursor(self.id, from_id, timeout)
+        patience = Patience(patience_s)
         block_ms = None
         while not cursor.ended:
-            async with self._client._in_use():
-                if cursor.must_announce():
-                    await self._announce_reader()
-                reply = await self._read(cursor, block_ms)
-                state = None if reply else await self._state()
-                if state is not None and state.end is not None:
-                    # The last events may have arrived between the two commands.
-                    reply = await self._read(cursor, None)
+            try:
+                reply, state = await self._look(cursor, block_ms)
+            except BrokerUnavailable as error:
+                await patience.bear(error)
+                continue
+            patience.relax()
             for entry in cursor.entries(reply, state):
                 yield entry
             block_ms = cursor.block_ms()
 
-    async def result(self, timeout: float | None = None) -> GenerationResult:
-        """See :meth:`Job.result`."""
+    async def result(
+        self, timeout: float | None = None, *, patience_s: float = 0.0
+    ) -> GenerationResult:
+        """See :meth:`Job.result`. Outages of Redis of up to ``patience_s`` are only a pause."""
         try:
             async with asyncio.timeout(timeout):
-                async with self._client._in_use():
-                    end = await self._client._results.end_of(self.id)
+                end = await self._end(Patience(patience_s))
         except TimeoutError as error:
             raise TimeoutError(f"job {self.id} has not ended within {timeout} s") from error
         if isinstance(end, LlorchError):
@@ -161,6 +167,28 @@ class AsyncJob:
     async def status(self) -> JobStatus:
         """See :meth:`Job.status`."""
         return await asyncio.to_thread(self._sync.status)
+
+    async def _end(self, patience: Patience) -> GenerationResult | LlorchError:
+        while True:
+            try:
+                async with self._client._in_use():
+                    return await self._client._results.end_of(self.id)
+            except BrokerUnavailable as error:
+                await patience.bear(error)
+
+    async def _look(
+        self, cursor: StreamCursor, block_ms: int | None
+    ) -> tuple[Any, StoredState | None]:
+        """New entries, or the job's state if there are none."""
+        async with self._client._in_use():
+            if cursor.must_announce():
+                await self._announce_reader()
+            reply = await self._read(cursor, block_ms)
+            state = None if reply else await self._state()
+            if state is not None and state.end is not None:
+                # The last events may have arrived between the two commands.
+                reply = await self._read(cursor, None)
+        return reply, state
 
     async def _announce_reader(self) -> None:
         try:

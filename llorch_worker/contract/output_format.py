@@ -58,6 +58,16 @@ def as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _not_empty(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not value:
+        raise PydanticCustomError("too_short", "must have at least one item")
+    return value
+
+
+NOT_EMPTY = AfterValidator(_not_empty)
+"""``min_length`` would count the valid items, and so report an invalid one twice; outside of
+``| None`` it fails on None."""
+
 JsonSchema = Annotated[dict[str, Any], AfterValidator(_is_small_json)]
 
 
@@ -96,9 +106,13 @@ class StructuredOutputs(_Part):
     json_: Annotated[JsonSchema | None, BeforeValidator(_as_object)] = Field(None, alias="json")
     regex: str | None = Field(None, min_length=1, max_length=MAX_PATTERN_CHARS)
     choice: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)], ...] | None,
+        Annotated[
+            tuple[Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)], ...],
+            Field(max_length=MAX_TEXTS),
+            NOT_EMPTY,
+        ]
+        | None,
         BeforeValidator(as_tuple),
-        Field(min_length=1, max_length=MAX_TEXTS),
     ] = None
     grammar: str | None = Field(None, min_length=1, max_length=MAX_PATTERN_CHARS)
     """In llguidance's dialect of Lark."""

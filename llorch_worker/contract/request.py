@@ -24,6 +24,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract.errors import Fault, InvalidRequest
 from llorch_worker.contract.output_format import (
+    NOT_EMPTY,
     NamedSchema,
     ResponseFormat,
     StructuredOutputs,
@@ -71,9 +72,8 @@ class Message(BaseModel):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
     tool_calls: Annotated[
-        tuple[ToolCall, ...] | None,
+        Annotated[tuple[ToolCall, ...], Field(max_length=MAX_TOOLS), NOT_EMPTY] | None,
         BeforeValidator(as_tuple),
-        Field(min_length=1, max_length=MAX_TOOLS),
     ] = None
     """What an assistant's turn called."""
     tool_call_id: str | None = Field(None, min_length=1, max_length=100)
@@ -117,14 +117,12 @@ class GenerationRequest(BaseModel):
 
     prompt: str | None = Field(None, min_length=1, max_length=MAX_PROMPT_CHARS)
     prompt_token_ids: Annotated[
-        tuple[TokenId, ...] | None,
+        Annotated[tuple[TokenId, ...], Field(max_length=MAX_PROMPT_TOKENS), NOT_EMPTY] | None,
         BeforeValidator(as_tuple),
-        Field(min_length=1, max_length=MAX_PROMPT_TOKENS),
     ] = None
     messages: Annotated[
-        tuple[Message, ...] | None,
+        Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES), NOT_EMPTY] | None,
         BeforeValidator(as_tuple),
-        Field(min_length=1, max_length=MAX_MESSAGES),
     ] = None
 
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -141,9 +139,9 @@ class GenerationRequest(BaseModel):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
     logit_bias: Annotated[
-        dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None,
+        Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
+        | None,
         BeforeValidator(_integer_keys),
-        Field(max_length=1024),
     ] = None
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
     stop: Annotated[

@@ -13,12 +13,12 @@ from llorch_worker import __version__
 from llorch_worker.gateway import errors
 from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.gateway import Gateway
-from llorch_worker.gateway.routes import health, models, tokens
+from llorch_worker.gateway.routes import chat, completions, health, models, tokens
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
 
 FILES_PATH = "/v1/files"
-_ROUTERS = (health.router, models.router, tokens.router)
+_ROUTERS = (health.router, models.router, completions.router, chat.router, tokens.router)
 
 
 def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:

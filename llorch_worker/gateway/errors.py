@@ -60,6 +60,12 @@ class NoWorker(ModelNotServed):
     """The model is known, but no worker serves it now."""
 
 
+class RedisUnreachable(InternalError):
+    """The queue does not answer."""
+
+    code = "REDIS_UNREACHABLE"
+
+
 class TooManyJobs(QueueFull):
     """The caller's key has as many jobs in flight as it may."""
 
@@ -72,6 +78,7 @@ _STATUS: tuple[tuple[type[LlorchError], int], ...] = (
     (DeadlineExceeded, 504),
     (Cancelled, 409),
     (OutOfMemory, 503),
+    (RedisUnreachable, 503),
     (AttemptsExhausted, 500),
     (InternalError, 500),
 )
@@ -113,6 +120,17 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def status_of(error: LlorchError) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def as_told(error: Exception) -> LlorchError:
+    """What a client hears of ``error``, which may name our Redis or quote a prompt."""
+    match error:
+        case LlorchError():
+            return error
+        case BrokerUnavailable():
+            return RedisUnreachable("the queue does not answer; try again later")
+        case _:
+            return InternalError(f"a defect: {type(error).__name__}")
 
 
 def body_of(error: LlorchError) -> ErrorBody:
@@ -160,15 +178,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(BrokerUnavailable)
     def no_redis(_: Request, error: BrokerUnavailable) -> JSONResponse:
-        # The message names the Redis, which is nothing to a client.
         logger.warning("503: %s", error)
-        message = "the queue does not answer; try again later"
-        return plain_answer(503, "REDIS_UNREACHABLE", message, retriable=True)
+        return _answer(503, body_of(as_told(error)))
 
     @app.exception_handler(Exception)
     def defect(_: Request, error: Exception) -> JSONResponse:
-        # The message may quote the prompt.
-        return _answer(500, body_of(InternalError(f"a defect: {type(error).__name__}")))
+        return _answer(500, body_of(as_told(error)))
 
 
 def plain_answer(

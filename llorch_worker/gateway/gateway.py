@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from typing import Annotated, Any
 
@@ -70,6 +71,7 @@ class Gateway:
         """
         if caller.priority is not None and "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": caller.priority})
+        request = _own_key(request, caller)
         if waits:
             await self.require_worker(request.model)
         job_id = job_id or uuid()
@@ -109,6 +111,15 @@ class Gateway:
             if model is None or model in known:
                 raise NoWorker(f"no worker serves {model or 'any model'} now; try again later")
             # An unknown model is refused at the submit, which names the known ones.
+
+
+def _own_key(request: GenerationRequest, caller: Caller) -> GenerationRequest:
+    """``request`` with an idempotency key that no other caller can use to read its answer."""
+    key = request.idempotency_key
+    if key is None or not caller.name:
+        return request
+    digest = hashlib.sha256(f"{caller.name} {key}".encode("utf-8", "surrogatepass")).hexdigest()
+    return request.model_copy(update={"idempotency_key": digest})
 
 
 def _gateway(request: Request) -> Gateway:

@@ -17,7 +17,24 @@ class Shape(BaseModel):
     Types are strict; ranges are left to :class:`GenerationRequest`, which has the only copy.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+_INSTEAD = {
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "functions": "tools",
+    "function_call": "tool_choice",
+}
+"""What to send in place of older names of a field."""
 
 
 def generation_request(fields: Mapping[str, Any], names: Mapping[str, str]) -> GenerationRequest:
@@ -49,10 +66,13 @@ def faults_of(errors: Iterable[ErrorDetails | Mapping[str, Any]]) -> list[Fault]
     return [
         Fault(
             field=".".join(shown(str(part)) for part in error["loc"]) or "body",
-            rule="unknown or unsupported field"
-            if error["type"] == "extra_forbidden"
-            else error["msg"],
+            rule=_unknown(error["loc"][-1]) if error["type"] == "extra_forbidden" else error["msg"],
             got=describe(error["input"]),
         )
         for error in errors
     ]
+
+
+def _unknown(field: int | str) -> str:
+    instead = _INSTEAD.get(str(field))
+    return f"unsupported; send {instead}" if instead else "unknown or unsupported field"

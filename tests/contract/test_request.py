@@ -37,6 +37,16 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert request.stop == ()
 
 
+def test_null_is_the_default_of_fields_that_have_none() -> None:
+    null = dict.fromkeys(("prompt_token_ids", "messages", "logit_bias", "tool_choice"))
+    assert GenerationRequest(prompt="Once", **null) == GenerationRequest(prompt="Once")
+    turn = {"role": "user", "content": "a", "tool_calls": None}
+    assert GenerationRequest(messages=[turn]) == GenerationRequest(messages=CHAT)
+    choice = {"regex": "a", "choice": None}
+    request = GenerationRequest(prompt="Once", structured_outputs=choice)
+    assert request.wire()["structured_outputs"] == {"regex": "a"}
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

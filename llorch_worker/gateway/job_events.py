@@ -1,0 +1,92 @@
+"""The events of several jobs as one sequence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from llorch_worker.client import AsyncJob
+from llorch_worker.contract import (
+    ERROR_CLASSES,
+    Cancelled,
+    CancelledEvent,
+    Failed,
+    Finished,
+    GenerationResult,
+    InternalError,
+    Started,
+    Tokens,
+)
+
+PATIENCE_S = 30.0
+"""How long Redis may be away before those who wait hear of it."""
+MOST_UNREAD = 64
+
+Progress = Started | Tokens | Finished
+
+
+class JobEvents:
+    """Reads the streams of ``jobs``, each on a task of its own, until :meth:`close`."""
+
+    def __init__(self, jobs: Sequence[AsyncJob]) -> None:
+        self._queue: asyncio.Queue[tuple[int, Progress] | Exception] = asyncio.Queue(MOST_UNREAD)
+        self._left = len(jobs)
+        self._tasks = [asyncio.create_task(self._follow(*each)) for each in enumerate(jobs)]
+
+    async def read(self) -> AsyncIterator[tuple[int, Progress]]:
+        """Each event with the number of its job, until all jobs have finished.
+
+        Raises:
+            LlorchError: a job failed or was cancelled.
+            BrokerUnavailable: Redis does not answer.
+        """
+        while self._left:
+            match await self._queue.get():
+                case Exception() as error:
+                    raise error
+                case job, event:
+                    self._left -= isinstance(event, Finished)
+                    yield job, event
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _follow(self, number: int, job: AsyncJob) -> None:
+        started = False
+        try:
+            async for entry in job.stream(patience_s=PATIENCE_S):
+                match entry.event:
+                    case Failed(error=error):
+                        kind = ERROR_CLASSES.get(error.code, InternalError)
+                        raise kind(error.message, faults=error.faults)
+                    case CancelledEvent():
+                        raise Cancelled("the job was cancelled")
+                    case Finished() if not started:
+                        # The stream has expired, but not the result.
+                        for event in _replayed(await job.result(patience_s=PATIENCE_S)):
+                            await self._queue.put((number, event))
+                started = True
+                await self._queue.put((number, entry.event))
+        except Exception as error:  # noqa: BLE001 - the reader raises it
+            await self._queue.put(error)
+
+
+def _replayed(result: GenerationResult) -> Iterator[Started | Tokens]:
+    """What the stream of an ended job said."""
+    yield Started(
+        worker=result.worker,
+        model=result.model,
+        attempt=result.attempts,
+        prompt_tokens=result.usage.prompt,
+        cached_tokens=result.usage.cached,
+        queue_ms=result.timings.queue_ms,
+    )
+    for choice in result.choices:
+        yield Tokens(
+            choice=choice.index,
+            index=0,
+            ids=choice.token_ids,
+            text=choice.text,
+            logprobs=choice.logprobs,
+        )

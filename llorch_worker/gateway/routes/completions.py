@@ -1,0 +1,25 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from llorch_worker.gateway.answering import Answering, IdempotencyKey, answers
+from llorch_worker.gateway.gateway import TheCaller, TheGateway
+from llorch_worker.openai_api.completion_answer import Completion
+from llorch_worker.openai_api.completions import CompletionRequest
+
+router = APIRouter(tags=["completions"])
+
+
+@router.post("/v1/completions", responses=answers(Completion))
+async def create_completion(
+    body: CompletionRequest,
+    request: Request,
+    gateway: TheGateway,
+    caller: TheCaller,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Complete prompts, each as a job of its own."""
+    return await Answering(request, gateway, caller, body.keyed(idempotency_key)).respond()

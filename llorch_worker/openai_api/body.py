@@ -1,0 +1,51 @@
+"""What a completion and a chat have in common: a body, its jobs, and the answer from them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, Self
+
+from llorch_worker.contract import Finished, GenerationRequest, GenerationResult, Started, Tokens
+from llorch_worker.openai_api.sampling import Sampling
+
+
+class Chunks(Protocol):
+    """The documents of one answer's stream. Jobs are numbered as their requests were."""
+
+    needs_results: bool
+    """Whether :meth:`finished` needs the job's result."""
+
+    def started(self, job: int, event: Started) -> None: ...
+
+    def tokens(self, job: int, event: Tokens) -> Iterator[Mapping[str, Any]]: ...
+
+    def finished(
+        self, job: int, event: Finished, result: GenerationResult | None
+    ) -> Iterator[Mapping[str, Any]]: ...
+
+    def end(self) -> Iterator[Mapping[str, Any]]:
+        """After the last job has finished."""
+        ...
+
+
+class Body(Sampling):
+    """A request that is answered from the results of its jobs."""
+
+    def keyed(self, idempotency_key: str | None) -> Self:
+        """With this key, from a header; one in the body goes before it."""
+        if idempotency_key is None or self.idempotency_key is not None:
+            return self
+        return self.model_copy(update={"idempotency_key": idempotency_key})
+
+    @abstractmethod
+    def to_requests(self) -> list[GenerationRequest]:
+        """One for each job. Raises ``InvalidRequest``, with the body's own names."""
+
+    @abstractmethod
+    def answer(self, results: Sequence[GenerationResult], created: int) -> Mapping[str, Any]:
+        """OpenAI's document. ``results``: one for each request; ``created``: Unix time."""
+
+    @abstractmethod
+    def chunks(self, requests: Sequence[GenerationRequest], job_id: str, created: int) -> Chunks:
+        """The same answer as a stream. ``job_id``: of the first job."""

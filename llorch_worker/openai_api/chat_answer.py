@@ -1,0 +1,83 @@
+"""The answer to ``/v1/chat/completions``, at once and in chunks."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from llorch_worker.contract import (
+    Choice,
+    GenerationResult,
+    ToolCall,
+)
+from llorch_worker.openai_api.logprobs import ChatLogprobs, chat_logprobs
+from llorch_worker.openai_api.usage import Finish, UsageDocument, finish, usage_document
+
+
+class AnswerFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+class AnswerCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
+
+
+class Answer(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: NotRequired[list[AnswerCall]]
+
+
+class ChatChoice(Finish):
+    index: int
+    message: Answer
+    logprobs: ChatLogprobs | None
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageDocument
+    system_fingerprint: None
+
+
+def chat_completion(result: GenerationResult, created: int) -> ChatCompletion:
+    return {
+        "id": chat_id(result.id),
+        "object": "chat.completion",
+        "created": created,
+        "model": result.model,
+        "choices": [_choice(choice) for choice in result.choices],
+        "usage": usage_document([result.usage]),
+        "system_fingerprint": None,
+    }
+
+
+def chat_id(job_id: str) -> str:
+    return f"chatcmpl-{job_id}"
+
+
+def _choice(choice: Choice) -> ChatChoice:
+    message: Answer = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.tool_calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [answer_call(call) for call in choice.tool_calls]
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
+        **finish(choice.finish_reason),
+    }
+
+
+def answer_call(call: ToolCall) -> AnswerCall:
+    function: AnswerFunction = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": "function", "function": function}

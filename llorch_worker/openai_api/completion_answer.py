@@ -1,0 +1,158 @@
+"""The answer to ``/v1/completions``, at once and in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from llorch_worker.contract import (
+    Choice,
+    Finished,
+    GenerationResult,
+    Started,
+    TokenLogprobs,
+    Tokens,
+)
+from llorch_worker.openai_api.chunk_usage import ChunkUsage
+from llorch_worker.openai_api.logprobs import CompletionLogprobs, completion_logprobs
+from llorch_worker.openai_api.sampling import StreamOptions
+from llorch_worker.openai_api.usage import Finish, UsageDocument, finish, usage_document
+
+Prompt = str | list[int]
+
+
+class CompletionChoice(Finish):
+    text: str
+    index: int
+    """Choices of the first prompt come first."""
+    logprobs: CompletionLogprobs | None
+
+
+class Completion(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[UsageDocument | None]
+    system_fingerprint: None
+
+
+def completion(
+    results: Sequence[GenerationResult], created: int, echoed: Sequence[Prompt]
+) -> Completion:
+    """``echoed``: the prompts, if they are part of the texts."""
+    choices = [
+        _choice(len(result.choices) * job + choice.index, choice, result, echoed[job : job + 1])
+        for job, result in enumerate(results)
+        for choice in result.choices
+    ]
+    return {
+        "id": completion_id(results[0].id),
+        "object": "text_completion",
+        "created": created,
+        "model": results[0].model,
+        "choices": choices,
+        "usage": usage_document(result.usage for result in results),
+        "system_fingerprint": None,
+    }
+
+
+def completion_id(job_id: str) -> str:
+    return f"cmpl-{job_id}"
+
+
+def _choice(
+    index: int, choice: Choice, result: GenerationResult, echoed: Sequence[Prompt]
+) -> CompletionChoice:
+    prompt, first_text = "", ""
+    tokens: Sequence[TokenLogprobs | None] | None = choice.logprobs
+    if echoed:
+        known = result.prompt_logprobs or ()
+        rest = "".join(token.text for token in known if token is not None)
+        match echoed[0]:
+            case str(prompt):
+                # Nothing scores the first token, so its text is what the others leave.
+                first_text = prompt.removesuffix(rest) if prompt.endswith(rest) else ""
+            case _:
+                prompt = rest
+        tokens = None if tokens is None else (*known, *tokens)
+    return {
+        "text": prompt + choice.text,
+        "index": index,
+        "logprobs": None if tokens is None else completion_logprobs(tokens, first_text=first_text),
+        **finish(choice.finish_reason),
+    }
+
+
+class CompletionChunks:
+    """See :class:`llorch_worker.openai_api.body.Chunks`."""
+
+    def __init__(
+        self,
+        job_id: str,
+        created: int,
+        *,
+        n: int,
+        echoed: Sequence[str],
+        logprobs: bool,
+        options: StreamOptions | None,
+    ) -> None:
+        self.needs_results = n > 1
+        self._same: dict[str, Any] = {
+            "id": completion_id(job_id),
+            "object": "text_completion",
+            "created": created,
+            "model": "",
+            "system_fingerprint": None,
+        }
+        self._n = n
+        self._echoed = echoed
+        self._logprobs = logprobs
+        self._usage = ChunkUsage(options)
+        self._chars: dict[int, int] = {}
+        """The characters sent, by choice."""
+
+    def started(self, job: int, event: Started) -> None:
+        self._same["model"] = event.model
+        self._usage.started(job, event)
+
+    def tokens(self, job: int, event: Tokens) -> Iterator[dict[str, Any]]:
+        self._usage.tokens(job, event)
+        index = self._n * job + event.choice
+        text = self._unsent_echo(job, index) + event.text
+        logprobs = None
+        if self._logprobs:
+            logprobs = completion_logprobs(event.logprobs or (), offset=self._chars[index])
+        if text or event.logprobs:
+            self._chars[index] += len(text)
+            yield self._chunk(index, text, logprobs, {"finish_reason": None})
+
+    def finished(
+        self, job: int, event: Finished, result: GenerationResult | None
+    ) -> Iterator[dict[str, Any]]:
+        self._usage.finished(job, event.usage)
+        reasons = [event.finish_reason]
+        if result is not None:
+            reasons = [choice.finish_reason for choice in result.choices]
+        for choice, reason in enumerate(reasons):
+            index = self._n * job + choice
+            yield self._chunk(index, self._unsent_echo(job, index), None, finish(reason))
+
+    def end(self) -> Iterator[dict[str, Any]]:
+        if self._usage.in_the_end:
+            yield {**self._same, "choices": [], "usage": self._usage.document()}
+
+    def _unsent_echo(self, job: int, index: int) -> str:
+        if index in self._chars:
+            return ""
+        self._chars[index] = 0
+        return self._echoed[job] if self._echoed else ""
+
+    def _chunk(
+        self, index: int, text: str, logprobs: CompletionLogprobs | None, end: Finish
+    ) -> dict[str, Any]:
+        choice = {"text": text, "index": index, "logprobs": logprobs, **end}
+        return {**self._same, "choices": [choice], **self._usage.fields()}

@@ -1,0 +1,131 @@
+"""The body of ``/v1/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SkipValidation
+from pydantic_core import PydanticCustomError
+
+from llorch_worker.contract import (
+    Fault,
+    GenerationRequest,
+    GenerationResult,
+    InvalidRequest,
+    describe,
+)
+from llorch_worker.openai_api.body import Body
+from llorch_worker.openai_api.completion_answer import (
+    Completion,
+    CompletionChunks,
+    Prompt,
+    completion,
+)
+from llorch_worker.openai_api.shape import generation_request
+
+MAX_PROMPTS = 1_024
+DEFAULT_MAX_TOKENS = 16
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """One text, or one list of ids, is a list of one; the contract checks the rest of each."""
+    several = isinstance(value, list) and value and all(isinstance(e, str | list) for e in value)
+    prompts = value if several else [value]
+    if not several and not isinstance(value, str) and not _are_ids(value):
+        raise PydanticCustomError(
+            "prompt", "must be a text, a list of texts, a list of token ids, or a list of these"
+        )
+    if len(prompts) > MAX_PROMPTS:
+        raise PydanticCustomError(
+            "prompt", "must be at most {limit} prompts", {"limit": MAX_PROMPTS}
+        )
+    return list(prompts)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+
+
+class CompletionRequest(Body):
+    """OpenAI's request, with our own fields beside it."""
+
+    prompt: Annotated[
+        SkipValidation[list[Prompt]],
+        BeforeValidator(
+            _prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
+        ),
+    ]
+    """Each prompt is a job of its own."""
+    max_tokens: SkipValidation[int | None] = None
+    """By default 16, as OpenAI has it; 0 only with echo."""
+    echo: bool | None = None
+    """Put the prompt before the text. With logprobs, the prompt's tokens are scored too."""
+    logprobs: SkipValidation[int | None] = None
+    """Log probabilities of the tokens, and of so many alternatives each."""
+    best_of: int | None = None
+    """Only as many as n: every choice is returned."""
+
+    def to_requests(self) -> list[GenerationRequest]:
+        faults = list(self._faults())
+        requests = []
+        for number in range(len(self.prompt)):
+            try:
+                requests.append(self._to_request(number))
+            except InvalidRequest as error:
+                faults += error.faults
+                # The others break the same rules.
+                break
+        if faults:
+            raise InvalidRequest.from_faults(faults)
+        return requests
+
+    def answer(self, results: Sequence[GenerationResult], created: int) -> Completion:
+        return completion(results, created, self.prompt if self.echo else ())
+
+    def chunks(
+        self, requests: Sequence[GenerationRequest], job_id: str, created: int
+    ) -> CompletionChunks:
+        texts = [prompt for prompt in self.prompt if isinstance(prompt, str)]
+        return CompletionChunks(
+            job_id,
+            created,
+            n=requests[0].n,
+            echoed=texts if self.echo else (),
+            logprobs=self.logprobs is not None,
+            options=self.stream_options,
+        )
+
+    def _to_request(self, number: int) -> GenerationRequest:
+        prompt = self.prompt[number]
+        several = len(self.prompt) > 1
+        kind = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+        fields = self.passed_on()
+        fields |= {kind: prompt, "logprobs": self.logprobs, "prompt_logprobs": None}
+        fields["max_tokens"] = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.echo:
+            fields["prompt_logprobs"] = self._echoed_logprobs()
+        if several and isinstance(self.idempotency_key, str):
+            fields["idempotency_key"] = f"{self.idempotency_key}#{number}"
+        return generation_request(
+            fields,
+            {kind: f"prompt.{number}" if several else "prompt", "prompt_logprobs": "logprobs"},
+        )
+
+    def _echoed_logprobs(self) -> int | None:
+        if self.logprobs is None and self.max_tokens == 0:
+            # Nothing to do but to give the prompt back, which the contract knows as scoring it.
+            return 0
+        return self.logprobs
+
+    def _faults(self) -> list[Fault]:
+        faults = []
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            faults.append(Fault(field="best_of", rule="must equal n", got=describe(self.best_of)))
+        if self.echo and self.logprobs is not None and self.stream:
+            rule = "with echo they come at the end, so they cannot be streamed"
+            faults.append(Fault(field="logprobs", rule=rule, got=describe(self.logprobs)))
+        if self.echo and self.logprobs is None and not all(isinstance(p, str) for p in self.prompt):
+            rule = "needs texts as prompts, or logprobs"
+            faults.append(Fault(field="echo", rule=rule, got="token ids"))
+        return faults

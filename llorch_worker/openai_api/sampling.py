@@ -1,0 +1,76 @@
+"""The request fields that completions and chat have in common."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import SkipValidation
+
+from llorch_worker.contract import GenerationRequest, Priority, StructuredOutputs
+from llorch_worker.openai_api.shape import Shape
+
+
+class StreamOptions(Shape):
+    include_usage: bool = False
+    """End the stream with a chunk that has the usage and no choices."""
+    continuous_usage_stats: bool = False
+    """Give the usage so far in every chunk."""
+    include_obfuscation: bool | None = None
+    """Accepted and without effect."""
+
+
+class Sampling(Shape):
+    """How to generate. Fields of :class:`GenerationRequest` have its ranges and its defaults, and
+    are checked there, once; so is ``null``, which means the default."""
+
+    model: SkipValidation[str | None] = None
+    """By default the only one that is served."""
+    temperature: SkipValidation[float | None] = None
+    top_p: SkipValidation[float | None] = None
+    n: SkipValidation[int | None] = None
+    stop: SkipValidation[str | list[str] | None] = None
+    seed: SkipValidation[int | None] = None
+    presence_penalty: SkipValidation[float | None] = None
+    frequency_penalty: SkipValidation[float | None] = None
+    logit_bias: SkipValidation[dict[str, float] | None] = None
+    """Token ids, as strings, to what is added to their logits."""
+
+    top_k: SkipValidation[int | None] = None
+    min_p: SkipValidation[float | None] = None
+    repetition_penalty: SkipValidation[float | None] = None
+    min_tokens: SkipValidation[int | None] = None
+    ignore_eos: SkipValidation[bool | None] = None
+    stop_token_ids: SkipValidation[list[int] | None] = None
+    structured_outputs: SkipValidation[StructuredOutputs | None] = None
+    """What the text must look like: exactly one of json, regex, choice and grammar."""
+    priority: SkipValidation[Priority | None] = None
+    """By default that of the key, or normal."""
+    deadline_s: SkipValidation[float | None] = None
+    """Seconds from now. A text that is cut off by it has finish_reason "length", and "deadline" as
+    llorch_finish_reason; without a token by then, the answer is a 504."""
+    idempotency_key: SkipValidation[str | None] = None
+    """A second request with the same key gets the first one's answer. A client that hangs up does
+    not cancel a request with a key, because it may ask again. Also the header Idempotency-Key."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    user: str | None = None
+    """Accepted and without effect, like the fields below."""
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    def passed_on(self) -> dict[str, Any]:
+        """The fields above that a :class:`GenerationRequest` has too; some may be None."""
+        return {name: getattr(self, name) for name in _PASSED_ON}
+
+
+_PASSED_ON = tuple(
+    name
+    for name in Sampling.model_fields
+    if name in GenerationRequest.model_fields and name != "metadata"
+)

@@ -1,0 +1,199 @@
+"""Bodies of completions and chats become requests of the contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from llorch_worker.contract import InvalidRequest
+from llorch_worker.openai_api.chat import ChatRequest
+from llorch_worker.openai_api.completions import CompletionRequest
+from llorch_worker.openai_api.shape import faults_of
+
+USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "look_up"}}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    """The one request of a chat, without its defaults."""
+    (request,) = ChatRequest.model_validate({"messages": [USER], **fields}).to_requests()
+    return request.wire()
+
+
+def completion(**fields: Any) -> list[dict[str, Any]]:
+    """The requests of a completion, without their defaults."""
+    body = CompletionRequest.model_validate({"prompt": "Once", **fields})
+    return [request.wire() for request in body.to_requests()]
+
+
+def faults(kind: type[ChatRequest | CompletionRequest], fields: dict[str, Any]) -> set[str]:
+    """The fields that are refused."""
+    try:
+        kind.model_validate(fields).to_requests()
+    except ValidationError as error:
+        return {fault.field for fault in faults_of(error.errors())}
+    except InvalidRequest as error:
+        return {fault.field for fault in error.faults}
+    return set()
+
+
+def test_each_prompt_of_a_completion_is_a_request() -> None:
+    assert completion() == [{"prompt": "Once", "max_tokens": 16}]
+    assert completion(prompt=["a", "b"], max_tokens=2) == [
+        {"prompt": "a", "max_tokens": 2},
+        {"prompt": "b", "max_tokens": 2},
+    ]
+    assert [r["prompt_token_ids"] for r in completion(prompt=[1, 2])] == [[1, 2]]
+    assert [r["prompt_token_ids"] for r in completion(prompt=[[1], [2]])] == [[1], [2]]
+
+
+def test_prompts_of_one_completion_have_keys_of_their_own() -> None:
+    keys = [r["idempotency_key"] for r in completion(prompt=["a", "b"], idempotency_key="k")]
+    assert keys == ["k#0", "k#1"]
+    assert [r["idempotency_key"] for r in completion(idempotency_key="k")] == ["k"]
+
+
+def test_an_echo_with_logprobs_scores_the_prompt() -> None:
+    (request,) = completion(prompt=[1, 2], echo=True, logprobs=1, max_tokens=0)
+    assert (request["prompt_logprobs"], request["logprobs"], request["max_tokens"]) == (1, 1, 0)
+    (plain,) = completion(echo=True)
+    assert "prompt_logprobs" not in plain
+    (alone,) = completion(echo=True, max_tokens=0)
+    assert alone["prompt_logprobs"] == 0
+
+
+def test_our_own_fields_go_through_by_their_names() -> None:
+    extras = {
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "stop_token_ids": [7],
+        "structured_outputs": {"choice": ["a", "b"]},
+        "priority": "low",
+        "deadline_s": 3.0,
+        "idempotency_key": "k",
+    }
+    assert extras.items() <= chat(**extras).items()
+    assert extras.items() <= completion(**extras)[0].items()
+
+
+def test_fields_that_change_nothing_are_accepted() -> None:
+    nothing = {
+        "user": "u",
+        "store": True,
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "stream": True,
+        "stream_options": {"include_usage": True, "include_obfuscation": False},
+        "temperature": None,
+        "stop": None,
+    }
+    assert chat(**nothing) == chat()
+    assert completion(**nothing) == completion()
+
+
+def test_parts_of_text_are_joined_and_developers_are_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    request = chat(messages=[{"role": "developer", "content": parts}, USER])
+    assert request["messages"] == [{"role": "system", "content": "a\nb"}, USER]
+
+
+def test_an_answer_with_calls_becomes_a_turn() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    answer = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [{**call, "index": 0}],
+    }
+    turns = [USER, answer, {"role": "tool", "tool_call_id": "c1", "content": "found"}]
+    messages = chat(messages=turns, tools=[TOOL])["messages"]
+    assert messages[1]["tool_calls"] == [{"id": "c1", "function": call["function"]}]
+    assert messages[2] == turns[2]
+
+
+def test_logprobs_of_a_chat_are_asked_for_by_two_fields() -> None:
+    assert chat(logprobs=True)["logprobs"] == 0
+    assert chat(logprobs=True, top_logprobs=3)["logprobs"] == 3
+    assert "logprobs" not in chat(logprobs=False)
+
+
+def test_either_name_of_the_length_is_taken() -> None:
+    assert chat(max_tokens=5)["max_tokens"] == chat(max_completion_tokens=5)["max_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "critic", "content": "a"}]}, "messages.0.role"),
+        ({"messages": [{**USER, "name": "Ann"}]}, "messages.0.name"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
+            "messages.0.content.0.type",
+        ),
+        ({"messages": [{"role": "user"}]}, "messages.0"),
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"stop": 3}, "stop"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens | max_completion_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"modalities": ["audio"]}, "modalities.0"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"functions": []}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"prompt": "a"}, "prompt"),
+    ],
+)
+def test_a_chat_refuses_what_it_cannot_do(fields: dict[str, Any], refused: str) -> None:
+    assert refused in faults(ChatRequest, {"messages": [USER], **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt.1"),
+        ({"prompt": [[1], [-1]]}, "prompt.1.0"),
+        ({"prompt": ["a"] * 1_025}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"suffix": "end"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"echo": True, "prompt": [1]}, "echo"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "logprobs"),
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"messages": [USER]}, "messages"),
+    ],
+)
+def test_a_completion_refuses_what_it_cannot_do(fields: dict[str, Any], refused: str) -> None:
+    assert refused in faults(CompletionRequest, {"prompt": "Once", **fields})
+
+
+def test_the_faults_of_one_request_are_reported_together() -> None:
+    fields = {"prompt": "a", "temperature": 3, "n": 0, "best_of": 7}
+    assert faults(CompletionRequest, fields) == {"temperature", "n", "best_of"}
+
+
+def test_a_refused_name_of_an_older_field_comes_with_the_new_one() -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({"messages": [USER], "guided_json": {}})
+    (fault,) = faults_of(caught.value.errors())
+    assert fault.rule == "unsupported; send structured_outputs.json"
