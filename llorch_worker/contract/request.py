@@ -251,7 +251,7 @@ class GenerationRequest(BaseModel):
         if self.tools and self.messages is None:
             faults.append(Fault(field="tools", rule="need messages", got=describe(self.tools)))
         shapes = {
-            "response_format": self.response_format not in (None, ResponseFormat(type="text")),
+            "response_format": self._has_format,
             "structured_outputs": self.structured_outputs is not None,
             "tool_choice": self.forces_a_call,
         }
@@ -262,6 +262,15 @@ class GenerationRequest(BaseModel):
         if faults:
             raise InvalidRequest.from_faults(faults)
         return self
+
+    @property
+    def _has_format(self) -> bool:
+        return self.response_format not in (None, ResponseFormat(type="text"))
+
+    @property
+    def shapes_text(self) -> bool:
+        """Whether the answer must be a text of some form, which is never a call of a tool."""
+        return self._has_format or self.structured_outputs is not None
 
     @property
     def forces_a_call(self) -> bool:

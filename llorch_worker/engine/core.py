@@ -13,6 +13,7 @@ import torch
 from llorch_worker.contract import (
     Cancelled,
     InternalError,
+    InvalidRequest,
     LlorchError,
     OutOfMemory,
     TokenLogprob,
@@ -58,8 +59,9 @@ class EngineCore:
         scheduler: Scheduler,
         runner: Runner,
         counters: Counters,
-        token_text: Callable[[int], str],
+        token_text: Callable[[int], tuple[str, tuple[int, ...] | None]],
     ) -> None:
+        """``token_text``: a token for people to read, and its bytes if they are others."""
         self.scheduler = scheduler
         self._runner = runner
         self._counters = counters
@@ -190,6 +192,8 @@ class EngineCore:
                 continue
             try:
                 self._take_token(generation, sequence, output.sampled, row, now_s)
+            except InvalidRequest as error:
+                self._fail(generation, error)
             except Exception:
                 # A defect in one job's text must not affect the other jobs.
                 logger.exception("job %s failed while its token was delivered", generation.id)
@@ -204,20 +208,23 @@ class EngineCore:
             logprobs = (self._token_logprobs(token_id, sampled.logprobs[row]),)
             sequence.logprobs.extend(logprobs)
         sequence.append(token_id)
+        forced = sequence.append_forced()
+        self._counters.count_forced(len(forced))
         if sequence.finish_reason is not None:
             # Before the event, so that the blocks are free when it is sent, or after this step.
             self.scheduler.finish(sequence)
-        generation.take_tokens(sequence, (token_id,), logprobs, now_s)
+        generation.take_tokens(sequence, (token_id, *forced), logprobs, now_s)
         if sequence.finish_reason is not None:
             self._finish_if_complete(generation, now_s)
 
     def _token_logprobs(self, token_id: int, row: RowLogprobs) -> TokenLogprobs:
         def entry(token_id: int, logprob: float) -> TokenLogprob:
-            return TokenLogprob(id=token_id, text=self._token_text(token_id), logprob=logprob)
+            text, data = self._token_text(token_id)
+            return TokenLogprob(id=token_id, text=text, logprob=logprob, bytes=data)
 
         top = tuple(map(entry, row.top_ids, row.top))
-        text = self._token_text(token_id)
-        return TokenLogprobs(id=token_id, text=text, logprob=row.chosen, top=top)
+        chosen = entry(token_id, row.chosen)
+        return TokenLogprobs(**dict(chosen), top=top)
 
     def _apply_deadlines(self, now_s: float) -> None:
         due = [g for g in self._with_deadline if not g.done and _deadline_s(g) <= now_s]

@@ -15,6 +15,8 @@ import torch
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import Event, GenerationRequest, Journal
 from llorch_worker.engine.choice_text import ChoiceText
+from llorch_worker.engine.constraints.compiler import Compiler
+from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, use_device
 from llorch_worker.engine.device.warm_up import compile_kernels, compiles_late, run_first_requests
@@ -92,6 +94,7 @@ class Engine:
         self._eos_ids = frozenset(
             token_id for token_id in tokenizer.eos_token_ids if 0 <= token_id < config.vocab_size
         )
+        self._compiler = Compiler(ConstraintVocabulary(tokenizer, config.vocab_size, self._eos_ids))
         self._arrivals = itertools.count()
         self._counters = Counters()
         self._device = device = cache.shape.device
@@ -230,7 +233,8 @@ class Engine:
         Raises:
             ModelNotServed: the request names another model.
             ContextLengthExceeded: prompt and ``max_tokens`` do not fit.
-            InvalidRequest: an id is beyond the vocabulary, or the prompt has no token.
+            InvalidRequest: an id is beyond the vocabulary, the prompt has no token, or the grammar
+                of the text does not compile.
             InternalError: the engine is closed or broken, or the journal is another request's.
         """
         check_model(request, self.model_name)
@@ -241,6 +245,7 @@ class Engine:
             max_context=self.max_context,
             pool_tokens=self.cache.blocks.total * self.cache.block_size,
         )
+        matcher = self._compiler.compile(request)
         job_id = job_id or str(uuid.uuid4())
         seed = job_seed(job_id) if request.seed is None else request.seed
         arrival = next(self._arrivals)
@@ -253,6 +258,7 @@ class Engine:
                 arrival=arrival,
                 choice=choice,
                 eos_ids=self._eos_ids,
+                matcher=None if matcher is None else matcher.copy(),
             )
             for choice in range(request.n)
         )
@@ -334,10 +340,13 @@ class Engine:
         """Cancels running generations and ends the thread; a second call does nothing."""
         self._thread.close()
 
-    def _token_text(self, token_id: int) -> str:
+    def _token_text(self, token_id: int) -> tuple[str, tuple[int, ...] | None]:
         # A model's output may have more rows than its vocabulary has tokens.
-        known = token_id < self.tokenizer.vocab_size
-        return self.tokenizer.token_text(token_id) if known else ""
+        if token_id >= self.tokenizer.vocab_size:
+            return "", None
+        text = self.tokenizer.token_text(token_id)
+        data = self.tokenizer.decoding_table.token_bytes[token_id]
+        return text, None if data == text.encode() else tuple(data)
 
     def __enter__(self) -> Self:
         return self

@@ -23,6 +23,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.contract.result import TokenLogprobs
+from llorch_worker.contract.tool_calls import tool_calls
 from llorch_worker.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
@@ -170,7 +171,7 @@ class Generation:
         for sequence in self.sequences:
             # Text that a deadline has just released, or that a replay produced beyond its journal.
             self.take_tokens(sequence, (), None, now_s)
-        choices = tuple(_choice(sequence) for sequence in self.sequences)
+        choices = tuple(self._choice(sequence) for sequence in self.sequences)
         usage = Usage(
             prompt=self.sequences[0].prompt_length,
             cached=self._cached_tokens,
@@ -219,6 +220,20 @@ class Generation:
         # The other choices find the prompt that the first one has put into the cache.
         return 0 if self._first_prefilled is None else self._first_prefilled.cached_tokens
 
+    def _choice(self, sequence: Sequence) -> Choice:
+        assert sequence.finish_reason is not None
+        logprobs, text = sequence.logprobs, sequence.text.released
+        calls = tool_calls(text, self.request, job_id=self.id, choice=sequence.choice)
+        called = calls is not None and sequence.finish_reason == "stop"
+        return Choice(
+            index=sequence.choice,
+            text=text,
+            token_ids=tuple(sequence.generated_ids),
+            finish_reason="tool_calls" if called else sequence.finish_reason,
+            logprobs=None if logprobs is None else tuple(logprobs),
+            tool_calls=calls,
+        )
+
     def _timings(self, now_s: float) -> Timings:
         started = now_s if self._started_s is None else self._started_s
         first = now_s if self._first_token_s is None else self._first_token_s
@@ -228,15 +243,3 @@ class Generation:
             first_token_ms=(first - self._queued_s) * 1e3,
             decode_ms=(now_s - first) * 1e3,
         )
-
-
-def _choice(sequence: Sequence) -> Choice:
-    assert sequence.finish_reason is not None
-    logprobs = sequence.logprobs
-    return Choice(
-        index=sequence.choice,
-        text=sequence.text.released,
-        token_ids=tuple(sequence.generated_ids),
-        finish_reason=sequence.finish_reason,
-        logprobs=None if logprobs is None else tuple(logprobs),
-    )

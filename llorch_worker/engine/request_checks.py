@@ -69,7 +69,8 @@ def _tokenise(request: GenerationRequest, tokenizer: Tokenizer) -> list[int]:
     if request.prompt_token_ids is not None:
         return list(request.prompt_token_ids)
     if request.messages is not None:
-        return tokenizer.encode_chat(request.messages)
+        tools = () if request.tool_choice == "none" else request.tools
+        return tokenizer.encode_chat(request.messages, tools)
     assert request.prompt is not None
     return tokenizer.encode(request.prompt)
 

@@ -1,14 +1,20 @@
 """Resumes a redelivered job where its journal ends.
 
-The journalled ids pass through the same detokenizer, stop rules and limits again, which restores
-the state of the earlier attempt.
+The journalled ids pass through the same detokenizer, grammar, stop rules and limits again, which
+restores the state of the earlier attempt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llorch_worker.contract import Finished, InternalError, Journal, JournalledChoice
+from llorch_worker.contract import (
+    Finished,
+    InternalError,
+    InvalidRequest,
+    Journal,
+    JournalledChoice,
+)
 from llorch_worker.engine.sequence import Sequence, SequenceState
 
 
@@ -52,7 +58,10 @@ def _replay(sequence: Sequence, choice: JournalledChoice, vocab_size: int) -> No
             raise InternalError(
                 f"{whose} has {count} tokens, but the choice ends after {sequence.generated_count}"
             )
-        sequence.append(token_id)
+        try:
+            sequence.append(token_id)
+        except InvalidRequest as error:
+            raise InternalError(f"{whose} has a token that does not fit the grammar") from error
     _take_logprobs(sequence, choice, whose)
     if len(choice.text) > len(sequence.text.ready) and sequence.finish_reason is None:
         # Only the end of a choice releases held-back text. No token ended the replay, so the

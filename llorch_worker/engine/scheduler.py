@@ -3,8 +3,9 @@
 Running and waiting sequences are two lists, both sorted by :attr:`Sequence.order` (priority,
 arrival, choice). The rules:
 
-- Decodes come first: each running sequence that lacks one token gets it in every step. Prefill
-  takes the rest of the token budget, so a long prompt delays decodes by one chunk at most.
+- Decodes come first: each running sequence that lacks one token gets it in every step, and with
+  it the tokens that its grammar forced after it, as far as the token budget goes. Prefill takes
+  the rest of the budget, so a long prompt delays decodes by one chunk at most.
 - The head of the waiting list is admitted when its known tokens fit into free blocks; blocks that
   it shares with running sequences need none. Nothing overtakes the head, so short prompts cannot
   starve a long one of their class. Its blocks are reserved at once and allocated chunk by chunk.
@@ -54,7 +55,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The work of one step: first ``decodes`` chunks of one token, then prefill chunks."""
+    """The work of one step: first ``decodes`` chunks of sampled tokens, then prefill chunks.
+
+    A decode has one token, and those that a grammar forced after it.
+    """
 
     chunks: tuple[Chunk, ...]
     decodes: int
@@ -115,8 +119,8 @@ class Scheduler:
         """
         chunks = self._decodes()
         decodes = len(chunks)
-        budget = self._max_step_tokens - decodes
-        prefills = [s for s in self._running if s.pending > 1]
+        budget = self._max_step_tokens - sum(chunk.count for chunk in chunks)
+        prefills = [s for s in self._running if not s.decoding]
         prefills.reverse()
         completed: set[BlockKey] = set()
         while budget > 0:
@@ -209,12 +213,15 @@ class Scheduler:
 
     def _decodes(self) -> list[Chunk]:
         chunks = []
+        spare = self._max_step_tokens - len(self._running)
         for sequence in tuple(self._running):
             # An earlier sequence may have preempted this one.
-            if sequence.state is not SequenceState.RUNNING or sequence.pending != 1:
+            if sequence.state is not SequenceState.RUNNING or not sequence.decoding:
                 continue
             if self._make_room(sequence):
-                chunks.append(Chunk(sequence, sequence.computed, 1))
+                count = min(sequence.pending, 1 + spare)
+                spare -= count - 1
+                chunks.append(Chunk(sequence, sequence.computed, count))
         return chunks
 
     def _make_room(self, sequence: Sequence) -> bool:

@@ -9,6 +9,7 @@ from enum import Enum
 from llorch_worker.cache import Prefix
 from llorch_worker.contract import FinishReason, GenerationRequest, Priority, TokenLogprobs
 from llorch_worker.engine.choice_text import ChoiceText
+from llorch_worker.engine.constraints.matcher import Matcher
 
 PRIORITY_RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
 
@@ -18,7 +19,8 @@ def samples_plainly(request: GenerationRequest) -> bool:
 
     Steps may overlap only if every job in them samples plainly, and the fused kernel supports only
     such jobs. The other parameters need the host between two steps: it reads log probabilities and
-    counts tokens for penalties and min_tokens, and truncation reads its own results.
+    counts tokens for penalties and min_tokens, and truncation reads its own results. So does a
+    grammar, which needs the last token to say what may follow.
     """
     return (
         request.top_k == 0
@@ -63,14 +65,17 @@ class Sequence:
         arrival: int = 0,
         choice: int = 0,
         eos_ids: frozenset[int] = frozenset(),
+        matcher: Matcher | None = None,
     ) -> None:
-        """``arrival`` counts submissions and breaks ties; ``seed`` is the choice's own."""
+        """``arrival`` counts submissions and breaks ties; ``seed`` is the choice's own. ``matcher``
+        stands at the beginning of the grammar that the text must fit."""
         self.request = request
         self.seed = seed
         self.choice = choice
         self.arrival = arrival
         self.rank = PRIORITY_RANKS[request.priority]
-        self.plain = samples_plainly(request)
+        self.plain = matcher is None and samples_plainly(request)
+        self.matcher = matcher
         self.stop_ids = frozenset(request.stop_token_ids) | (
             frozenset() if request.ignore_eos else eos_ids
         )
@@ -89,6 +94,8 @@ class Sequence:
         """Tokens of the prompt that were found in the KV cache and never computed for it."""
         self.most_computed = 0
         """The most tokens that had keys and values before a preemption."""
+        self._forced_count = 0
+        """How many of the last tokens the grammar forced, without a step of their own."""
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -99,6 +106,12 @@ class Sequence:
     def pending(self) -> int:
         """Tokens without keys and values: 1 while decoding, more before and during prefill."""
         return len(self.token_ids) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its pending tokens are the last sampled one and those that the grammar forced
+        after it. Such a sequence goes on in every step."""
+        return self.pending <= 1 + self._forced_count
 
     @property
     def generated_count(self) -> int:
@@ -122,20 +135,43 @@ class Sequence:
         self.computed = 0
         self.blocks = array("q")
         self.reserved_blocks = 0
+        self._forced_count = 0
 
     def append(self, token_id: int) -> None:
         """Adds a sampled token; sets ``finish_reason`` if it ends the choice.
 
-        A token that ends the choice by its id stays in ``generated_ids`` but gives no text.
+        A token that ends the choice by its id stays in ``generated_ids`` but gives no text. Raises
+        InvalidRequest if the token does not fit the grammar.
         """
         self.token_ids.append(token_id)
         count = self.generated_count
         may_stop = count > self.request.min_tokens
-        ended = may_stop and token_id in self.stop_ids
-        if ended or self.text.push(token_id, may_stop=may_stop):
+        ended = (may_stop and token_id in self.stop_ids) or (
+            self.matcher is not None and token_id in self.matcher.eos_ids
+        )
+        if not ended:
+            ended = self.text.push(token_id, may_stop=may_stop)
+            if self.matcher is not None:
+                self.matcher.push(token_id)
+                ended |= self.matcher.complete
+        if ended:
             self.close("stop")
         elif count >= self.request.max_tokens:
             self.close("length")
+
+    def append_forced(self) -> tuple[int, ...]:
+        """Adds the tokens that the grammar forces next, without sampling them, and returns them.
+
+        None if the request asks for log probabilities, which only a step of its own gives each
+        token. Its mask then leaves no choice, so the tokens are the same.
+        """
+        if self.matcher is None or self.logprobs is not None:
+            return ()
+        before = len(self.token_ids)
+        while self.finish_reason is None and self.matcher.forced:
+            self.append(self.matcher.forced[0])
+        self._forced_count = len(self.token_ids) - before
+        return tuple(self.token_ids[before:])
 
     def close(self, reason: FinishReason) -> None:
         """Ends the choice: releases held-back text and sets ``finish_reason``."""

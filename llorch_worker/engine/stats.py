@@ -76,6 +76,13 @@ class Counters:
         while self._seconds[0][0] < second - RATE_WINDOW_S:
             self._seconds.popleft()
 
+    def count_forced(self, tokens: int) -> None:
+        """``tokens`` more than the step sampled were generated: a grammar forced them."""
+        if tokens:
+            self.completion_tokens_total += tokens
+            second, counted = self._seconds[-1]
+            self._seconds[-1] = (second, counted + tokens)
+
     def tokens_per_s(self) -> float:
         """Generated tokens per second over the last seconds, the current one included."""
         now = time.monotonic()

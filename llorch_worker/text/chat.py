@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from llorch_worker.contract import Fault, InvalidRequest, Message
+from llorch_worker.contract import Fault, InvalidRequest, Message, Tool
 from llorch_worker.text.codec import Codec
 
 _LITERAL_MARK = "\ufdd0"
@@ -23,7 +24,7 @@ class ChatFormat(Protocol):
         """The Jinja template that came with the model, if any."""
         ...
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Prompt ids that end where the assistant's answer begins. Raises InvalidRequest."""
         ...
 
@@ -43,7 +44,10 @@ class Llama2Chat:
         self._bos = [] if bos_token_id is None else [bos_token_id]
         self._eos = [] if eos_token_id is None else [eos_token_id]
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        if tools:
+            rule = "the model has no chat template, which alone could tell it of tools"
+            raise _refusal("tools", rule, f"{len(tools)} tools")
         _check_turns(messages)
         system = ""
         if messages[0].role == "system":
@@ -80,26 +84,28 @@ class TemplateChat:
         spellings = "|".join(re.escape(token) for token in codec.special_ids if len(token) > 1)
         self._control_beginning = re.compile(f"(?=(?:{spellings or '(?!)'}))(.)", re.DOTALL)
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         if not messages:
             raise _refusal("messages", "must not be empty", "none")
-        text = self._render(messages)
+        if tools and "tools" not in self.template:
+            rule = "the model's chat template has no place for them"
+            raise _refusal("tools", rule, f"{len(tools)} tools")
+        text = self._render(messages, tools)
         ids = self._codec.encode(text, parse_special=True, literal_mark=_LITERAL_MARK)
         bos = self._bos_token_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         # Imported late: transformers takes a second, and few jobs need it.
         from jinja2 import TemplateError, TemplateSyntaxError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        turns = [
-            {"role": turn.role, "content": self._as_text(turn.content or "")} for turn in messages
-        ]
+        turns = [{"role": m.role, **self._as_text(_turn(i, m))} for i, m in enumerate(messages)]
         try:
             # A pair, despite its annotation: the rendered chats, and indices within them.
             rendered: Any = render_jinja_template(
                 conversations=[turns],
+                tools=[self._as_text(_told(tool)) for tool in tools] or None,
                 chat_template=self.template,
                 add_generation_prompt=True,
                 **self._special_tokens,
@@ -116,18 +122,75 @@ class TemplateChat:
             raise _refusal("messages", rule, f"{len(messages)} messages") from None
         return str(rendered[0][0])
 
-    def _as_text(self, content: str) -> str:
-        """``content`` with a mark in every spelling of a control token."""
-        return self._control_beginning.sub(
-            rf"\1{_LITERAL_MARK}", content.replace(_LITERAL_MARK, "")
-        )
+    def _as_text(self, value: Any) -> Any:
+        """``value`` with a mark in every spelling of a control token, in keys too."""
+        match value:
+            case str():
+                unmarked = value.replace(_LITERAL_MARK, "")
+                return self._control_beginning.sub(rf"\1{_LITERAL_MARK}", unmarked)
+            case dict():
+                return {self._as_text(key): self._as_text(item) for key, item in value.items()}
+            case list():
+                return [self._as_text(item) for item in value]
+        return value
+
+
+def _turn(index: int, message: Message) -> dict[str, Any]:
+    """What templates expect of a turn besides its role."""
+    turn: dict[str, Any] = {"content": message.content or ""}
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls is not None:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(
+                        call.function.arguments,
+                        f"messages.{index}.tool_calls.{number}.function.arguments",
+                    ),
+                },
+            }
+            for number, call in enumerate(message.tool_calls)
+        ]
+    return turn
+
+
+def _arguments(spelling: str, field: str) -> dict[str, Any]:
+    """Templates write the arguments themselves, so they need the object."""
+    try:
+        value = json.loads(spelling)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise _refusal(field, "must be a JSON object", f"{len(spelling)} characters")
+    return value
+
+
+def _told(tool: Tool) -> dict[str, Any]:
+    """A tool as templates expect it."""
+    function: dict[str, Any] = {"name": tool.function.name}
+    if tool.function.description is not None:
+        function["description"] = tool.function.description
+    function["parameters"] = tool.function.parameters or {"type": "object", "properties": {}}
+    return {"type": tool.type, "function": function}
 
 
 def _check_turns(messages: Sequence[Message]) -> None:
     """Turns must be [system], user, assistant, user, ..., user. Reports all faults at once."""
     if not messages:
         raise _refusal("messages", "must not be empty", "none")
-    faults = []
+    faults = [
+        Fault(
+            field=f"messages.{index}.tool_calls",
+            rule="the model has no chat template, which alone could show them",
+            got=f"{len(message.tool_calls)} calls",
+        )
+        for index, message in enumerate(messages)
+        if message.tool_calls is not None
+    ]
     offset = 1 if messages[0].role == "system" else 0
     expected = "user"
     for index, message in enumerate(messages[offset:], start=offset):

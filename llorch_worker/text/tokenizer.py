@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from llorch_worker.contract import Message
+from llorch_worker.contract import Message, Tool
 from llorch_worker.text.chat import ChatFormat
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.detokenizer import IncrementalDetokenizer
@@ -64,13 +64,19 @@ class Tokenizer:
         ids = self._codec.encode(text, parse_special)
         return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Prompt ids of a conversation that the assistant is to answer.
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of ``text`` in the middle of a longer text, without a space put in front."""
+        before = self._codec.encode("\n")
+        ids = self._codec.encode("\n" + text)
+        return ids[len(before) :] if ids[: len(before)] == before else self._codec.encode(text)
+
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Prompt ids of a conversation that the assistant is to answer, told of ``tools``.
 
         Raises:
-            InvalidRequest: the model's chat format does not allow these turns.
+            InvalidRequest: the model's chat format does not allow these turns, or no tools.
         """
-        return self._chat.encode(messages)
+        return self._chat.encode(messages, tools)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of a whole sequence, without control tokens and the space that encoding added.

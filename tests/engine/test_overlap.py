@@ -87,6 +87,7 @@ def test_at_most_two_steps_are_launched_and_unread(
         {"logit_bias": {5: 1.0}},
         {"min_tokens": 3},
         {"logprobs": 0},
+        {"structured_outputs": {"regex": "[a-z ]+"}},
     ],
     ids=lambda fields: list(fields)[-1],
 )

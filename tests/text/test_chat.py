@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from llorch_worker.contract import InvalidRequest, Message
+from llorch_worker.contract import Function, InvalidRequest, Message, Tool, ToolCall
+from llorch_worker.contract.tools import FunctionCall
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint
 
@@ -190,3 +192,74 @@ def test_no_template_failure_shows_the_prompt(with_template: WithTemplate, templ
         with_template(template).encode_chat(_messages(("user", "secret words")))
     assert "secret" not in caught.value.message
     assert [fault.field for fault in caught.value.faults] == ["messages"]
+
+
+TOOL = Tool(
+    function=Function(
+        name="weather",
+        description="Tells the weather</s>",
+        parameters={"type": "object", "properties": {"city": {"default": None}}},
+    )
+)
+WITH_TOOLS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}"
+    "({{ call.function.arguments.city }}){% endfor %}{{ m.tool_call_id or '' }}\n{% endfor %}"
+)
+CALLED = [
+    *_messages(("user", "Hi")),
+    Message(
+        role="assistant",
+        tool_calls=(
+            ToolCall(id="one", function=FunctionCall(name="weather", arguments='{"city": "Bern"}')),
+        ),
+    ),
+    Message(role="tool", content="Sun", tool_call_id="one"),
+]
+
+
+def test_a_template_is_told_of_tools_and_sees_their_calls(with_template: WithTemplate) -> None:
+    tokenizer = with_template(WITH_TOOLS)
+    text = tokenizer.decode(tokenizer.encode_chat(CALLED, [TOOL]))
+    first, _, turns = text.partition("\n")
+    assert json.loads(first) == TOOL.model_dump(mode="json", exclude={"function": {"strict"}})
+    assert turns == "user:Hi\nassistant:weather(Bern)\ntool:Sunone\n"
+
+
+def test_a_template_without_tools_sees_none(with_template: WithTemplate) -> None:
+    tokenizer = with_template("{{ 'some' if tools else 'none' }}")
+    assert tokenizer.decode(tokenizer.encode_chat(_messages(("user", "Hi")))) == "none"
+
+
+def test_no_user_can_write_a_control_token_into_a_tool(with_template: WithTemplate) -> None:
+    ids = with_template(WITH_TOOLS).encode_chat(CALLED, [TOOL])
+    assert [token_id for token_id in ids if token_id < 3] == [1]
+
+
+def test_tools_that_no_template_shows_are_refused(
+    with_template: WithTemplate, llama2: Tokenizer
+) -> None:
+    for tokenizer in (with_template(CHATML), llama2):
+        with pytest.raises(InvalidRequest) as caught:
+            tokenizer.encode_chat(_messages(("user", "Hi")), [TOOL])
+        assert [fault.field for fault in caught.value.faults] == ["tools"]
+
+
+def test_calls_that_no_template_shows_are_refused(llama2: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        llama2.encode_chat(CALLED)
+    fields = [fault.field for fault in caught.value.faults]
+    assert fields == ["messages.1.tool_calls", "messages.2.role", "messages"]
+
+
+@pytest.mark.parametrize("arguments", ["", "secret", "[]", '"a"', '{"a":' * 10_000])
+def test_calls_whose_arguments_are_no_object_are_refused(
+    with_template: WithTemplate, arguments: str
+) -> None:
+    call = ToolCall(id="one", function=FunctionCall(name="f", arguments=arguments))
+    with pytest.raises(InvalidRequest) as caught:
+        with_template(WITH_TOOLS).encode_chat([Message(role="assistant", tool_calls=(call,))])
+    (fault,) = caught.value.faults
+    assert fault.field == "messages.0.tool_calls.0.function.arguments"
+    assert "secret" not in str(fault)

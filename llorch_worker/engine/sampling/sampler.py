@@ -1,7 +1,8 @@
 """One vectorised pass from logits to tokens for a batch of any mix of parameters.
 
-Parameters apply in vLLM's order: logit_bias, min_tokens, penalties; then, for rows that are not
-greedy, temperature, min_p, top_k, top_p (see :mod:`~llorch_worker.engine.sampling.truncation`).
+Parameters apply in vLLM's order: logit_bias, min_tokens, penalties; then the grammar's mask; then,
+for rows that are not greedy, temperature, min_p, top_k, top_p (see
+:mod:`~llorch_worker.engine.sampling.truncation`).
 
 A random row takes the inverse of its cumulative distribution, in the vocabulary's order, at
 ``uniforms(seed, position)``. Every operation works on each row alone and truncation does not
@@ -11,11 +12,14 @@ reorder the vocabulary, so a row's token does not depend on the other rows.
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 
 import torch
 
+from llorch_worker.engine.constraints.masks import MaskedRow, Masker, Masks
 from llorch_worker.engine.sampling.batch import (
     RandomRows,
     SamplingBatch,
@@ -48,11 +52,12 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The host's preparations before logits exist: the parameters of the rows, and the positions of
-    their next tokens within their choices."""
+    """The host's preparations before logits exist: the parameters of the rows, the positions of
+    their next tokens within their choices, and the masks of the constrained rows."""
 
     batch: SamplingBatch
     positions: list[int]
+    masks: Future[Masks] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ class Sampler:
         if batch is None or batch.sequences != rows or self._next_positions != positions:
             batch = self._batch = SamplingBatch(rows, self._vocab_size, self._device)
         self._next_positions = [position + 1 for position in positions]
-        return Draw(batch, positions)
+        return Draw(batch, positions, self._begin_masks(batch, positions))
 
     def choose(self, logits: torch.Tensor, draw: Draw) -> Chosen:
         """The device's part: the next token of each row; ``logits`` as in ``sample``."""
@@ -143,6 +148,21 @@ class Sampler:
             batch.penalties.count(chosen)
         logprobs = None if raw is None else _logprobs(raw, chosen, batch)
         return Chosen(chosen, peaks, logprobs, batch)
+
+    def _begin_masks(self, batch: SamplingBatch, positions: list[int]) -> Future[Masks] | None:
+        """Masks are filled in while the model computes the logits."""
+        masked = [
+            MaskedRow(
+                row, matcher, sequence.stop_ids, positions[row] >= sequence.request.min_tokens
+            )
+            for row in batch.constrained
+            if (matcher := (sequence := batch.sequences[row]).matcher) is not None
+        ]
+        return self._masker.begin(masked) if masked else None
+
+    @cached_property
+    def _masker(self) -> Masker:
+        return Masker(self._vocab_size, self._device)
 
     def forget(self) -> None:
         """Drops the current rows: after a failed step, or when nothing runs."""
@@ -212,7 +232,7 @@ def _read_logprobs(logprobs: DeviceLogprobs, batch: SamplingBatch) -> dict[int, 
 
 
 def _shape_logits(logits: torch.Tensor, draw: Draw) -> None:
-    """Applies logit_bias, min_tokens and penalties, to greedy rows too, in place."""
+    """Applies logit_bias, min_tokens, penalties and masks, to greedy rows too, in place."""
     batch, positions = draw.batch, draw.positions
     if batch.biases is not None:
         logits[batch.biases.rows, batch.biases.ids] += batch.biases.values
@@ -223,3 +243,5 @@ def _shape_logits(logits: torch.Tensor, draw: Draw) -> None:
         logits[rows, ids] = logits[rows, ids].masked_fill(short, -torch.inf)
     if batch.penalties is not None:
         batch.penalties.apply(logits)
+    if draw.masks is not None:
+        draw.masks.result().apply(logits)

@@ -1,0 +1,84 @@
+"""The masks of a step: which tokens each constrained row may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from llguidance import LLExecutor
+from llguidance.numpy import fill_next_token_bitmask_par
+
+from llorch_worker.engine.constraints.matcher import Matcher
+
+# What a byte of a mask adds to the logits of its eight ids: [256, 8] float32, 0 or -inf.
+_BYTES = np.arange(256, dtype=np.uint8)[:, None]
+_ADDED = np.where(np.unpackbits(_BYTES, axis=1, bitorder="little"), 0, -np.inf).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedRow:
+    """A ``row`` of the batch and what decides its mask; see :meth:`Matcher.finish_row`."""
+
+    row: int
+    matcher: Matcher
+    stop_ids: frozenset[int]
+    may_stop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """``added`` [masked, vocab] float32: 0 for allowed tokens, -inf for others. ``rows`` [masked]:
+    their rows in the batch.
+
+    To add is many times as fast as ``masked_fill_`` on a CPU, and needs no kernel of its own.
+    """
+
+    rows: list[int]
+    added: torch.Tensor
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Sets the logits of forbidden tokens to -inf; ``logits``: [rows, vocab] float32."""
+        added = self.added.to(logits.device, non_blocking=True)
+        if len(self.rows) == len(logits):
+            logits += added
+        else:
+            logits.index_add_(0, torch.tensor(self.rows, device=logits.device), added)
+
+
+class Masker:
+    """Fills in masks in a thread of its own, by all cores and without Python's lock.
+
+    Only one step at a time may have masks: the next one's depend on its tokens.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        # One more id for the end, as in ConstraintVocabulary.
+        self._words = vocab_size // 32 + 1
+        self._pinned = device.type == "cuda"
+        self._executor = LLExecutor()
+        self._thread = ThreadPoolExecutor(1, "llorch-masks")
+        # [most rows so far, bytes of a mask, 8]; reused to avoid the page faults of new memory.
+        self._added = torch.empty(0, self._words * 4, 8)
+
+    def begin(self, rows: Rows[MaskedRow]) -> Future[Masks]:
+        """Starts to fill in the masks of ``rows``. Until it ends their matchers must not move, and
+        until its masks are applied no other may begin."""
+        return self._thread.submit(self._fill, rows)
+
+    def _fill(self, rows: Rows[MaskedRow]) -> Masks:
+        bits = np.empty((len(rows), self._words), np.int32)
+        free = [(r.matcher.ll_matcher, i) for i, r in enumerate(rows) if not r.matcher.forced]
+        if free:
+            fill_next_token_bitmask_par(self._executor, free, bits)
+        for row, mask in zip(rows, bits, strict=True):
+            row.matcher.finish_row(mask, row.stop_ids, row.may_stop)
+        if len(rows) > len(self._added):
+            shape = (len(rows), *self._added.shape[1:])
+            self._added = torch.empty(shape, pin_memory=self._pinned)
+        added = self._added[: len(rows)]
+        np.take(_ADDED, bits.view(np.uint8), axis=0, out=added.numpy(), mode="clip")
+        return Masks([row.row for row in rows], added.flatten(1)[:, : self._vocab_size])

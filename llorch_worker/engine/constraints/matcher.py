@@ -1,0 +1,118 @@
+"""Where one choice stands in its grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from llorch_worker.contract import Fault, InvalidRequest
+from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+
+Bits = npt.NDArray[np.int32]
+"""One bit for each id of the vocabulary and its end, the lowest bit of the first number first."""
+
+_BIT = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
+
+
+class Matcher:
+    """Follows the tokens of one choice and says which may come next.
+
+    One thread at a time may use it. Its state depends on the tokens alone, so a matcher that reads
+    a journal's tokens continues as the one that chose them.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocabulary: ConstraintVocabulary, field: str) -> None:
+        """``field`` of the request has the grammar."""
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._field = field
+        self.forced: list[int] = matcher.compute_ff_tokens()
+        """The tokens that must come next. The grammar leaves no choice of their text."""
+        self.complete = False
+        """Whether the text fits the grammar and can only end."""
+
+    @property
+    def ll_matcher(self) -> LLMatcher:
+        """For llguidance's executor."""
+        return self._matcher
+
+    def copy(self) -> Matcher:
+        """Another matcher in the same state."""
+        return Matcher(self._matcher.deep_copy(), self._vocabulary, self._field)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end any text, even one whose request ignores them, once it can only end."""
+        return self._vocabulary.eos_ids
+
+    def may_begin(self) -> bool:
+        """Whether any token may come next."""
+        return self._may_continue() and not self._matcher.is_error()
+
+    def push(self, token_id: int) -> None:
+        """Moves on by a token of the text. Raises InvalidRequest if it does not fit the grammar, or
+        if the grammar has become too complex here."""
+        if not self._matcher.consume_token(token_id):
+            raise self._failure()
+        del self.forced[:1]
+        if not self.forced:
+            self.forced = self._matcher.compute_ff_tokens()
+        may_end = self._matcher.is_accepting()
+        self.complete = may_end and (
+            # llguidance may notice late that nothing can follow; without a token that ends the
+            # text, now is the last moment.
+            self._matcher.is_stopped() or (not self.eos_ids and not self._may_continue())
+        )
+
+    def finish_row(self, bits: Bits, stop_ids: frozenset[int], may_stop: bool) -> None:
+        """Completes ``bits``, which llguidance has filled in, for a request.
+
+        ``stop_ids`` may end the text where the grammar lets it end, if it ``may_stop`` already. If
+        nothing else can follow, a token that ends it may, whatever the request ignores.
+        """
+        if self.forced:
+            bits[:] = 0
+            _allow(bits, self.forced[:1])
+            return
+        may_end = _has(bits, self._vocabulary.end_id)
+        _forbid(bits, [self._vocabulary.end_id])
+        if may_stop and may_end:
+            _allow(bits, stop_ids)
+        elif not may_stop:
+            whole = bits.copy()
+            _forbid(bits, stop_ids)
+            if not bits.any():
+                bits[:] = whole
+        if may_end and not bits.any():
+            _allow(bits, self.eos_ids)
+        if not bits.any():
+            # The grammar became too complex, or the vocabulary cannot spell it. ``push`` says so;
+            # until then the row must have a token.
+            bits[:] = -1
+
+    def _may_continue(self) -> bool:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32).copy()
+        _forbid(bits, [self._vocabulary.end_id])
+        return bool(bits.any())
+
+    def _failure(self) -> InvalidRequest:
+        what = self._matcher.stop_reason()
+        rule = "must stay within the limits of the parser and the vocabulary as the text grows"
+        return InvalidRequest.from_faults([Fault(field=self._field, rule=rule, got=what)])
+
+
+def _has(bits: Bits, token_id: int) -> bool:
+    return bool(bits[token_id >> 5] >> (token_id & 31) & 1)
+
+
+def _allow(bits: Bits, token_ids: Iterable[int]) -> None:
+    for token_id in token_ids:
+        bits[token_id >> 5] |= _BIT[token_id & 31]
+
+
+def _forbid(bits: Bits, token_ids: Iterable[int]) -> None:
+    for token_id in token_ids:
+        bits[token_id >> 5] &= ~_BIT[token_id & 31]

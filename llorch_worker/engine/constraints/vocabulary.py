@@ -1,0 +1,87 @@
+"""A model's vocabulary as llguidance sees it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from llguidance import LLTokenizer
+
+from llorch_worker.text import Tokenizer
+
+_SPECIAL = b"\xff"
+"""llguidance's mark of a token that is not text. UTF-8 never has this byte."""
+
+
+class ConstraintVocabulary:
+    """The tokens that constrained texts are made of, and one more id, which stands for the end.
+
+    llguidance allows ``end_id`` wherever a text may end. The tokens that may end it are chosen for
+    each mask, because stop tokens, ``min_tokens`` and ``ignore_eos`` differ between requests.
+    """
+
+    # What llguidance asks of a tokenizer, besides ``tokens`` and a call.
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        """``vocab_size``: the number of the model's logits. ``eos_ids`` are all below it."""
+        self.end_id = self.eos_token_id = vocab_size
+        self.eos_ids = eos_ids
+        self._tokenizer = tokenizer
+        control = tokenizer.decoding_table.control
+        self.special_token_ids = [*(i for i in control if i < vocab_size), self.end_id]
+
+    @cached_property
+    def ll_tokenizer(self) -> LLTokenizer:
+        """Built on first use: it takes 0.1 s for 32,000 tokens."""
+        return LLTokenizer(self, n_vocab=self.end_id + 1)  # type: ignore[arg-type]
+
+    @cached_property
+    def tokens(self) -> list[bytes]:
+        """The bytes of each id, ``end_id`` included. An id without bytes is never allowed."""
+        table = self._tokenizer.decoding_table
+        tokens = [*table.token_bytes[: self.end_id]]
+        tokens += [b""] * (self.end_id - len(tokens)) + [_SPECIAL + b"<end>"]
+        for token_id in self.special_token_ids[:-1]:
+            tokens[token_id] = _SPECIAL + table.control[token_id].encode(errors="replace")
+        return tokens
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """The tokens of ``text`` inside a longer text; of its beginning if it cannot be spelt."""
+        data = text if isinstance(text, bytes) else text.encode()
+        ids = self._tokenizer.encode_inside(data.decode(errors="replace"))
+        # Some vocabularies change text as they encode it, and a forced token must fit.
+        if b"".join([self.tokens[token_id] for token_id in ids]) == data:
+            return ids
+        return self._longest_first(data)
+
+    def spells(self, text: bytes) -> bool:
+        """Whether some sequence of tokens has exactly these bytes."""
+        if all(text[at : at + 1] in self._ids for at in range(len(text))):
+            return True
+        reached = {0}
+        for end in range(1, len(text) + 1):
+            starts = range(max(0, end - self._longest), end)
+            if any(start in reached and text[start:end] in self._ids for start in starts):
+                reached.add(end)
+        return len(text) in reached
+
+    def _longest_first(self, text: bytes) -> list[int]:
+        ids: list[int] = []
+        at = 0
+        while at < len(text):
+            lengths = range(min(self._longest, len(text) - at), 0, -1)
+            length = next((n for n in lengths if text[at : at + n] in self._ids), 0)
+            if not length:
+                break
+            ids.append(self._ids[text[at : at + length]])
+            at += length
+        return ids
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {data: token_id for token_id, data in enumerate(self.tokens) if data}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids), default=0)

@@ -1,0 +1,57 @@
+"""What is generated under a schema validates by `jsonschema`, wherever the length let it end."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from llorch_worker.engine import Engine
+from llorch_worker.engine.generation import Generation
+from tests.engine.random_schemas import random_schema
+from tests.engine.structured import TIMEOUT_S, asking
+
+SCHEMAS = 300 if os.environ.get("LLORCH_FULL_SIZE") else 20
+SEEDS = 4
+AT_ONCE = 16
+LEAST_ENDED = 0.9
+
+
+@pytest.fixture(scope="module", params=["demo", "random weights"])
+def writer(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    name = "demo_model" if request.param == "demo" else "random256"
+    path: Path = request.getfixturevalue(name)
+    file = path if path.is_file() else path / "f32.gguf"
+    with Engine.load(file, device="cpu", dtype="float32", max_sequences=AT_ONCE) as engine:
+        yield engine
+
+
+def test_every_text_that_ended_validates(writer: Engine) -> None:
+    running: list[tuple[int, Generation]] = []
+    ended = 0
+    for number in range(SCHEMAS):
+        schema = random_schema(number)
+        Draft202012Validator.check_schema(schema)
+        for seed in range(SEEDS):
+            fields = {"json_schema": {"schema": schema}, "type": "json_schema"}
+            request = asking(response_format=fields, seed=seed, max_tokens=400)
+            running.append((number, writer.submit(request)))
+        while len(running) >= AT_ONCE or (running and number == SCHEMAS - 1):
+            ended += validated(*running.pop(0))
+    assert ended >= LEAST_ENDED * SCHEMAS * SEEDS
+
+
+def validated(number: int, generation: Generation) -> bool:
+    """Whether the text ended; it must validate then."""
+    (choice,) = generation.result(TIMEOUT_S).choices
+    if choice.finish_reason != "stop":
+        return False
+    schema = random_schema(number)
+    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    errors = [error.message for error in validator.iter_errors(json.loads(choice.text))]
+    assert not errors, f"schema {number}: {json.dumps(schema)} and {choice.text}: {errors}"
+    return True
