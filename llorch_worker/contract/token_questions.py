@@ -13,6 +13,7 @@ from llorch_worker.contract.request import (
     Message,
     TokenId,
 )
+from llorch_worker.contract.tools import MAX_TOOLS, Tool
 
 
 class _Question(BaseModel):
@@ -30,10 +31,11 @@ class TokenizeText(_Question):
 
 
 class TokenizeChat(_Question):
-    """The ids of a conversation, as a job with these ``messages`` would get them."""
+    """The ids of a conversation, as a job with these ``messages`` and ``tools`` would get them."""
 
     ask: Literal["tokenize_chat"] = "tokenize_chat"
     messages: tuple[Message, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
+    tools: tuple[Tool, ...] = Field((), max_length=MAX_TOOLS)
     strings: bool = False
 
 

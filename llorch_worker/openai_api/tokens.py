@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SkipValidation, model_validator
 from pydantic_core import PydanticCustomError
 
-from llorch_worker.contract import Fault, InvalidRequest
+from llorch_worker.contract import Fault, InvalidRequest, Tool, describe
 from llorch_worker.contract.request import MAX_PROMPT_CHARS, MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.token_questions import Detokenize, TokenizeChat, TokenizeText
+from llorch_worker.openai_api.chat import ChatMessage
 from llorch_worker.openai_api.shape import Shape, generation_request
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -24,7 +25,8 @@ class TokenizeRequest(Shape):
 
     model: ModelName | None = None
     prompt: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
-    messages: list[dict[str, Any]] | None = None
+    messages: list[ChatMessage] | None = None
+    tools: SkipValidation[list[Tool] | None] = None
     add_special_tokens: bool | None = None
     """Whether a prompt gets what the model puts around a text, such as BOS; by default it does."""
     return_token_strs: bool = False
@@ -39,7 +41,10 @@ class TokenizeRequest(Shape):
 
     def question(self) -> TokenizeText | TokenizeChat:
         """Raises InvalidRequest for messages that break a rule."""
-        if self.prompt is not None:
+        if self.messages is None:
+            if self.tools:
+                raise _refusal("tools", "need messages", describe(self.tools))
+            assert self.prompt is not None
             return TokenizeText(
                 prompt=self.prompt,
                 add_special_tokens=self.add_special_tokens is not False,
@@ -47,11 +52,13 @@ class TokenizeRequest(Shape):
             )
         if self.add_special_tokens:
             rule = "a chat's template decides that; leave it out with messages"
-            raise InvalidRequest.from_faults(
-                [Fault(field="add_special_tokens", rule=rule, got="true")]
-            )
-        messages = generation_request({"messages": self.messages}, {}).messages or ()
-        return TokenizeChat(messages=messages, strings=self.return_token_strs)
+            raise _refusal("add_special_tokens", rule, "true")
+        turns = [message.to_contract() for message in self.messages]
+        # The contract has the only copy of the rules for turns and tools.
+        chat = generation_request({"messages": turns, "tools": self.tools}, {})
+        return TokenizeChat(
+            messages=chat.messages or (), tools=chat.tools, strings=self.return_token_strs
+        )
 
 
 class DetokenizeRequest(Shape):
@@ -60,3 +67,7 @@ class DetokenizeRequest(Shape):
 
     def question(self) -> Detokenize:
         return Detokenize(tokens=tuple(self.tokens))
+
+
+def _refusal(field: str, rule: str, got: str) -> InvalidRequest:
+    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])

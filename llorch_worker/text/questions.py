@@ -26,8 +26,8 @@ def answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
         case TokenizeText(prompt=prompt, add_special_tokens=add_special_tokens):
             ids = tokenizer.encode(prompt, add_special_tokens)
             return _tokens(tokenizer, ids, strings=question.strings)
-        case TokenizeChat(messages=messages):
-            ids = tokenizer.encode_chat(messages)
+        case TokenizeChat(messages=messages, tools=tools):
+            ids = tokenizer.encode_chat(messages, tools)
             return _tokens(tokenizer, ids, strings=question.strings)
         case Detokenize(tokens=tokens):
             _check(tokenizer, tokens)

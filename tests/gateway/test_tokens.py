@@ -15,7 +15,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import Client
-from llorch_worker.contract import Message
+from llorch_worker.contract import Message, Tool
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint
 from tests.gateways import GatewayProcess, running_gateway
@@ -35,7 +35,8 @@ MODEL = "told"
 TEXTS = [*CORPUS, " ".join(CORPUS[13:] * 40), "word " * 20_000]
 SECRET = "zqxTEXTxqz"
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
+    "{{ bos_token }}{% if tools %}<|tools|>{{ tools | tojson }}{% endif %}"
+    "{% for message in messages %}"
     "{% if message.role == 'system' and not loop.first %}"
     "{{ raise_exception('the system speaks first') }}{% endif %}"
     "<|{{ message.role }}|>{{ message.content }}{{ eos_token }}"
@@ -166,6 +167,22 @@ def test_a_conversation_goes_through_the_models_template(
     for chat in CHATS:
         expected = tokenizer.encode_chat([Message(**turn) for turn in chat])
         assert post(api, "/tokenize", messages=chat)["tokens"] == expected
+
+
+def test_parts_and_developers_become_what_chat_completions_makes_of_them(
+    api: httpx.Client, tokenizer: Tokenizer
+) -> None:
+    parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]
+    chat = [{"role": "developer", "content": "Go"}, {"role": "user", "content": parts}]
+    expected = [Message(role="system", content="Go"), Message(role="user", content="One\ntwo")]
+    assert post(api, "/tokenize", messages=chat)["tokens"] == tokenizer.encode_chat(expected)
+
+
+def test_tools_are_told_to_the_model(api: httpx.Client, tokenizer: Tokenizer) -> None:
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    expected = tokenizer.encode_chat([Message(**CHATS[0][0])], [Tool.model_validate(tool)])
+    assert post(api, "/tokenize", messages=CHATS[0], tools=[tool])["tokens"] == expected
+    assert refused(api, "/tokenize", {"prompt": "a", "tools": [tool]})["param"] == "tools"
 
 
 def test_the_count_is_that_of_the_jobs_prompt(
