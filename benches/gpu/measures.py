@@ -96,7 +96,9 @@ class Bench:
         )
         sampler = Sampler(config.vocab_size, device, select_sample(device))
         runner = Runner(self._steps, cache, sampler, device, queue)
-        self._core = EngineCore(self._scheduler, runner, Counters(), str)
+        self._core = EngineCore(
+            self._scheduler, runner, Counters(), lambda token_id: (str(token_id), None)
+        )
 
     def decode(self, case: Case, *, graphs: bool) -> DecodeFigures:
         """Times greedy steps; each sequence has ``case.context`` tokens at the middle step."""

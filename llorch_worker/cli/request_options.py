@@ -34,6 +34,9 @@ _OPTIONS: dict[str, Any] = {
     "n": _option(int, "-n", "--choices", help="Number of texts, 1 to 16 [1]."),
     "ignore_eos": _option(bool, "--ignore-eos", help="Go on after the end token."),
     "logprobs": _option(int, "--logprobs", help="Alternatives per token, 0 to 20."),
+    "prompt_logprobs": _option(
+        int, "--prompt-logprobs", help="Score the prompt too; alternatives per token, 0 to 20."
+    ),
     "deadline_s": _option(float, "--deadline-s", help="Seconds the job may take."),
     "chat": _option(bool, "--chat", help="The prompt is a user's turn of a chat."),
     "system": _option(str, "--system", help="System message; implies --chat."),

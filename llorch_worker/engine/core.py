@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -21,6 +22,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
 from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.prompt_logprobs import PromptLogprobs, ScoredTokens
 from llorch_worker.engine.runner import Launch, Runner, StepOutput
 from llorch_worker.engine.sampling.sampler import RowLogprobs, Sampled
 from llorch_worker.engine.scheduler import Scheduler, StepPlan
@@ -85,7 +87,7 @@ class EngineCore:
             self._finish_if_complete(generation, now_s)
             return
         for sequence in generation.sequences:
-            if sequence.finish_reason is None:
+            if sequence.state is not SequenceState.FINISHED:
                 self.scheduler.add(sequence)
         if generation.deadline_s is not None:
             self._with_deadline.add(generation)
@@ -180,6 +182,9 @@ class EngineCore:
         self.scheduler.drop(step.plan)
 
     def _deliver(self, output: StepOutput, now_s: float) -> None:
+        for sequence, scored in output.scored:
+            if sequence.state is not SequenceState.FINISHED:
+                self._take_scored(sequence, scored, now_s)
         for row, sequence in enumerate(output.sequences):
             if sequence.state is SequenceState.FINISHED:
                 # Another choice of its generation failed in this loop, or the sequence ended with
@@ -187,8 +192,7 @@ class EngineCore:
                 continue
             generation = self._generations[sequence]
             if row in output.sampled.damaged:
-                self.scheduler.blocks.distrust(sequence)
-                self._fail(generation, InternalError("the model's logits are not finite"))
+                self._fail_damaged(sequence)
                 continue
             try:
                 self._take_token(generation, sequence, output.sampled, row, now_s)
@@ -198,6 +202,19 @@ class EngineCore:
                 # A defect in one job's text must not affect the other jobs.
                 logger.exception("job %s failed while its token was delivered", generation.id)
                 self._fail(generation, InternalError("the engine could not deliver a token"))
+
+    def _take_scored(self, sequence: Sequence, scored: ScoredTokens, now_s: float) -> None:
+        """Takes the log probabilities of the next tokens of a prompt."""
+        if scored.damaged:
+            self._fail_damaged(sequence)
+            return
+        assert sequence.prompt_logprobs is not None
+        sequence.prompt_logprobs.take(scored)
+        if sequence.ended:
+            self.scheduler.finish(sequence)
+            if sequence.finish_reason is None:
+                sequence.close("length")
+            self._finish_if_complete(self._generations[sequence], now_s)
 
     def _take_token(
         self, generation: Generation, sequence: Sequence, sampled: Sampled, row: int, now_s: float
@@ -226,12 +243,22 @@ class EngineCore:
         chosen = entry(token_id, row.chosen)
         return TokenLogprobs(**dict(chosen), top=top)
 
+    def _prompt_logprobs(self, scored: PromptLogprobs) -> tuple[TokenLogprobs | None, ...]:
+        """One entry for each token of a prompt; safe from any thread."""
+        return (
+            None,
+            *(
+                self._token_logprobs(token_id, RowLogprobs(chosen, top_ids, top))
+                for token_id, chosen, top_ids, top in scored.rows()
+            ),
+        )
+
     def _apply_deadlines(self, now_s: float) -> None:
         due = [g for g in self._with_deadline if not g.done and _deadline_s(g) <= now_s]
         for generation in sorted(due, key=_deadline_s):
             for sequence in generation.sequences:
+                self.scheduler.finish(sequence)
                 if sequence.finish_reason is None:
-                    self.scheduler.finish(sequence)
                     sequence.close("deadline")
             self._settle()
             self._finish_if_complete(generation, now_s)
@@ -239,7 +266,9 @@ class EngineCore:
     def _finish_if_complete(self, generation: Generation, now_s: float) -> None:
         if generation.complete:
             self._counters.finished_total += 1
-            generation.finish(now_s)
+            scored = generation.prompt_logprobs
+            entries = None if scored is None else partial(self._prompt_logprobs, scored)
+            generation.finish(now_s, entries)
             self._forget(generation)
 
     def _survive(self, plan: StepPlan, error: Exception) -> None:
@@ -277,6 +306,11 @@ class EngineCore:
             self._free(generation)
             generation.fail(error)
             self._forget(generation)
+
+    def _fail_damaged(self, sequence: Sequence) -> None:
+        self.scheduler.blocks.distrust(sequence)
+        error = InternalError("the model's logits are not finite")
+        self._fail(self._generations[sequence], error)
 
     def _free(self, generation: Generation) -> None:
         for sequence in generation.sequences:

@@ -26,6 +26,7 @@ from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.memory.placement import resolve_device
 from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
+from llorch_worker.engine.memory.workspace import scored_rows
 from llorch_worker.engine.request_checks import check_model, checked_prompt
 from llorch_worker.engine.resume import resume
 from llorch_worker.engine.runner import Runner
@@ -107,7 +108,10 @@ class Engine:
             prefix_caching=prefix_caching,
         )
         sampler = Sampler(config.vocab_size, device, select_sample(device, kernels), truncate_rows)
-        runner = Runner(model, cache, sampler, device, queue)
+        self._scored_rows = scored_rows(
+            config, cache.shape, max_sequences=max_sequences, max_step_tokens=max_step_tokens
+        )
+        runner = Runner(model, cache, sampler, device, queue, scored_rows=self._scored_rows)
         core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
         self._thread = EngineThread(
             core, name=f"llorch-engine-{model_name}", begin=partial(use_device, device)
@@ -187,7 +191,7 @@ class Engine:
             try:
                 with part_of_load("a step", place, plan.workspace_bytes):
                     # On the engine's own thread, because libraries keep state per thread.
-                    sizes = (max_sequences, max_step_tokens)
+                    sizes = (max_sequences, max_step_tokens, engine._scored_rows)
                     engine._thread.call(lambda: compile_kernels(loaded.model, loaded.cache, *sizes))
             except BaseException:
                 engine.close()

@@ -24,9 +24,12 @@ from llorch_worker.contract import (
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.contract.result import TokenLogprobs
 from llorch_worker.contract.tool_calls import tool_calls
-from llorch_worker.engine.sequence import Sequence
+from llorch_worker.engine.prompt_logprobs import PromptLogprobs
+from llorch_worker.engine.sequence import Sequence, SequenceState
 
 logger = logging.getLogger(__name__)
+
+PromptEntries = Callable[[], tuple[TokenLogprobs | None, ...]]
 
 
 class Generation:
@@ -72,6 +75,7 @@ class Generation:
         self._changed = threading.Condition()
         self._events: list[Event] = []
         self._result: GenerationResult | None = None
+        self._prompt_entries: PromptEntries | None = None
         self._error: LlorchError | None = None
         # Separate from the events, because a token must not wake threads that wait for results.
         self._finished = threading.Event()
@@ -83,8 +87,8 @@ class Generation:
 
     @property
     def complete(self) -> bool:
-        """Whether every sequence has a ``finish_reason``."""
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
+        """Whether every sequence has ended."""
+        return all(sequence.state is SequenceState.FINISHED for sequence in self.sequences)
 
     @property
     def seed(self) -> int:
@@ -125,6 +129,10 @@ class Generation:
         if self._error is not None:
             raise self._error
         assert self._result is not None
+        if (entries := self._prompt_entries) is not None:
+            # If two threads come here at once, both make the same result.
+            self._result = self._result.model_copy(update={"prompt_logprobs": entries()})
+            self._prompt_entries = None
         return self._result
 
     # Engine's side ---------------------------------------------------------------------------
@@ -166,8 +174,19 @@ class Generation:
                 Tokens(choice=sequence.choice, index=index, ids=ids, text=text, logprobs=logprobs)
             )
 
-    def finish(self, now_s: float) -> None:
-        """Ends with a result; every sequence has a ``finish_reason``."""
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of the prompt's tokens, if they were asked for and no deadline cut them short."""
+        found = self.sequences[0].prompt_logprobs
+        return found if found is not None and found.complete else None
+
+    def finish(self, now_s: float, prompt_logprobs: PromptEntries | None) -> None:
+        """Ends with a result; every sequence has a ``finish_reason``.
+
+        ``prompt_logprobs`` is called by the first thread that reads the result: the entries of a
+        long prompt take longer than a step.
+        """
+        self._prompt_entries = prompt_logprobs
         for sequence in self.sequences:
             # Text that a deadline has just released, or that a replay produced beyond its journal.
             self.take_tokens(sequence, (), None, now_s)

@@ -15,6 +15,10 @@ from llorch_worker.contract import (
 from llorch_worker.contract.request import PROMPT_FIELDS
 from llorch_worker.text import Tokenizer
 
+MAX_PROMPT_LOGPROBS = 2**18
+"""Log probabilities of a whole prompt, the alternatives included: some 20 MB of result. That is a
+context of 131,072 tokens with one alternative each, or 12,483 tokens with 20."""
+
 
 def check_model(request: GenerationRequest, served: str) -> None:
     """Raises ``ModelNotServed`` if the request names another model than ``served``."""
@@ -59,6 +63,17 @@ def checked_prompt(
                 got=f"{len(prompt_ids)} + {request.max_tokens} tokens",
             )
         )
+    if request.prompt_logprobs is not None:
+        each = 1 + request.prompt_logprobs
+        if len(prompt_ids) * each > MAX_PROMPT_LOGPROBS:
+            faults.append(
+                Fault(
+                    field="prompt_logprobs",
+                    rule="the prompt's tokens x (1 + prompt_logprobs) must be at most "
+                    f"{MAX_PROMPT_LOGPROBS}",
+                    got=f"{len(prompt_ids)} x {each}",
+                )
+            )
     if faults:
         error = ContextLengthExceeded if too_long and len(faults) == 1 else InvalidRequest
         raise error.from_faults(faults)

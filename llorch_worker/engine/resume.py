@@ -21,7 +21,8 @@ from llorch_worker.engine.sequence import Sequence, SequenceState
 def resume(sequences: Iterable[Sequence], journal: Journal, *, vocab_size: int) -> None:
     """Brings new ``sequences``, one per choice, to where ``journal`` ends.
 
-    Choices that are complete in the journal get a ``finish_reason`` and are FINISHED. Text that the
+    Choices that are complete in the journal get a ``finish_reason`` and are FINISHED, except one
+    that must compute the prompt's log probabilities again, which no journal has. Text that the
     replay releases beyond the journal's can still be taken.
 
     Raises:
@@ -40,7 +41,7 @@ def resume(sequences: Iterable[Sequence], journal: Journal, *, vocab_size: int) 
         if sequence.finish_reason is None and isinstance(journal.terminal, Finished):
             # Readers have seen the job end by its deadline; only the result is missing.
             sequence.close("deadline")
-        if sequence.finish_reason is not None:
+        if sequence.ended:
             sequence.state = SequenceState.FINISHED
 
 

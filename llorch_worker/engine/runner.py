@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,8 @@ import torch
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.queue import DeviceQueue, Pending, device_queue
+from llorch_worker.engine.prompt_logprobs import ScoredTokens
+from llorch_worker.engine.prompt_scorer import PromptScorer
 from llorch_worker.engine.sampling.sampler import Chosen, Draw, Sampled, Sampler
 from llorch_worker.engine.scheduler import Chunk
 from llorch_worker.engine.sequence import Sequence
@@ -27,10 +30,12 @@ _ALIGNED = 2
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The sequences that were due a token, and the samples for them, row by row."""
+    """The sequences that were due a token, and the samples for them, row by row; and the prompts
+    whose tokens were scored."""
 
     sequences: tuple[Sequence, ...]
     sampled: Sampled
+    scored: list[tuple[Sequence, ScoredTokens]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +44,13 @@ class Launch:
 
     sequences: tuple[Sequence, ...]
     pending: Pending
+    scorer: PromptScorer | None
 
     def read(self) -> StepOutput:
         """Waits until the step is done. Raises what it raised."""
-        return StepOutput(self.sequences, self.pending.read())
+        sampled = self.pending.read()
+        scored = [] if self.scorer is None else self.scorer.read()
+        return StepOutput(self.sequences, sampled, scored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +79,17 @@ class Runner:
         sampler: Sampler,
         device: torch.device,
         queue: DeviceQueue | None = None,
+        *,
+        scored_rows: int = 1,
     ) -> None:
-        """``queue`` defaults to that of ``device``."""
+        """``queue`` defaults to that of ``device``. ``scored_rows``: the most rows of logits that
+        prompts are scored with at once."""
         self._model = model
         self._cache = cache
         self._sampler = sampler
         self._device = device
         self._queue = device_queue(device) if queue is None else queue
+        self._scored_rows = scored_rows
 
     @property
     def overlaps(self) -> bool:
@@ -95,15 +107,24 @@ class Runner:
         if due:
             places = [c.start + c.count - c.sequence.prompt_length for c in due]
             draw = self._sampler.prepare(sequences, places)
+        vocab_size = self._cache.shape.vocab_size
+        scorer = PromptScorer.of(chunks, self._scored_rows, vocab_size)
         layout = self._layout(chunks, after)
         before = None if after is None else after.pending
-        return Launch(sequences, self._queue.launch(partial(self._compute, layout, before, draw)))
+        work = partial(self._compute, layout, before, draw, scorer)
+        return Launch(sequences, self._queue.launch(work), scorer)
 
     def forget(self) -> None:
         """Drops all references to sequences: after a failed step, or when idle."""
         self._sampler.forget()
 
-    def _compute(self, layout: _Layout, before: Pending | None, draw: Draw | None) -> Chosen | None:
+    def _compute(
+        self,
+        layout: _Layout,
+        before: Pending | None,
+        draw: Draw | None,
+        scorer: PromptScorer | None,
+    ) -> Chosen | None:
         """Runs on the device; reads nothing that the host may have changed since the launch."""
         ids, positions, tables, slots, rows = upload(
             (layout.ids, layout.positions, layout.tables, layout.slots, layout.logits_rows),
@@ -117,9 +138,17 @@ class Runner:
             block_tables=tables,
             slots=slots,
             logits_rows=rows,
+            read_logits=None if scorer is None else partial(self._score, scorer),
         )
         logits = self._model.forward(batch, self._cache)
         return None if draw is None else self._sampler.choose(logits, draw)
+
+    def _score(
+        self, scorer: PromptScorer, logits_of: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        # After the layers, whose memory is planned without these arrays.
+        rows, targets = upload((scorer.rows, scorer.targets), self._device)
+        scorer.score(rows, targets, logits_of)
 
     def _layout(self, chunks: Items[Chunk], after: Launch | None) -> _Layout:
         count = len(chunks)

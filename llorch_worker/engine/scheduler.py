@@ -48,9 +48,10 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        """Whether the chunk reaches the last known token, so that the step samples the next."""
+        """Whether the chunk reaches the last known token and the step samples the next."""
         # A chunk planned ahead starts after the last known token.
-        return self.start + self.count >= len(self.sequence.token_ids)
+        reaches = self.start + self.count >= len(self.sequence.token_ids)
+        return reaches and self.sequence.samples
 
 
 @dataclass(frozen=True, slots=True)

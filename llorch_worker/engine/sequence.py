@@ -10,6 +10,7 @@ from llorch_worker.cache import Prefix
 from llorch_worker.contract import FinishReason, GenerationRequest, Priority, TokenLogprobs
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.constraints.matcher import Matcher
+from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 
 PRIORITY_RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
 
@@ -83,6 +84,10 @@ class Sequence:
         self.token_ids = list(prompt_ids)
         self.text = text
         self.logprobs: list[TokenLogprobs] | None = None if request.logprobs is None else []
+        self.prompt_logprobs: PromptLogprobs | None = None
+        """Those that this choice computes: the first does it for all."""
+        if request.prompt_logprobs is not None and choice == 0:
+            self.prompt_logprobs = PromptLogprobs(prompt_ids, request.prompt_logprobs)
         self.state = SequenceState.WAITING
         self.finish_reason: FinishReason | None = None
         self.computed = 0
@@ -96,6 +101,9 @@ class Sequence:
         """The most tokens that had keys and values before a preemption."""
         self._forced_count = 0
         """How many of the last tokens the grammar forced, without a step of their own."""
+        if self.ended:
+            self.close("length")
+            self.state = SequenceState.FINISHED
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -122,6 +130,25 @@ class Sequence:
     def generated_ids(self) -> list[int]:
         """The generated ids, the one that ended the choice included."""
         return self.token_ids[self.prompt_length :]
+
+    @property
+    def samples(self) -> bool:
+        """Whether the choice goes on after its last known token."""
+        return self.finish_reason is None and self.request.max_tokens > 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to compute: no token, and no log probability of the prompt."""
+        return not self.samples and (self.prompt_logprobs is None or self.prompt_logprobs.complete)
+
+    @property
+    def skippable(self) -> int:
+        """The first tokens that need not be computed if their keys and values are found: all but
+        the last known one, or those whose logits have scored the prompt so far."""
+        prompt = self.prompt_logprobs
+        if prompt is None or prompt.complete:
+            return len(self.token_ids) - 1
+        return prompt.read_tokens
 
     def skip_to(self, tokens: int) -> None:
         """Notes that ``blocks`` hold its first ``tokens`` tokens, found in the prefix cache."""

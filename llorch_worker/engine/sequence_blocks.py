@@ -54,7 +54,8 @@ class SequenceBlocks:
     def take_cached(self, sequence: Sequence) -> None:
         """Gives a prefill the published blocks that hold the tokens it would compute next.
 
-        At least the last known token is left to compute: its logits give the next one.
+        It computes the others (see ``Sequence.skippable``), at least the last known token: its
+        logits give the next one.
         """
         have = len(sequence.blocks)
         if not self._in_tree(sequence) or have * self._block_size != sequence.computed:
@@ -111,7 +112,7 @@ class SequenceBlocks:
     def wanted_key(self, sequence: Sequence) -> BlockKey | None:
         """The next block of a prefill, if another sequence's block could serve instead."""
         index, inside = divmod(sequence.computed, self._block_size)
-        full = (index + 1) * self._block_size < len(sequence.token_ids)
+        full = (index + 1) * self._block_size <= sequence.skippable
         return self._key(sequence, index) if full and not inside else None
 
     def check_integrity(self, holding: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
@@ -168,9 +169,10 @@ class SequenceBlocks:
         return self._prefix_caching and (sequence.prefix.known or not sequence.blocks)
 
     def _find(self, sequence: Sequence) -> None:
-        """Moves a sequence's place in the tree to the end of what is published of its tokens."""
+        """Moves a sequence's place in the tree to the end of what is published of its tokens and
+        may be skipped."""
         prefix = sequence.prefix.nearest_known()
-        last = (len(sequence.token_ids) - 1) // self._block_size
+        last = sequence.skippable // self._block_size
         while prefix.children and prefix.depth < last:
             child = prefix.children.get(self._ids(sequence, prefix.depth))
             if child is None:

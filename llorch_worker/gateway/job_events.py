@@ -83,10 +83,11 @@ def _replayed(result: GenerationResult) -> Iterator[Started | Tokens]:
         queue_ms=result.timings.queue_ms,
     )
     for choice in result.choices:
-        yield Tokens(
-            choice=choice.index,
-            index=0,
-            ids=choice.token_ids,
-            text=choice.text,
-            logprobs=choice.logprobs,
-        )
+        if choice.token_ids:
+            yield Tokens(
+                choice=choice.index,
+                index=0,
+                ids=choice.token_ids,
+                text=choice.text,
+                logprobs=choice.logprobs,
+            )

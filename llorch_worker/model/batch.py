@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +36,9 @@ class RaggedBatch:
     device_contexts: torch.Tensor | None = None
     """[sequences], the context lengths of decodes that are recorded once and replayed;
     ``context_lengths`` are then upper bounds."""
+    read_logits: Callable[[Callable[[torch.Tensor], torch.Tensor]], None] | None = None
+    """Reads the logits of further rows. The model calls it with a function that computes those of
+    any rows, [rows, vocab] float32, so that the reader decides how many exist at once."""
 
 
 class ForwardModel(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -64,11 +65,19 @@ class Llama:
         residual: torch.Tensor | None = None
         for block in self.blocks:
             x, residual = block(x, residual, step)
+        if batch.read_logits is not None:
+            batch.read_logits(partial(self._logits, x, residual))
         if not len(batch.logits_rows):  # every prompt of this step continues in the next one
             return x.new_empty((0, self.config.vocab_size), dtype=torch.float32)
-        x = x.index_select(0, batch.logits_rows)
+        return self._logits(x, residual, batch.logits_rows)
+
+    def _logits(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """[rows, vocab] float32 from the last block's output [tokens, hidden]."""
+        x = x.index_select(0, rows)
         if residual is not None:
-            residual = residual.index_select(0, batch.logits_rows)
+            residual = residual.index_select(0, rows)
         normed, _ = self.final_norm.after(x, residual)
         return self.output(normed, wide=True)
 

@@ -64,6 +64,21 @@ def test_a_prompt_and_an_answer_beyond_the_context_are_refused_with_their_sizes(
     assert engine.submit(request).result(timeout=60).usage.completion <= context - 100
 
 
+def test_more_log_probabilities_of_a_prompt_than_a_result_may_hold_are_refused(
+    engine: Engine,
+) -> None:
+    ids = [1] * 12_484
+    error = refusal(engine, prompt_token_ids=ids, prompt_logprobs=20, max_tokens=0)
+    assert [fault.field for fault in error.faults] == [
+        "prompt_token_ids + max_tokens",
+        "prompt_logprobs",
+    ]
+    assert "262144" in error.faults[1].rule
+    assert error.faults[1].got == "12484 x 21"
+    error = refusal(engine, prompt_token_ids=ids[1:], prompt_logprobs=20, max_tokens=0)
+    assert isinstance(error, ContextLengthExceeded)
+
+
 def test_a_request_larger_than_the_pool_is_refused(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(num_blocks=4)
     error = refusal(engine, prompt_token_ids=[1] * 50, max_tokens=15)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ KERNELS = [
     (rope_and_write, "_rope_and_write"),
     (silu_and_mul, "_silu_and_mul"),
 ]
-MAX_SEQUENCES, MAX_STEP_TOKENS, MAX_CONTEXT = 21, 200, 96
+MAX_SEQUENCES, MAX_STEP_TOKENS, MAX_CONTEXT, SCORED_ROWS = 21, 200, 96, 64
 PROCESSORS = 32
 
 
@@ -95,7 +96,7 @@ def test_no_step_needs_another_variant_after_the_warm_up(variants: Variants) -> 
     model = quantised()
     shape = cache_shape(CONFIG, MAX_CONTEXT, dtype=torch.bfloat16, device=DEVICE)
     cache = UnifiedCache.allocate(shape, 1)
-    compile_kernels(model, cache, max_sequences=MAX_SEQUENCES, max_step_tokens=MAX_STEP_TOKENS)
+    compile_kernels(model, cache, MAX_SEQUENCES, MAX_STEP_TOKENS, SCORED_ROWS)
     warm = set(variants.seen)
     assert {variant[0] for variant in warm} == {name for _, name in KERNELS}
     dice = random.Random(5)
@@ -123,7 +124,13 @@ def any_step(dice: random.Random) -> RaggedBatch:
         block_tables=zeros[: len(lengths), None],
         slots=zeros,
         logits_rows=zeros[: dice.randint(0, len(lengths))],
+        read_logits=partial(read_some, zeros[: dice.randint(1, SCORED_ROWS)]),
     )
+
+
+def read_some(rows: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Scores these rows of the step."""
+    logits_of(rows)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -226,3 +227,29 @@ def test_blocks_are_free_again_after_a_cancel(
 def test_a_chat_is_answered(story_worker: WorkerProcess, client: Client) -> None:
     job = client.submit(messages=[{"role": "user", "content": "Hello"}], max_tokens=4)
     assert job.result(GET_S).usage.completion == 4
+
+
+def test_a_prompt_is_scored_without_a_token(
+    story_worker: WorkerProcess, stock: Celery, client: Client
+) -> None:
+    kwargs: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 0, "prompt_logprobs": 2}
+    sent = stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE)
+    value = json.loads(json.dumps(sent.get(timeout=GET_S)))
+    assert value["choices"] == [
+        {"index": 0, "text": "", "token_ids": [], "finish_reason": "length"}
+    ]
+    assert value["usage"] == {"prompt": 5, "cached": 0, "completion": 0}
+    first, *others = value["prompt_logprobs"]
+    assert first is None
+    assert len(others) == 4
+    for entry in others:
+        assert {"id", "text", "logprob", "top"} <= set(entry)
+        likeliest, second = (top["logprob"] for top in entry["top"])
+        assert 0 >= likeliest >= second
+        assert likeliest >= entry["logprob"]
+    events = [entry.event for entry in client.job(sent.id).stream(timeout=GET_S)]
+    assert [event.type for event in events] == ["started", "finished"]
+    again = client.submit(**kwargs).result(GET_S)
+    assert again.prompt_logprobs is not None
+    assert again.prompt_logprobs[0] is None
+    assert [e.logprob for e in again.prompt_logprobs[1:] if e] == [e["logprob"] for e in others]

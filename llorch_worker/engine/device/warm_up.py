@@ -28,14 +28,20 @@ def compiles_late(device: torch.device) -> bool:
 
 
 def compile_kernels(
-    model: ForwardModel, cache: UnifiedCache, max_sequences: int, max_step_tokens: int
+    model: ForwardModel,
+    cache: UnifiedCache,
+    max_sequences: int,
+    max_step_tokens: int,
+    scored_rows: int,
 ) -> None:
-    """Runs every size of step through ``model``.
+    """Runs every size of step through ``model``. Prompts need at most ``scored_rows`` rows of
+    logits at once.
 
     All write to the cache's first block, which no sequence may hold or have published.
     """
     for tokens in sizes(max_step_tokens):
-        model.forward(_batch(_prompts(tokens, cache.max_context), 1, cache), cache)
+        logits = min(tokens, scored_rows)
+        model.forward(_batch(_prompts(tokens, cache.max_context), logits, cache), cache)
     for sequences in sizes(min(max_sequences, max_step_tokens)):
         model.forward(_batch((1,) * sequences, sequences, cache), cache)
 

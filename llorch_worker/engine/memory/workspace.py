@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from llorch_worker.cache import CacheShape
+from llorch_worker.contract.request import MAX_LOGPROBS
 from llorch_worker.model import LlamaConfig
 
 CUDA_LIBRARY_BYTES = 64 * 2**20
@@ -13,6 +16,11 @@ SAMPLER_LOGIT_BYTES = 64
 """Bytes of each logit if every sequence asks for truncation, penalties and log probabilities.
 Logits, log softmax, three tables of penalties, and weights take 24 bytes as float32. Truncation
 adds at most 38, for its sort with int64 indices or for the sorted rows' masses."""
+SCORED_LOGITS_BYTES: Final = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
+"""The most float32 logits that exist at once while prompts are scored. Their log softmax takes as
+much again, and the output matrix's product before it is widened at most that too. A card reads the
+whole output matrix for each piece, so its pieces are larger; on the CPU that gains nothing (see
+``python -m benches.prompt_logprobs``)."""
 
 
 def workspace_bytes(
@@ -21,23 +29,63 @@ def workspace_bytes(
     """Bytes that a full step needs at once besides weights and cache.
 
     That is the largest of its MLP, its attention with the keys and values of one full context
-    gathered, and its logits and sampling. Recorded decode steps need separate memory.
+    gathered, and its logits and sampling. Recorded decode steps need separate memory. Scoring
+    prompts takes no more (see :func:`scored_rows`).
 
     This is a plan; a worker measures the real use of its steps after the warm-up.
     """
-    item, hidden = shape.dtype.itemsize, config.hidden_size
-    heads = config.num_heads + 2 * config.num_kv_heads
-    # Every token has an id, a position, a slot, a cosine and a sine for each pair of a head.
-    token = 3 * torch.int64.itemsize + config.head_dim * torch.float32.itemsize
-    mlp_row = 4 * (hidden + config.intermediate_size) * item + token
-    qkv_row = (2 * hidden + (heads + config.num_heads) * config.head_dim) * item + token
-    gathered = 2 * shape.max_context * config.num_kv_heads * config.head_dim * item
-    sampled_row = config.vocab_size * (item + SAMPLER_LOGIT_BYTES) + 2 * hidden * item + token
-    step = max(max_step_tokens * mlp_row, max_step_tokens * qkv_row + gathered)
-    step = max(step, max_sequences * sampled_row)
     slots = 2 * shape.max_context * torch.int64.itemsize
     # A recorded step gathers nothing: it reads the blocks in place.
-    logits_row = config.vocab_size * (item + torch.float32.itemsize)
-    recorded = shape.decode_rows * max(mlp_row, qkv_row, logits_row)
+    logits_row = config.vocab_size * (shape.dtype.itemsize + torch.float32.itemsize)
+    recorded_row = max(_mlp_row(config, shape), _qkv_row(config, shape), logits_row)
     libraries = CUDA_LIBRARY_BYTES if shape.device.type == "cuda" else 0
-    return step + slots + recorded + libraries
+    step = _step_bytes(config, shape, max_sequences, max_step_tokens)
+    return step + slots + shape.decode_rows * recorded_row + libraries
+
+
+def scored_rows(
+    config: LlamaConfig, shape: CacheShape, *, max_sequences: int, max_step_tokens: int
+) -> int:
+    """How many rows of logits may exist at once while prompts are scored; a power of two.
+
+    They take the memory that is planned for the step's MLP, attention and sampling, of which the
+    first two are over and the last has not begun. Each token's state and its scores stay.
+    """
+    item = shape.dtype.itemsize
+    # A row, a target and a log probability; ids and log probabilities of the alternatives.
+    score = 20 + 12 * MAX_LOGPROBS
+    stays = max_step_tokens * (2 * config.hidden_size * item + _token(config) + score)
+    room = _step_bytes(config, shape, max_sequences, max_step_tokens) - stays
+    row = config.vocab_size * (item + 2 * torch.float32.itemsize) + 2 * config.hidden_size * item
+    most = SCORED_LOGITS_BYTES[shape.device.type] // (config.vocab_size * torch.float32.itemsize)
+    return 1 << (max(1, min(room // row, most)).bit_length() - 1)
+
+
+def _step_bytes(
+    config: LlamaConfig, shape: CacheShape, max_sequences: int, max_step_tokens: int
+) -> int:
+    item = shape.dtype.itemsize
+    gathered = 2 * shape.max_context * config.num_kv_heads * config.head_dim * item
+    sampled_row = config.vocab_size * (item + SAMPLER_LOGIT_BYTES)
+    sampled_row += 2 * config.hidden_size * item + _token(config)
+    return max(
+        max_step_tokens * _mlp_row(config, shape),
+        max_step_tokens * _qkv_row(config, shape) + gathered,
+        max_sequences * sampled_row,
+    )
+
+
+def _mlp_row(config: LlamaConfig, shape: CacheShape) -> int:
+    state = 4 * (config.hidden_size + config.intermediate_size)
+    return state * shape.dtype.itemsize + _token(config)
+
+
+def _qkv_row(config: LlamaConfig, shape: CacheShape) -> int:
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads
+    state = 2 * config.hidden_size + heads * config.head_dim
+    return state * shape.dtype.itemsize + _token(config)
+
+
+def _token(config: LlamaConfig) -> int:
+    """Every token has an id, a position, a slot, a cosine and a sine for each pair of a head."""
+    return 3 * torch.int64.itemsize + config.head_dim * torch.float32.itemsize

@@ -48,7 +48,7 @@ def test_kernels_are_compiled_on_the_engines_own_thread(
     threads: list[str] = []
 
     def note(_model: Any, _cache: Any, *sizes: int) -> None:
-        assert sizes == (5, 40)
+        assert sizes == (5, 40, 16)
         threads.append(threading.current_thread().name)
 
     monkeypatch.setattr(engine_module, "compile_kernels", note)

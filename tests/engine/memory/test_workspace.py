@@ -106,6 +106,16 @@ def test_a_step_of_many_that_sample_keeps_to_what_is_planned(
     assert 0.85 * planned < measured <= planned
 
 
+@pytest.mark.parametrize("max_step_tokens", [4, 64, 400])
+@pytest.mark.parametrize("many", [1, 8])
+def test_scoring_a_prompt_keeps_to_what_is_planned(
+    loaded: LoadedModel, max_step_tokens: int, many: int
+) -> None:
+    request = GenerationRequest(prompt_token_ids=[1] * 500, max_tokens=0, prompt_logprobs=20)
+    measured, planned = measured_and_planned(loaded, [request] * many, max_step_tokens)
+    assert measured <= planned
+
+
 @pytest.mark.parametrize("max_step_tokens", [64, 400])
 def test_a_step_of_a_long_prompt_keeps_to_what_is_planned(
     loaded: LoadedModel, max_step_tokens: int

@@ -1,0 +1,288 @@
+"""``/v1/completions`` as it is on the wire: streams, errors, clients that hang up, keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llorch_worker.broker.connection import connect
+from llorch_worker.client import Client
+from llorch_worker.gateway.keys import new_key
+from tests.gateways import GatewayProcess, running_gateway
+from tests.latch import Latch
+from tests.services import RedisServer, WorkerProcess, wait_until
+
+PATH = "/v1/completions"
+CONTEXT = 4096
+
+
+@pytest.fixture
+def toy(http: httpx.Client, toy_worker: WorkerProcess) -> httpx.Client:
+    """The gateway over the toy engine, whose token ``i`` is ``w<i> ``."""
+    return http
+
+
+def documents(answer: httpx.Response) -> Iterator[Any]:
+    """The data of the server-sent events, as they come; [DONE] as a string."""
+    for line in answer.iter_lines():
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+            yield data if data == "[DONE]" else json.loads(data)
+
+
+@contextmanager
+def streamed(http: httpx.Client, **fields: Any) -> Iterator[Iterator[Any]]:
+    """The documents of a stream; leaving the context hangs up."""
+    with http.stream("POST", PATH, json={"prompt": "x", "stream": True, **fields}) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield documents(answer)
+
+
+def all_of(http: httpx.Client, **fields: Any) -> list[Any]:
+    with streamed(http, **fields) as found:
+        return list(found)
+
+
+def texts(chunks: list[Any]) -> dict[int, str]:
+    """The whole text of each choice."""
+    found: dict[int, str] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+    return found
+
+
+def test_an_answer_has_the_shape_of_openai(toy: httpx.Client) -> None:
+    answer = toy.post(PATH, json={"model": "toy", "prompt": "x", "max_tokens": 2}).json()
+    assert answer.pop("id").startswith("cmpl-")
+    assert answer.pop("created") > 0
+    assert answer == {
+        "object": "text_completion",
+        "model": "toy",
+        "choices": [{"text": "w0 w1 ", "index": 0, "logprobs": None, "finish_reason": "length"}],
+        "usage": {
+            "prompt_tokens": 1,
+            "completion_tokens": 2,
+            "total_tokens": 3,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+        "system_fingerprint": None,
+    }
+
+
+def test_sixteen_tokens_are_the_default(toy: httpx.Client) -> None:
+    answer = toy.post(PATH, json={"prompt": "x"}).json()
+    assert answer["usage"]["completion_tokens"] == 16
+
+
+def test_a_stream_ends_with_a_reason_and_done(toy: httpx.Client) -> None:
+    *chunks, last, done = all_of(toy, max_tokens=20)
+    assert done == "[DONE]"
+    assert texts(chunks) == {0: "".join(f"w{i} " for i in range(20))}
+    assert last["choices"] == [
+        {"text": "", "index": 0, "logprobs": None, "finish_reason": "length"}
+    ]
+    same = {(c["id"], c["created"], c["model"], c["object"]) for c in [*chunks, last]}
+    assert len(same) == 1
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_usage_comes_last_if_it_is_asked_for(toy: httpx.Client) -> None:
+    *chunks, last, _ = all_of(toy, max_tokens=3, stream_options={"include_usage": True})
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+
+
+def test_usage_can_come_with_every_chunk(toy: httpx.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = all_of(toy, max_tokens=5, stream_options=options)[:-1]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[0] > 0, counts[-1]) == (True, 5)
+
+
+def test_several_prompts_are_streamed_side_by_side(toy: httpx.Client, latch: Latch) -> None:
+    with streamed(toy, prompt=[latch.prompt(), "x"], max_tokens=3) as found:
+        # The second ends although the first waits.
+        seen = []
+        for chunk in found:
+            seen.append(chunk)
+            if chunk["choices"][0]["index"] == 1 and chunk["choices"][0]["finish_reason"]:
+                break
+        assert texts(seen)[1] == "w0 w1 w2 "
+        latch.open()
+        seen += [chunk for chunk in found if chunk != "[DONE]"]
+    assert texts(seen)[0] == "w0 w1 w2 "
+
+
+def test_prompts_of_one_request_keep_their_order(toy: httpx.Client) -> None:
+    answer = toy.post(PATH, json={"prompt": ["a", "b c", "d"], "max_tokens": 2}).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_puts_the_prompt_first(toy: httpx.Client, stream: bool) -> None:
+    fields = {"prompt": ["a ", "b "], "echo": True, "max_tokens": 1}
+    if stream:
+        assert texts(all_of(toy, **fields)[:-1]) == {0: "a w0 ", 1: "b w0 "}
+    else:
+        choices = toy.post(PATH, json=fields).json()["choices"]
+        assert [choice["text"] for choice in choices] == ["a w0 ", "b w0 "]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "guided_json": {}}, "guided_json"),
+        ({"prompt": "x", "temperature": 9}, "temperature"),
+        ({"prompt": "x", "max_tokens": CONTEXT}, "prompt + max_tokens"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_names_the_field(
+    toy: httpx.Client, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    refused = toy.post(PATH, json={**fields, "stream": stream})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, param)
+    assert error["type"] == "invalid_request_error"
+
+
+def test_an_unknown_model_is_not_found(toy: httpx.Client) -> None:
+    refused = toy.post(PATH, json={"model": "other", "prompt": "x", "stream": True})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_job_that_fails_before_its_first_token_is_a_status(
+    toy: httpx.Client, stream: bool
+) -> None:
+    failed = toy.post(PATH, json={"prompt": "raise ValueError", "stream": stream})
+    assert (failed.status_code, failed.json()["error"]["llorch_code"]) == (500, "INTERNAL")
+
+
+def test_a_job_that_ends_early_ends_its_stream_with_an_error(
+    toy: httpx.Client, client: Client, latch: Latch
+) -> None:
+    with streamed(toy, prompt=latch.prompt()) as found:
+        first = next(found)
+        client.job(first["id"].removeprefix("cmpl-")).cancel()
+        rest = list(found)
+    assert [document["error"]["llorch_code"] for document in rest] == ["CANCELLED"]
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_client_that_hangs_up_cancels_its_stream(
+    toy: httpx.Client, latch: Latch, gateway: GatewayProcess, prompts: int
+) -> None:
+    with streamed(toy, prompt=[latch.prompt()] * prompts) as found:
+        next(found)
+    latch.wait_ended(prompts)
+    wait_until(lambda: "499: the client of /v1/completions hung up" in gateway.log.read_text())
+
+
+def test_a_client_that_hangs_up_cancels_its_wait(
+    toy: httpx.Client, redis_server: RedisServer, latch: Latch
+) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        toy.post(PATH, json={"prompt": latch.prompt()}, timeout=httpx.Timeout(30, read=1))
+    latch.wait_ended(1)
+
+
+def test_a_client_that_hangs_up_before_the_first_token_cancels_too(
+    toy: httpx.Client, latch: Latch
+) -> None:
+    body = {"prompt": latch.prompt(after=0), "stream": True}
+    with pytest.raises(httpx.ReadTimeout):
+        toy.post(PATH, json=body, timeout=httpx.Timeout(30, read=1))
+    latch.wait_ended(1)
+
+
+def test_a_request_with_a_key_outlives_its_client(
+    toy: httpx.Client, latch: Latch, gateway: GatewayProcess
+) -> None:
+    body = {"prompt": latch.prompt(), "max_tokens": 5, "stream": True}
+    headers = {"Idempotency-Key": "again"}
+    with toy.stream("POST", PATH, json=body, headers=headers) as answer:
+        first = next(documents(answer))
+    assert latch.ended() == 0
+    latch.open()
+    second = toy.post(PATH, json={**body, "stream": False}, headers=headers).json()
+    assert (second["id"], second["choices"][0]["text"]) == (first["id"], "w0 w1 w2 w3 w4 ")
+    *chunks, done = all_of(toy, **body, idempotency_key="again")
+    assert (texts(chunks)[0], done) == ("w0 w1 w2 w3 w4 ", "[DONE]")
+    assert latch.ended() == 1
+
+
+def test_an_answer_is_told_again_when_its_stream_has_expired(
+    toy: httpx.Client, redis_server: RedisServer
+) -> None:
+    body = {"max_tokens": 3, "idempotency_key": "late"}
+    first = all_of(toy, **body)
+    with connect(redis_server.url) as store:
+        (events,) = store.keys(f"*{first[0]['id'].removeprefix('cmpl-')}:events")
+        store.delete(events)
+    again = all_of(toy, **body)
+    assert texts(again[:-1]) == texts(first[:-1]) == {0: "w0 w1 w2 "}
+    assert again[0]["model"] == "toy"
+
+
+@pytest.fixture
+def two_callers(
+    redis_server: RedisServer, toy_worker: WorkerProcess, tmp_path: Path
+) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+    keys, entries = zip(new_key("one"), new_key("two"), strict=True)
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        "".join(entry.replace("[[keys]]", "[[keys]]\nmax_jobs = 1") for entry in entries)
+    )
+    with running_gateway(redis_server.url, tmp_path, keys=file) as gateway:
+        one, two = (
+            httpx.Client(base_url=gateway.url, headers={"Authorization": f"Bearer {key}"})
+            for key in keys
+        )
+        with one, two:
+            yield one, two
+
+
+def test_callers_do_not_share_idempotency_keys(
+    two_callers: tuple[httpx.Client, httpx.Client],
+) -> None:
+    body = {"prompt": "x", "max_tokens": 2, "idempotency_key": "mine"}
+    ids = [caller.post(PATH, json=body).json()["id"] for caller in (*two_callers, *two_callers)]
+    assert ids[:2] == ids[2:]
+    assert ids[0] != ids[1]
+
+
+def test_the_end_of_an_answer_frees_its_place(
+    two_callers: tuple[httpx.Client, httpx.Client], latch: Latch
+) -> None:
+    caller, _ = two_callers
+    body = {"prompt": "x", "max_tokens": 2}
+    assert [caller.post(PATH, json=body).status_code for _ in range(3)] == [200] * 3
+    with streamed(caller, prompt=latch.prompt()) as found:
+        next(found)
+        full = caller.post(PATH, json=body)
+        assert (full.status_code, full.headers["retry-after"]) == (429, "5")
+    wait_until(lambda: caller.post(PATH, json=body).status_code == 200)
+
+
+def test_no_prompt_and_no_text_is_logged(toy: httpx.Client, gateway: GatewayProcess) -> None:
+    secret = "raise ValueError secretprompt"
+    toy.post(PATH, json={"prompt": secret})
+    toy.post(PATH, json={"prompt": secret, "temperature": "secretprompt"})
+    all_of(toy, max_tokens=3)
+    log = gateway.log.read_text()
+    assert "secretprompt" not in log
+    assert "w1" not in log
