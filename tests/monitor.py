@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Self
 
 from celery import Celery
 
@@ -28,7 +28,12 @@ class Monitor(threading.Thread):
                 except TimeoutError:
                     continue
 
-    def stop(self) -> None:
+    def __enter__(self) -> Self:
+        self.start()
+        self.listening.wait()
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._stop_asked.set()
         self.join()
         self._connection.release()

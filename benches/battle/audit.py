@@ -93,7 +93,8 @@ class Findings:
     misdispatched: int = 0
     """Jobs that began, or stock tasks that did not run once, against what their parts' ends say."""
     sent_twice: int = 0
-    """Next tasks of chains that ran again. No breach: Celery promises them at least once."""
+    """Stock tasks after our jobs that ran again, under the same id. No breach: Celery promises them
+    at least once. Of our own jobs the second copy is dropped."""
     wrong_replies: int = 0
     """Replies of workers that refuse what works, or accept what cannot be done."""
     replies: dict[str, int] = field(default_factory=dict)
@@ -179,9 +180,9 @@ def audit(ledger: Ledger, *, unannounced: Sequence[str] = ()) -> Findings:
             suspect("early", job.id)
         ready = SUCCESS in allowed
         run = runs[job.id]
-        if len(job.after) == 1 and run > 1:
-            # Celery sends a chain's next task before it stores the result, so a death in between
-            # has it sent twice.
+        if job.kind == STOCK and job.after and run > 1:
+            # Celery sends a chain's next task before it stores the result, and a chord's body
+            # before it notes that it has, so a death in between has it sent twice.
             found.sent_twice, run = found.sent_twice + 1, 1
         if run != ready if job.kind == STOCK else job.after and begins_s and not ready:
             found.misdispatched += 1

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from benches.battle.ledger import POISON, Entry, Ledger
+from benches.battle.ledger import POISON, Entry, Kill, Ledger
 
 TERMINAL_EVENTS = ("finished", "failed", "cancelled")
 
@@ -36,7 +36,8 @@ def recoveries(ledger: Ledger) -> dict[str, dict[str, float]]:
                 if read_object(entry.document).get("type") in ("tokens", *TERMINAL_EVENTS):
                     pause_s = entry.seen_s - kill.gone_s
                     kinds = [kill.kind, "all"]
-                    if strikes[job_id] == 1 and _claims(ledger, job_id) <= 2:
+                    struck_again = _struck(ledger, job_id, kills, kill.gone_s, entry.seen_s)
+                    if strikes[job_id] == 1 and not struck_again:
                         kinds += [f"{kill.kind}, struck once", "all, struck once"]
                     for kind in kinds:
                         by_kind.setdefault(kind, []).append(pause_s)
@@ -44,10 +45,21 @@ def recoveries(ledger: Ledger) -> dict[str, dict[str, float]]:
     return {kind: spread(times) for kind, times in by_kind.items()}
 
 
-def _claims(ledger: Ledger, job_id: str) -> int:
-    """How often workers claimed the job. One may die before the job's stream shows its claim."""
-    documents = (read_object(result.document) for result in ledger.results(job_id))
-    return sum(document.get("status") == "STARTED" for document in documents)
+def _struck(
+    ledger: Ledger, job_id: str, kills: Sequence[Kill], after_s: float, until_s: float
+) -> bool:
+    """Whether a worker that claimed the job was struck in this time, before the job's stream showed
+    the claim."""
+    for result in ledger.results(job_id):
+        document = read_object(result.document)
+        if document.get("status") != "STARTED":
+            continue
+        since_s = max(after_s, result.seen_s)
+        worker = (document.get("result") or {}).get("hostname")
+        for kill in kills:
+            if kill.worker == worker and since_s < kill.gone_s <= until_s:
+                return True
+    return False
 
 
 def spread(times: Sequence[float]) -> dict[str, float]:

@@ -89,7 +89,7 @@ def _rows(outcomes: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
         row("  of them innocent without attempts left", lambda o: o.findings.exhausted),
         row("jobs begun before they were due", lambda o: o.findings.early),
         row("bodies of chords and chains misdispatched", lambda o: o.findings.misdispatched),
-        row("next tasks of chains sent twice", lambda o: o.findings.sent_twice),
+        row("bodies of chords and chains sent twice", lambda o: o.findings.sent_twice),
         row("wrong replies to commands", lambda o: o.findings.wrong_replies),
         row("results unannounced", lambda o: o.findings.unannounced_results),
         row("results changed after they were visible", lambda o: o.findings.changed_results),

@@ -171,6 +171,17 @@ def test_recovery_counts_from_the_kill_to_the_next_sign_of_the_job() -> None:
     assert found.kills == {"SIGKILL": 2, "network": 1, "SIGQUIT": 1}
 
 
+@pytest.mark.parametrize(("again_s", "once"), [(102.7, False), (103.5, True)])
+def test_a_job_whose_next_worker_is_struck_before_its_first_sign_was_not_struck_once(
+    again_s: float, once: bool
+) -> None:
+    claims = [{"status": "STARTED", "result": {"hostname": name}} for name in ("a", "b")]
+    ledger = recorded(results=[*claims, success()])
+    ledger.kill(Kill("SIGKILL", "", "a", gone_s=102.5, held={"job": 2}))
+    ledger.kill(Kill("network", "", "b", gone_s=again_s, held={}))
+    assert ("SIGKILL, struck once" in audit(ledger).recovery_s) == once
+
+
 def test_a_new_start_alone_is_no_recovery() -> None:
     ledger = recorded([STARTED, tokens(0, 4), STARTED, tokens(4, LENGTH), FINISHED])
     ledger.kill(Kill("SIGKILL", "", "a", gone_s=102.0, held={"job": 2}))

@@ -59,6 +59,12 @@ def assert_agree(job: Job) -> None:
     assert list(choice.token_ids) == token_ids(entries)
 
 
+def assert_settled(client: Client, job: Job, reader: Reader) -> None:
+    assert_agree(job)
+    reader.assert_saw_each_token_once()
+    wait_until(lambda: not held_ids(client.redis), what="every claim to be settled")
+
+
 def begun(client: Client, job: Job, tokens: int) -> Job:
     """Waits until the stream has about ``tokens`` tokens."""
 
@@ -90,9 +96,7 @@ def test_a_job_whose_claim_redis_lost_goes_on_under_a_second_claim(
     reader = Reader(client, job)
     begun(client, job, random.Random(attempt).randrange(1, TOKENS))
     own_server.restart_from(before_the_claim)
-    assert_agree(job)
-    reader.assert_saw_each_token_once()
-    wait_until(lambda: not held_ids(client.redis), what="every claim to be settled")
+    assert_settled(client, job, reader)
 
 
 def test_a_first_run_that_ends_after_the_second_claim_leaves_the_end_to_it(
@@ -107,9 +111,7 @@ def test_a_first_run_that_ends_after_the_second_claim_leaves_the_end_to_it(
     own_server.restart_from(before_the_claim)
     wait_until(lambda: held_ids(client.redis), what="the second claim")
     latch.open()
-    assert_agree(job)
-    reader.assert_saw_each_token_once()
-    wait_until(lambda: not held_ids(client.redis), what="every claim to be settled")
+    assert_settled(client, job, reader)
 
 
 @pytest.mark.parametrize("attempt", range(TRIES))
@@ -124,9 +126,7 @@ def test_a_job_whose_stream_lost_its_tail_writes_it_again(
     file_bytes = own_server.file_bytes
     begun(client, job, dice.randrange(kept + 1, TOKENS))
     own_server.restart_from(file_bytes)
-    assert_agree(job)
-    reader.assert_saw_each_token_once()
-    wait_until(lambda: not held_ids(client.redis), what="every claim to be settled")
+    assert_settled(client, job, reader)
 
 
 def test_a_result_that_redis_lost_with_entries_before_it_is_stored_again(
@@ -158,9 +158,7 @@ def test_a_job_that_lapsed_while_its_worker_was_cut_off_goes_on_there(
     wait_until(lambda: lapsed(client, job), what="the lease to lapse")
     assert sweep(client.redis) == [job.id]
     proxy.heal()
-    assert_agree(job)
-    reader.assert_saw_each_token_once()
-    wait_until(lambda: not held_ids(client.redis), what="every claim to be settled")
+    assert_settled(client, job, reader)
 
 
 def lapsed(client: Client, job: Job) -> bool:

@@ -42,11 +42,8 @@ def worker(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def monitor(stock: Celery, worker: WorkerProcess) -> Iterator[Monitor]:
-    monitor = Monitor(stock)
-    monitor.start()
-    monitor.listening.wait()
-    yield monitor
-    monitor.stop()
+    with Monitor(stock) as monitor:
+        yield monitor
 
 
 def assert_nothing_shows(worker: WorkerProcess, monitor: Monitor) -> None:

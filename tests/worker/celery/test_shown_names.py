@@ -24,11 +24,8 @@ GET_S = 30
 
 @pytest.fixture(scope="module")
 def monitor(stock: Celery, toy_worker: WorkerProcess) -> Iterator[Monitor]:
-    monitor = Monitor(stock)
-    monitor.start()
-    monitor.listening.wait()
-    yield monitor
-    monitor.stop()
+    with Monitor(stock) as monitor:
+        yield monitor
 
 
 def strings(value: Any) -> Iterator[str]:

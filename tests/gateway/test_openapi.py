@@ -1,0 +1,37 @@
+"""The OpenAPI document holds for whatever a client sends."""
+
+from __future__ import annotations
+
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.gateways import GatewayProcess
+from tests.services import WorkerProcess
+
+EXAMPLES = 20
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+def test_every_answer_is_documented(gateway: GatewayProcess, toy_worker: WorkerProcess) -> None:
+    document = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")
+    operations = [result.ok() for result in document.get_all_operations()]
+    assert operations
+    for operation in operations:
+
+        @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
+        @given(case=operation.as_strategy())
+        def any_request(case: schemathesis.Case) -> None:
+            case.call_and_validate(checks=CHECKS)
+
+        any_request()
