@@ -21,7 +21,10 @@ class _Question(BaseModel):
 
 
 class TokenizeText(_Question):
-    """The ids of a text, as a job with this ``prompt`` would get them."""
+    """The ids of a text, as a job with this ``prompt`` would get them.
+
+    Without special tokens, a text that is the spelling of one control token is that token.
+    """
 
     ask: Literal["tokenize_text"] = "tokenize_text"
     prompt: str = Field(max_length=MAX_PROMPT_CHARS)

@@ -24,7 +24,9 @@ def answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
     """
     match question:
         case TokenizeText(prompt=prompt, add_special_tokens=add_special_tokens):
-            ids = tokenizer.encode(prompt, add_special_tokens)
+            # How clients ask for the id of a control token, such as EOS.
+            named = not add_special_tokens and prompt in tokenizer.decoding_table.control.values()
+            ids = tokenizer.encode(prompt, add_special_tokens, parse_special=named)
             return _tokens(tokenizer, ids, strings=question.strings)
         case TokenizeChat(messages=messages, tools=tools):
             ids = tokenizer.encode_chat(messages, tools)
