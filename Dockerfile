@@ -1,4 +1,4 @@
-# A worker (and, with another entry point, Flower). torch brings its own CUDA libraries, so a slim
+# A worker, a gateway (`gateway`) and, with another entry point, Flower. torch brings its own CUDA libraries, so a slim
 # Python and a C compiler are all that has to lie under it; the host brings the driver.
 FROM python:3.12-slim AS build
 ARG PIP_INDEX_URL
@@ -22,11 +22,12 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip install "torch>=2.11,<2.14"
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip \
-    wheel=$(ls /wheels/*.whl) && pip install "${wheel}[worker,flower]"
+    wheel=$(ls /wheels/*.whl) && pip install "${wheel}[worker,gateway,flower]"
 # A volume that is mounted on one of these folders takes its owner over when it is made.
 RUN useradd --create-home --uid 10001 llorch \
     && install --directory --owner llorch --mode 1777 /var/lib/llorch/devices \
-    && install --directory --owner llorch /var/lib/llorch/kernels
+    && install --directory --owner llorch /var/lib/llorch/kernels \
+    && install --directory --owner llorch /var/lib/llorch/files
 ENV TRITON_CACHE_DIR=/var/lib/llorch/kernels
 USER llorch
 WORKDIR /home/llorch

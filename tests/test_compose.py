@@ -6,10 +6,15 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+
+from tests.gateways import running_gateway
+from tests.services import own_redis
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML to read the compose file")
 
@@ -90,6 +95,67 @@ def test_flower_requires_a_login(services: Any) -> None:
     assert login.startswith("${FLOWER_BASIC_AUTH:?set FLOWER_BASIC_AUTH to user:password")
 
 
+def test_the_gateway_listens_beyond_the_machine_and_only_with_keys(services: Any) -> None:
+    gateway = services["gateway"]
+    environment = gateway["environment"]
+    assert environment["LLORCH_GATEWAY_HOST"] == "0.0.0.0"
+    assert gateway["ports"] == ["${LLORCH_GATEWAY_PORT:-8080}:8080"]
+    folder = str(Path(environment["LLORCH_GATEWAY_KEYS"]).parent)
+    assert f"${{LLORCH_KEYS_DIR:-./keys}}:{folder}:ro" in gateway["volumes"]
+    assert gateway["depends_on"]["redis"]["condition"] == "service_healthy"
+    assert "/health" in gateway["healthcheck"]["test"][-1]
+
+
+def test_a_gateway_as_in_the_file_starts_with_a_first_key_and_not_without(
+    services: Any, tmp_path: Path
+) -> None:
+    given = services["gateway"]["environment"]
+    fixed = {name: str(value) for name, value in given.items() if value is not None}
+    keys, files = tmp_path / "gateway.toml", tmp_path / "files"
+    fixed |= {"LLORCH_GATEWAY_KEYS": str(keys), "LLORCH_GATEWAY_FILES": str(files)}
+    fixed |= {"LLORCH_GATEWAY_PORT": "0"}
+    with own_redis() as server:
+        environment = os.environ | fixed | {"LLORCH_REDIS_URL": server.url}
+        command = [sys.executable, "-m", "llorch_worker.cli"]
+
+        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [*command, *arguments],
+                env=environment,
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+
+        refused = run("gateway")
+        assert refused.returncode == 1
+        assert f"the file of keys {keys}" in refused.stderr
+        made = run("gateway-key", "alice")
+        keys.write_text(made.stdout)
+        key = made.stderr.split()[-1]
+        with running_gateway(server.url, tmp_path, keys=keys, host="0.0.0.0") as gateway:
+            url = gateway.url.replace("0.0.0.0", "127.0.0.1")
+            answers = [
+                httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {each}"})
+                for each in (key, "another")
+            ]
+    assert [answer.status_code for answer in answers] == [200, 401]
+
+
+def test_every_setting_reaches_the_gateway_and_its_files_are_kept(services: Any) -> None:
+    from llorch_worker.gateway.settings import GatewaySettings
+
+    gateway = services["gateway"]
+    fields = {f"LLORCH_GATEWAY_{name.upper()}" for name in GatewaySettings.model_fields}
+    assert fields <= set(gateway["environment"])
+    folder = "/var/lib/llorch/files"
+    assert gateway["environment"]["LLORCH_GATEWAY_FILES"] == f"${{LLORCH_GATEWAY_FILES:-{folder}}}"
+    assert f"files:{folder}" in gateway["volumes"]
+    assert f"install --directory --owner llorch {folder}" in (REPOSITORY / "Dockerfile").read_text()
+
+
 @pytest.mark.skipif(compose_command() is None, reason="needs a docker compose client")
 @pytest.mark.parametrize("login", ["admin:secret", None])
 def test_the_client_accepts_the_file_only_with_a_login(login: str | None) -> None:
@@ -114,5 +180,6 @@ def test_the_image_runs_as_a_plain_user_and_is_stopped_by_sigterm() -> None:
     lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
     final = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM")) :]
     assert "USER llorch" in final
+    assert any("[worker,gateway,flower]" in line for line in final)
     assert "STOPSIGNAL SIGTERM" in final
     assert 'ENTRYPOINT ["llorch"]' in final

@@ -24,10 +24,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from llorch_worker.contract import Event, Failed, GenerationRequest, InternalError, Journal
+from llorch_worker.settings import DEMO_MODEL
+from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.text.vocabulary_file import open_vocabulary
 from tests.toy_generation import ToyGeneration
 
 STEP_MS_VARIABLE = "TOY_STEP_MS"
@@ -123,6 +127,11 @@ class ToyEngine:
             self._running.append(generation)
             self._changed.notify()
         return generation
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The demo model's, for questions; the toy's own tokens are not among it."""
+        return load_tokenizer(open_vocabulary(DEMO_MODEL))
 
     def stalled_for_s(self) -> float:
         return 0.0 if self._step_began_s is None else time.monotonic() - self._step_began_s

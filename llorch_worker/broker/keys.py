@@ -117,3 +117,14 @@ def dead_webhooks(name: str) -> str:
     """Sorted set: id of a webhook of the gateway's key ``name`` that was given up -> when, in ms by
     Redis' own clock."""
     return f"{PREFIX}gateway:key:{name}:dead_webhooks"
+
+
+def token_questions(model: str) -> str:
+    """List of questions about the tokens of ``model``, each JSON; any of its workers takes one.
+    Expires soon after the last."""
+    return f"{PREFIX}tokens:{model}:questions"
+
+
+def token_answer(question_id: str) -> str:
+    """List that the one answer is pushed to, as JSON. Expires soon."""
+    return f"{PREFIX}tokens:answer:{question_id}"

@@ -44,7 +44,12 @@ def packages() -> Iterator[Check]:
     yield Check("python", "ok", here)
     names = ("llorch-worker", "celery", "kombu", "redis", "pydantic")
     yield Check("packages", "ok", ", ".join(map(_installed, names)))
-    needed_for = {"worker": "run workers", "embedded": "start Redis", "flower": "run Flower"}
+    needed_for = {
+        "worker": "run workers",
+        "embedded": "start Redis",
+        "gateway": "run a gateway",
+        "flower": "run Flower",
+    }
     for extra, purpose in needed_for.items():
         missing = extras.missing_modules(extra)
         if extra == "embedded" and find_redis_server() is not None:

@@ -1,4 +1,4 @@
-"""``llorch demo``: Redis, a worker and 32 jobs on this machine, in under a minute."""
+"""``llorch demo``: Redis, a worker, a gateway and 32 jobs on this machine, in under a minute."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llorch_worker.cli.options import FlowerPortOption, JsonOption, settings_from
-from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.options import (
+    FlowerPortOption,
+    GatewayPortOption,
+    JsonOption,
+    settings_from,
+)
+from llorch_worker.cli.terminal import extras, servers
 from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import DEMO_MODEL
-from llorch_worker.stack import ports
+from llorch_worker.stack.programs import FLOWER, GATEWAY
 
 if TYPE_CHECKING:
     from llorch_worker.bench.jobs.client_load import Figures, Measured
@@ -33,9 +38,10 @@ _LENGTHS_TOKENS = (48, 96, 192, 320)
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep all running until Ctrl-C.")] = False,
     flower_port: FlowerPortOption = None,
+    gateway_port: GatewayPortOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start Redis, a worker and Flower, run and measure 32 jobs, and stop everything."""
+    """Start Redis, a worker, a gateway and Flower, run and measure 32 jobs, and stop everything."""
     extras.require("worker")
     from llorch_worker.cli.demo_screen import DemoScreen
     from llorch_worker.stack.stack import Plan, Stack
@@ -43,30 +49,31 @@ def demo(
     screen = Screen(as_json=as_json)
     # The demo always runs the shipped model and ignores LLORCH_MODEL.
     settings = settings_from(model=DEMO_MODEL, model_name="demo")
-    flower = not extras.missing_modules("flower")
     plan = Plan(
         settings=settings,
         workers=(("worker", settings.device),),
         redis_url=None,
-        flower_port=ports.choose(flower_port, ports.DEFAULT_FLOWER_PORT, "--flower-port")
-        if flower
-        else None,
+        flower_port=servers.server_port(FLOWER, flower_port),
         flower_port_asked=flower_port is not None,
+        gateway_port=servers.server_port(GATEWAY, gateway_port),
+        gateway_port_asked=gateway_port is not None,
     )
     view = DemoScreen(screen)
     with terminable(), uninterrupted_exit(Stack(plan, lambda _name, _line: None)) as stack:
         _start(view, stack)
         measured, found = _run(view, stack)
         if as_json:
-            screen.document(_document(stack.flower_url, found, measured))
+            screen.document(_document(stack, found, measured))
         else:
-            view.report(found, measured, None if keep else stack.flower_url)
+            view.report(found, measured)
         if keep:
-            view.keeping(stack.redis_url, stack.flower_url)
+            view.keeping(stack.redis_url, stack.gateway_url, stack.flower_url)
             try:
                 stack.keep_up(lambda text: screen.note(text, "yellow"))
             except KeyboardInterrupt:
                 stack.drain()
+        else:
+            view.leaving(stack.gateway_url, stack.flower_url)
     if found.failed:
         raise CommandError("DEMO_FAILED", f"{found.failed} of {found.jobs} jobs failed")
 
@@ -80,12 +87,14 @@ def _start(view: DemoScreen, stack: Stack) -> None:
         (worker,) = stack.wait_ready(READY_TIMEOUT_S)
         seconds = time.monotonic() - began_s
         done(f"{worker.model} on {worker.device}, ready after {seconds:.1f} s")
-    if stack.flower_port is None:
-        view.without_flower()
-        return
-    with view.step("Flower") as done:
-        stack.wait_for_flower(READY_TIMEOUT_S)
-        done(stack.flower_url or "")
+    urls = {"gateway": stack.gateway_url, "Flower": stack.flower_url}
+    for name, url in urls.items():
+        if url is None:
+            view.without(name)
+            continue
+        with view.step(name) as done:
+            stack.wait_for_servers(READY_TIMEOUT_S)
+            done(url)
 
 
 def _run(view: DemoScreen, stack: Stack) -> tuple[list[Measured], Figures]:
@@ -136,12 +145,13 @@ def _jobs() -> list[GenerationRequest]:
     return [streamed, *special, *plain]
 
 
-def _document(flower: str | None, found: Figures, measured: list[Measured]) -> dict[str, Any]:
+def _document(stack: Stack, found: Figures, measured: list[Measured]) -> dict[str, Any]:
     return {
         **asdict(found),
         "jobs_per_s": found.jobs_per_s,
         "tokens_per_s": found.tokens_per_s,
-        "flower": flower,
+        "gateway": stack.gateway_url,
+        "flower": stack.flower_url,
         "errors": [
             job.end.document().model_dump(mode="json")
             for job in measured

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.live import Live
+from rich.markup import escape
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.spinner import Spinner
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llorch_worker.cli.terminal.screen import Screen, harmless
+from llorch_worker.cli.terminal.servers import chat_command
 from llorch_worker.contract import Event, GenerationRequest, GenerationResult, LlorchError, Tokens
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class DemoScreen:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._live = screen.out.is_terminal and not screen.as_json
-        self._print("\n[bold]llorch demo[/]: Redis, a worker, Flower and 32 jobs on this machine\n")
+        self._print("\n[bold]llorch demo[/]: Redis, a worker, a gateway, Flower and 32 jobs\n")
 
     @contextmanager
     def step(self, label: str) -> Iterator[Callable[[str], None]]:
@@ -50,8 +52,11 @@ class DemoScreen:
             yield outcome.append
         self._print(f"  [green]✓[/] {label:<7} {' '.join(outcome)}")
 
-    def without_flower(self) -> None:
-        self._print('  [yellow]![/] Flower  not installed: pip install "llorch-worker\\[flower]"')
+    def without(self, server: str) -> None:
+        extra = server.lower()
+        self._print(
+            f'  [yellow]![/] {server:<7} not installed: pip install "llorch-worker\\[{extra}]"'
+        )
 
     @contextmanager
     def jobs(self, streamed: GenerationRequest, total: int) -> Iterator[tuple[OnEvent, OnEnd]]:
@@ -90,7 +95,7 @@ class DemoScreen:
         with Live(get_renderable=show, console=self._screen.out, refresh_per_second=_REFRESHES_A_S):
             yield on_event, lambda _number: bar.advance(task)
 
-    def report(self, found: Figures, measured: list[Measured], flower: str | None) -> None:
+    def report(self, found: Figures, measured: list[Measured]) -> None:
         """The figures, two stories, and what failed."""
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim")
@@ -105,19 +110,28 @@ class DemoScreen:
         table.add_row("  first token p95", f"{found.first_token_p95_ms:.0f} ms", "")
         self._print("")
         self._screen.out.print(table)
-        if flower:
-            self._print(f"\n  Flower was at {flower}; llorch demo --keep leaves it running.")
         self._stories(measured)
         errors = [job.end for job in measured if isinstance(job.end, LlorchError)]
         for error in errors[:SHOWN_ERRORS]:
             self._screen.out.print(f"  ✗ {error}", style="bold red", markup=False)
 
-    def keeping(self, redis_url: str, flower: str | None) -> None:
+    def leaving(self, gateway: str | None, flower: str | None) -> None:
+        """What there was to call and to see."""
+        if gateway or flower:
+            self._print("\nllorch demo --keep leaves everything running:\n")
+            self._servers(gateway, flower)
+
+    def keeping(self, redis_url: str, gateway: str | None, flower: str | None) -> None:
         """How to use what keeps running under ``--keep``."""
         self._print(
             f"\nEverything keeps running until Ctrl-C. From another terminal:\n\n"
             f'  [cyan]llorch submit --redis {redis_url} --stream "Long ago"[/]'
         )
+        self._servers(gateway, flower)
+
+    def _servers(self, gateway: str | None, flower: str | None) -> None:
+        if gateway:
+            self._print(f"  [cyan]{escape(chat_command(gateway, 'demo'))}[/]")
         if flower:
             self._print(f"  [cyan]{flower}[/]  (Flower)")
 

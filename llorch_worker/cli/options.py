@@ -34,6 +34,12 @@ FlowerPortOption = Annotated[
     int | None,
     typer.Option("--flower-port", help="Flower's port (default: the first free one from 5555)."),
 ]
+GatewayPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--gateway-port", help="The gateway's port (default: the first free one from 8080)."
+    ),
+]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 
 Command = Callable[..., Any]
@@ -114,7 +120,9 @@ def settings_from(**options: Any) -> Settings:
         settings = Settings(**given)
     except ValidationError as error:
         raise invalid_settings(error, options) from None
-    return settings.model_copy(update={"model": model_path(settings.model)})
+    path = model_path(settings.model)
+    # A copy would count the model as chosen, even if it is the default.
+    return settings if path == settings.model else settings.model_copy(update={"model": path})
 
 
 def model_path(word: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""``llorch up``: Redis, a worker on each device, and Flower, until Ctrl-C."""
+"""``llorch up``: Redis, a worker on each device, a gateway and Flower, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ import typer
 from llorch_worker.cli.options import (
     WORKER_SETTINGS,
     FlowerPortOption,
+    GatewayPortOption,
     JsonOption,
     settings_options,
 )
-from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal import extras, servers
 from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.settings import Settings
-from llorch_worker.stack import ports
+from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS
 
 if TYPE_CHECKING:
     from llorch_worker.broker.registry import WorkerCard
     from llorch_worker.stack.stack import Plan, Stack
 
-FLOWER_TIMEOUT_S = 60.0
+SERVERS_TIMEOUT_S = 60.0
 _FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH", "FLOWER_UNAUTHENTICATED_API")
 """Without any of these, Flower only shows things and refuses to change them."""
 FLOWER_USER = "llorch"
-_CELERY_LINE = re.compile(r"\[\S+ (?P<time>[\d:]+),\d+: (?P<level>[A-Z]+)/\S+\] ")
+_CELERY_LINE = re.compile(r"\[\S+ (?P<time>[\d:]+),\d+: (?P<level>[A-Z]+)(/\S+)?\] ")
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 
 
@@ -52,13 +53,17 @@ def up(
     ] = None,
     flower: Annotated[bool, typer.Option("--flower/--no-flower", help="Start Flower.")] = True,
     flower_port: FlowerPortOption = None,
+    gateway: Annotated[
+        bool, typer.Option("--gateway/--no-gateway", help="Start a gateway: OpenAI's API.")
+    ] = True,
+    gateway_port: GatewayPortOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start everything: Redis unless one is given, a worker on each device, and Flower.
+    """Start everything: Redis unless one is given, a worker on each device, a gateway and Flower.
 
     Ctrl-C drains: running jobs finish, then everything ends. A second Ctrl-C ends it at once.
-    A worker that dies is restarted. With --json, the addresses are printed as one document once
-    everything is ready. The log always goes to stderr.
+    A worker or server that dies is restarted. With --json, the addresses are printed as one
+    document once everything is ready. The log always goes to stderr.
     """
     if workers is not None and workers < 1:
         raise usage_error(f"--workers must be at least 1 (got {workers})")
@@ -82,14 +87,16 @@ def up(
         settings=settings,
         workers=places.workers,
         redis_url=redis_url,
-        flower_port=_flower_port(screen, wanted=flower, port=flower_port),
+        flower_port=_port(screen, FLOWER, wanted=flower, asked=flower_port),
         flower_port_asked=flower_port is not None,
         flower_login=_flower_login(),
+        gateway_port=_port(screen, GATEWAY, wanted=gateway, asked=gateway_port),
+        gateway_port_asked=gateway_port is not None,
     )
     with terminable(), uninterrupted_exit(Stack(plan, _Prefixer(screen, plan))) as stack:
         stack.start()
         cards = stack.wait_ready()
-        stack.wait_for_flower(FLOWER_TIMEOUT_S)
+        stack.wait_for_servers(SERVERS_TIMEOUT_S)
         if as_json:
             screen.document(_document(settings, stack, cards))
         else:
@@ -109,15 +116,12 @@ def up(
             screen.note("Drained.", "bold")
 
 
-def _flower_port(screen: Screen, *, wanted: bool, port: int | None) -> int | None:
-    if not wanted:
-        return None
-    if extras.missing_modules("flower"):
-        if port is not None:
-            extras.require("flower")
-        screen.note('Flower is not installed: pip install "llorch-worker[flower]"', "yellow")
-        return None
-    return ports.choose(port, ports.DEFAULT_FLOWER_PORT, "--flower-port")
+def _port(screen: Screen, server: str, *, wanted: bool, asked: int | None) -> int | None:
+    port = servers.server_port(server, asked) if wanted else None
+    if wanted and port is None:
+        name = server.capitalize()
+        screen.note(f'{name} is not installed: pip install "llorch-worker[{server}]"', "yellow")
+    return port
 
 
 def _flower_login() -> str | None:
@@ -131,7 +135,7 @@ class _Prefixer:
     """Prints each line of a child after the child's name, in one colour per child."""
 
     def __init__(self, screen: Screen, plan: Plan) -> None:
-        names = ["redis", "flower", *(name for name, _ in plan.workers)]
+        names = [REDIS, FLOWER, GATEWAY, *(name for name, _ in plan.workers)]
         self._width = max(map(len, names))
         self._colours = dict(zip(names, _COLOURS * len(names), strict=False))
         self._console = screen.err
@@ -162,6 +166,7 @@ def _document(settings: Settings, stack: Stack, cards: list[WorkerCard]) -> dict
         "model": settings.served_name,
         "queue": normal_queue(settings.served_name),
         "redis_url": stack.redis_url,
+        "gateway": stack.gateway_url,
         "flower": stack.flower_url,
         "workers": [{"hostname": card.hostname, "device": card.device} for card in cards],
     }
@@ -188,6 +193,11 @@ def _banner(
         for (worker, _), card in zip(plan.workers, cards, strict=True)
     )
     url = escape(safe_url(stack.redis_url))
+    gateway = stack.gateway_url or "off"
+    over_http = ""
+    if stack.gateway_url:
+        command = servers.chat_command(stack.gateway_url, settings.served_name)
+        over_http = f"Or over HTTP, as any OpenAI client does:\n\n[cyan]{escape(command)}[/]\n\n"
     screen.err.print(
         f"""
 [bold green]Ready.[/]
@@ -195,6 +205,7 @@ def _banner(
   [bold]workers[/]  {escape(workers)}
   [bold]queue[/]    {queue}
   [bold]Redis[/]    {url}{own}
+  [bold]gateway[/]  {gateway}
   [bold]Flower[/]   {flower}
 
 Send a job from any Celery application; it needs neither torch nor this package:
@@ -206,7 +217,7 @@ job = app.send_task("llorch.generate", queue="{queue}",
                     kwargs={{"prompt": "Once upon a time", "max_tokens": 64}})
 print(job.get()["text"])[/]
 
-Or from another terminal:
+{over_http}Or from another terminal:
 
 [cyan]export LLORCH_REDIS_URL={url}
 llorch submit --stream "Once upon a time"[/]

@@ -39,11 +39,10 @@ class Admission:
             InvalidRequest: the request names no model and there are several.
             ContextLengthExceeded: prompt and max_tokens cannot fit into the model's context.
         """
-        name = request.model or default_model or self._only_model(worker)
-        card = self._card(name)
-        if worker is not None and not worker_queues.is_known(self._redis, name, worker):
+        card = self.card(request.model or default_model, worker)
+        if worker is not None and not worker_queues.is_known(self._redis, card.name, worker):
             raise ModelNotServed(
-                f"no worker {worker!r} serves {name!r}; there is {self._workers_of(name)}"
+                f"no worker {worker!r} serves {card.name!r}; there is {self._workers_of(card.name)}"
             )
         given = request.prompt_token_ids
         # Only the worker knows the length of a text, but it is at least one token.
@@ -57,7 +56,12 @@ class Admission:
             raise ContextLengthExceeded.from_faults([fault])
         return card
 
-    def _card(self, name: str) -> ModelCard:
+    def card(self, name: str | None, worker: str | None = None) -> ModelCard:
+        """The card of the model ``name``; if None, of the only one that is served.
+
+        Raises ModelNotServed and InvalidRequest, see :meth:`admit`.
+        """
+        name = name or self._only_model(worker)
         fresh = time.monotonic() - self._read_at_s < MODELS_FRESH_S
         if not fresh or name not in self._models:
             self._models = registry.models(self._redis)

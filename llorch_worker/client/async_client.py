@@ -65,6 +65,10 @@ class AsyncClient:
         """See :meth:`Client.models`."""
         return await asyncio.to_thread(self._client.models)
 
+    async def model_card(self, name: str | None = None) -> ModelCard:
+        """See :meth:`Client.model_card`."""
+        return await asyncio.to_thread(self._client.model_card, name)
+
     async def workers(self) -> list[WorkerCard]:
         """See :meth:`Client.workers`."""
         return await asyncio.to_thread(self._client.workers)

@@ -111,6 +111,16 @@ class Client:
         with self._in_use():
             return [card for _, card in sorted(registry.models(self.redis).items())]
 
+    def model_card(self, name: str | None = None) -> registry.ModelCard:
+        """The model ``name``; by default the client's, else the only one that is served.
+
+        Raises:
+            ModelNotServed: no worker has ever served it here.
+            InvalidRequest: there is no default, and several are served.
+        """
+        with self._in_use():
+            return self._admission.card(name or self.model)
+
     def workers(self) -> list[registry.WorkerCard]:
         """The workers that are alive now, by hostname."""
         with self._in_use():

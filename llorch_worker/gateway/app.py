@@ -23,6 +23,7 @@ from llorch_worker.gateway.routes import (
     jobs,
     models,
     responses,
+    tokens,
     webhooks,
 )
 from llorch_worker.gateway.settings import GatewaySettings
@@ -38,6 +39,7 @@ _ROUTERS = (
     files.router,
     batches.router,
     jobs.router,
+    tokens.router,
     webhooks.router,
 )
 

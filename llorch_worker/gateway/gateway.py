@@ -6,15 +6,17 @@ import hashlib
 import logging
 import time
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from celery.utils import uuid
 from fastapi import Depends, Request
 from redis.exceptions import RedisError
 
 from llorch_worker.broker.connection import broker_errors
+from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, AsyncJob
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
 from llorch_worker.gateway.batches.store import BatchStore
@@ -26,6 +28,7 @@ from llorch_worker.gateway.job_document import job_event
 from llorch_worker.gateway.keys import Caller, KeyRing
 from llorch_worker.gateway.response_event import response_event
 from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.gateway.tokenizers import Tokenizers
 from llorch_worker.gateway.webhooks.webhooks import EventOf, Webhooks
 from llorch_worker.settings import Settings
 
@@ -54,6 +57,7 @@ class Gateway:
             "batch": self.batches.event,
         }
         self.webhooks = Webhooks(self.client, own, self.webhook_secret, events)
+        self._tokenizers = Tokenizers(settings, self.redis)
         self._served: frozenset[str] = frozenset()
         self._served_at_s = float("-inf")
 
@@ -113,7 +117,7 @@ class Gateway:
             request = request.model_copy(update={"priority": caller.priority})
         request = own_key(request, caller.name)
         if waits:
-            await self._require_worker(request.model)
+            await self.require_worker(request.model)
         job_id = job_id or uuid()
         with broker_errors(self.settings.redis_url):
             await self._in_flight.take(caller, job_id)
@@ -136,7 +140,20 @@ class Gateway:
         except RedisError:
             logger.warning("job %s keeps its place in flight until another needs it", job_id)
 
-    async def _require_worker(self, model: str | None) -> None:
+    async def ask(self, card: ModelCard, question: TokenQuestion) -> dict[str, Any]:
+        """The answer to a question about the tokens of a model.
+
+        Raises:
+            LlorchError: InvalidRequest, NoWorker, or QueueFull if too many questions wait.
+        """
+        answer = await self._tokenizers.own_answer(card, question)
+        if answer is None:
+            await self.require_worker(card.name)
+            answer = await self._tokenizers.workers_answer(card, question)
+        return answer
+
+    async def require_worker(self, model: str | None) -> None:
+        """Raises ``NoWorker`` if the model is known but no live worker serves it."""
         if time.monotonic() - self._served_at_s > WORKERS_FRESH_S or model not in self._served:
             self._served = frozenset(card.model for card in await self.client.workers())
             self._served_at_s = time.monotonic()

@@ -1,1 +1,1 @@
-"""Starts and watches the processes of one machine: Redis, workers and Flower."""
+"""Starts and watches the processes of one machine: Redis, workers, a gateway and Flower."""

@@ -1,4 +1,4 @@
-"""The programs of a stack: Redis, workers and Flower."""
+"""The programs of a stack: Redis, workers, a gateway and Flower."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from llorch_worker.stack.children import Program, python
 
 REDIS = "redis"
 FLOWER = "flower"
+GATEWAY = "gateway"
 
 _ROOT_IS_FINE = "ignore:You're running the worker with superuser"
 """Hides Celery's long warning, which is no news to a user who is root in a container."""
@@ -54,6 +55,19 @@ def flower(port: int, settings: Settings, login: str | None) -> Program:
         python("-m", "celery", "-A", "tasks", "flower", *arguments),
         # In the environment, because every user can read command lines.
         settings.environment | ({} if login is None else {"FLOWER_BASIC_AUTH": login}),
+        signal.SIGKILL,
+    )
+
+
+def gateway(port: int, settings: Settings) -> Program:
+    """A gateway on localhost; LLORCH_GATEWAY_* variables reach it through the environment."""
+    return Program(
+        GATEWAY,
+        python(
+            *("-m", "llorch_worker.cli", "gateway"),
+            *("--host", ports.LOCALHOST, "--port", str(port)),
+        ),
+        settings.environment,
         signal.SIGKILL,
     )
 

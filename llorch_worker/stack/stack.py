@@ -1,4 +1,4 @@
-"""Redis, workers and Flower, started and stopped together."""
+"""Redis, workers, a gateway and Flower, started and stopped together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from llorch_worker.stack.children import (
     describe_exit,
     error_sentence,
 )
-from llorch_worker.stack.programs import FLOWER, REDIS, find_redis_server
+from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS, find_redis_server
 
 POLL_S = 0.2
 REDIS_START_S = 15.0
@@ -50,6 +50,9 @@ class Plan:
     flower_port_asked: bool = False
     """Whether the user chose the port; otherwise Flower may take another one."""
     flower_login: str | None = None
+    gateway_port: int | None = None
+    """None starts no gateway."""
+    gateway_port_asked: bool = False
 
 
 class Stack:
@@ -71,7 +74,10 @@ class Stack:
         self._exits: SimpleQueue[Child] = SimpleQueue()
         self._redis_folder: Path | None = None
         self.redis_url = plan.redis_url or ""
-        self.flower_port = plan.flower_port
+        planned = {FLOWER: plan.flower_port, GATEWAY: plan.gateway_port}
+        self._ports = {name: port for name, port in planned.items() if port is not None}
+        asked = {FLOWER: plan.flower_port_asked, GATEWAY: plan.gateway_port_asked}
+        self._ports_asked = {name for name, chosen in asked.items() if chosen}
 
     def __enter__(self) -> Self:
         return self
@@ -101,8 +107,8 @@ class Stack:
         own_redis = self._plan.redis_url is None
         for name, device in self._plan.workers:
             self._start(programs.worker(name, device, settings, own_redis=own_redis))
-        if self.flower_port is not None:
-            self._start(programs.flower(self.flower_port, settings, self._plan.flower_login))
+        for name in self._ports:
+            self._start(self._server(name))
 
     def wait_ready(self, timeout_s: float | None = None) -> list[WorkerCard]:
         """Return the workers' announcements once every worker takes jobs.
@@ -134,25 +140,30 @@ class Stack:
     @property
     def flower_url(self) -> str | None:
         """Flower's address; None if there is no Flower."""
-        return None if self.flower_port is None else f"http://localhost:{self.flower_port}"
+        return self._url(FLOWER)
 
-    def wait_for_flower(self, timeout_s: float) -> None:
-        """Return once Flower listens, if there is a Flower.
+    @property
+    def gateway_url(self) -> str | None:
+        """The gateway's address; None if there is no gateway."""
+        return self._url(GATEWAY)
+
+    def wait_for_servers(self, timeout_s: float) -> None:
+        """Return once Flower and the gateway listen, as far as they were planned.
 
         Raises:
-            CommandError: Flower ends, or ``timeout_s`` passes.
+            CommandError: one of them ends, or ``timeout_s`` passes.
         """
         give_up_s = time.monotonic() + timeout_s
-        # Ask the process, not the port, on which another user's Flower may answer.
-        while self.flower_port is not None and not self._children[FLOWER].listens_on(
-            self.flower_port
-        ):
-            self._fail_if_ended()
-            if time.monotonic() > give_up_s:
-                raise CommandError(
-                    "NOT_READY",
-                    f"Flower is not ready after {timeout_s:.0f} s; llorch up --no-flower omits it",
-                )
+        for name in self._ports:
+            # Ask the process, not the port, on which another user's server may answer.
+            while not self._children[name].listens_on(self._ports[name]):
+                self._fail_if_ended()
+                if time.monotonic() > give_up_s:
+                    raise CommandError(
+                        "NOT_READY",
+                        f"{name} is not ready after {timeout_s:.0f} s; llorch up --no-{name} "
+                        "omits it",
+                    )
 
     def keep_up(self, say: Callable[[str], None]) -> None:
         """Restart children that die, until interrupted; ``say`` receives a sentence for each.
@@ -199,18 +210,29 @@ class Stack:
     def _settings(self) -> Settings:
         return self._plan.settings.model_copy(update={"redis_url": self.redis_url})
 
+    def _url(self, name: str) -> str | None:
+        port = self._ports.get(name)
+        return None if port is None else f"http://localhost:{port}"
+
+    def _server(self, name: str) -> Program:
+        port, settings = self._ports[name], self._settings()
+        if name == FLOWER:
+            return programs.flower(port, settings, self._plan.flower_login)
+        return programs.gateway(port, settings)
+
     def _fail_if_ended(self) -> None:
         for child in self._ended(POLL_S):
-            if child.name != FLOWER or not self._move_flower(child):
+            if not self._move(child):
                 raise _did_not_start(child)
 
-    def _move_flower(self, child: Child) -> bool:
-        """Start Flower on another port if the first was taken in the meantime."""
+    def _move(self, child: Child) -> bool:
+        """Start a server on another port if the first was taken in the meantime."""
+        name = child.name
         taken = any(_TAKEN in line for line in child.tail)
-        if self.flower_port is None or self._plan.flower_port_asked or not taken:
+        if name not in self._ports or name in self._ports_asked or not taken:
             return False
-        self.flower_port = ports.next_free(self.flower_port + 1)
-        self._start(programs.flower(self.flower_port, self._settings(), self._plan.flower_login))
+        self._ports[name] = ports.next_free(self._ports[name] + 1)
+        self._start(self._server(name))
         return True
 
     def _workers(self) -> list[Child]:
@@ -223,9 +245,9 @@ class Stack:
         return child
 
     def _pass_on(self, name: str, line: str) -> None:
-        # The output of Redis and Flower while they start and stop is noise. If one does not start,
+        # The output of Redis and servers while they start and stop is noise. If one does not start,
         # the error has its last words.
-        if name in (REDIS, FLOWER) and (self._starting or self._stopping):
+        if name in (REDIS, FLOWER, GATEWAY) and (self._starting or self._stopping):
             return
         # If the worker ends, the error has this sentence; do not print it twice.
         if self._starting and error_sentence(line) is not None:
@@ -255,10 +277,11 @@ class Stack:
 
     def _stop_all(self) -> None:
         self._stopping = True
-        # Redis last: a worker that loses Redis waits for it to come back.
+        # Redis last: a worker that loses Redis waits for it to come back. The gateway is killed,
+        # because it keeps nothing and would wait for its clients.
         order = [
             *self._workers(),
-            *(self._children[n] for n in (FLOWER, REDIS) if n in self._children),
+            *(self._children[n] for n in (GATEWAY, FLOWER, REDIS) if n in self._children),
         ]
         for child in order:
             if child.name in (FLOWER, REDIS):

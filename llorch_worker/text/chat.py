@@ -19,6 +19,11 @@ _ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErr
 class ChatFormat(Protocol):
     """How a model expects a conversation."""
 
+    @property
+    def template(self) -> str | None:
+        """The Jinja template that came with the model, if any."""
+        ...
+
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Prompt ids that end where the assistant's answer begins. Raises InvalidRequest."""
         ...
@@ -31,6 +36,8 @@ class Llama2Chat:
     and EOS ids, the system prompt is part of the first question, and no user text can become a
     control token.
     """
+
+    template: str | None = None
 
     def __init__(self, codec: Codec, bos_token_id: int | None, eos_token_id: int | None) -> None:
         self._codec = codec
@@ -70,7 +77,7 @@ class TemplateChat:
         special_tokens: Mapping[str, str],
         bos_token_id: int | None,
     ) -> None:
-        self._template = template
+        self.template = template
         self._codec = codec
         self._special_tokens: dict[str, Any] = dict(special_tokens)
         self._bos_token_id = bos_token_id
@@ -80,7 +87,7 @@ class TemplateChat:
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         if not messages:
             raise _refusal("messages", "must not be empty", "none")
-        if tools and "tools" not in self._template:
+        if tools and "tools" not in self.template:
             rule = "the model's chat template has no place for them"
             raise _refusal("tools", rule, f"{len(tools)} tools")
         text = self._render(messages, tools)
@@ -99,7 +106,7 @@ class TemplateChat:
             rendered: Any = render_jinja_template(
                 conversations=[turns],
                 tools=[self._as_text(_told(tool)) for tool in tools] or None,
-                chat_template=self._template,
+                chat_template=self.template,
                 add_generation_prompt=True,
                 **self._special_tokens,
             )
@@ -109,7 +116,7 @@ class TemplateChat:
         except (TemplateError, *_ERRORS) as error:
             # A template's message may quote the conversation. Pass on only what the template says.
             reason = str(error)
-            if not reason or reason not in self._template:
+            if not reason or reason not in self.template:
                 reason = f"it failed with {type(error).__name__}"
             rule = f"the model's chat template refuses them: {reason}"
             raise _refusal("messages", rule, f"{len(messages)} messages") from None

@@ -11,6 +11,9 @@ from llorch_worker.text.decoding_table import DecodingTable
 class Codec(Protocol):
     """Text to ids without BOS or EOS, and ids to bytes. Safe to share between threads."""
 
+    transformers_class: str
+    """The class of transformers that reads such a vocabulary."""
+
     @property
     def special_ids(self) -> Mapping[str, int]:
         """Spelling -> id of the tokens that text becomes only with ``parse_special``."""

@@ -88,6 +88,7 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         prefix_ids=prefix,
         suffix_ids=[eos] if add_eos and eos is not None else [],
         bos_token_id=bos,
+        eos_token_id=eos,
         eos_token_ids=ends,
         # llama.cpp puts BOS before a chat whose template writes none.
         chat=_chat_format(template, codec, bos, eos, add_bos=bool(prefix)),
@@ -126,6 +127,7 @@ def _from_folder(folder: Path) -> Tokenizer:
         prefix_ids=prefix,
         suffix_ids=suffix,
         bos_token_id=bos,
+        eos_token_id=eos,
         eos_token_ids=ends,
         chat=_chat_format(_folder_template(folder, settings), codec, bos, eos, add_bos=False),
         model_vocab_size=_model_vocab_size(config.get("vocab_size"), vocab_size),

@@ -30,6 +30,8 @@ class SentencePieceCodec:
         ValueError: the model is damaged, or writes spaces in a way that Llama models do not use.
     """
 
+    transformers_class = "LlamaTokenizer"
+
     def __init__(self, model: bytes, pieces: Sequence[Piece]) -> None:
         self._processor = _load(model)
         self._pieces = pieces

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from llorch_worker.contract import Message, Tool
 from llorch_worker.text.chat import ChatFormat
@@ -23,16 +24,20 @@ class Tokenizer:
         prefix_ids: Sequence[int],
         suffix_ids: Sequence[int],
         bos_token_id: int | None,
+        eos_token_id: int | None = None,
         eos_token_ids: Collection[int],
         chat: ChatFormat,
         model_vocab_size: int = 0,
     ) -> None:
         """``prefix_ids``, ``suffix_ids``: what ``add_special_tokens`` puts around a text.
 
+        ``eos_token_id``: the one that the files call EOS; ``eos_token_ids``: all that end a text.
+
         ``model_vocab_size``: rows of the embedding, which may be padded beyond the vocabulary. A
         model may sample the padding's ids; they have no text.
         """
         self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
         self.eos_token_ids = frozenset(eos_token_ids)
         self.decoding_table = codec.decoding_table.padded(model_vocab_size)
         _ = self.decoding_table.texts  # computed now, not while the first token waits for it
@@ -80,6 +85,24 @@ class Tokenizer:
         """
         detokenizer = IncrementalDetokenizer(self, continuation=False)
         return detokenizer.push(token_ids) + detokenizer.flush()
+
+    def describe(self) -> dict[str, Any]:
+        """What a tokenizer_config.json says, by its names, and the ids of BOS and of all ends."""
+        control = self.decoding_table.control
+        named = {
+            "bos_token": control.get(-1 if self.bos_token_id is None else self.bos_token_id),
+            "eos_token": control.get(-1 if self.eos_token_id is None else self.eos_token_id),
+            "bos_token_id": self.bos_token_id,
+            "chat_template": self._chat.template,
+        }
+        return {
+            "tokenizer_class": self._codec.transformers_class,
+            "vocab_size": self.vocab_size,
+            "add_bos_token": bool(self._prefix_ids),
+            "add_eos_token": bool(self._suffix_ids),
+            "eos_token_ids": sorted(self.eos_token_ids),
+            **{name: value for name, value in named.items() if value is not None},
+        }
 
     def token_text(self, token_id: int) -> str:
         """One token for people to read: control tokens spelt out, incomplete UTF-8 as <0xE2>."""

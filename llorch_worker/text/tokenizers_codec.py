@@ -23,6 +23,8 @@ class TokenizersCodec:
         ValueError: the definition is damaged, or decodes in a way that Llama models do not use.
     """
 
+    transformers_class = "PreTrainedTokenizerFast"
+
     def __init__(self, definition: str) -> None:
         """``definition``: the content of tokenizer.json."""
         # Two, because the switch is state of the object and many threads encode.

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model_files.model_file import Bytes
 from llorch_worker.weights.groups import GroupForm
-from llorch_worker.weights.model_file import Bytes
 
 TakeRows = Callable[[int, Bytes, npt.NDArray[np.int64] | None], None]
 """Called with (first row, raw rows [rows, row bytes], order): the model's row ``first + i`` is

@@ -16,10 +16,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model_files.gguf_header import GgufHeader, read_gguf_header
+from llorch_worker.model_files.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 from llorch_worker.weights.checkpoint import Checkpoint, TakeRows, TensorInfo
-from llorch_worker.weights.gguf_header import GgufHeader, read_gguf_header
 from llorch_worker.weights.groups import GroupForm, group_form
-from llorch_worker.weights.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 
 _TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from llorch_worker.weights.model_file import Bytes
+from llorch_worker.model_files.model_file import Bytes
 
 Floats = npt.NDArray[np.float32]
 

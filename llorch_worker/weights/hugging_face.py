@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.model_files.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 from llorch_worker.weights.checkpoint import Checkpoint, TensorInfo
-from llorch_worker.weights.model_file import CHUNK_ELEMENTS, Bytes, ModelFile
 
 _MAX_HEADER_BYTES = 100_000_000
 """The format's limit on the JSON header."""

@@ -10,11 +10,11 @@ from gguf import GGMLQuantizationType
 from llorch_worker.kernels.arena import Arena
 from llorch_worker.kernels.fixed_linear import fixed_linear
 from llorch_worker.kernels.native.tiles import TILE_ROWS, Bf16Tiles, QuantisedTiles
+from llorch_worker.model_files.model_file import Bytes
 from llorch_worker.weights.checkpoint import Checkpoint, TakeRows
 from llorch_worker.weights.fused_weight import FusedWeight, Part
 from llorch_worker.weights.groups import GroupForm
 from llorch_worker.weights.linear import DenseLinear, Linear
-from llorch_worker.weights.model_file import Bytes
 
 
 class NativeLinear:

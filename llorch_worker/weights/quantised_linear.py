@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
+from llorch_worker.model_files.model_file import Bytes
 from llorch_worker.weights.checkpoint import Checkpoint
 from llorch_worker.weights.fused_weight import FusedWeight, Part
 from llorch_worker.weights.groups import GroupForm, Groups
 from llorch_worker.weights.linear import DenseLinear, DenseProduct, Linear
-from llorch_worker.weights.model_file import Bytes
 
 Multiply = Callable[[torch.Tensor, QuantisedMatrix, torch.Tensor, int], None]
 """``kernels.quantised_matrix.quantised_linear``, or its counterpart for a device."""

@@ -25,6 +25,7 @@ from llorch_worker.worker.job_runner import JobRunner
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.residency_check import ResidencyCheck, violation
+from llorch_worker.worker.token_desk import TokenDesk
 
 if TYPE_CHECKING:
     from llorch_worker.engine import Engine
@@ -89,6 +90,7 @@ class Residency:
             end_worker=on_broken,
         )
         self._announcer = Announcer(self._redis, hostname, self._worker_card)
+        self._token_desk = TokenDesk(self._redis, engine.model_name, lambda: engine.tokenizer)
         self._check = ResidencyCheck(
             lambda: violation(engine, self._assignment), settings.residency_check_s, self.leave
         )
@@ -98,12 +100,14 @@ class Residency:
         self._leases.start()
         self._listener.start()
         self._announcer.start()
+        self._token_desk.start()
         self._check.start()
 
     def close(self) -> None:
         """Ends the engine and the threads. Jobs must have ended before."""
         self._check.close()
         self._announcer.close()
+        self._token_desk.close()
         self._listener.close()
         self._engine.close()
         self._publisher.close(CLOSE_TIMEOUT_S)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +31,8 @@ def test_all_jobs_are_done_and_measured_and_nothing_is_left(demo_model: Path) ->
     assert figures["tokens"] > 32
     assert 0 < figures["first_token_p50_ms"] <= figures["first_token_p95_ms"]
     assert figures["flower"].startswith("http://localhost:")
-    assert len(family) >= 3, "Redis, worker, Flower"
+    assert figures["gateway"].startswith("http://localhost:")
+    assert len(family) >= 4, "Redis, worker, gateway, Flower"
     assert not {pid for pid in family if alive(pid)}
 
 
@@ -43,8 +46,11 @@ def test_it_streams_a_story_wraps_others_and_keeps_running_with_keep(demo_model:
         assert len(stories) > 3
         assert max(map(len, stories)) <= 80, "wrapped even though stdout is a pipe"
         family = command.family()
-        assert len(family) == 3, "Redis, worker, Flower"
+        assert len(family) == 4, "Redis, worker, gateway, Flower"
         assert all(map(alive, family))
+        curl = shlex.split(command.wait_for("curl ").strip())
+        answer = subprocess.run([*curl, "--silent"], capture_output=True, timeout=60)
+        assert json.loads(answer.stdout)["model"] == "demo", answer
         command.signal(signal.SIGINT)
         assert command.ended() == 0
     finally:

@@ -6,14 +6,18 @@ Restarts of dead workers are in ``test_cards.py``.
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
+import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -22,14 +26,16 @@ from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled
 from llorch_worker.contract.errors import BrokerUnavailable
 from tests.cli.command import Started, alive, run
-from tests.services import wait_until
+from tests.services import free_port, wait_until
 
 
 @pytest.fixture
 def up(demo_model: Path, tmp_path: Path) -> Iterator[Started]:
-    """``llorch up`` with a Redis of its own and without Flower, ready."""
+    """``llorch up`` with a Redis of its own and without servers, ready."""
     # One that is killed cannot remove its Redis' folder.
-    command = Started("up", "--no-flower", "--model", demo_model, TMPDIR=str(tmp_path))
+    command = Started(
+        *("up", "--no-flower", "--no-gateway", "--model", demo_model), TMPDIR=str(tmp_path)
+    )
     try:
         command.wait_for("Ctrl-C drains and ends")
         yield command
@@ -122,7 +128,8 @@ def test_two_workers_share_a_given_redis_and_flower_shows_them(
     redis_url: str, demo_model: Path
 ) -> None:
     command = Started(
-        "up", "--redis", redis_url, "--workers", "2", "--model", demo_model, "--name", "twins"
+        *("up", "--redis", redis_url, "--workers", "2", "--model", demo_model, "--name", "twins"),
+        "--no-gateway",
     )
     try:
         command.wait_for("Ctrl-C drains and ends")
@@ -141,6 +148,62 @@ def test_two_workers_share_a_given_redis_and_flower_shows_them(
         command.child.kill()
     with connect(redis_url) as client:
         assert client.ping(), "a Redis that is not ours stays up"
+
+
+def test_the_gateway_answers_the_banners_command_and_is_restarted(
+    demo_model: Path, redis_url: str
+) -> None:
+    arguments = ("up", "--redis", redis_url, "--no-flower", "--model", demo_model, "--name", "told")
+    command = Started(*arguments)
+    try:
+        line = command.wait_for("curl ")
+        command.wait_for("Ctrl-C drains and ends")
+        url = command.wait_for("gateway  ").split()[-1]
+        answer = subprocess.run(shlex.split(f"{line} --silent"), capture_output=True, timeout=60)
+        assert json.loads(answer.stdout)["model"] == "told", answer
+        gateway = next(
+            pid for pid in command.family() if "gateway" in psutil.Process(pid).cmdline()
+        )
+        os.kill(gateway, signal.SIGKILL)
+        command.wait_for("gateway ended (killed by SIGKILL); restarting in 1 s")
+        assert wait_until(lambda: healthy(url)), "at the same address"
+        command.signal(signal.SIGINT)
+        assert command.ended() == 0
+    finally:
+        command.child.kill()
+
+
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_the_json_document_has_the_gateway_at_the_chosen_port(
+    redis_url: str, demo_model: Path
+) -> None:
+    port = free_port()
+    options = ("--no-flower", "--gateway-port", str(port), "--model", demo_model, "--json")
+    command = Started("up", "--redis", redis_url, *options)
+    try:
+        command.wait_for('"workers"')
+        assert command.wait_for('"gateway"').strip() == f'"gateway": "http://localhost:{port}",'
+        assert healthy(f"http://localhost:{port}")
+        taken = run("up", "--redis", redis_url, *options)
+        assert taken.code == 1
+        assert f"port {port} is taken by another program" in taken.out
+    finally:
+        command.child.kill()
+
+
+def test_wrong_settings_of_the_gateway_end_it_with_the_reason(
+    redis_url: str, demo_model: Path
+) -> None:
+    options = ("--no-flower", "--redis", redis_url, "--model", demo_model)
+    ran = run("up", *options, LLORCH_GATEWAY_KEYS="/nowhere/keys.toml")
+    assert ran.code == 1
+    assert "error: gateway could not start: the file of keys /nowhere/keys.toml" in ran.err
 
 
 def test_a_worker_that_cannot_start_ends_it_with_the_reason(redis_url: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.text.vocabulary_file import open_vocabulary
 from llorch_worker.weights import open_checkpoint
 
 
@@ -50,6 +51,36 @@ def test_a_single_token_is_readable(llama2: Tokenizer) -> None:
     assert [llama2.token_text(token_id) for token_id in [1, *ids]] == [
         "<s>", " Hello", "\n", "<0xF0>", "<0x9F>", "<0x96>", "<0x82>",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["f32.gguf", "hf"])
+def test_the_vocabulary_alone_gives_the_same_tokenizer(
+    stories260k: Path, corpus: list[str], file: str
+) -> None:
+    whole = load_tokenizer(open_checkpoint(stories260k / file))
+    alone = load_tokenizer(open_vocabulary(stories260k / file))
+    assert alone.describe() == whole.describe()
+    assert [alone.encode(text) for text in corpus] == [whole.encode(text) for text in corpus]
+
+
+def test_a_file_that_is_no_model_has_no_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "notes.gguf").write_text("no model")
+    for path in (tmp_path / "notes.gguf", tmp_path / "missing.gguf", tmp_path):
+        with pytest.raises(ModelLoadFailed):
+            load_tokenizer(open_vocabulary(path))
+
+
+def test_the_tokenizer_describes_itself_by_transformers_names(llama2: Tokenizer) -> None:
+    assert llama2.describe() == {
+        "tokenizer_class": "LlamaTokenizer",
+        "vocab_size": 32_000,
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "bos_token": "<s>",
+        "bos_token_id": 1,
+        "eos_token": "</s>",
+        "eos_token_ids": [2],
+    }
 
 
 def test_threads_may_share_a_tokenizer(any_tokenizer: Tokenizer, corpus: list[str]) -> None:
@@ -112,11 +143,22 @@ def test_a_damaged_folder_is_refused_in_one_sentence(
         load_tokenizer(source(tmp_path))
 
 
-def test_importing_the_room_is_light() -> None:
-    check = (
-        "import sys, llorch_worker.text\n"
-        "heavy = {'torch', 'transformers', 'gguf', 'numpy', 'jinja2'}\n"
-        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
-    )
+def loads_none_of(modules: set[str], source: str) -> None:
+    check = f"import sys\n{source}\nsys.exit(', '.join({modules} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_room_is_light() -> None:
+    heavy = {"torch", "transformers", "gguf", "numpy", "jinja2"}
+    loads_none_of(heavy, "import llorch_worker.text")
+
+
+def test_a_vocabulary_is_loaded_without_torch(demo_model: Path) -> None:
+    source = (
+        "from pathlib import Path\n"
+        "from llorch_worker.text import load_tokenizer\n"
+        "from llorch_worker.text.vocabulary_file import open_vocabulary\n"
+        f"load_tokenizer(open_vocabulary(Path({str(demo_model)!r}))).encode('a')"
+    )
+    loads_none_of({"torch", "transformers"}, source)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.weights.model_file import ModelFile
+from llorch_worker.model_files.model_file import ModelFile
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.contract import ModelLoadFailed
-from llorch_worker.weights.model_file import ModelFile
+from llorch_worker.model_files.model_file import ModelFile
 
 ROWS, ROW_BYTES = 8, 64
 

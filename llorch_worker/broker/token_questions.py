@@ -1,0 +1,105 @@
+"""Questions about tokens on their way to a worker of the model, and the answers.
+
+A list in Redis rather than Celery's remote control: that sends every text to all workers, shows it
+in their debug logs, and is answered on the thread that takes jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import redis
+import redis.asyncio
+from celery.utils import uuid
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.broker import keys
+from llorch_worker.contract import (
+    ERROR_CLASSES,
+    ErrorDocument,
+    InternalError,
+    LlorchError,
+    ModelNotServed,
+    QueueFull,
+)
+from llorch_worker.contract.token_questions import TokenQuestion
+
+logger = logging.getLogger(__name__)
+
+ANSWER_TIMEOUT_S = 10.0
+KEPT_S = 30
+MOST_WAITING = 256
+"""Questions for one model that may wait; with texts of the largest size, 256 MB."""
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    question: TokenQuestion
+
+
+class _Answered(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    answer: dict[str, Any] | None = None
+    error: ErrorDocument | None = None
+
+
+async def ask(client: redis.asyncio.Redis, model: str, question: TokenQuestion) -> dict[str, Any]:
+    """The answer of any live worker of ``model``.
+
+    Raises:
+        LlorchError: what the worker answers instead; also QueueFull if too many questions wait, and
+            ModelNotServed if no worker answers in time.
+    """
+    # redis-py's annotations cover all its clients at once.
+    commands: Any = client
+    asked = _Asked(id=uuid(), question=question)
+    document, questions = asked.model_dump_json(exclude_none=True), keys.token_questions(model)
+    async with commands.pipeline(transaction=False) as pipe:
+        pipe.rpush(questions, document)
+        pipe.expire(questions, KEPT_S)
+        waiting, _ = await pipe.execute()
+    reply = None
+    if waiting <= MOST_WAITING:
+        reply = await commands.blpop([keys.token_answer(asked.id)], ANSWER_TIMEOUT_S)
+    if reply is None:
+        await commands.lrem(questions, 0, document)
+        if waiting > MOST_WAITING:
+            raise QueueFull("too many questions about tokens wait; try again later")
+        raise ModelNotServed(f"no worker of {model} answered in time; try again later")
+    answered = _Answered.model_validate_json(reply[1])
+    if answered.error is not None:
+        kind = ERROR_CLASSES.get(answered.error.code, InternalError)
+        raise kind(answered.error.message, faults=answered.error.faults)
+    return answered.answer or {}
+
+
+def take(client: redis.Redis, model: str, timeout_s: float) -> tuple[str, TokenQuestion] | None:
+    """The next question and its id; None if none comes for ``timeout_s``, or if it cannot be
+    read."""
+    popped = client.blpop([keys.token_questions(model)], timeout_s)
+    if popped is None:
+        return None
+    try:
+        asked = _Asked.model_validate_json(popped[1])
+    except (ValueError, TypeError):
+        # Perhaps a newer gateway's. Whoever asks waits in vain, as if no worker were there.
+        logger.warning("dropped a question about tokens that cannot be read")
+        return None
+    return asked.id, asked.question
+
+
+def reply(client: redis.Redis, question_id: str, answer: dict[str, Any] | LlorchError) -> None:
+    """Answers a question."""
+    if isinstance(answer, LlorchError):
+        answered = _Answered(error=answer.document())
+    else:
+        answered = _Answered(answer=answer)
+    key = keys.token_answer(question_id)
+    with client.pipeline(transaction=True) as pipe:
+        pipe.rpush(key, answered.model_dump_json(exclude_none=True))
+        pipe.expire(key, KEPT_S)
+        pipe.execute()

@@ -1,0 +1,60 @@
+"""Questions about a model's tokens, which a worker answers beside its jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from llorch_worker.contract.request import (
+    MAX_MESSAGES,
+    MAX_PROMPT_CHARS,
+    MAX_PROMPT_TOKENS,
+    Message,
+    TokenId,
+)
+from llorch_worker.contract.tools import MAX_TOOLS, Tool
+
+
+class _Question(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class TokenizeText(_Question):
+    """The ids of a text, as a job with this ``prompt`` would get them.
+
+    Without special tokens, a text that is the spelling of one control token is that token.
+    """
+
+    ask: Literal["tokenize_text"] = "tokenize_text"
+    prompt: str = Field(max_length=MAX_PROMPT_CHARS)
+    add_special_tokens: bool = True
+    strings: bool = False
+    """Whether to answer each token's text too."""
+
+
+class TokenizeChat(_Question):
+    """The ids of a conversation, as a job with these ``messages`` and ``tools`` would get them."""
+
+    ask: Literal["tokenize_chat"] = "tokenize_chat"
+    messages: tuple[Message, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
+    tools: tuple[Tool, ...] = Field((), max_length=MAX_TOOLS)
+    strings: bool = False
+
+
+class Detokenize(_Question):
+    """The text of ids."""
+
+    ask: Literal["detokenize"] = "detokenize"
+    tokens: tuple[TokenId, ...] = Field(max_length=MAX_PROMPT_TOKENS)
+
+
+class DescribeTokenizer(_Question):
+    """What the tokenizer is."""
+
+    ask: Literal["describe"] = "describe"
+
+
+TokenQuestion = Annotated[
+    TokenizeText | TokenizeChat | Detokenize | DescribeTokenizer, Field(discriminator="ask")
+]

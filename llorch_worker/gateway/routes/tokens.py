@@ -1,0 +1,64 @@
+"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.contract.token_questions import DescribeTokenizer
+from llorch_worker.gateway.errors import ERRORS
+from llorch_worker.gateway.gateway import TheGateway, known_caller
+from llorch_worker.openai_api.tokens import DetokenizeRequest, ModelName, TokenizeRequest
+
+router = APIRouter(tags=["tokens"], responses=ERRORS, dependencies=[Depends(known_caller)])
+
+
+class Tokenized(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(BaseModel):
+    prompt: str
+
+
+class TokenizerInfo(BaseModel):
+    """What a tokenizer_config.json says, by its names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str
+    model_max_length: int
+
+
+@router.post("/tokenize", response_model=Tokenized)
+async def tokenize(request: TokenizeRequest, gateway: TheGateway) -> Response:
+    """The ids that a job with this prompt or these messages would get."""
+    question = request.question()
+    card = await gateway.client.model_card(request.model)
+    answer = await gateway.ask(card, question)
+    count = len(answer["tokens"])
+    document = Tokenized.model_construct(count=count, max_model_len=card.max_context, **answer)
+    # FastAPI's encoder would stop the event loop for a second, for a million ids.
+    return Response(document.model_dump_json(), media_type="application/json")
+
+
+@router.post("/detokenize")
+async def detokenize(request: DetokenizeRequest, gateway: TheGateway) -> Detokenized:
+    """The text of ids, without that of control tokens."""
+    card = await gateway.client.model_card(request.model)
+    return Detokenized(**await gateway.ask(card, request.question()))
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(
+    gateway: TheGateway, model: Annotated[ModelName | None, Query()] = None
+) -> TokenizerInfo:
+    """The tokenizer's kind, its special tokens and the chat template."""
+    card = await gateway.client.model_card(model)
+    answer = await gateway.ask(card, DescribeTokenizer())
+    return TokenizerInfo(model_max_length=card.max_context, **answer)

@@ -1,0 +1,1 @@
+"""A model's files on disk: large reads, and the header of GGUF. No torch."""

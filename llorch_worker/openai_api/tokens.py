@@ -1,0 +1,73 @@
+"""vLLM's documents about tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SkipValidation, model_validator
+from pydantic_core import PydanticCustomError
+
+from llorch_worker.contract import Fault, InvalidRequest, Tool, describe
+from llorch_worker.contract.request import MAX_PROMPT_CHARS, MAX_PROMPT_TOKENS, TokenId
+from llorch_worker.contract.token_questions import Detokenize, TokenizeChat, TokenizeText
+from llorch_worker.openai_api.chat import ChatMessage
+from llorch_worker.openai_api.shape import Shape, generation_request
+
+ModelName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class TokenizeRequest(Shape):
+    """Exactly one of ``prompt`` and ``messages``.
+
+    A conversation is tokenised as a job would be, by the model's template, up to where the answer
+    begins. vLLM's options that would change that are accepted at their defaults only.
+    """
+
+    model: ModelName | None = None
+    prompt: str | None = Field(None, max_length=MAX_PROMPT_CHARS)
+    messages: list[ChatMessage] | None = None
+    tools: SkipValidation[list[Tool] | None] = None
+    add_special_tokens: bool | None = None
+    """Whether a prompt gets what the model puts around a text, such as BOS; by default it does."""
+    return_token_strs: bool = False
+    add_generation_prompt: Literal[True] = True
+    continue_final_message: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _one_text(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("prompt", "exactly one of prompt and messages must be given")
+        return self
+
+    def question(self) -> TokenizeText | TokenizeChat:
+        """Raises InvalidRequest for messages that break a rule."""
+        if self.messages is None:
+            if self.tools:
+                raise _refusal("tools", "need messages", describe(self.tools))
+            assert self.prompt is not None
+            return TokenizeText(
+                prompt=self.prompt,
+                add_special_tokens=self.add_special_tokens is not False,
+                strings=self.return_token_strs,
+            )
+        if self.add_special_tokens:
+            rule = "a chat's template decides that; leave it out with messages"
+            raise _refusal("add_special_tokens", rule, "true")
+        turns = [message.to_contract() for message in self.messages]
+        # The contract has the only copy of the rules for turns and tools.
+        chat = generation_request({"messages": turns, "tools": self.tools}, {})
+        return TokenizeChat(
+            messages=chat.messages or (), tools=chat.tools, strings=self.return_token_strs
+        )
+
+
+class DetokenizeRequest(Shape):
+    model: ModelName | None = None
+    tokens: list[TokenId] = Field(max_length=MAX_PROMPT_TOKENS)
+
+    def question(self) -> Detokenize:
+        return Detokenize(tokens=tuple(self.tokens))
+
+
+def _refusal(field: str, rule: str, got: str) -> InvalidRequest:
+    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])

@@ -1,0 +1,54 @@
+"""Answers questions about tokens: in a worker, and wherever else the tokenizer is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llorch_worker.contract import Fault, InvalidRequest
+from llorch_worker.contract.token_questions import (
+    DescribeTokenizer,
+    Detokenize,
+    TokenizeChat,
+    TokenizeText,
+    TokenQuestion,
+)
+from llorch_worker.text.tokenizer import Tokenizer
+
+
+def answer(tokenizer: Tokenizer, question: TokenQuestion) -> dict[str, Any]:
+    """The answer as plain JSON: ``tokens`` and perhaps ``token_strs``, or ``prompt``, or
+    :meth:`Tokenizer.describe`.
+
+    Raises:
+        InvalidRequest: ids beyond the vocabulary, or turns that the model's chat format refuses.
+    """
+    match question:
+        case TokenizeText(prompt=prompt, add_special_tokens=add_special_tokens):
+            # How clients ask for the id of a control token, such as EOS.
+            named = not add_special_tokens and prompt in tokenizer.decoding_table.control.values()
+            ids = tokenizer.encode(prompt, add_special_tokens, parse_special=named)
+            return _tokens(tokenizer, ids, strings=question.strings)
+        case TokenizeChat(messages=messages, tools=tools):
+            ids = tokenizer.encode_chat(messages, tools)
+            return _tokens(tokenizer, ids, strings=question.strings)
+        case Detokenize(tokens=tokens):
+            _check(tokenizer, tokens)
+            return {"prompt": tokenizer.decode(tokens)}
+        case DescribeTokenizer():
+            return tokenizer.describe()
+
+
+def _tokens(tokenizer: Tokenizer, ids: list[int], *, strings: bool) -> dict[str, Any]:
+    texts = [tokenizer.token_text(token_id) for token_id in ids] if strings else None
+    return {"tokens": ids, "token_strs": texts}
+
+
+def _check(tokenizer: Tokenizer, tokens: tuple[int, ...]) -> None:
+    size = tokenizer.vocab_size
+    faults = [
+        Fault(field=f"tokens.{index}", rule=f"must be below {size}", got=str(token_id))
+        for index, token_id in enumerate(tokens)
+        if token_id >= size
+    ]
+    if faults:
+        raise InvalidRequest.from_faults(faults)

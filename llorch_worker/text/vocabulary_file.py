@@ -1,0 +1,32 @@
+"""The vocabulary of a model's files, without torch and without the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class VocabularyFile:
+    """What :func:`load_tokenizer` needs of a model."""
+
+    path: Path
+    layout: str
+    metadata: Mapping[str, Any]
+
+
+def open_vocabulary(path: Path) -> VocabularyFile:
+    """The vocabulary of a .gguf file or a Hugging Face folder.
+
+    Raises:
+        ModelLoadFailed: the file cannot be read, or is not GGUF.
+    """
+    if path.is_dir():
+        return VocabularyFile(path, "hugging_face", {})
+    # numpy; whoever only encodes needs none.
+    from llorch_worker.model_files.gguf_header import read_gguf_header
+    from llorch_worker.model_files.model_file import ModelFile
+
+    return VocabularyFile(path, "gguf", read_gguf_header(ModelFile(path)).metadata)

@@ -1,0 +1,73 @@
+"""Answers questions about tokens, also while all sequences of the engine are taken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import redis
+from celery.utils.log import get_logger
+from redis.exceptions import RedisError
+
+from llorch_worker.broker import token_questions
+from llorch_worker.contract import InternalError, LlorchError
+from llorch_worker.contract.token_questions import TokenQuestion
+from llorch_worker.worker.redis_outage import RedisOutage
+
+if TYPE_CHECKING:
+    from llorch_worker.text import Tokenizer
+
+logger = get_logger(__name__)
+
+LISTEN_S = 0.5
+RECONNECT_S = 0.5
+
+
+class TokenDesk:
+    """A thread that takes the questions for the model, one at a time. It logs no text."""
+
+    def __init__(self, client: redis.Redis, model: str, tokenizer: Callable[[], Tokenizer]) -> None:
+        self._redis = client
+        self._model = model
+        self._tokenizer = tokenizer
+        self._outage = RedisOutage(
+            "cannot hear questions about tokens", "hearing questions about tokens again"
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="llorch-tokens", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                taken = token_questions.take(self._redis, self._model, LISTEN_S)
+                if taken is not None:
+                    question_id, question = taken
+                    token_questions.reply(self._redis, question_id, self._answer(question))
+            except RedisError as error:
+                self._outage.failed(error)
+                self._stop.wait(RECONNECT_S)
+            else:
+                self._outage.over()
+
+    def _answer(self, question: TokenQuestion) -> dict[str, Any] | LlorchError:
+        # Late, because the worker's own imports come before the device is chosen.
+        from llorch_worker.text.questions import answer
+
+        try:
+            return answer(self._tokenizer(), question)
+        except LlorchError as error:
+            return error
+        except Exception as error:
+            # The message may quote the text, so only the type and the place are logged.
+            defect = InternalError(f"a defect of the worker: {type(error).__name__}")
+            place = (type(defect), defect, error.__traceback__)
+            logger.error("a question about tokens failed", exc_info=place)
+            return defect

@@ -1,0 +1,362 @@
+"""``/tokenize``, ``/detokenize``, ``/tokenizer_info`` answer what the engine's tokenizer does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.registry import ModelCard
+from llorch_worker.client import Client
+from llorch_worker.contract import Message, Tool
+from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.weights import open_checkpoint
+from tests.gateways import GatewayProcess, running_gateway
+from tests.latch import Latch
+from tests.services import (
+    REAL_APP,
+    RedisServer,
+    WorkerProcess,
+    begun,
+    own_redis,
+    running_worker,
+    wait_until,
+)
+from tests.text.conftest import CORPUS
+
+MODEL = "told"
+TEXTS = [*CORPUS, " ".join(CORPUS[13:] * 40), "word " * 20_000]
+SECRET = "zqxTEXTxqz"
+TEMPLATE = (
+    "{{ bos_token }}{% if tools %}<|tools|>{{ tools | tojson }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('the system speaks first') }}{% endif %}"
+    "<|{{ message.role }}|>{{ message.content }}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CHATS = [
+    [{"role": "user", "content": "Hi"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "你好 </s> <|user|>"},
+        {"role": "assistant", "content": "👩‍👩‍👧‍👦"},
+        {"role": "user", "content": "And <s> then?"},
+    ],
+]
+
+
+@pytest.fixture(scope="module")
+def model(stories260k: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained model with a chat template."""
+    folder = tmp_path_factory.mktemp("model")
+    for file in (stories260k / "hf").iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> Tokenizer:
+    """The engine's: loaded from the same files in the same way."""
+    return load_tokenizer(open_checkpoint(model))
+
+
+@pytest.fixture(scope="module")
+def worker(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, model: Path
+) -> Iterator[WorkerProcess]:
+    """A real worker that logs all it can."""
+    with running_worker(
+        redis_server.url,
+        tmp_path_factory.mktemp("worker"),
+        app=REAL_APP,
+        loglevel="DEBUG",
+        model=model,
+        model_name=MODEL,
+    ) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def without_worker(
+    tmp_path_factory: pytest.TempPathFactory, model: Path
+) -> Iterator[GatewayProcess]:
+    """A gateway that has the model's files, on a Redis where no worker of the model is left."""
+    with own_redis() as server, pytest.MonkeyPatch.context() as patch:
+        leave_card(server.url, MODEL)
+        patch.setenv("LLORCH_MODEL", str(model))
+        patch.setenv("LLORCH_MODEL_NAME", MODEL)
+        with running_gateway(server.url, tmp_path_factory.mktemp("files")) as gateway:
+            yield gateway
+
+
+def leave_card(redis_url: str, model: str) -> None:
+    """What a worker of ``model`` leaves in Redis."""
+    card = ModelCard(name=model, max_context=512, last_seen=time.time())
+    with connect(redis_url) as client:
+        client.hset(keys.MODELS, model, card.model_dump_json())
+
+
+@pytest.fixture(scope="module", params=["by a worker", "from the files"])
+def answering(request: pytest.FixtureRequest) -> GatewayProcess:
+    """Both ways of answering."""
+    if request.param == "from the files":
+        gateway = request.getfixturevalue("without_worker")
+    else:
+        request.getfixturevalue("worker")
+        gateway = request.getfixturevalue("gateway")
+    assert isinstance(gateway, GatewayProcess)
+    return gateway
+
+
+@pytest.fixture(scope="module")
+def api(answering: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=answering.url, timeout=30) as client:
+        yield client
+
+
+def post(api: httpx.Client, path: str, **document: Any) -> Any:
+    answer = api.post(path, json=document)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(api: httpx.Client, path: str, document: Any, status: int = 400) -> Any:
+    answer = api.post(path, json=document)
+    assert answer.status_code == status, answer.text
+    return answer.json()["error"]
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_every_text_gets_the_engines_ids(
+    api: httpx.Client, tokenizer: Tokenizer, special: bool
+) -> None:
+    for text in TEXTS:
+        if not special and text in ("<s>", "</s>", "<unk>"):
+            continue  # see the next test
+        expected = tokenizer.encode(text, add_special_tokens=special)
+        answer = post(api, "/tokenize", prompt=text, add_special_tokens=special)
+        assert answer["tokens"] == expected, text
+        assert (answer["count"], answer["token_strs"]) == (len(expected), None)
+        assert answer["max_model_len"] == 512
+
+
+def test_a_client_finds_the_id_of_a_control_token_by_its_spelling(api: httpx.Client) -> None:
+    """As `lm_eval --model local-completions` does with ``tokenizer_backend=remote``."""
+    info = api.get("/tokenizer_info").json()
+    for name, token_id in (("bos_token", 1), ("eos_token", 2)):
+        answer = post(api, "/tokenize", prompt=info[name], add_special_tokens=False)
+        assert answer["tokens"] == [token_id]
+
+
+def test_tokens_have_readable_texts(api: httpx.Client, tokenizer: Tokenizer) -> None:
+    for text in TEXTS:
+        answer = post(api, "/tokenize", model=MODEL, prompt=text, return_token_strs=True)
+        assert answer["token_strs"] == [tokenizer.token_text(i) for i in answer["tokens"]]
+
+
+def test_ids_become_the_engines_text(api: httpx.Client, tokenizer: Tokenizer) -> None:
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert post(api, "/detokenize", tokens=ids) == {"prompt": tokenizer.decode(ids)}
+    every_id = list(range(tokenizer.vocab_size))
+    assert post(api, "/detokenize", tokens=every_id)["prompt"] == tokenizer.decode(every_id)
+
+
+def test_a_conversation_goes_through_the_models_template(
+    api: httpx.Client, tokenizer: Tokenizer
+) -> None:
+    for chat in CHATS:
+        expected = tokenizer.encode_chat([Message(**turn) for turn in chat])
+        assert post(api, "/tokenize", messages=chat)["tokens"] == expected
+
+
+def test_parts_and_developers_become_what_chat_completions_makes_of_them(
+    api: httpx.Client, tokenizer: Tokenizer
+) -> None:
+    parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]
+    chat = [{"role": "developer", "content": "Go"}, {"role": "user", "content": parts}]
+    expected = [Message(role="system", content="Go"), Message(role="user", content="One\ntwo")]
+    assert post(api, "/tokenize", messages=chat)["tokens"] == tokenizer.encode_chat(expected)
+
+
+def test_tools_are_told_to_the_model(api: httpx.Client, tokenizer: Tokenizer) -> None:
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    expected = tokenizer.encode_chat([Message(**CHATS[0][0])], [Tool.model_validate(tool)])
+    assert post(api, "/tokenize", messages=CHATS[0], tools=[tool])["tokens"] == expected
+    assert refused(api, "/tokenize", {"prompt": "a", "tools": [tool]})["param"] == "tools"
+
+
+def test_the_count_is_that_of_the_jobs_prompt(
+    api: httpx.Client, worker: WorkerProcess, client: Client
+) -> None:
+    for chat in CHATS:
+        counted = post(api, "/tokenize", messages=chat)["count"]
+        usage = client.submit(messages=chat, max_tokens=1, model=MODEL).result(60).usage
+        assert usage.prompt == counted
+    counted = post(api, "/tokenize", prompt=TEXTS[14])["count"]
+    usage = client.submit(prompt=TEXTS[14], max_tokens=1, model=MODEL).result(60).usage
+    assert usage.prompt == counted
+
+
+def test_the_tokenizer_is_described_by_the_names_of_tokenizer_config(
+    api: httpx.Client, tokenizer: Tokenizer
+) -> None:
+    info = api.get("/tokenizer_info", params={"model": MODEL}).json()
+    assert info == tokenizer.describe() | {"model_max_length": 512}
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert (info["bos_token"], info["eos_token"], info["chat_template"]) == (
+        "<s>",
+        "</s>",
+        TEMPLATE,
+    )
+    assert api.get("/tokenizer_info", params={"model": "other"}).status_code == 404
+
+
+def test_ids_beyond_the_vocabulary_are_named(api: httpx.Client, tokenizer: Tokenizer) -> None:
+    size = tokenizer.vocab_size
+    error = refused(api, "/detokenize", {"tokens": [1, size, 2, size + 7]})
+    assert [fault["field"] for fault in error["faults"]] == ["tokens.1", "tokens.3"]
+    assert error["param"] == "tokens.1"
+    for ids in ([-1], [1.5], ["1"], [2**40], "1", None):
+        assert refused(api, "/detokenize", {"tokens": ids})["param"].startswith("tokens")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"prompt": "a", "messages": CHATS[0]},
+        {"prompt": ["a"]},
+        {"prompt": "a" * 1_000_001},
+        {"messages": []},
+        {"messages": [{"role": "nobody", "content": "a"}]},
+        {"messages": [*CHATS[0], {"role": "system", "content": SECRET}]},
+        {"messages": CHATS[0], "add_special_tokens": True},
+        {"messages": CHATS[0], "add_generation_prompt": False},
+        {"prompt": "a", "guided_json": {}},
+        {"prompt": "a", "model": ""},
+    ],
+    ids=lambda document: " ".join(document) or "nothing",
+)
+def test_what_breaks_a_rule_is_refused_without_its_values(api: httpx.Client, document: Any) -> None:
+    error = refused(api, "/tokenize", document)
+    assert error["llorch_code"] == "INVALID_REQUEST"
+    assert SECRET not in str(error)
+
+
+def test_a_model_that_was_never_served_is_404(api: httpx.Client) -> None:
+    error = refused(api, "/tokenize", {"prompt": "a", "model": "other"}, 404)
+    assert error["code"] == "model_not_found"
+
+
+def test_no_text_is_in_any_log(
+    api: httpx.Client, answering: GatewayProcess, worker: WorkerProcess, tokenizer: Tokenizer
+) -> None:
+    chat = [{"role": "user", "content": SECRET}]
+    post(api, "/tokenize", prompt=SECRET)
+    ids = post(api, "/tokenize", messages=chat)["tokens"]
+    post(api, "/detokenize", tokens=ids)
+    refused(api, "/tokenize", {"prompt": SECRET, "unknown": SECRET})
+    for log in (answering.log.read_text(), worker.text()):
+        assert SECRET not in log
+        assert str(ids[1:4])[1:-1] not in log
+
+
+def test_a_gateway_with_the_files_loads_no_torch(
+    without_worker: GatewayProcess,
+) -> None:
+    with httpx.Client(base_url=without_worker.url) as api:
+        post(api, "/tokenize", messages=CHATS[0])
+    loaded = {
+        Path(found.path).name for found in psutil.Process(without_worker.process.pid).memory_maps()
+    }
+    assert not [name for name in loaded if name.startswith("libtorch")]
+
+
+def test_a_body_over_the_limit_is_413(
+    redis_server: RedisServer, worker: WorkerProcess, tmp_path: Path
+) -> None:
+    with (
+        running_gateway(redis_server.url, tmp_path, max_body_bytes=1000) as gateway,
+        httpx.Client(base_url=gateway.url) as api,
+    ):
+        assert refused(api, "/tokenize", {"prompt": "a" * 1000}, 413)["code"] == "too_large"
+        assert post(api, "/tokenize", prompt="a", model=MODEL)["count"] > 0
+
+
+def test_a_worker_whose_sequences_are_all_taken_answers(
+    own_server: RedisServer,
+    own_worker: WorkerProcess,
+    own_client: Client,
+    own_gateway: GatewayProcess,
+    latch: Latch,
+    demo_model: Path,
+) -> None:
+    tokenizer = load_tokenizer(open_checkpoint(demo_model))
+    running = [begun(own_client.submit(prompt=latch.prompt(), max_tokens=8)) for _ in range(2)]
+    waiting = own_client.submit(prompt="x", max_tokens=1)
+    with httpx.Client(base_url=own_gateway.url, timeout=30) as api:
+        assert post(api, "/tokenize", prompt="a b")["tokens"] == tokenizer.encode("a b")
+    assert waiting.status().state == "queued"
+    latch.open()
+    for job in [*running, waiting]:
+        job.result(30)
+
+
+def test_a_question_that_cannot_be_read_costs_the_worker_nothing(
+    redis_server: RedisServer, worker: WorkerProcess, http: httpx.Client
+) -> None:
+    with connect(redis_server.url) as client:
+        for junk in ("", "{", '{"id": "1"}', '{"id": "1", "question": {"ask": "all"}}', SECRET):
+            client.rpush(keys.token_questions(MODEL), junk)
+    assert post(http, "/tokenize", prompt="a", model=MODEL)["count"] > 0
+    assert "dropped a question" in worker.text()
+    assert SECRET not in worker.text()
+
+
+def test_without_a_live_worker_or_files_it_is_503(
+    own_server: RedisServer, own_worker: WorkerProcess, own_gateway: GatewayProcess
+) -> None:
+    with httpx.Client(base_url=own_gateway.url, timeout=30) as api:
+        with own_worker.paused():
+            # It is still announced, and the question waits for it in vain.
+            error = refused(api, "/tokenize", {"prompt": SECRET}, 503)
+            assert (error["llorch_code"], error["retriable"]) == ("MODEL_NOT_SERVED", True)
+        with connect(own_server.url) as client:
+            assert not client.keys(f"{keys.PREFIX}tokens:*")
+        own_worker.stop()
+        wait_until(
+            lambda: api.post("/tokenize", json={"prompt": "a"}).status_code == 503, timeout_s=30
+        )
+
+
+def test_redis_away_is_503(
+    own_server: RedisServer, own_worker: WorkerProcess, own_gateway: GatewayProcess
+) -> None:
+    with httpx.Client(base_url=own_gateway.url, timeout=60) as api:
+        post(api, "/tokenize", prompt="a")
+        own_server.halt()
+        assert refused(api, "/tokenize", {"prompt": "a"}, 503)["code"] == "redis_unreachable"
+        own_server.start()
+        wait_until(lambda: api.post("/tokenize", json={"prompt": "a"}).status_code == 200)
+
+
+def test_keys_are_asked_for(redis_server: RedisServer, tmp_path: Path) -> None:
+    keys_file = tmp_path / "keys.toml"
+    keys_file.write_text("")
+    with (
+        running_gateway(redis_server.url, tmp_path, keys=keys_file) as gateway,
+        httpx.Client(base_url=gateway.url) as api,
+    ):
+        for path in ("/tokenize", "/detokenize"):
+            assert api.post(path, json={}).status_code == 401
+        assert api.get("/tokenizer_info").status_code == 401
