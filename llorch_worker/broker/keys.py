@@ -26,6 +26,15 @@ this up, in ms by Redis' own clock. See :mod:`llorch_worker.worker.celery.follow
 DEAD = f"{PREFIX}dead"
 """List of dead letters, newest first; see :mod:`llorch_worker.broker.dead_letters`."""
 
+WEBHOOKS = f"{PREFIX}gateway:webhooks"
+"""Sorted set: id of a webhook that is to be delivered -> when to try next, in ms by Redis' own
+clock."""
+
+
+BATCH_LEASES = f"{PREFIX}gateway:batch_leases"
+"""Sorted set: id of a batch that has not ended -> when its gateway's lease ends, in ms by Redis'
+own clock."""
+
 
 def job(job_id: str) -> str:
     """Hash, the record of a job.
@@ -73,7 +82,8 @@ def result(job_id: str) -> str:
 
 
 def key_jobs(name: str) -> str:
-    """Sorted set: id of a job that the gateway's key ``name`` has in flight -> Unix time."""
+    """Sorted set: id of a job that the gateway's key ``name`` has in flight -> since when, in ms by
+    Redis' own clock."""
     return f"{PREFIX}gateway:key:{name}:jobs"
 
 
@@ -86,3 +96,35 @@ def token_questions(model: str) -> str:
 def token_answer(question_id: str) -> str:
     """List that the one answer is pushed to, as JSON. Expires soon."""
     return f"{PREFIX}tokens:answer:{question_id}"
+
+
+def response(key_name: str, job_id: str) -> str:
+    """JSON of :class:`llorch_worker.openai_api.responses.ResponseRecord`, made with the gateway's
+    key ``key_name``, with a TTL of ``response_ttl_s``. What came of it is the job's result."""
+    return f"{PREFIX}gateway:response:{key_name}:{job_id}"
+
+
+def gateway_document(document_id: str) -> str:
+    """Hash: ``document``, the JSON of a file's or a batch's record. A batch also has ``fence``, the
+    token of its driver's lease; ``counts``, JSON of its lines so far; and ``cancelling_at``, the
+    Unix time of a request to cancel it."""
+    return f"{PREFIX}gateway:document:{document_id}"
+
+
+def gateway_documents(kind: str, owner: str) -> str:
+    """Sorted set: ids of the files or batches of the gateway's key ``owner`` -> Unix time. Ids of
+    records that have expired are removed by the next list."""
+    return f"{PREFIX}gateway:{kind}:{owner}"
+
+
+def webhook(webhook_id: str) -> str:
+    """Hash: ``url``, ``caller`` (the name of the gateway's key), ``kind``, ``since_ms``,
+    ``attempts``, ``body`` once what it tells has happened, and ``reason``, why the last attempt
+    failed."""
+    return f"{PREFIX}gateway:webhook:{webhook_id}"
+
+
+def dead_webhooks(name: str) -> str:
+    """Sorted set: id of a webhook of the gateway's key ``name`` that was given up -> when, in ms by
+    Redis' own clock."""
+    return f"{PREFIX}gateway:key:{name}:dead_webhooks"

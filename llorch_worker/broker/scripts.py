@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import redis.asyncio
 from redis import Redis
 from redis.exceptions import NoScriptError
 
@@ -33,6 +34,8 @@ _NAMES = {
     "DEAD_LETTERS": keys.DEAD,
     "WORKER_QUEUES": keys.WORKER_QUEUES,
     "FOLLOW_UPS": keys.FOLLOW_UPS,
+    "BATCH_LEASES": keys.BATCH_LEASES,
+    "WEBHOOKS": keys.WEBHOOKS,
     "CANCEL_CHANNEL": keys.CANCEL_CHANNEL,
     "HIGH_SUFFIX": queues.HIGH_SUFFIX,
     "SUSPECTS_SUFFIX": queues.SUSPECTS_SUFFIX,
@@ -40,7 +43,7 @@ _NAMES = {
     "STEP_SEPARATOR": queues.STEP_SEPARATOR,
     "WORKER_MARK": queues.WORKER_MARK,
 }
-_KEYS_OF_A_JOB = (keys.job, keys.events, keys.result, keys.cancel)
+_KEYS_BY_ID = (keys.job, keys.events, keys.result, keys.cancel, keys.gateway_document)
 
 
 @cache
@@ -56,11 +59,10 @@ def _source(name: str) -> str:
 def _names() -> str:
     """``LEASES``, ... and ``job_key(job_id)``, ... as Lua locals."""
     lines = [f"local {name} = '{text}'" for name, text in _NAMES.items()]
-    for key in _KEYS_OF_A_JOB:
+    for key in _KEYS_BY_ID:
         before, after = key("@").split("@")
         lines.append(
-            f"local function {key.__name__}_key(job_id) "
-            f"return '{before}' .. job_id .. '{after}' end"
+            f"local function {key.__name__}_key(id) return '{before}' .. id .. '{after}' end"
         )
     return "\n".join(lines)
 
@@ -87,6 +89,21 @@ def run_script(
         return client.evalsha(digest(name), len(lists), *lists, *arguments)
     except NoScriptError:
         return client.eval(_source(name), len(lists), *lists, *arguments)
+
+
+async def run_script_async(
+    client: redis.asyncio.Redis,
+    name: str,
+    arguments: Sequence[Argument],
+    lists: Sequence[str] = (),
+) -> Any:
+    """:func:`run_script` for asyncio."""
+    # redis-py's annotations cover all its clients at once.
+    server: Any = client
+    try:
+        return await server.evalsha(digest(name), len(lists), *lists, *arguments)
+    except NoScriptError:
+        return await server.eval(_source(name), len(lists), *lists, *arguments)
 
 
 def text(reply: Reply) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from llorch_worker.cli import (
+    batch,
     bench,
     cancel,
     dead,
@@ -39,6 +40,7 @@ app = command_line(
 for panel, commands in _COMMANDS.items():
     for command in commands:
         app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
+app.add_typer(batch.app, name="batch", rich_help_panel="Jobs")
 app.add_typer(dead.app, name="dead", rich_help_panel="Inspect")
 app.add_typer(bench.app, name="bench", rich_help_panel="Inspect")
 

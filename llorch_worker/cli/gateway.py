@@ -57,6 +57,8 @@ def gateway(
     )
     screen = Screen(as_json=as_json)
     sockets = [server.config.bind_socket()]
+    # Before the URL is told: who connects at once must wait, and not be refused.
+    sockets[0].listen(BACKLOG)
     url = f"http://{own.host}:{sockets[0].getsockname()[1]}"
     if as_json:
         screen.document({"url": url})

@@ -1,8 +1,7 @@
-"""``llorch submit``: enqueue one job from the command line or many from a file."""
+"""``llorch submit``: enqueue one job from the command line."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,16 +11,13 @@ from llorch_worker.cli.request_options import request_fields, request_options
 from llorch_worker.cli.terminal.interrupts import deaf_from_now_on
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.settings import Settings
 
 
 @settings_options("redis_url")
 @request_options
 def submit(
-    prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; - reads it from stdin.")
-    ] = None,
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.")],
     model: Annotated[
         str | None, typer.Option("--model", help="The name under which the model is served.")
     ] = None,
@@ -32,13 +28,6 @@ def submit(
         str | None,
         typer.Option("--worker", metavar="NAME", help="Only this worker may take it: gpu0@host."),
     ] = None,
-    file: Annotated[
-        str | None,
-        typer.Option("--file", "-f", help="JSON lines, one request each; - is stdin."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the results of --file here.")
-    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for it and print the text.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they arrive.")] = False,
     *,
@@ -48,22 +37,10 @@ def submit(
 ) -> None:
     """Put a job into the queue and print its id.
 
-    With --file, each line is a job; the request options are defaults that a line may override.
-    With --wait or --stream, Ctrl-C cancels the submitted jobs.
+    With --wait or --stream, Ctrl-C cancels it. ``llorch batch run`` runs a file of requests.
     """
     screen = Screen(as_json=as_json)
     fields |= {k: v for k, v in (("model", model), ("priority", priority)) if v is not None}
-    if (prompt is None) == (file is None):
-        raise usage_error("give either a prompt or --file")
-    if file is not None and stream:
-        raise usage_error("--stream shows one job: use --wait with --file")
-    if output is not None and (file is None or not wait):
-        raise usage_error("--output needs --file and --wait")
-    if file is not None:
-        from llorch_worker.cli.submit_file import submit_file
-
-        submit_file(screen, settings, file, fields, worker=worker, wait=wait, output=output)
-        return
     request = GenerationRequest(**request_fields(prompt, fields))
     from llorch_worker.cli.terminal.story import follow
     from llorch_worker.client import Client

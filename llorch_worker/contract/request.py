@@ -200,6 +200,9 @@ class GenerationRequest(BaseModel):
     @classmethod
     def _exactly_one_prompt(cls, fields: Any) -> Any:
         # Runs before the fields are validated, so that all faults are reported together.
+        if not isinstance(fields, Mapping):
+            # A body that is no object; pydantic says so.
+            return fields
         given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
         if len(given) != 1:
             fault = Fault(

@@ -11,14 +11,37 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from llorch_worker import __version__
 from llorch_worker.gateway import errors
+from llorch_worker.gateway.batches import runner
 from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.gateway import Gateway
-from llorch_worker.gateway.routes import chat, completions, health, models, tokens
+from llorch_worker.gateway.routes import (
+    batches,
+    chat,
+    completions,
+    files,
+    health,
+    jobs,
+    models,
+    responses,
+    tokens,
+    webhooks,
+)
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
 
 FILES_PATH = "/v1/files"
-_ROUTERS = (health.router, models.router, completions.router, chat.router, tokens.router)
+_ROUTERS = (
+    health.router,
+    models.router,
+    completions.router,
+    chat.router,
+    responses.router,
+    files.router,
+    batches.router,
+    jobs.router,
+    webhooks.router,
+    tokens.router,
+)
 
 
 def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
@@ -27,7 +50,9 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
-        yield
+        driving = runner.running(gateway.batches, gateway.new_run)
+        async with gateway.webhooks.running(), driving:
+            yield
         await gateway.close()
 
     app = FastAPI(title="llorch gateway", version=__version__, lifespan=running)

@@ -9,43 +9,24 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from llorch_worker.contract import (
-    AttemptsExhausted,
-    Cancelled,
-    DeadlineExceeded,
-    Fault,
-    InternalError,
-    InvalidRequest,
-    LlorchError,
-    ModelNotServed,
-    OutOfMemory,
-    QueueFull,
-)
+from llorch_worker.contract import InternalError, InvalidRequest, LlorchError, QueueFull
 from llorch_worker.contract.errors import BrokerUnavailable
+from llorch_worker.openai_api.errors import (
+    ERROR_TYPES,
+    ErrorBody,
+    ErrorDetail,
+    RedisUnreachable,
+)
+from llorch_worker.openai_api.errors import NoWorker as NoWorker
+from llorch_worker.openai_api.errors import body_of as body_of
+from llorch_worker.openai_api.errors import status_of as status_of
 from llorch_worker.openai_api.shape import faults_of
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5
-
-
-class ErrorDetail(BaseModel):
-    """OpenAI's fields, then ours."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str
-    llorch_code: str
-    retriable: bool = False
-    faults: tuple[Fault, ...] = ()
-
-
-class ErrorBody(BaseModel):
-    error: ErrorDetail
 
 
 class HttpError(Exception):
@@ -56,40 +37,10 @@ class HttpError(Exception):
         self.status, self.code, self.message, self.param = status, code, message, param
 
 
-class NoWorker(ModelNotServed):
-    """The model is known, but no worker serves it now."""
-
-
-class RedisUnreachable(InternalError):
-    """The queue does not answer."""
-
-    code = "REDIS_UNREACHABLE"
-
-
 class TooManyJobs(QueueFull):
     """The caller's key has as many jobs in flight as it may."""
 
 
-_STATUS: tuple[tuple[type[LlorchError], int], ...] = (
-    (InvalidRequest, 400),
-    (NoWorker, 503),
-    (ModelNotServed, 404),
-    (QueueFull, 429),
-    (DeadlineExceeded, 504),
-    (Cancelled, 409),
-    (OutOfMemory, 503),
-    (RedisUnreachable, 503),
-    (AttemptsExhausted, 500),
-    (InternalError, 500),
-)
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
-_OPENAI_CODES = {"MODEL_NOT_SERVED": "model_not_found", "QUEUE_FULL": "rate_limit_exceeded"}
 _CODES = {
     400: "INVALID_REQUEST",
     401: "INVALID_API_KEY",
@@ -118,10 +69,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 """Documents every answer of an endpoint but its own."""
 
 
-def status_of(error: LlorchError) -> int:
-    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-
-
 def as_told(error: Exception) -> LlorchError:
     """What a client hears of ``error``, which may name our Redis or quote a prompt."""
     match error:
@@ -131,23 +78,6 @@ def as_told(error: Exception) -> LlorchError:
             return RedisUnreachable("the queue does not answer; try again later")
         case _:
             return InternalError(f"a defect: {type(error).__name__}")
-
-
-def body_of(error: LlorchError) -> ErrorBody:
-    """The answer to a job's error; also what a stream ends with."""
-    status = status_of(error)
-    document = error.document()
-    return ErrorBody(
-        error=ErrorDetail(
-            message=document.message,
-            type=_TYPES.get(status, "server_error"),
-            param=document.faults[0].field if document.faults else None,
-            code=_OPENAI_CODES.get(document.code, document.code.lower()),
-            llorch_code=document.code,
-            retriable=document.retriable,
-            faults=document.faults,
-        )
-    )
 
 
 def install(app: FastAPI) -> None:
@@ -197,7 +127,7 @@ def plain_answer(
 ) -> JSONResponse:
     detail = ErrorDetail(
         message=message,
-        type=_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
+        type=ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
         param=param,
         code=code.lower(),
         llorch_code=code,

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
+from functools import partial
 from typing import Annotated, Any
 
 from celery.utils import uuid
 from fastapi import Depends, Request
+from redis.exceptions import RedisError
 
+from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, AsyncJob
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.token_questions import TokenQuestion
+from llorch_worker.gateway.batches.record import BatchRecord
+from llorch_worker.gateway.batches.run import BatchRun
+from llorch_worker.gateway.batches.store import BatchStore
 from llorch_worker.gateway.errors import HttpError, NoWorker
+from llorch_worker.gateway.files.record import FileRecord, FileRecords
+from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.in_flight import InFlight
+from llorch_worker.gateway.job_document import job_event
 from llorch_worker.gateway.keys import Caller, KeyRing
+from llorch_worker.gateway.response_event import response_event
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.tokenizers import Tokenizers
+from llorch_worker.gateway.webhooks.webhooks import EventOf, Webhooks
 from llorch_worker.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 WORKERS_FRESH_S = 2.0
 
@@ -32,11 +46,34 @@ class Gateway:
         self.own = own
         self.client = AsyncClient(settings)
         self.redis = self.client.redis
+        self.file_store = FileStore(own.files)
+        self.files = FileRecords(self.redis, settings.redis_url, "file", FileRecord)
+        self.batches = BatchStore(self.redis, settings.redis_url, "batch", BatchRecord)
         self._keys = None if own.keys is None else KeyRing(own.keys)
         self._in_flight = InFlight(self.redis)
         self._tokenizers = Tokenizers(settings, self.redis)
+        events: dict[str, EventOf] = {
+            "job": partial(job_event, self.client),
+            "response": partial(response_event, self.client),
+            "batch": self.batches.event,
+        }
+        self.webhooks = Webhooks(self.client, own, self.webhook_secret, events)
         self._served: frozenset[str] = frozenset()
         self._served_at_s = float("-inf")
+
+    def new_run(self, record: BatchRecord, token: str) -> BatchRun:
+        """Drives a batch whose lease has this ``token``."""
+        return BatchRun(
+            self.client,
+            self.batches,
+            self.file_store,
+            record,
+            token,
+            adapt=lambda request: own_key(request, record.owner),
+            window=self.own.batch_window,
+            keep_s=self.own.response_ttl_s,
+            on_end=self.webhooks.due,
+        )
 
     async def close(self) -> None:
         await self.client.close()
@@ -52,6 +89,13 @@ class Gateway:
             if authorization:
                 message = "this key is unknown here, or was revoked"
             raise HttpError(401, "INVALID_API_KEY", message)
+        return found
+
+    def webhook_secret(self, name: str) -> str | None:
+        """What signs the webhooks of the key with this name."""
+        found = None if self._keys is None else self._keys.webhook_secret(name)
+        if found is None and self.own.webhook_secret is not None:
+            return self.own.webhook_secret.get_secret_value()
         return found
 
     async def submit(
@@ -71,11 +115,12 @@ class Gateway:
         """
         if caller.priority is not None and "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": caller.priority})
-        request = _own_key(request, caller)
+        request = own_key(request, caller.name)
         if waits:
             await self.require_worker(request.model)
         job_id = job_id or uuid()
-        await self._in_flight.take(caller, job_id)
+        with broker_errors(self.settings.redis_url):
+            await self._in_flight.take(caller, job_id)
         enqueued = None
         try:
             enqueued = await self.client.submit(request, job_id=job_id)
@@ -83,11 +128,17 @@ class Gateway:
         finally:
             # It failed, or an earlier job has the same idempotency key.
             if enqueued is None or enqueued.id != job_id:
-                await self._in_flight.leave(caller, job_id)
+                await self._leave(caller, job_id)
 
     async def ended(self, caller: Caller, job: AsyncJob) -> None:
         """Gives a job's place among those of its caller back at once."""
-        await self._in_flight.leave(caller, job.id)
+        await self._leave(caller, job.id)
+
+    async def _leave(self, caller: Caller, job_id: str) -> None:
+        try:
+            await self._in_flight.leave(caller, job_id)
+        except RedisError:
+            logger.warning("job %s keeps its place in flight until another needs it", job_id)
 
     async def ask(self, card: ModelCard, question: TokenQuestion) -> dict[str, Any]:
         """The answer to a question about the tokens of a model.
@@ -113,12 +164,12 @@ class Gateway:
             # An unknown model is refused at the submit, which names the known ones.
 
 
-def _own_key(request: GenerationRequest, caller: Caller) -> GenerationRequest:
+def own_key(request: GenerationRequest, owner: str) -> GenerationRequest:
     """``request`` with an idempotency key that no other caller can use to read its answer."""
     key = request.idempotency_key
-    if key is None or not caller.name:
+    if key is None or not owner:
         return request
-    digest = hashlib.sha256(f"{caller.name} {key}".encode("utf-8", "surrogatepass")).hexdigest()
+    digest = hashlib.sha256(f"{owner} {key}".encode("utf-8", "surrogatepass")).hexdigest()
     return request.model_copy(update={"idempotency_key": digest})
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import redis.asyncio
 
 from llorch_worker.broker import keys
+from llorch_worker.broker.enqueue import LONGEST_WAIT_S
+from llorch_worker.broker.scripts import run_script_async
 from llorch_worker.gateway.errors import TooManyJobs
 from llorch_worker.gateway.keys import Caller
 
@@ -30,11 +31,10 @@ class InFlight:
         if caller.max_jobs is None:
             return
         places = keys.key_jobs(caller.name)
-        if await self._add(places, job_id) <= caller.max_jobs:
+        if await self._add(places, job_id, caller.max_jobs):
             return
         await self._free_ended(places)
-        if await self._redis.zrank(places, job_id) >= caller.max_jobs:
-            await self.leave(caller, job_id)
+        if not await self._add(places, job_id, caller.max_jobs):
             raise TooManyJobs(
                 f"this key has {caller.max_jobs} jobs in flight, which is its limit; "
                 "submit again when one has ended"
@@ -45,12 +45,11 @@ class InFlight:
         if caller.max_jobs is not None:
             await self._redis.zrem(keys.key_jobs(caller.name), job_id)
 
-    async def _add(self, places: str, job_id: str) -> int:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.zadd(places, {job_id: time.time()})
-            pipe.zcard(places)
-            _, count = await pipe.execute()
-        return int(count)
+    async def _add(self, places: str, job_id: str, limit: int) -> bool:
+        keep_s = LONGEST_WAIT_S
+        return bool(
+            await run_script_async(self._redis, "take_place", [job_id, limit, keep_s], [places])
+        )
 
     async def _free_ended(self, places: str) -> None:
         taken = await self._redis.zrange(places, 0, -1, withscores=True)
@@ -59,11 +58,12 @@ class InFlight:
                 pipe.hmget(keys.job(job_id), "state", "sent")
             records = await pipe.execute()
         # A job that has no record yet may be on its way into the queue.
-        long_ago_s = time.time() - ENQUEUED_WITHIN_S
+        seconds, _ = await self._redis.time()
+        long_ago_ms = (int(seconds) - ENQUEUED_WITHIN_S) * 1e3
         ended = [
             job_id
-            for (job_id, at_s), (state, sent) in zip(taken, records, strict=True)
-            if state == "ended" or (state is None and sent is None and at_s < long_ago_s)
+            for (job_id, since_ms), (state, sent) in zip(taken, records, strict=True)
+            if state == "ended" or (state is None and sent is None and since_ms < long_ago_ms)
         ]
         if ended:
             await self._redis.zrem(places, *ended)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from llorch_worker.contract import Priority
 from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.gateway.webhook_secret import check_secret, new_secret
+
+logger = logging.getLogger(__name__)
 
 KEY_PREFIX = "llorch-"
 _KEY_BYTES = 32
@@ -36,6 +40,15 @@ class _Key(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     max_jobs: int | None = Field(None, ge=1)
     priority: Priority | None = None
+    webhook_secret: SecretStr | None = None
+    """Signs the webhooks of its jobs."""
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _is_secret(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            check_secret(value.get_secret_value())
+        return value
 
 
 class _File(BaseModel):
@@ -65,22 +78,29 @@ class KeyRing:
                 found = Caller(each.name, each.max_jobs, each.priority)
         return found
 
+    def webhook_secret(self, name: str) -> str | None:
+        """What signs the webhooks of the key with this name."""
+        self._refresh()
+        found = [each.webhook_secret for each in self._keys if each.name == name]
+        return next((each.get_secret_value() for each in found if each is not None), None)
+
     def _refresh(self) -> None:
+        # Before the file: one that changes again meanwhile is read again.
         stamp = self._read_stamp()
         if stamp == self._stamp:
             return
+        self._stamp = stamp
         try:
             self._keys = _read(self._path)
-        except CommandError:
-            return
-        self._stamp = stamp
+        except CommandError as error:
+            logger.error("the keys stay as they were: %s", error)
 
-    def _read_stamp(self) -> tuple[int, int]:
+    def _read_stamp(self) -> tuple[int, int, int]:
         try:
             stat = self._path.stat()
         except OSError:
-            return (0, 0)
-        return (stat.st_mtime_ns, stat.st_size)
+            return (0, 0, 0)
+        return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 def digest_of(key: str) -> str:
@@ -89,9 +109,11 @@ def digest_of(key: str) -> str:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A new key, and its entry for the file."""
+    """A new key, and its entry for the file, with a secret for its webhooks."""
     key = f"{KEY_PREFIX}{secrets.token_urlsafe(_KEY_BYTES)}"
-    return key, f'[[keys]]\nname = "{name}"\nsha256 = "{digest_of(key)}"\n'
+    entry = {"name": name, "sha256": digest_of(key), "webhook_secret": new_secret()}
+    lines = [f'{field} = "{value}"\n' for field, value in entry.items()]
+    return key, "".join(["[[keys]]\n", *lines])
 
 
 def _read(path: Path) -> tuple[_Key, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from llorch_worker.gateway.webhook_secret import check_secret
 
 
 class GatewaySettings(BaseSettings):
@@ -37,12 +39,25 @@ class GatewaySettings(BaseSettings):
     files: str = str(Path.home() / ".llorch" / "files")
     """Where files are kept: a folder that all gateways share, or an fsspec URL such as s3://..."""
     response_ttl_s: int = Field(24 * 3600, ge=1)
-    """How long responses are kept for previous_response_id and GET, and files' batches after
-    their end."""
+    """How long responses are kept for previous_response_id and GET, if their results are
+    (LLORCH_RESULT_TTL_S), and files' batches after their end."""
     batch_window: int = Field(256, ge=1)
     """The most lines of one batch that are in the queue at a time."""
     private_callbacks: bool = False
     """Whether webhooks may go to private, loopback and link-local addresses."""
+    webhook_secret: SecretStr | None = None
+    """Signs the webhooks of everyone whose key has no secret of its own: ``whsec_`` and base64."""
+    webhook_retry_s: float = Field(5.0, gt=0)
+    """The pause after a webhook's first failed attempt. It doubles with each, up to an hour."""
+    webhook_give_up_s: float = Field(24 * 3600, gt=0)
+    """How long a webhook is tried before it is kept as a dead letter."""
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _is_secret(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            check_secret(value.get_secret_value())
+        return value
 
     @field_validator("cors_origins", mode="before")
     @classmethod

@@ -68,7 +68,8 @@ def chat_id(job_id: str) -> str:
 def _choice(choice: Choice) -> ChatChoice:
     message: Answer = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.tool_calls:
-        message["content"] = choice.text or None
+        # The text is the calls, as the model wrote them.
+        message["content"] = None
         message["tool_calls"] = [answer_call(call) for call in choice.tool_calls]
     return {
         "index": choice.index,

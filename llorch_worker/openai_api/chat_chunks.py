@@ -17,6 +17,7 @@ from llorch_worker.contract import (
     TokenLogprobs,
     Tokens,
 )
+from llorch_worker.contract.tool_calls import may_be_calls
 from llorch_worker.openai_api.chat_answer import answer_call, chat_id
 from llorch_worker.openai_api.chunk_usage import ChunkUsage
 from llorch_worker.openai_api.logprobs import chat_logprobs
@@ -32,6 +33,8 @@ class _Unsent:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     begun: bool = False
     """Whether the choice has had its first chunk, which has the role."""
+    is_text: bool = False
+    """Whether its text cannot be calls, so that it is sent as it comes."""
 
 
 class ChatChunks:
@@ -44,7 +47,8 @@ class ChatChunks:
         created: int,
         options: StreamOptions | None,
     ) -> None:
-        self._may_call = bool(request.tools) and request.tool_choice != "none"
+        self._request = request
+        self._may_call = may_be_calls("", request)
         self.needs_results = request.n > 1 or self._may_call
         self._same: dict[str, Any] = {
             "id": chat_id(job_id),
@@ -66,7 +70,8 @@ class ChatChunks:
         unsent = self._unsent[event.choice]
         unsent.text += event.text
         unsent.logprobs += event.logprobs or ()
-        if not self._may_call:
+        unsent.is_text = unsent.is_text or not may_be_calls(unsent.text, self._request)
+        if unsent.is_text:
             yield from self._send(event.choice)
 
     def finished(

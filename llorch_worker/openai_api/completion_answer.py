@@ -67,7 +67,7 @@ def completion_id(job_id: str) -> str:
 def _choice(
     index: int, choice: Choice, result: GenerationResult, echoed: Sequence[Prompt]
 ) -> CompletionChoice:
-    prompt, first_text = "", ""
+    prompt, first_text, offset = "", "", 0
     tokens: Sequence[TokenLogprobs | None] | None = choice.logprobs
     if echoed:
         known = result.prompt_logprobs or ()
@@ -76,13 +76,16 @@ def _choice(
             case str(prompt):
                 # Nothing scores the first token, so its text is what the others leave.
                 first_text = prompt.removesuffix(rest) if prompt.endswith(rest) else ""
+                offset = len(prompt) - len(first_text + rest)
             case _:
                 prompt = rest
         tokens = None if tokens is None else (*known, *tokens)
     return {
         "text": prompt + choice.text,
         "index": index,
-        "logprobs": None if tokens is None else completion_logprobs(tokens, first_text=first_text),
+        "logprobs": None
+        if tokens is None
+        else completion_logprobs(tokens, first_text=first_text, offset=offset),
         **finish(choice.finish_reason),
     }
 

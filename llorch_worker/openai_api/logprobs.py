@@ -49,7 +49,8 @@ class CompletionLogprobs(TypedDict):
 def completion_logprobs(
     tokens: Iterable[TokenLogprobs | None], *, first_text: str = "", offset: int = 0
 ) -> CompletionLogprobs:
-    """``first_text``: the text of a prompt's first token. ``offset``: the characters before."""
+    """``first_text``: the text of a prompt's first token. ``offset``: where the first token begins,
+    perhaps before the text: SentencePiece puts a space there."""
     document: CompletionLogprobs = {
         "tokens": [],
         "token_logprobs": [],
@@ -61,7 +62,7 @@ def completion_logprobs(
         document["tokens"].append(text)
         document["token_logprobs"].append(None if token is None else token.logprob)
         document["top_logprobs"].append(None if token is None else _by_text(token))
-        document["text_offset"].append(offset)
+        document["text_offset"].append(max(0, offset))
         offset += len(text)
     return document
 

@@ -77,8 +77,8 @@ def test_an_unreachable_redis_is_reported_within_seconds(command: list[str]) -> 
         (("up", "--devices", "cuda:0,,cuda:1"), 2, "--devices"),
         (("generate", "x", "-t", "warm"), 2, "--temperature"),
         (("generate", "x", "-t", "warm"), 2, "see llorch generate --help"),
-        (("submit",), 2, "give either a prompt or --file"),
-        (("submit", "--file", "/nowhere/jobs.jsonl"), 1, "No such file"),
+        (("batch", "run", "/nowhere/jobs.jsonl", "-o", "/nowhere/out"), 1, "No such file"),
+        (("batch", "run", "-", "-o", "/nowhere/out"), 2, "give a file"),
     ],
 )
 def test_an_invalid_argument(command: tuple[str, ...], code: int, said: str) -> None:
@@ -147,44 +147,11 @@ def test_an_empty_prompt() -> None:
     assert "prompt: " in sentence(run("submit", "-", stdin=""), 2)
 
 
-def test_every_wrong_line_of_a_file_is_named_and_nothing_is_enqueued(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.jsonl"
-    path.write_text('{"prompt": "fine"}\n{"prompt": "x", "top_p": 7}\nnot json\n{"promt": "x"}\n')
-    said = sentence(run("submit", "--file", path, "--redis", NOBODY), 2)
-    for part in ("line 2: top_p", "line 3: line: must be JSON", "line 4: ", "promt: unknown field"):
-        assert part in said
-    assert said.endswith("nothing was enqueued")
-
-
-def test_only_newlines_separate_json_lines(tmp_path: Path) -> None:
-    # These end a line for Python, but may stand in a JSON string as they are.
-    path = tmp_path / "jobs.jsonl"
-    path.write_text('{"prompt": "a\u2028b\u0085c\u2029"}\r\n{"promt": "x"}\r\n', encoding="utf-8")
-    said = sentence(run("submit", "--file", path, "--redis", NOBODY), 2)
-    assert "line 2: " in said
-    assert "line 1" not in said
-
-
-@pytest.mark.parametrize("line", [b"\xff\xfe", b'{"prompt": "\xe9"}'], ids=["utf16", "latin1"])
-def test_a_file_that_is_not_utf_8(line: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "jobs.jsonl"
-    path.write_bytes(line)
-    said = sentence(run("submit", "--file", path, "--redis", NOBODY), 2)
-    assert said.startswith(f"{path} is not UTF-8 text")
-
-
-def test_a_line_that_is_nested_too_deeply(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.jsonl"
-    path.write_text('{"metadata": ' + "[" * 100_000)
-    said = sentence(run("submit", "--file", path, "--redis", NOBODY), 2)
-    assert "line 1: line: must be JSON" in said
-
-
 @pytest.mark.parametrize("option", [["--chat"], ["--system", "Be kind."]])
 def test_chat_options_are_refused_with_a_file(option: list[str], tmp_path: Path) -> None:
     path = tmp_path / "jobs.jsonl"
     path.write_text('{"prompt": "a"}')
-    said = sentence(run("submit", "--file", path, *option, "--redis", NOBODY), 2)
+    said = sentence(run("batch", "run", path, "-o", tmp_path / "out", *option), 2)
     assert said.startswith("--chat and --system")
 
 

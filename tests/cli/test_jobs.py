@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -62,15 +60,17 @@ def test_json_is_one_document_with_the_result() -> None:
 
 def test_a_cancelled_job_ends_as_cancelled_also_for_its_watcher(served: Served) -> None:
     # Behind what keeps the worker busy for minutes: it cannot have ended before the cancel comes.
-    lines = '{"prompt": "hold", "n": 16}\n' * 20
-    held = run("submit", "--file", "-", *LONG, stdin=lines).out.split()
+    with Client(served.redis_url) as client:
+        held = [
+            client.submit(prompt="hold", n=16, max_tokens=450, ignore_eos=True) for _ in range(20)
+        ]
     job = run("submit", "Every night", *LONG).out.strip()
     assert run("status", job, "--json").json["state"] == "queued"
     cancelled = run("cancel", job, "--json", fresh=True)
     assert (cancelled.code, cancelled.json["cancelling"]) == (0, True), cancelled
     with Client(served.redis_url) as client:
         for other in held:
-            client.job(other).cancel()
+            client.job(other.id).cancel()
     watched = run("watch", job)
     assert watched.code == 1, watched
     assert watched.err.splitlines()[-1] == "error: the job was cancelled"
@@ -90,86 +90,8 @@ def test_ctrl_c_while_waiting_cancels_the_job(served: Served) -> None:
         assert client.job(job).status().state == "cancelled"
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_second_ctrl_c_leaves_no_job_of_a_file_behind(
-    served: Served, tmp_path: Path, at_once: bool
-) -> None:
-    lines, output = tmp_path / "jobs.jsonl", tmp_path / "results.jsonl"
-    short = {"prompt": "One day", "max_tokens": 1}
-    fields = {"prompt": "One day", "max_tokens": 450, "ignore_eos": True, "n": 16}
-    lines.write_text("".join(f"{json.dumps(each)}\n" for each in [short] + [fields] * 8))
-    with Client(served.redis_url) as client:
-        before = _known_jobs(client)
-        command = Started("submit", "--file", lines, "--wait", "--output", output)
-        wait_until(lambda: len(_known_jobs(client) - before) == 9)
-        jobs = [client.job(job_id) for job_id in _known_jobs(client) - before]
-        # What has ended is written at once, and kept.
-        wait_until(lambda: "\n" in output.read_text())
-        command.signal(signal.SIGINT)
-        if not at_once:
-            command.wait_for("cancelling the jobs that have not ended")
-        command.signal(signal.SIGINT)
-        assert command.ended() == 130
-        states = [job.status().state for job in jobs]
-        assert not {"queued", "running"} & set(states), states
-        assert "cancelled" in states
-        wait_until(lambda: all(job.status().ended for job in jobs))
-    kept, *_ = output.read_text().splitlines()
-    assert json.loads(kept)["result"]["usage"]["completion"] == 1
-
-
-def test_ctrl_c_while_enqueueing_a_file_prints_the_ids_so_far(
-    served: Served, tmp_path: Path
-) -> None:
-    lines = tmp_path / "jobs.jsonl"
-    lines.write_text('{"prompt": "One day", "max_tokens": 1}\n' * 5000)
-    with Client(served.redis_url) as client:
-        before = _known_jobs(client)
-        command = Started("submit", "--file", lines)
-        wait_until(lambda: _known_jobs(client) - before)
-        command.signal(signal.SIGINT)
-        assert command.ended() == 130
-        known = _known_jobs(client) - before
-        assert known == {line for line in command.lines if re.fullmatch(r"[0-9a-f-]{36}", line)}
-        for job_id in known:
-            client.job(job_id).cancel()
-
-
 def _known_jobs(client: Client) -> set[str]:
     return {key.split(":")[2] for key in client.redis.scan_iter(keys.job("*"))}
-
-
-def test_a_file_of_jobs_is_run_and_reported_line_by_line(tmp_path: Path) -> None:
-    requests = [{"prompt": f"Story {n}", "max_tokens": n} for n in range(1, 6)]
-    requests.append({"prompt": "too long", "max_tokens": 511})
-    path, output = tmp_path / "jobs.jsonl", tmp_path / "results.jsonl"
-    path.write_text("\n".join(map(json.dumps, requests)))
-    ran = run("submit", "--file", path, "--wait", "--output", output, "--ignore-eos")
-    assert ran.code == 1, ran
-    assert "6 jobs: 5 done, 1 failed, 15 tokens" in ran.err
-    results = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [result["job"] for result in results] == [1, 2, 3, 4, 5, 6]
-    assert [r["result"]["usage"]["completion"] for r in results[:5]] == [1, 2, 3, 4, 5]
-    assert results[5]["error"]["code"] == "CONTEXT_LENGTH_EXCEEDED"
-
-
-@pytest.mark.parametrize("options", [(), ("--wait",)])
-def test_a_file_with_a_refused_job_leaves_none_in_the_queue(
-    served: Served, options: tuple[str, ...]
-) -> None:
-    fits = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "n": 16}
-    too_long = fits | {"max_tokens": 9999}
-    lines = "\n".join(map(json.dumps, [fits, fits, too_long, fits]))
-    with Client(served.redis_url) as client:
-        before = _known_jobs(client)
-        ran = run("submit", "--file", "-", *options, stdin=lines)
-        assert (ran.code, ran.out) == (2, "")
-        assert "job 3 of the file: prompt + max_tokens: must not exceed" in ran.err
-        assert ran.err.rstrip().endswith("cancelled 2 jobs before it")
-        jobs = [client.job(job_id) for job_id in _known_jobs(client) - before]
-        assert len(jobs) == 2
-        wait_until(lambda: all(job.status().ended for job in jobs))
-        assert "cancelled" in {job.status().state for job in jobs}
 
 
 def test_status_shows_workers_models_and_queues(served: Served) -> None:

@@ -83,8 +83,9 @@ def test_a_file_longer_than_the_queue_waits_for_room(
     client.submit(prompt=latch.prompt(), max_tokens=2)
     path = tmp_path / "jobs.jsonl"
     path.write_text((json.dumps({"prompt": "x", "max_tokens": 40}) + "\n") * (3 * LIMIT))
-    command = Started("submit", "--file", path, "--wait", LLORCH_REDIS_URL=redis_server.url)
+    output = tmp_path / "out.jsonl"
+    command = Started("batch", "run", path, "-o", output, LLORCH_REDIS_URL=redis_server.url)
     command.wait_for("waiting for room")
     latch.open()
-    command.wait_for(f"{3 * LIMIT} jobs: {3 * LIMIT} done")
+    command.wait_for(f"{3 * LIMIT} lines: {3 * LIMIT} done")
     assert command.ended() == 0

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
+from openai import OpenAI
 
 from tests.gateways import GatewayProcess, running_gateway
-from tests.services import RedisServer, WorkerProcess
+from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
+
+TEMPLATE = (
+    "{{ bos_token }}{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +43,33 @@ def own_gateway(
     """A gateway for one test, which may stop it, over ``own_worker``."""
     with running_gateway(own_server.url, tmp_path_factory.mktemp("gateway")) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def talker(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, stories260k: Path
+) -> Iterator[WorkerProcess]:
+    """A worker with the real engine: model ``stories``, with a chat template that has tools."""
+    folder = tmp_path_factory.mktemp("model")
+    for file in (stories260k / "hf").iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    logs = tmp_path_factory.mktemp("worker")
+    with running_worker(
+        redis_server.url, logs, app=REAL_APP, model=folder, model_name="stories"
+    ) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def api(talker: WorkerProcess, gateway: GatewayProcess) -> Iterator[OpenAI]:
+    """OpenAI's own client, over ``talker``."""
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def wire(api: OpenAI, http: httpx.Client) -> httpx.Client:
+    """A plain HTTP client, over ``talker``."""
+    return http

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+from typing import Any, Literal
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionUserMessageParam
+from openai.types.chat import (
+    ChatCompletionMessageFunctionToolCall,
+    ChatCompletionUserMessageParam,
+)
+from pydantic import BaseModel, Field
 
 from tests.gateways import GatewayProcess
 from tests.services import WorkerProcess
@@ -16,22 +21,16 @@ MODEL = "stories"
 USER: ChatCompletionUserMessageParam = {"role": "user", "content": "Tell me a story"}
 
 
-@pytest.fixture(scope="module")
-def ai(gateway: GatewayProcess, story_worker: WorkerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+def test_models_are_listed(api: openai.OpenAI) -> None:
+    assert [model.id for model in api.models.list()] == [MODEL]
+    assert api.models.retrieve(MODEL).id == MODEL
 
 
-def test_models_are_listed(ai: openai.OpenAI) -> None:
-    assert [model.id for model in ai.models.list()] == [MODEL]
-    assert ai.models.retrieve(MODEL).id == MODEL
-
-
-def test_a_streamed_completion_is_the_whole_one(ai: openai.OpenAI) -> None:
+def test_a_streamed_completion_is_the_whole_one(api: openai.OpenAI) -> None:
     prompts = ["Once upon a time", "The cat"]
-    whole = ai.completions.create(model=MODEL, prompt=prompts, n=2, seed=7, max_tokens=20)
+    whole = api.completions.create(model=MODEL, prompt=prompts, n=2, seed=7, max_tokens=20)
     texts = ["", "", "", ""]
-    stream = ai.completions.create(
+    stream = api.completions.create(
         model=MODEL, prompt=prompts, n=2, seed=7, max_tokens=20, stream=True
     )
     for chunk in stream:
@@ -40,9 +39,9 @@ def test_a_streamed_completion_is_the_whole_one(ai: openai.OpenAI) -> None:
     assert len(set(texts)) == 4
 
 
-def test_completions_take_token_ids(ai: openai.OpenAI) -> None:
-    one = ai.completions.create(model=MODEL, prompt=[1, 403], max_tokens=4, temperature=0)
-    two = ai.completions.create(
+def test_completions_take_token_ids(api: openai.OpenAI) -> None:
+    one = api.completions.create(model=MODEL, prompt=[1, 403], max_tokens=4, temperature=0)
+    two = api.completions.create(
         model=MODEL, prompt=[[1, 403], [1, 407]], max_tokens=4, temperature=0
     )
     assert two.choices[0].text == one.choices[0].text
@@ -51,9 +50,9 @@ def test_completions_take_token_ids(ai: openai.OpenAI) -> None:
     assert (one.usage.prompt_tokens, two.usage.prompt_tokens) == (2, 4)
 
 
-def test_completions_have_log_probabilities(ai: openai.OpenAI) -> None:
+def test_completions_have_log_probabilities(api: openai.OpenAI) -> None:
     asked = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 10, "seed": 7}
-    (choice,) = ai.completions.create(**asked, logprobs=2).choices
+    (choice,) = api.completions.create(**asked, logprobs=2).choices
     found = choice.logprobs
     assert found is not None
     assert found.tokens is not None
@@ -68,14 +67,16 @@ def test_completions_have_log_probabilities(ai: openai.OpenAI) -> None:
     ):
         assert top[token] == logprob
         assert 2 <= len(top) <= 3
-    chunks = [chunk.choices[0] for chunk in ai.completions.create(**asked, logprobs=2, stream=True)]
+    chunks = [
+        chunk.choices[0] for chunk in api.completions.create(**asked, logprobs=2, stream=True)
+    ]
     pieces = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
     assert [token for piece in pieces for token in piece.tokens or ()] == found.tokens
     assert [at for piece in pieces for at in piece.text_offset or ()] == found.text_offset
 
 
-def test_a_chat_is_answered(ai: openai.OpenAI) -> None:
-    answer = ai.chat.completions.create(
+def test_a_chat_is_answered(api: openai.OpenAI) -> None:
+    answer = api.chat.completions.create(
         model=MODEL, messages=[USER], max_completion_tokens=8, n=2, seed=1, logprobs=True
     )
     for choice in answer.choices:
@@ -85,18 +86,18 @@ def test_a_chat_is_answered(ai: openai.OpenAI) -> None:
         assert len(choice.logprobs.content or ()) == 8
     # An answer goes into the next turn as it is.
     turns = [USER, answer.choices[0].message, USER]
-    again = ai.chat.completions.create(model=MODEL, messages=turns, max_tokens=4)  # type: ignore[arg-type]
+    again = api.chat.completions.create(model=MODEL, messages=turns, max_tokens=4)
     assert again.choices[0].message.content
 
 
-def test_the_stream_helper_puts_a_chat_together(ai: openai.OpenAI) -> None:
+def test_the_stream_helper_puts_a_chat_together(api: openai.OpenAI) -> None:
     # It raises for texts that their length cuts off.
     asked = {"model": MODEL, "messages": [USER], "stop": ".", "seed": 5, "n": 2}
-    with ai.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+    with api.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
         kinds = {event.type for event in stream}
         whole = stream.get_final_completion()
     assert {"chunk", "content.delta", "content.done"} <= kinds
-    expected = ai.chat.completions.create(**asked)
+    expected = api.chat.completions.create(**asked)
     assert [c.message.content for c in whole.choices] == [
         c.message.content for c in expected.choices
     ]
@@ -106,30 +107,30 @@ def test_the_stream_helper_puts_a_chat_together(ai: openai.OpenAI) -> None:
     assert [c.finish_reason for c in whole.choices] == [c.finish_reason for c in expected.choices]
 
 
-def test_our_own_fields_go_in_the_extra_body(ai: openai.OpenAI) -> None:
+def test_our_own_fields_go_in_the_extra_body(api: openai.OpenAI) -> None:
     asked = {"model": MODEL, "messages": [USER], "max_tokens": 30}
-    greedy = ai.chat.completions.create(**asked, temperature=0)
-    narrow = ai.chat.completions.create(**asked, extra_body={"top_k": 1})
+    greedy = api.chat.completions.create(**asked, temperature=0)
+    narrow = api.chat.completions.create(**asked, extra_body={"top_k": 1})
     assert narrow.choices[0].message.content == greedy.choices[0].message.content
     headers = {"Idempotency-Key": "one"}
-    first, second = (ai.chat.completions.create(**asked, extra_headers=headers) for _ in range(2))
+    first, second = (api.chat.completions.create(**asked, extra_headers=headers) for _ in range(2))
     assert first.id == second.id
     assert first.choices == second.choices
 
 
-def test_faults_are_errors_of_the_package(ai: openai.OpenAI) -> None:
+def test_faults_are_errors_of_the_package(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        ai.chat.completions.create(model=MODEL, messages=[USER], temperature=3)
+        api.chat.completions.create(model=MODEL, messages=[USER], temperature=3)
     assert refused.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as long:
-        ai.completions.create(model=MODEL, prompt="word " * 500, stream=True)
+        api.completions.create(model=MODEL, prompt="word " * 500, stream=True)
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
-        ai.completions.create(model="other", prompt="x")
+        api.completions.create(model="other", prompt="x")
 
 
 def test_many_streams_of_the_async_client_run_at_once(
-    gateway: GatewayProcess, story_worker: WorkerProcess
+    gateway: GatewayProcess, talker: WorkerProcess
 ) -> None:
     async def main() -> list[str]:
         client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
@@ -156,3 +157,93 @@ def test_many_streams_of_the_async_client_run_at_once(
         return texts
 
     assert all(asyncio.run(main()))
+
+
+class Pet(BaseModel):
+    kind: Literal["cat", "dog"]
+    age: int = Field(ge=0, le=20)
+
+
+def test_parse_fills_a_model(api: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "messages": [USER], "seed": 3}
+    parsed = api.chat.completions.parse(**asked, n=2, response_format=Pet)
+    for choice in parsed.choices:
+        assert isinstance(choice.message.parsed, Pet)
+        assert choice.finish_reason == "stop"
+    with api.chat.completions.stream(**asked, n=2, response_format=Pet) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    assert [c.message.parsed for c in final.choices] == [c.message.parsed for c in parsed.choices]
+
+
+def test_response_formats_shape_the_text(api: openai.OpenAI) -> None:
+    colours = api.completions.create(
+        model=MODEL,
+        prompt="My cat is",
+        extra_body={"structured_outputs": {"choice": ["red", "blue"]}},
+    )
+    assert colours.choices[0].text in ("red", "blue")
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    shape = {"name": "flag", "schema": {**schema, "additionalProperties": False}}
+    answer = api.chat.completions.create(
+        model=MODEL,
+        messages=[USER],
+        response_format={"type": "json_schema", "json_schema": shape},
+    )
+    assert set(json.loads(answer.choices[0].message.content or "")) == {"a"}
+
+
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "parameters": {
+            "type": "object",
+            "properties": {"colour": {"enum": ["red", "green"]}},
+            "required": ["colour"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "look_up"}}]
+)
+def test_a_call_is_returned_and_streamed(api: openai.OpenAI, choice: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL, "messages": [USER], "tools": [LOOK_UP], "tool_choice": choice, "seed": 3,
+        "parallel_tool_calls": False,
+    }  # fmt: skip
+    whole = api.chat.completions.create(**asked).choices[0]
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    (call,) = whole.message.tool_calls or ()
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+    assert call.function.name == "look_up"
+    assert json.loads(call.function.arguments)["colour"] in ("red", "green")
+
+    deltas = [chunk.choices[0] for chunk in api.chat.completions.create(**asked, stream=True)]
+    assert [delta.finish_reason for delta in deltas[-1:]] == ["tool_calls"]
+    assert not any(delta.delta.content for delta in deltas)
+    parts = [part for delta in deltas for part in delta.delta.tool_calls or ()]
+    assert [part.index for part in parts] == [0] * len(parts)
+    assert [part.id is None for part in parts] == [False] + [True] * (len(parts) - 1)
+
+    with api.chat.completions.stream(**asked) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.done" in kinds
+    (same,) = final.message.tool_calls or ()
+    assert same.function.arguments == call.function.arguments
+
+
+def test_text_beside_tools_is_streamed_as_text(api: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL, "messages": [USER], "tools": [LOOK_UP], "seed": 3, "max_tokens": 20
+    }  # fmt: skip
+    whole = api.chat.completions.create(**asked).choices[0]
+    chunks = list(api.chat.completions.create(**asked, stream=True))
+    assert len([chunk for chunk in chunks if chunk.choices[0].delta.content]) > 1
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert (text, chunks[-1].choices[0].finish_reason) == (whole.message.content, "length")

@@ -87,15 +87,18 @@ class Screen:
         sys.stderr.flush()
 
     @contextmanager
-    def bar(self, label: str, unit: str = "") -> Iterator[Callable[[int, int], None]]:
+    def bar(
+        self, label: str, unit: str = "", *, long: bool = False
+    ) -> Iterator[Callable[[int, int], None]]:
         """A progress bar on stderr while the block runs; yields ``advance_to(done, total)``.
 
-        ``unit`` is ``"bytes"`` or a word for what is counted. No bar if stderr is not a terminal.
+        ``unit`` is ``"bytes"`` or a word for what is counted. ``long``: shows the rate and the time
+        left. No bar if stderr is not a terminal.
         """
         if not self.live:
             yield lambda _done, _total: None
             return
-        progress = self.progress(unit)
+        progress = self.progress(unit, long=long)
         task = progress.add_task(label, total=None)
         with progress:
             yield lambda done, total: progress.update(task, completed=done, total=total)
@@ -114,9 +117,13 @@ class Screen:
 
         return progress
 
-    def progress(self, unit: str) -> Progress:
+    def progress(self, unit: str, *, long: bool = False) -> Progress:
         """A rich progress display on stderr that disappears at its end."""
         from rich import progress as columns
+
+        class Rate(columns.ProgressColumn):
+            def render(self, task: columns.Task) -> str:
+                return f"{task.speed:,.0f}/s" if task.speed else ""
 
         in_bytes = unit == "bytes"
         return columns.Progress(
@@ -126,6 +133,7 @@ class Screen:
             columns.DownloadColumn() if in_bytes else columns.MofNCompleteColumn(),
             columns.TextColumn("" if in_bytes else unit),
             columns.TimeElapsedColumn(),
+            *((Rate(), columns.TimeRemainingColumn()) if long else ()),
             console=self.err,
             transient=True,
         )

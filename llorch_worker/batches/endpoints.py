@@ -1,0 +1,90 @@
+"""The endpoints whose bodies a line may have, and what they answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from llorch_worker.batches.lines import Call, Endpoint
+from llorch_worker.contract import (
+    Fault,
+    GenerationRequest,
+    GenerationResult,
+    InvalidRequest,
+    describe,
+)
+from llorch_worker.openai_api.body import Body
+from llorch_worker.openai_api.chat import ChatRequest
+from llorch_worker.openai_api.completions import CompletionRequest
+from llorch_worker.openai_api.responses import new_record, response_of
+from llorch_worker.openai_api.responses_request import ResponseRequest
+from llorch_worker.openai_api.shape import faults_of
+
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
+
+
+class _Completion:
+    """A body of completions or chat."""
+
+    def __init__(self, body: Body) -> None:
+        _refuse_unlike(body, stream=(None, False))
+        self._body = body
+        self.requests: Sequence[GenerationRequest] = body.to_requests()
+
+    def body(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        return dict(self._body.answer(results, int(time.time())))
+
+
+class _Response:
+    """A body of responses. It continues no other, and none continues it: nothing is stored."""
+
+    def __init__(self, body: ResponseRequest) -> None:
+        _refuse_unlike(
+            body,
+            stream=(None, False),
+            background=(None, False),
+            store=(None, False),
+            previous_response_id=(None,),
+        )
+        self._body = body.model_copy(update={"store": False})
+        self.requests: Sequence[GenerationRequest] = (body.to_generation(body.input),)
+
+    def body(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        record = new_record(
+            self._body,
+            self._body.input,
+            self.requests[0],
+            job_id=results[0].id,
+            created_at=int(time.time()),
+        )
+        return response_of(record, results[0]).model_dump(mode="json")
+
+
+def _refuse_unlike(body: BaseModel, **allowed: tuple[object, ...]) -> None:
+    faults = [
+        Fault(field=name, rule="not in a batch", got=describe(getattr(body, name)))
+        for name, values in allowed.items()
+        if getattr(body, name) not in values
+    ]
+    if faults:
+        raise InvalidRequest.from_faults(faults)
+
+
+def _endpoint(kind: type[AnyBody], call: Callable[[AnyBody], Call]) -> Endpoint:
+    def understand(body: dict[str, Any]) -> Call:
+        try:
+            return call(kind.model_validate(body))
+        except ValidationError as error:
+            raise InvalidRequest.from_faults(faults_of(error.errors())) from None
+
+    return understand
+
+
+ENDPOINTS: dict[str, Endpoint] = {
+    "/v1/chat/completions": _endpoint(ChatRequest, _Completion),
+    "/v1/completions": _endpoint(CompletionRequest, _Completion),
+    "/v1/responses": _endpoint(ResponseRequest, _Response),
+}

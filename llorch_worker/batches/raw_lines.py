@@ -1,0 +1,94 @@
+"""The lines of a file of requests, before anybody looks into them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import BinaryIO
+
+BLOCK_BYTES = 2**18
+MOST_LINE_BYTES = 8 * 2**20
+MOST_LINES = 1_000_000
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class RawLine:
+    """``number`` counts from 1, as editors do. A line of over ``MOST_LINE_BYTES`` is cut."""
+
+    number: int
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one look through a file finds."""
+
+    lines: int
+    """Those that are not blank."""
+    repeated: frozenset[int]
+    """The numbers of the lines whose custom_id an earlier line has."""
+    digest: str
+    """SHA-256 of the file."""
+
+
+def read_blocks(file: BinaryIO) -> Iterator[bytes]:
+    while block := file.read(BLOCK_BYTES):
+        yield block
+
+
+def raw_lines(blocks: Iterable[bytes]) -> Iterator[list[RawLine]]:
+    """The lines that are not blank, as many at a time as end in one block."""
+    number, rest = 0, b""
+    for block in blocks:
+        *whole, rest = (rest + block).split(b"\n")
+        yield list(_numbered(whole, number))
+        number += len(whole)
+        rest = rest[: MOST_LINE_BYTES + 1]
+    yield list(_numbered([rest], number))
+
+
+def _numbered(lines: list[bytes], before: int) -> Iterator[RawLine]:
+    for number, content in enumerate(lines, start=before + 1):
+        if number == 1:
+            content = content.removeprefix(BYTE_ORDER_MARK)
+        if content.strip():
+            yield RawLine(number, content[: MOST_LINE_BYTES + 1])
+
+
+def survey(file: BinaryIO) -> Survey:
+    """Looks through a whole file, in bounded memory but for the custom_ids.
+
+    Raises:
+        ValueError: more than ``MOST_LINES`` lines.
+    """
+    count, seen, repeated = 0, set(), set()
+    digest = hashlib.sha256()
+
+    def digested() -> Iterator[bytes]:
+        for block in read_blocks(file):
+            digest.update(block)
+            yield block
+
+    for lines in raw_lines(digested()):
+        count += len(lines)
+        if count > MOST_LINES:
+            raise ValueError(f"a batch may have at most {MOST_LINES} lines")
+        for line in lines:
+            custom_id = _custom_id(line)
+            if custom_id in seen:
+                repeated.add(line.number)
+            elif custom_id is not None:
+                seen.add(custom_id)
+    return Survey(count, frozenset(repeated), digest.hexdigest())
+
+
+def _custom_id(line: RawLine) -> str | None:
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(line.content.decode())
+        if isinstance(fields, dict) and isinstance(fields.get("custom_id"), str):
+            return str(fields["custom_id"])
+    return None

@@ -1,0 +1,1 @@
+"""Batches of the gateway's keys, driven by whichever gateway holds a batch's lease."""

@@ -1,0 +1,236 @@
+"""One batch, driven by the gateway that holds its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, suppress
+
+from llorch_worker.batches.driver import Adapt, Driver
+from llorch_worker.batches.endpoints import ENDPOINTS
+from llorch_worker.batches.lines import (
+    BatchCancelled,
+    BatchExpired,
+    Line,
+    OpenAILine,
+    OpenAIRules,
+    fields_of,
+)
+from llorch_worker.batches.raw_lines import Survey, raw_lines, read_blocks, survey
+from llorch_worker.client import AsyncClient, BrokerUnavailable
+from llorch_worker.gateway.batches.parts import PartWriter, joined, remove_parts
+from llorch_worker.gateway.batches.record import (
+    BatchFault,
+    BatchFaults,
+    BatchRecord,
+    Counts,
+    Part,
+    Status,
+)
+from llorch_worker.gateway.batches.store import LEASE_S, BatchStore, LeaseLost
+from llorch_worker.gateway.files.record import FileRecord
+from llorch_worker.gateway.files.store import FileStore
+
+logger = logging.getLogger(__name__)
+
+RENEW_S = LEASE_S / 5
+
+
+class BatchRun:
+    """``keep_s``: how long the record of a batch stays after its end. ``on_end`` gets the batch's
+    id then."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        store: BatchStore,
+        files: FileStore,
+        record: BatchRecord,
+        token: str,
+        *,
+        adapt: Adapt,
+        window: int,
+        keep_s: int,
+        on_end: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._record = record
+        self._batch = record.batch
+        self._token = token
+        self._keep_s = keep_s
+        self._on_end = on_end
+        self._done = _sum(part.counts for part in record.parts)
+        self._parts = PartWriter(files, record.folder, token, self._note_part)
+        self._ending = False
+        self._driver = Driver(client, record.number, window=window, adapt=adapt)
+
+    async def run(self) -> None:
+        """Drives the batch to its end.
+
+        Raises:
+            LeaseLost: another gateway drives it.
+            OSError: the store of files does not answer. A later run goes on.
+        """
+        # The latter two end by errors only.
+        tasks = [
+            asyncio.create_task(each) for each in (self._work(), self._renew(), self._write_parts())
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def release(self) -> None:
+        """Lets another gateway take the batch at once."""
+        with suppress(LeaseLost, BrokerUnavailable):
+            await self._store.save(self._record, self._token, whole=False, lease_s=0)
+
+    async def _renew(self) -> None:
+        while True:
+            if not self._ending:
+                await self._renew_once()
+            await asyncio.sleep(RENEW_S)
+
+    async def _renew_once(self) -> None:
+        self._count()
+        try:
+            cancelling_at = await self._store.save(self._record, self._token, whole=False)
+        except BrokerUnavailable as error:
+            logger.warning("batch %s: the lease is not renewed: %s", self._record.id, error)
+        except LeaseLost:
+            # Its end may have come in between.
+            if not self._ending:
+                raise
+        else:
+            self._stop_if_due(cancelling_at)
+
+    async def _write_parts(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            await self._parts.write_if_old()
+
+    def _stop_if_due(self, cancelling_at: int | None) -> None:
+        if self._driver.stopped or self._batch.status == "finalizing":
+            return
+        if cancelling_at is not None:
+            self._batch.cancelling_at = cancelling_at
+            self._record.stopped_as = "cancelled"
+            self._driver.stop(BatchCancelled("the batch was cancelled before this line was run"))
+        elif time.time() >= self._batch.expires_at:
+            self._record.stopped_as = "expired"
+            self._driver.stop(
+                BatchExpired("this line could not be run before the completion window ended")
+            )
+
+    async def _work(self) -> None:
+        try:
+            found = await asyncio.to_thread(self._survey)
+        except FileNotFoundError:
+            await self._fail("file_not_found", "the input file was deleted")
+        except ValueError as error:
+            await self._fail("too_many_lines", str(error))
+        else:
+            if found.lines:
+                await self._answer(found)
+            else:
+                await self._fail("empty_file", "the input file has no lines")
+
+    async def _answer(self, found: Survey) -> None:
+        self._batch.request_counts.total = found.lines
+        if self._batch.status == "validating":
+            self._batch.status, self._batch.in_progress_at = "in_progress", _now()
+        await self._save()
+        async with aclosing(self._driver.ends(self._lines(found))) as ends:
+            async for line, end in ends:
+                await self._parts.add(line.document(self._driver.job_id(line), end))
+        await self._parts.write()
+        await self._finish()
+
+    def _survey(self) -> Survey:
+        with self._files.open(self._record.input_path) as file:
+            return survey(file)
+
+    async def _lines(self, found: Survey) -> AsyncIterator[Line]:
+        """Those that are in no part yet."""
+        rules = OpenAIRules({self._batch.endpoint: ENDPOINTS[self._batch.endpoint]}, found.repeated)
+        skip = self._done.total
+        file = await asyncio.to_thread(self._files.open, self._record.input_path)
+        try:
+            some = raw_lines(read_blocks(file))
+            while (lines := await asyncio.to_thread(next, some, None)) is not None:
+                for raw in lines[skip:]:
+                    yield OpenAILine(raw, fields_of(raw), rules)
+                skip = max(0, skip - len(lines))
+        finally:
+            file.close()
+
+    async def _note_part(self, part: Part) -> None:
+        self._record.parts.append(part)
+        self._done = _sum((self._done, part.counts))
+        await self._save()
+
+    async def _finish(self) -> None:
+        if self._batch.status != "finalizing":
+            self._batch.status, self._batch.finalizing_at = "finalizing", _now()
+            await self._save()
+        output = await asyncio.to_thread(joined, self._files, self._record, self._token, "output")
+        error = await asyncio.to_thread(joined, self._files, self._record, self._token, "error")
+        self._batch.output_file_id = None if output is None else output.id
+        self._batch.error_file_id = None if error is None else error.id
+        await self._end(self._record.stopped_as or "completed", [f for f in (output, error) if f])
+
+    async def _fail(self, code: str, message: str) -> None:
+        self._batch.errors = BatchFaults(data=[BatchFault(code=code, message=message)])
+        await self._end("failed")
+
+    async def _end(self, status: Status, files: Sequence[FileRecord] = ()) -> None:
+        self._ending = True
+        self._batch.status = status
+        setattr(self._batch, f"{status}_at", _now())
+        await self._save(ended=True, files=files)
+        await self._on_end(self._record.id)
+        await asyncio.to_thread(remove_parts, self._files, self._record, [f.path for f in files])
+
+    async def _save(self, *, ended: bool = False, files: Sequence[FileRecord] = ()) -> None:
+        """Saves the whole record, once Redis answers."""
+        self._count()
+        while True:
+            try:
+                await self._store.save(
+                    self._record,
+                    self._token,
+                    lease_s=None if ended else LEASE_S,
+                    keep_s=self._keep_s,
+                    files=files,
+                )
+            except BrokerUnavailable as error:
+                logger.warning("batch %s waits: %s", self._record.id, error)
+                await asyncio.sleep(RENEW_S)
+            else:
+                return
+
+    def _count(self) -> None:
+        counts = _sum((self._done, self._parts.counts))
+        counts.total = self._batch.request_counts.total
+        self._batch.request_counts = counts
+
+
+def _sum(counts: Iterable[Counts]) -> Counts:
+    """Of what is answered: ``total`` lines."""
+    each = list(counts)
+    return Counts(
+        total=sum(c.total for c in each),
+        completed=sum(c.completed for c in each),
+        failed=sum(c.failed for c in each),
+    )
+
+
+def _now() -> int:
+    return int(time.time())

@@ -1,0 +1,75 @@
+"""Takes batches that nobody drives, and drives them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from llorch_worker.client import BrokerUnavailable
+from llorch_worker.gateway.batches.record import BatchRecord
+from llorch_worker.gateway.batches.run import BatchRun
+from llorch_worker.gateway.batches.store import BatchStore, LeaseLost
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+MOST_AT_ONCE = 8
+"""Batches that one gateway drives. Others wait for another gateway, or for their turn."""
+
+NewRun = Callable[[BatchRecord, str], BatchRun]
+"""Makes the run of a batch under the token of a lease."""
+
+
+@asynccontextmanager
+async def running(store: BatchStore, new_run: NewRun) -> AsyncIterator[None]:
+    """Drives batches meanwhile; at the end others may take over at once what has not ended."""
+    task = asyncio.create_task(_drive_all(store, new_run), name="llorch-batches")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _drive_all(store: BatchStore, new_run: NewRun) -> None:
+    runs: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            token = uuid.uuid4().hex
+            record = await _claim(store, token) if len(runs) < MOST_AT_ONCE else None
+            if record is None:
+                await asyncio.sleep(POLL_S)
+                continue
+            run = asyncio.create_task(_drive(new_run(record, token), record.id))
+            runs.add(run)
+            run.add_done_callback(runs.discard)
+    finally:
+        for run in runs:
+            run.cancel()
+        await asyncio.gather(*runs, return_exceptions=True)
+
+
+async def _claim(store: BatchStore, token: str) -> BatchRecord | None:
+    try:
+        return await store.claim(token)
+    except BrokerUnavailable as error:
+        logger.warning("no batches are taken: %s", error)
+        return None
+
+
+async def _drive(run: BatchRun, batch_id: str) -> None:
+    try:
+        await run.run()
+    except LeaseLost:
+        logger.info("batch %s: another gateway has taken it", batch_id)
+    except asyncio.CancelledError:
+        await run.release()
+        raise
+    except OSError as error:
+        logger.warning("batch %s waits for its files: %s", batch_id, type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - one batch must not stop the others
+        # It may quote a prompt. The lease ends soon, and a gateway tries again.
+        logger.error("batch %s: a defect: %s", batch_id, type(error).__name__)

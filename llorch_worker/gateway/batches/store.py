@@ -1,0 +1,113 @@
+"""Batches in Redis: their records, leases and progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import broker_errors
+from llorch_worker.broker.scripts import run_script_async
+from llorch_worker.gateway.batches.record import ENDED, Batch, BatchRecord, Counts
+from llorch_worker.gateway.documents import Documents
+from llorch_worker.gateway.errors import HttpError
+from llorch_worker.gateway.files.record import FileRecord
+
+LEASE_S = 5.0
+
+
+class LeaseLost(Exception):
+    """Another gateway drives this batch now."""
+
+
+class BatchStore(Documents[BatchRecord]):
+    """All batches. A driver's ``token`` fences off the one before it: see ``batch_save.lua``."""
+
+    _prefix = "batch_"
+    _fields = ("document", "counts", "cancelling_at")
+
+    def _also(self, pipe: Any, record: BatchRecord) -> None:
+        # A lease that has ended, so that a gateway takes it now.
+        pipe.zadd(keys.BATCH_LEASES, {record.id: 0})
+
+    async def claim(self, token: str) -> BatchRecord | None:
+        """A batch that nobody drives; its lease is now ``token``'s."""
+        with broker_errors(self._url):
+            claimed = await run_script_async(
+                self._redis, "batch_claim", [token, int(LEASE_S * 1e3)]
+            )
+        return None if claimed is None else BatchRecord.model_validate_json(claimed[1])
+
+    async def save(
+        self,
+        record: BatchRecord,
+        token: str,
+        *,
+        whole: bool = True,
+        lease_s: float | None = LEASE_S,
+        keep_s: int = 0,
+        files: Sequence[FileRecord] = (),
+    ) -> int | None:
+        """Saves the record, or its counts unless ``whole``, with new ``files``.
+
+        ``lease_s``: from now on; None ends the lease and keeps the record for ``keep_s`` more.
+
+        Returns when a cancel was requested, if one was.
+
+        Raises:
+            LeaseLost: nothing was saved.
+        """
+        named: list[str] = []
+        written: list[str | float] = []
+        for file in files:
+            named += [keys.gateway_document(file.id), keys.gateway_documents("file", file.owner)]
+            written += [file.id, time.time(), file.model_dump_json()]
+        with broker_errors(self._url):
+            saved, *rest = await run_script_async(
+                self._redis,
+                "batch_save",
+                [
+                    record.id,
+                    token,
+                    "" if lease_s is None else int(lease_s * 1e3),
+                    keep_s,
+                    record.batch.request_counts.model_dump_json(),
+                    record.model_dump_json() if whole else "",
+                    *written,
+                ],
+                named,
+            )
+        if not saved:
+            raise LeaseLost
+        return int(rest[0]) if rest[0] else None
+
+    async def cancel(self, owner: str, batch_id: str) -> BatchRecord:
+        """Raises ``HttpError`` 404, or 409 if the batch has ended."""
+        record = await self.get(owner, batch_id)
+        with broker_errors(self._url):
+            noted = await run_script_async(
+                self._redis, "batch_cancel", [batch_id, int(time.time())]
+            )
+        if not noted:
+            raise HttpError(409, "BATCH_ENDED", f"the batch is {record.batch.status} already")
+        return await self.get(owner, batch_id)
+
+    async def event(self, batch_id: str) -> tuple[str, Batch] | None:
+        """What a webhook tells of a batch; None until it has ended. Raises ``LookupError`` if Redis
+        does not know it, or not any more."""
+        (record,) = await self._read([batch_id])
+        if record is None:
+            raise LookupError(batch_id)
+        batch = record.batch
+        return (f"batch.{batch.status}", batch) if batch.status in ENDED else None
+
+    def _record(self, values: Sequence[str | None]) -> BatchRecord:
+        record = super()._record(values)
+        _, counts, cancelling_at = values
+        batch = record.batch
+        if counts is not None:
+            batch.request_counts = Counts.model_validate_json(counts)
+        if cancelling_at is not None and batch.status in ("validating", "in_progress"):
+            batch.status, batch.cancelling_at = "cancelling", int(cancelling_at)
+        return record

@@ -1,0 +1,1 @@
+"""Files of the gateway's keys: what they upload, and what batches write."""

@@ -1,0 +1,92 @@
+"""The bytes of files, in a folder or an object store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO
+
+from fsspec.core import url_to_fs
+
+from llorch_worker.gateway.errors import HttpError
+
+BLOCK_BYTES = 2**20
+
+
+class FileStore:
+    """Bytes by path, below the ``url`` of a folder. An object is visible to others once a record in
+    Redis names it, so what a dying gateway leaves half written harms nobody.
+
+    Methods that are no coroutines block. All raise ``OSError``.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._files, self._root = url_to_fs(url, use_listings_cache=False)
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[BinaryIO]:
+        """A new object; nothing is left of it if the block fails."""
+        whole = self._whole(path)
+        self._files.makedirs(whole.rpartition("/")[0], exist_ok=True)
+        try:
+            with self._files.open(whole, "wb") as file:
+                yield file
+        except BaseException:
+            with suppress(OSError):
+                self._files.rm_file(whole)
+            raise
+
+    def open(self, path: str) -> BinaryIO:
+        file: BinaryIO = self._files.open(self._whole(path), "rb", block_size=BLOCK_BYTES)
+        return file
+
+    def write(self, path: str, blocks: Iterable[bytes]) -> int:
+        """The number of bytes written."""
+        with self.writing(path) as file:
+            return sum(file.write(block) for block in blocks)
+
+    async def copy_in(self, path: str, source: BinaryIO) -> int:
+        """The number of bytes written."""
+        return await asyncio.to_thread(
+            self.write, path, iter(lambda: source.read(BLOCK_BYTES), b"")
+        )
+
+    def remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._files.rm_file(self._whole(path))
+
+    def names(self, folder: str) -> list[str]:
+        """The paths of the objects in ``folder``."""
+        try:
+            found: list[Any] = self._files.ls(self._whole(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        return [f"{folder}/{str(path).rpartition('/')[2]}" for path in found]
+
+    def remove_folder(self, folder: str) -> None:
+        """Removes ``folder`` if nothing is in it; object stores have none."""
+        with suppress(OSError):
+            self._files.rmdir(self._whole(folder))
+
+    def _whole(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}"
+
+
+async def blocks_of(file: BinaryIO) -> AsyncIterator[bytes]:
+    """The whole of ``file``, which is then closed."""
+    with file:
+        while block := await asyncio.to_thread(file.read, BLOCK_BYTES):
+            yield block
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Turns errors of the store into ``HttpError``."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise HttpError(404, "NOT_FOUND", "no such file", param="id") from None
+    except OSError:
+        message = "the store of files does not answer; try again later"
+        raise HttpError(503, "FILES_UNAVAILABLE", message) from None

@@ -1,0 +1,85 @@
+"""A job as clients send it and see it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import broker_errors
+from llorch_worker.broker.results import decode_state
+from llorch_worker.client import AsyncClient, JobState
+from llorch_worker.contract import (
+    ErrorDocument,
+    GenerationRequest,
+    GenerationResult,
+    LlorchError,
+)
+
+MAX_URL_CHARS = 2_048
+_EVENT_TYPES = {
+    "succeeded": "job.completed",
+    "failed": "job.failed",
+    "cancelled": "job.cancelled",
+}
+
+
+class JobRequest(GenerationRequest):
+    """The fields of ``llorch.generate``, and where to send the end."""
+
+    model_config = ConfigDict(title="JobRequest", use_attribute_docstrings=True)
+
+    callback_url: str | None = Field(None, min_length=1, max_length=MAX_URL_CHARS)
+    """An http or https URL. The gateways post the job's document there once it has ended."""
+
+    def generation_request(self) -> GenerationRequest:
+        """What workers get."""
+        fields = {name: getattr(self, name) for name in GenerationRequest.model_fields}
+        given = self.model_fields_set - {"callback_url"}
+        return GenerationRequest.model_construct(_fields_set=given, **fields)
+
+
+class JobUrls(BaseModel):
+    """Relative to the gateway."""
+
+    job: str
+    events: str
+
+
+class JobDocument(BaseModel):
+    """A job: its status and, once it has ended, its result or its error."""
+
+    id: str
+    object: Literal["job"] = "job"
+    status: JobState
+    worker: str | None = None
+    result: GenerationResult | None = None
+    error: ErrorDocument | None = None
+    urls: JobUrls
+
+
+async def job_document(client: AsyncClient, job_id: str) -> JobDocument:
+    """Raises ``LookupError`` if Redis does not know the job, or not any more."""
+    status = await client.job(job_id).status()
+    end = None
+    if status.ended:
+        with broker_errors(client.settings.redis_url):
+            end = decode_state(await client.redis.get(keys.result(job_id))).end
+    if status.state == "unknown" or (status.ended and end is None):
+        raise LookupError(job_id)
+    return JobDocument(
+        id=status.id,
+        status=status.state,
+        worker=status.worker,
+        result=end if isinstance(end, GenerationResult) else None,
+        error=end.document() if isinstance(end, LlorchError) else None,
+        urls=JobUrls(job=f"/v1/jobs/{status.id}", events=f"/v1/jobs/{status.id}/events"),
+    )
+
+
+async def job_event(client: AsyncClient, job_id: str) -> tuple[str, JobDocument] | None:
+    """What a webhook tells of a job; None until it has ended. Raises like :func:`job_document`."""
+    document = await job_document(client, job_id)
+    type = _EVENT_TYPES.get(document.status)
+    return None if type is None else (type, document)

@@ -1,0 +1,200 @@
+"""From a request to its response: at once, as a stream, or in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import anyio
+from celery.utils import uuid
+from fastapi import Request
+from redis.exceptions import RedisError
+from sse_starlette import EventSourceResponse
+
+from llorch_worker.client import AsyncJob
+from llorch_worker.contract import TERMINAL_EVENTS, LlorchError, Started
+from llorch_worker.contract.errors import BrokerUnavailable
+from llorch_worker.gateway.errors import HttpError
+from llorch_worker.gateway.gateway import Gateway
+from llorch_worker.gateway.hang_up import unless_hung_up
+from llorch_worker.gateway.job_events import PATIENCE_S
+from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.responses.progress import (
+    end_if_ended,
+    end_of,
+    response_events,
+    response_now,
+)
+from llorch_worker.gateway.responses.sse import event_source, sse
+from llorch_worker.gateway.responses.store import NotKept, ResponseStore
+from llorch_worker.openai_api.responses import (
+    End,
+    Response,
+    ResponseRecord,
+    failure_of,
+    new_record,
+    output_of,
+    response_of,
+)
+from llorch_worker.openai_api.responses_items import Item
+from llorch_worker.openai_api.responses_request import ResponseRequest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Creation:
+    """One request. Its job ends with the client that waits for it, unless an idempotency key says
+    that it may come back; a job in the background goes on."""
+
+    request: Request
+    gateway: Gateway
+    caller: Caller
+    store: ResponseStore
+    body: ResponseRequest
+
+    async def respond(self) -> Response | EventSourceResponse:
+        """Raises ``LlorchError``, ``HttpError`` and ``BrokerUnavailable`` until it has begun."""
+        record, job = await self._begin()
+        if self.body.background:
+            if self.body.stream:
+                entries = job.stream(patience_s=PATIENCE_S)
+                return event_source(sse(response_events(record, job, entries)))
+            return await response_now(record, job)
+        if not self.body.stream:
+            return await unless_hung_up(self.request, self._result(record, job))
+        stream = self._stream(record, job)
+        first = await unless_hung_up(self.request, _next(stream))
+        return event_source(self._all(first, stream))
+
+    async def _begin(self) -> tuple[ResponseRecord, AsyncJob]:
+        """Enqueues the job. What belongs to it is stored before, so that no job lacks it."""
+        conversation = [*await self._earlier(), *self.body.input]
+        generation = self.body.to_generation(conversation)
+        if generation.model is None:
+            generation = generation.model_copy(update={"model": await self._only_model()})
+        created_at = int(time.time())
+
+        def record_of(job_id: str) -> ResponseRecord:
+            return new_record(
+                self.body, conversation, generation, job_id=job_id, created_at=created_at
+            )
+
+        record = record_of(uuid())
+        url = self.body.callback_url
+        if url is not None:
+            await self.gateway.webhooks.expect(record.job_id, url, self.caller, "response")
+        if self.body.stored:
+            await self.store.put(record)
+        job = None
+        try:
+            job = await self.gateway.submit(
+                generation, self.caller, waits=not self.body.background, job_id=record.job_id
+            )
+        finally:
+            if job is None or job.id != record.job_id:
+                # It failed, or an earlier request had the same idempotency key.
+                await self._forget(record)
+        if job.id != record.job_id:
+            record = await self.store.find(job.id) or record_of(job.id)
+        elif url is not None:
+            self.gateway.webhooks.watch(job)
+        return record, job
+
+    async def _forget(self, record: ResponseRecord) -> None:
+        if self.body.callback_url is not None:
+            await self.gateway.webhooks.forget(record.job_id)
+        if self.body.stored:
+            await self.store.delete(record)
+
+    async def _earlier(self) -> list[Item]:
+        """The conversation that the request continues."""
+        earlier_id = self.body.previous_response_id
+        if earlier_id is None:
+            return []
+        try:
+            record = await self.store.get(earlier_id)
+            end = await end_if_ended(self.gateway.client.job(record.job_id))
+        except NotKept as error:
+            raise _refused("PREVIOUS_RESPONSE_NOT_FOUND", error.message) from None
+        if isinstance(end, str):
+            raise _refused("PREVIOUS_RESPONSE_NOT_READY", "it is still being made", status=409)
+        if isinstance(end, LlorchError) or failure_of(end):
+            raise _refused("PREVIOUS_RESPONSE_FAILED", "the previous response failed")
+        return [*record.conversation, *output_of(record, end)]
+
+    async def _only_model(self) -> str | None:
+        """The one model that is served; None if there are several, which the queue refuses."""
+        models = {card.model for card in await self.gateway.client.workers()}
+        models = models or {card.name for card in await self.gateway.client.models()}
+        return models.pop() if len(models) == 1 else None
+
+    async def _result(self, record: ResponseRecord, job: AsyncJob) -> Response:
+        """Raises ``LlorchError`` if the job fails."""
+        ended = False
+        try:
+            end = await end_of(job)
+            ended = True
+            _check(end)
+            return response_of(record, end)
+        finally:
+            await self._leave(job, ended)
+
+    async def _stream(self, record: ResponseRecord, job: AsyncJob) -> AsyncGenerator[bytes]:
+        """Raises ``LlorchError`` if the job fails before its first token: that is an answer of its
+        own."""
+        ended = False
+        entries = job.stream(patience_s=PATIENCE_S)
+        try:
+            first = [await anext(entries)]
+            while isinstance(first[-1].event, Started):
+                first.append(await anext(entries))
+            if isinstance(first[-1].event, TERMINAL_EVENTS):
+                _check(await end_of(job))
+            async for data in sse(response_events(record, job, entries, first)):
+                yield data
+            ended = True
+        finally:
+            await self._leave(job, ended)
+
+    async def _all(self, first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        async with aclosing(rest):
+            try:
+                yield first
+                async for data in rest:
+                    yield data
+            except (asyncio.CancelledError, GeneratorExit):
+                logger.info("499: the client of %s hung up", self.request.url.path)
+                raise
+
+    async def _leave(self, job: AsyncJob, ended: bool) -> None:
+        """Cancels what nobody waits for any more, and gives the place in flight back."""
+        if not ended and self.body.idempotency_key is not None:
+            return
+        # Whoever hung up has cancelled this task already.
+        with anyio.CancelScope(shield=True):
+            try:
+                if not ended:
+                    await job.cancel()
+                await self.gateway.ended(self.caller, job)
+            except (BrokerUnavailable, RedisError):
+                logger.warning("job %s goes on: Redis did not take its cancel", job.id)
+
+
+def _check(end: End) -> None:
+    """Raises ``LlorchError`` if nothing came of the job."""
+    failure = failure_of(end)
+    if failure is not None:
+        raise failure
+
+
+def _refused(code: str, message: str, *, status: int = 400) -> HttpError:
+    return HttpError(status, code, message, param="previous_response_id")
+
+
+async def _next(stream: AsyncGenerator[bytes]) -> bytes:
+    return await anext(stream)

@@ -1,0 +1,72 @@
+"""What has come of a response. Its job alone says so, and any gateway can tell."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from llorch_worker.client import AsyncJob, JobState, StreamEntry
+from llorch_worker.contract import LlorchError, Started, Tokens
+from llorch_worker.gateway.errors import as_told, body_of
+from llorch_worker.gateway.job_events import PATIENCE_S
+from llorch_worker.gateway.responses.store import NotKept
+from llorch_worker.openai_api.responses import End, Response, ResponseRecord, response_of
+from llorch_worker.openai_api.responses_events import Event, ResponseEvents
+
+
+async def end_of(job: AsyncJob, timeout_s: float | None = None) -> End:
+    """Waits for the job's end. Raises TimeoutError if it has not come within ``timeout_s``."""
+    try:
+        return await job.result(timeout_s, patience_s=PATIENCE_S)
+    except LlorchError as error:
+        return error
+
+
+async def end_if_ended(job: AsyncJob) -> End | JobState:
+    """The end of the job, or its state if it goes on. Raises ``NotKept``."""
+    status = await job.status()
+    if status.state == "unknown":
+        raise NotKept
+    return await end_of(job) if status.ended else status.state
+
+
+async def response_now(record: ResponseRecord, job: AsyncJob) -> Response:
+    """Raises ``NotKept`` if what came of it is no longer there."""
+    end = await end_if_ended(job)
+    if isinstance(end, str):
+        return response_of(record, None, running=end != "queued")
+    return response_of(record, end)
+
+
+async def response_events(
+    record: ResponseRecord,
+    job: AsyncJob,
+    entries: AsyncIterator[StreamEntry],
+    read: Sequence[StreamEntry] = (),
+) -> AsyncIterator[Event]:
+    """The response's events. ``entries``: all of the job's, after those that were ``read``."""
+    events = ResponseEvents(record)
+    for event in events.begin():
+        yield event
+    try:
+        async for entry in _chained(read, entries):
+            match entry.event:
+                case Started():
+                    new = events.start()
+                case Tokens():
+                    new = events.tokens(entry.event)
+                case _:
+                    new = events.end(await end_of(job))
+            for event in new:
+                yield event
+    except Exception as error:  # noqa: BLE001 - a stream that has begun has no other way to tell
+        detail = body_of(as_told(error)).error
+        yield events.error(detail.code, detail.message)
+
+
+async def _chained(
+    read: Sequence[StreamEntry], entries: AsyncIterator[StreamEntry]
+) -> AsyncIterator[StreamEntry]:
+    for entry in read:
+        yield entry
+    async for entry in entries:
+        yield entry

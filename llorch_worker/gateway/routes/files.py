@@ -1,0 +1,135 @@
+"""``/v1/files``: what batches read and write."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Form, Query, Response, UploadFile
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.gateway.documents import Order
+from llorch_worker.gateway.errors import ERRORS
+from llorch_worker.gateway.files.record import FileRecord, Purpose, new_file_id
+from llorch_worker.gateway.files.store import blocks_of, storage_errors
+from llorch_worker.gateway.gateway import TheCaller, TheGateway
+
+router = APIRouter(tags=["files"], responses=ERRORS)
+
+
+class FileUpload(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    file: UploadFile
+    purpose: Literal["batch", "user_data"]
+
+
+class FileObject(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+
+
+class FileList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: bool
+
+
+@router.post("/v1/files")
+async def upload_file(
+    gateway: TheGateway, caller: TheCaller, upload: Annotated[FileUpload, Form()]
+) -> FileObject:
+    """Keeps a file, until it is deleted."""
+    now_s = time.time()
+    file_id = new_file_id()
+    path = f"uploads/{file_id}"
+    with storage_errors():
+        size = await gateway.file_store.copy_in(path, upload.file.file)
+    record = FileRecord(
+        id=file_id,
+        owner=caller.name,
+        created_at=int(now_s),
+        filename=upload.file.filename or "upload",
+        purpose=upload.purpose,
+        bytes=size,
+        path=path,
+    )
+    await gateway.files.add(record, now_s)
+    return _shown(record)
+
+
+@router.get("/v1/files")
+async def list_files(
+    gateway: TheGateway,
+    caller: TheCaller,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Order = "desc",
+    purpose: str | None = None,
+) -> FileList:
+    """The files of this key, by the time of their creation."""
+    records, more = await gateway.files.page(
+        caller.name,
+        after=after,
+        limit=limit,
+        order=order,
+        wanted=lambda record: purpose in (None, record.purpose),
+    )
+    ids = [record.id for record in records]
+    return FileList(
+        data=[_shown(record) for record in records],
+        first_id=ids[0] if ids else None,
+        last_id=ids[-1] if ids else None,
+        has_more=more,
+    )
+
+
+@router.get("/v1/files/{file_id}")
+async def get_file(file_id: str, gateway: TheGateway, caller: TheCaller) -> FileObject:
+    return _shown(await gateway.files.get(caller.name, file_id))
+
+
+@router.delete("/v1/files/{file_id}")
+async def delete_file(file_id: str, gateway: TheGateway, caller: TheCaller) -> FileDeleted:
+    """A batch that has begun to read the file may fail."""
+    record = await gateway.files.get(caller.name, file_id)
+    deleted = await gateway.files.remove(record)
+    with storage_errors():
+        await asyncio.to_thread(gateway.file_store.remove, record.path)
+    return FileDeleted(id=file_id, deleted=deleted)
+
+
+@router.get(
+    "/v1/files/{file_id}/content",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}}}},
+)
+async def get_content(file_id: str, gateway: TheGateway, caller: TheCaller) -> StreamingResponse:
+    """The file's bytes."""
+    record = await gateway.files.get(caller.name, file_id)
+    with storage_errors():
+        file = await asyncio.to_thread(gateway.file_store.open, record.path)
+    return StreamingResponse(
+        blocks_of(file),
+        media_type="application/octet-stream",
+        headers={"Content-Length": str(record.bytes)},
+    )
+
+
+def _shown(record: FileRecord) -> FileObject:
+    return FileObject(**record.model_dump(include=set(FileObject.model_fields)))

@@ -1,0 +1,163 @@
+"""``/v1/jobs``: jobs that outlive their client's connection."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from celery.utils import uuid
+from fastapi import APIRouter, Depends, Header, Query, Response
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from llorch_worker.client import AsyncJob, BrokerUnavailable
+from llorch_worker.contract import Fault, InvalidRequest, describe, encode_event
+from llorch_worker.gateway.answering import SEND_TIMEOUT_S
+from llorch_worker.gateway.errors import ERRORS, HttpError
+from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway, known_caller
+from llorch_worker.gateway.job_document import JobDocument, JobRequest, job_document
+from llorch_worker.gateway.reader_position import ReaderPosition
+
+logger = logging.getLogger(__name__)
+
+router = APIRouter(tags=["jobs"], responses=ERRORS, dependencies=[Depends(known_caller)])
+
+PATIENCE_S = 60.0
+"""How long Redis may be away before open streams end. Their readers come back by themselves."""
+_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200)]
+
+
+@router.post("/v1/jobs", status_code=202, response_model_exclude_none=True)
+async def submit_job(
+    body: JobRequest,
+    response: Response,
+    gateway: TheGateway,
+    caller: TheCaller,
+    idempotency_key: IdempotencyKey = None,
+) -> JobDocument:
+    """Enqueue a job, which goes on whoever hangs up.
+
+    Its id is the header Location too. A second request with the same idempotency key, given as
+    header or as field, answers with the first one's job, and its callback_url is not used.
+    """
+    request = body.generation_request()
+    if request.idempotency_key is None:
+        request = request.model_copy(update={"idempotency_key": idempotency_key})
+    job_id, url = uuid(), body.callback_url
+    if url is not None:
+        # First, so that a gateway that dies in between forgets no webhook of an enqueued job.
+        await gateway.webhooks.expect(job_id, url, caller)
+    job = None
+    try:
+        job = await gateway.submit(request, caller, waits=False, job_id=job_id)
+    finally:
+        if url is not None and (job is None or job.id != job_id):
+            await gateway.webhooks.forget(job_id)
+    if url is not None and job.id == job_id:
+        gateway.webhooks.watch(job)
+    document = await _document(gateway, job.id)
+    response.headers["Location"] = document.urls.job
+    return document
+
+
+async def known_job(job_id: str, gateway: TheGateway) -> AsyncJob:
+    """The job of a path. Raises ``HttpError`` 404."""
+    # Other ids could name other keys of Redis.
+    if not _ID.fullmatch(job_id):
+        raise _no_such_job()
+    return gateway.client.job(job_id)
+
+
+TheJob = Annotated[AsyncJob, Depends(known_job)]
+
+
+@router.get("/v1/jobs/{job_id}", response_model_exclude_none=True)
+async def get_job(job: TheJob, gateway: TheGateway) -> JobDocument:
+    """The status of a job and, once it has ended, its result or its error."""
+    return await _document(gateway, job.id)
+
+
+@router.delete(
+    "/v1/jobs/{job_id}",
+    response_model_exclude_none=True,
+    responses={202: {"model": JobDocument, "description": "It runs, and ends within a step."}},
+)
+async def cancel_job(job: TheJob, response: Response, gateway: TheGateway) -> JobDocument:
+    """Cancel a job. One that waits has ended then: 200. One that runs ends soon: 202. One that has
+    succeeded or failed cannot be cancelled any more: 409. A second cancel answers as the first."""
+    document = await _document(gateway, job.id)
+    if document.status not in ("succeeded", "failed", "cancelled"):
+        await job.cancel()
+        document = await _document(gateway, job.id)
+    if document.status in ("succeeded", "failed"):
+        raise HttpError(409, "ALREADY_ENDED", f"the job has {document.status} already")
+    if document.status != "cancelled":
+        response.status_code = 202
+    return document
+
+
+@router.get(
+    "/v1/jobs/{job_id}/events",
+    response_class=EventSourceResponse,
+    responses={
+        200: {
+            "description": "Server-sent events: `event` is the type, `data` the event as JSON, "
+            "`id` what to send as Last-Event-ID to go on after it. The last event is finished, "
+            "failed or cancelled.",
+            "content": {"text/event-stream": {}},
+        },
+        204: {"description": "Last-Event-ID is that of the last event: do not come back."},
+    },
+)
+async def job_events(
+    job: TheJob,
+    gateway: TheGateway,
+    last_event_id: Annotated[str | None, Header()] = None,
+    from_id: Annotated[str | None, Query(alias="last_event_id")] = None,
+) -> Response:
+    """The events of a job as they come, from the first or the one after Last-Event-ID on.
+
+    A reader may come back to any gateway, after any death, and sees every token once. While Redis
+    is away, the stream pauses.
+    """
+    position = _position(last_event_id or from_id)
+    if position.ended:
+        return Response(status_code=204)
+    await _document(gateway, job.id)
+    return EventSourceResponse(_events(job, position), send_timeout=SEND_TIMEOUT_S)
+
+
+async def _events(job: AsyncJob, position: ReaderPosition) -> AsyncIterator[ServerSentEvent]:
+    try:
+        async for entry in job.stream(patience_s=PATIENCE_S):
+            event = position.rest(entry)
+            if event is not None:
+                yield ServerSentEvent(encode_event(event), event=event.type, id=str(position))
+    except BrokerUnavailable as error:
+        # Without a last event: the reader comes back with Last-Event-ID.
+        logger.warning("a stream of job %s ends early: %s", job.id, error)
+
+
+def _position(last_event_id: str | None) -> ReaderPosition:
+    if not last_event_id:
+        return ReaderPosition()
+    try:
+        return ReaderPosition.parse(last_event_id)
+    except ValueError:
+        rule = "must be the id of an event of this job"
+        fault = Fault(field="Last-Event-ID", rule=rule, got=describe(last_event_id))
+        raise InvalidRequest.from_faults([fault]) from None
+
+
+async def _document(gateway: Gateway, job_id: str) -> JobDocument:
+    try:
+        return await job_document(gateway.client, job_id)
+    except LookupError:
+        raise _no_such_job() from None
+
+
+def _no_such_job() -> HttpError:
+    return HttpError(404, "NOT_FOUND", "there is no such job, or its result has expired")

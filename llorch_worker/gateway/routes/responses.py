@@ -1,0 +1,148 @@
+"""``/v1/responses``: answers that are kept, conversations that go on, and jobs to come back for."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
+from sse_starlette import EventSourceResponse
+
+from llorch_worker.contract import Fault, Finished, InvalidRequest
+from llorch_worker.gateway.answering import IdempotencyKey
+from llorch_worker.gateway.errors import ERRORS, HttpError
+from llorch_worker.gateway.gateway import TheCaller, TheGateway
+from llorch_worker.gateway.job_events import PATIENCE_S
+from llorch_worker.gateway.responses.creation import Creation
+from llorch_worker.gateway.responses.progress import end_of, response_events, response_now
+from llorch_worker.gateway.responses.sse import event_source, sse
+from llorch_worker.gateway.responses.store import TheStore
+from llorch_worker.openai_api.responses import Response
+from llorch_worker.openai_api.responses_items import Item
+from llorch_worker.openai_api.responses_request import ResponseRequest
+
+router = APIRouter(tags=["responses"], responses=ERRORS)
+
+CANCEL_WAIT_S = 5.0
+"""How long a cancel waits for the end of a running job, which comes within an engine step unless
+its worker has died."""
+
+_OR_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The response; with stream, its events as server-sent events.",
+        "content": {"text/event-stream": {}},
+    }
+}
+
+
+class DeletedResponse(BaseModel):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class ItemList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+@router.post("/v1/responses", response_model=Response, responses=_OR_EVENTS)
+async def create(
+    body: ResponseRequest,
+    request: Request,
+    gateway: TheGateway,
+    caller: TheCaller,
+    store: TheStore,
+    idempotency_key: IdempotencyKey = None,
+) -> Response | EventSourceResponse:
+    """The next turn of a conversation. With background, come back for it."""
+    if body.idempotency_key is None:
+        body = body.model_copy(update={"idempotency_key": idempotency_key})
+    return await Creation(request, gateway, caller, store, body).respond()
+
+
+@router.get("/v1/responses/{response_id}", response_model=Response, responses=_OR_EVENTS)
+async def retrieve(
+    response_id: str,
+    gateway: TheGateway,
+    store: TheStore,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0)] = None,
+) -> Response | EventSourceResponse:
+    """What has come of it by now; with stream, its events from the first on, or from the one after
+    the number ``starting_after``."""
+    record = await store.get(response_id)
+    job = gateway.client.job(record.job_id)
+    now = await response_now(record, job)
+    if not now.ended:
+        # Its conversation may be wanted for as long after its end.
+        await store.keep(record)
+    if not stream:
+        return now
+    entries = job.stream(patience_s=PATIENCE_S)
+    first = [await anext(entries)] if now.ended else []
+    if starting_after is not None and first and isinstance(first[0].event, Finished):
+        # It was made from the result, in which texts are not in the pieces that were numbered.
+        message = "its events are no longer kept; retrieve it without stream"
+        raise HttpError(409, "EVENTS_NOT_KEPT", message, param="starting_after")
+    events = response_events(record, job, entries, first)
+    after = -1 if starting_after is None else starting_after
+    return event_source(sse(event async for event in events if event["sequence_number"] > after))
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete(response_id: str, gateway: TheGateway, store: TheStore) -> DeletedResponse:
+    """Forgets it. In the background it is also cancelled: nobody could come back for it."""
+    record = await store.get(response_id)
+    await store.delete(record)
+    if record.response.background:
+        await gateway.client.job(record.job_id).cancel()
+    return DeletedResponse(id=response_id)
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel(response_id: str, gateway: TheGateway, store: TheStore) -> Response:
+    """Cancels a response in the background; one that has ended stays as it is."""
+    record = await store.get(response_id)
+    if not record.response.background:
+        message = "only a response in the background can be cancelled; hang up on others"
+        raise HttpError(400, "INVALID_REQUEST", message, param="response_id")
+    job = gateway.client.job(record.job_id)
+    now = await response_now(record, job)
+    if now.ended:
+        return now
+    await job.cancel()
+    with suppress(TimeoutError):
+        await end_of(job, CANCEL_WAIT_S)
+    return await response_now(record, job)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def input_items(
+    response_id: str,
+    store: TheStore,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> ItemList:
+    """The turns that it answers, those of earlier responses too."""
+    record = await store.get(response_id)
+    items = record.conversation if order == "asc" else record.conversation[::-1]
+    ids = [item.id for item in items]
+    if after is not None and after not in ids:
+        fault = Fault(
+            field="after", rule="must be the id of an item of this response", got="another"
+        )
+        raise InvalidRequest.from_faults([fault])
+    begin = 0 if after is None else ids.index(after) + 1
+    page = items[begin : begin + limit]
+    return ItemList(
+        data=page,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+        has_more=begin + limit < len(items),
+    )

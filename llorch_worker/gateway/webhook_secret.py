@@ -1,0 +1,26 @@
+"""The secrets that sign webhooks, as Standard Webhooks defines them."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+
+SECRET_PREFIX = "whsec_"
+LEAST_BYTES, MOST_BYTES = 24, 64
+
+
+def new_secret() -> str:
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def check_secret(secret: str) -> str:
+    """Raises ``ValueError``, without the secret, unless it is one."""
+    try:
+        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+    except ValueError:
+        key = b""
+    if not secret.startswith(SECRET_PREFIX) or not LEAST_BYTES <= len(key) <= MOST_BYTES:
+        raise ValueError(
+            f"must be {SECRET_PREFIX} and {LEAST_BYTES} to {MOST_BYTES} bytes as base64"
+        )
+    return secret

@@ -1,0 +1,1 @@
+"""Webhooks: telling a URL that something has ended, at least once."""

@@ -1,0 +1,72 @@
+"""One attempt to deliver a webhook."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from datetime import UTC, datetime
+
+import httpcore
+from standardwebhooks import Webhook as Signer
+
+from llorch_worker.gateway.webhooks.address import ForbiddenAddress, PinnedBackend
+from llorch_worker.gateway.webhooks.outbox import Webhook
+
+ATTEMPT_S = 15.0
+"""How long a receiver has for its answer."""
+CONNECT_S = 5.0
+_TIMEOUTS = {"connect": CONNECT_S, "read": ATTEMPT_S, "write": ATTEMPT_S, "pool": ATTEMPT_S}
+
+
+class NotDelivered(Exception):
+    """The receiver did not take it. The message names no part of the URL."""
+
+    def __init__(self, reason: str, *, for_good: bool = False) -> None:
+        super().__init__(reason)
+        self.for_good = for_good
+
+
+class Poster:
+    """Posts bodies to URLs. It follows no redirect and reads no body of an answer."""
+
+    def __init__(self, *, private: bool) -> None:
+        """``private``: whether private addresses are allowed."""
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=ssl.create_default_context(),
+            max_keepalive_connections=0,
+            network_backend=PinnedBackend(private=private),
+        )
+
+    async def post(self, webhook: Webhook, secret: str) -> None:
+        """Raises ``NotDelivered`` unless the receiver answers 2xx."""
+        body = webhook.body or ""
+        now = datetime.now(UTC)
+        headers: dict[str | bytes, str | bytes] = {
+            "Content-Type": "application/json",
+            "User-Agent": "llorch-webhooks",
+            "webhook-id": webhook.id,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": Signer(secret).sign(webhook.id, now, body),
+        }
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                async with self._pool.stream(
+                    "POST",
+                    webhook.url,
+                    headers=headers,
+                    content=body.encode(),
+                    extensions={"timeout": _TIMEOUTS},
+                ) as response:
+                    status = response.status
+        except (TimeoutError, httpcore.TimeoutException):
+            raise NotDelivered(f"no answer within {ATTEMPT_S:g} s") from None
+        except ForbiddenAddress as error:
+            raise NotDelivered(str(error)) from None
+        except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+            raise NotDelivered(f"{type(error).__name__}: the connection failed") from None
+        if not 200 <= status < 300:
+            # 410 is how a receiver says that it wants no more of them.
+            raise NotDelivered(f"the receiver answered {status}", for_good=status == 410)
+
+    async def close(self) -> None:
+        await self._pool.aclose()

@@ -1,0 +1,269 @@
+"""Delivers webhooks: from the end of a job, or a document, to its receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel
+from redis.exceptions import RedisError
+
+from llorch_worker.broker.connection import broker_errors
+from llorch_worker.client import AsyncClient, AsyncJob, BrokerUnavailable
+from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe
+from llorch_worker.gateway.keys import Caller
+from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.gateway.webhooks.address import url_fault
+from llorch_worker.gateway.webhooks.outbox import Outbox, Webhook
+from llorch_worker.gateway.webhooks.post import ATTEMPT_S, NotDelivered, Poster
+
+logger = logging.getLogger(__name__)
+
+LEASE_S = 2 * ATTEMPT_S
+"""How long a gateway has for an attempt before another makes one."""
+POLL_S = 1.0
+MOST_AT_ONCE = 64
+MOST_WATCHED = 10_000
+"""Jobs whose ends a gateway awaits. Of others it learns by looking."""
+LOOK_S, LONGEST_LOOK_S = 5.0, 60.0
+"""How often some gateway looks whether a job has ended; less often for one that runs long."""
+LONGEST_PAUSE_S = 3600.0
+ENQUEUED_WITHIN_MS = 60_000
+
+Event = tuple[str, BaseModel]
+"""A type, like job.completed, and its data."""
+EventOf = Callable[[str], Awaitable[Event | None]]
+"""What to tell of the job with this id; None: it has not ended. Raises ``LookupError`` if Redis
+does not know the job, or not any more."""
+
+
+class Webhooks:
+    """The webhooks of all gateways, as one of them sees them.
+
+    Nothing of them is kept here alone. A gateway that dies during an attempt holds a lease, after
+    which another gateway makes the next.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        own: GatewaySettings,
+        secret_of: Callable[[str], str | None],
+        event_of: Mapping[str, EventOf],
+    ) -> None:
+        """``secret_of`` a key's name; ``event_of``: what to tell of a job, by kind of webhook."""
+        self._client = client
+        self._own = own
+        self._secret_of = secret_of
+        self._event_of = event_of
+        self._outbox = Outbox(client.redis)
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Event()
+
+    # For those who have something to tell --------------------------------------------------------
+
+    async def expect(self, job_id: str, url: str, caller: Caller, kind: str = "job") -> None:
+        """Tells ``url`` of the job's end. Called before the job is enqueued: a gateway that dies
+        after that owes the webhook.
+
+        Raises:
+            InvalidRequest: the URL is not allowed, or there is no secret for this caller.
+            BrokerUnavailable
+        """
+        self.check(url, caller)
+        with broker_errors(self._client.settings.redis_url):
+            await self._outbox.add(job_id, url, caller.name, kind, body=None, in_s=LOOK_S)
+
+    async def forget(self, job_id: str) -> None:
+        """The job was not enqueued."""
+        with broker_errors(self._client.settings.redis_url):
+            await self._outbox.remove(job_id)
+
+    def watch(self, job: AsyncJob) -> None:
+        """Has the end told at once; without this call, within a minute."""
+        if len(self._watchers) < MOST_WATCHED:
+            task = asyncio.create_task(self._await_end(job))
+            self._watchers.add(task)
+            task.add_done_callback(self._watchers.discard)
+
+    async def due(self, webhook_id: str) -> None:
+        """What an expected webhook is to tell has happened. Without this call it is told within a
+        minute."""
+        with suppress(RedisError):
+            await self._outbox.now_due(webhook_id)
+        self._news.set()
+
+    async def tell(
+        self, webhook_id: str, url: str, caller_name: str, type: str, data: BaseModel
+    ) -> None:
+        """Tells ``url`` what has happened. A second call with the same id replaces the
+        first, or is a second delivery."""
+        body = _body(type, data)
+        with broker_errors(self._client.settings.redis_url):
+            await self._outbox.add(webhook_id, url, caller_name, type, body=body, in_s=0)
+        self._news.set()
+
+    def check(self, url: str, caller: Caller) -> None:
+        """Raises ``InvalidRequest`` if webhooks of ``caller`` cannot go there."""
+        rule = url_fault(url, private=self._own.private_callbacks)
+        if rule is None and self._secret_of(caller.name) is None:
+            rule = (
+                "needs a secret to sign with: webhook_secret in the key's entry of the file of "
+                "keys, or LLORCH_GATEWAY_WEBHOOK_SECRET"
+            )
+        if rule is not None:
+            fault = Fault(field="callback_url", rule=rule, got=describe(url))
+            raise InvalidRequest.from_faults([fault])
+
+    async def dead(self, caller: Caller, limit: int) -> list[Webhook]:
+        """The caller's dead letters, newest first."""
+        with broker_errors(self._client.settings.redis_url):
+            return await self._outbox.dead(caller.name, limit)
+
+    async def retry(self, webhook_id: str, caller: Caller) -> bool:
+        """Tries a dead letter again; False if the caller has no such one."""
+        with broker_errors(self._client.settings.redis_url):
+            webhook = await self._outbox.get(webhook_id)
+            if webhook is None or webhook.caller != caller.name:
+                return False
+            revived = await self._outbox.revive(webhook)
+        self._news.set()
+        return revived
+
+    async def _await_end(self, job: AsyncJob) -> None:
+        try:
+            await job.result()
+        except LlorchError:
+            pass
+        except (BrokerUnavailable, RuntimeError):
+            # A later look finds the end.
+            return
+        try:
+            await self._outbox.now_due(job.id)
+        except RedisError:
+            return
+        self._news.set()
+
+    # Delivery ------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Delivers meanwhile."""
+        poster = Poster(private=self._own.private_callbacks)
+        task = asyncio.create_task(self._deliver_all(poster), name="llorch-webhooks")
+        try:
+            yield
+        finally:
+            for each in (task, *self._watchers):
+                each.cancel()
+            await asyncio.gather(task, *self._watchers, return_exceptions=True)
+            await poster.close()
+
+    async def _deliver_all(self, poster: Poster) -> None:
+        attempts: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                self._news.clear()
+                room = MOST_AT_ONCE - len(attempts)
+                due = await self._claim(room) if room else []
+                for each in due:
+                    attempt = asyncio.create_task(self._attempt(each, poster))
+                    attempts.add(attempt)
+                    attempt.add_done_callback(attempts.discard)
+                if attempts and len(due) == room:
+                    await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
+                    continue
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), POLL_S)
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+            await asyncio.gather(*attempts, return_exceptions=True)
+
+    async def _claim(self, limit: int) -> list[str]:
+        try:
+            return await self._outbox.claim(limit, LEASE_S)
+        except RedisError as error:
+            logger.warning("no webhooks are delivered: %s", type(error).__name__)
+            await asyncio.sleep(POLL_S)
+            return []
+
+    async def _attempt(self, webhook_id: str, poster: Poster) -> None:
+        try:
+            webhook = await self._outbox.get(webhook_id)
+            if webhook is None:
+                await self._outbox.remove(webhook_id)
+            else:
+                await self._try(webhook, poster)
+        except (RedisError, BrokerUnavailable) as error:
+            # After the lease somebody tries again.
+            logger.warning("webhook %s waits for Redis: %s", webhook_id, type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - one webhook must not stop the others
+            # It may quote a text.
+            logger.error("webhook %s: a defect: %s", webhook_id, type(error).__name__)
+
+    async def _try(self, webhook: Webhook, poster: Poster) -> None:
+        if webhook.body is None:
+            complete = await self._completed(webhook)
+            if complete is None:
+                return
+            webhook = complete
+        secret = self._secret_of(webhook.caller)
+        try:
+            if secret is None:
+                raise NotDelivered("its key has no secret any more")
+            await poster.post(webhook, secret)
+        except NotDelivered as error:
+            await self._failed(webhook, error)
+        else:
+            logger.info("webhook %s was delivered", webhook.id)
+            await self._outbox.remove(webhook.id)
+
+    async def _completed(self, webhook: Webhook) -> Webhook | None:
+        """With its body, if the job has ended."""
+        age_ms = await self._outbox.now_ms() - webhook.since_ms
+        try:
+            event = await self._event_of[webhook.kind](webhook.id)
+        except LookupError:
+            if age_ms > ENQUEUED_WITHIN_MS:
+                await self._bury(webhook, "there is no such job, or its result has expired")
+                return None
+            event = None
+        if event is None:
+            look_s = min(max(LOOK_S, age_ms / 4e3), LONGEST_LOOK_S)
+            await self._outbox.postpone(webhook.id, look_s)
+            return None
+        return await self._outbox.complete(webhook, _body(*event))
+
+    async def _failed(self, webhook: Webhook, error: NotDelivered) -> None:
+        reason, attempts = str(error), webhook.attempts + 1
+        pause_s = min(self._own.webhook_retry_s * 2.0**webhook.attempts, LONGEST_PAUSE_S)
+        # Webhooks that failed together should not all come back together.
+        pause_s *= random.uniform(1.0, 1.2)
+        age_s = (await self._outbox.now_ms() - webhook.since_ms) / 1e3
+        if error.for_good or age_s + pause_s > self._own.webhook_give_up_s:
+            await self._bury(webhook, reason)
+            return
+        logger.info("webhook %s: attempt %d failed: %s", webhook.id, attempts, reason)
+        await self._outbox.postpone(webhook.id, pause_s, attempts=attempts, reason=reason)
+
+    async def _bury(self, webhook: Webhook, reason: str) -> None:
+        logger.warning("webhook %s is a dead letter: %s", webhook.id, reason)
+        await self._outbox.bury(webhook, reason)
+
+
+def _body(type: str, data: BaseModel) -> str:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    envelope: dict[str, Any] = {"type": type, "timestamp": now, "data": data}
+    return _Envelope(**envelope).model_dump_json(exclude_none=True)
+
+
+class _Envelope(BaseModel):
+    type: str
+    timestamp: str
+    data: Any

@@ -1,0 +1,281 @@
+"""A response as OpenAI has it: what was asked for, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from llorch_worker.contract import (
+    Cancelled,
+    DeadlineExceeded,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    InvalidRequest,
+    LlorchError,
+    QueueFull,
+    Usage,
+)
+from llorch_worker.openai_api.logprobs import chat_logprobs
+from llorch_worker.openai_api.responses_items import (
+    FunctionCallItem,
+    Item,
+    ItemStatus,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    item_id,
+    with_ids,
+)
+from llorch_worker.openai_api.responses_request import ResponseRequest
+
+PREFIX = "resp_"
+
+End = GenerationResult | LlorchError
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class ResponseError(_Part):
+    """OpenAI's fields, then ours."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+    llorch_code: str
+    retriable: bool
+
+
+class IncompleteDetails(_Part):
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+    llorch_finish_reason: FinishReason
+    """The contract's, which has more reasons."""
+
+
+class InputTokensDetails(_Part):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(_Part):
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(_Part):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> ResponseUsage:
+        return cls(
+            input_tokens=usage.prompt,
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.cached),
+            output_tokens=usage.completion,
+            total_tokens=usage.prompt + usage.completion,
+        )
+
+
+class Response(_Part):
+    """OpenAI's fields, then ours."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Status
+    background: bool
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+
+    seed: int | None = None
+    """The seed that was used; None until the end."""
+
+    @property
+    def ended(self) -> bool:
+        return self.status not in ("queued", "in_progress")
+
+
+class ResponseRecord(_Part):
+    """All that is known of a response before its job ends."""
+
+    job_id: str
+    response: Response
+    """As it begins."""
+    conversation: list[Item]
+    """Every turn up to and with the request's own, with ids; not the instructions."""
+    generation: dict[str, Any]
+    """The fields of the job's request, without its messages."""
+
+
+def new_record(
+    request: ResponseRequest,
+    conversation: Sequence[Item],
+    generation: GenerationRequest,
+    *,
+    job_id: str,
+    created_at: int,
+) -> ResponseRecord:
+    """``generation``: what ``request`` means. ``created_at``: Unix time."""
+    background = bool(request.background)
+    tool_choice = request.tool_choice or "auto"
+    response = Response(
+        id=f"{PREFIX}{job_id}",
+        created_at=created_at,
+        status="queued" if background else "in_progress",
+        background=background,
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        metadata=request.metadata or {},
+        model=generation.model or "",
+        parallel_tool_calls=generation.parallel_tool_calls,
+        previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning={"effort": None, "summary": None},
+        safety_identifier=request.safety_identifier,
+        store=request.stored,
+        temperature=generation.temperature,
+        text={
+            "format": request.format.model_dump(exclude_none=True, by_alias=True),
+            "verbosity": "medium",
+        },
+        tool_choice=tool_choice if isinstance(tool_choice, str) else tool_choice.model_dump(),
+        tools=[tool.model_dump() for tool in request.tools or ()],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=generation.top_p,
+        user=request.user,
+    )
+    return ResponseRecord(
+        job_id=job_id,
+        response=response,
+        conversation=with_ids(conversation, job_id),
+        generation={k: v for k, v in generation.wire().items() if k != "messages"},
+    )
+
+
+def failure_of(end: End) -> LlorchError | None:
+    """Why nothing came of it; None if something did."""
+    if isinstance(end, LlorchError):
+        return end
+    if end.choices[0].finish_reason == "deadline" and not end.usage.completion:
+        return DeadlineExceeded("the deadline passed before the first token")
+    return None
+
+
+def status_of(end: End) -> Status:
+    failure = failure_of(end)
+    if failure is not None:
+        return "cancelled" if isinstance(failure, Cancelled) else "failed"
+    assert isinstance(end, GenerationResult)
+    return _item_status(end)
+
+
+def response_of(record: ResponseRecord, end: End | None, *, running: bool = False) -> Response:
+    """The response once its job has this ``end``; None: it waits, or is ``running``."""
+    if end is None:
+        status: Status = "in_progress" if running else record.response.status
+        return record.response.model_copy(update={"status": status})
+    status = status_of(end)
+    changes: dict[str, Any] = {"status": status}
+    failure = failure_of(end)
+    if status == "failed" and failure is not None:
+        changes["error"] = _error(failure)
+    if failure is None and isinstance(end, GenerationResult):
+        changes |= {
+            "model": end.model,
+            "output": output_of(record, end),
+            "usage": ResponseUsage.of(end.usage),
+            "seed": end.seed,
+        }
+        if status == "completed":
+            changes["completed_at"] = _completed_at(record, end)
+        else:
+            reason = end.choices[0].finish_reason
+            changes["incomplete_details"] = IncompleteDetails(llorch_finish_reason=reason)
+    return record.response.model_copy(update=changes)
+
+
+def output_of(record: ResponseRecord, end: GenerationResult) -> list[OutputItem]:
+    """A message, or calls of functions: a text is calls as a whole or not at all."""
+    choice = end.choices[0]
+    status = _item_status(end)
+    if choice.tool_calls:
+        return [
+            FunctionCallItem(
+                id=_id(record, "function_call", index),
+                type="function_call",
+                call_id=call.id,
+                name=call.function.name,
+                arguments=call.function.arguments,
+                status=status,
+            )
+            for index, call in enumerate(choice.tool_calls)
+        ]
+    logprobs = chat_logprobs(choice.logprobs or ())["content"]
+    return [message(record, status, [OutputText(text=choice.text, logprobs=logprobs)])]
+
+
+def message(record: ResponseRecord, status: ItemStatus, content: list[OutputText]) -> MessageItem:
+    """The message of a response."""
+    return MessageItem(
+        id=_id(record, "message", 0), role="assistant", status=status, content=list(content)
+    )
+
+
+def _completed_at(record: ResponseRecord, end: GenerationResult) -> int:
+    timings = end.timings
+    took_ms = timings.queue_ms + timings.prefill_ms + timings.decode_ms
+    return record.response.created_at + round(took_ms / 1e3)
+
+
+def _id(record: ResponseRecord, kind: str, index: int) -> str:
+    return item_id(kind, record.job_id, len(record.conversation) + index)
+
+
+def _item_status(end: GenerationResult) -> Literal["completed", "incomplete"]:
+    whole = end.choices[0].finish_reason in ("stop", "tool_calls")
+    return "completed" if whole else "incomplete"
+
+
+def _error(error: LlorchError) -> ResponseError:
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"] = "server_error"
+    if isinstance(error, InvalidRequest):
+        code = "invalid_prompt"
+    elif isinstance(error, QueueFull):
+        code = "rate_limit_exceeded"
+    document = error.document()
+    return ResponseError(
+        code=code,
+        message=document.message,
+        llorch_code=document.code,
+        retriable=document.retriable,
+    )

@@ -1,0 +1,135 @@
+"""The events of a response's stream, from the events of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from llorch_worker.contract import GenerationRequest, Tokens
+from llorch_worker.contract.tool_calls import may_be_calls
+from llorch_worker.openai_api.logprobs import ChatToken, chat_logprobs
+from llorch_worker.openai_api.responses import (
+    End,
+    ResponseRecord,
+    message,
+    response_of,
+)
+from llorch_worker.openai_api.responses_items import (
+    FunctionCallItem,
+    MessageItem,
+    OutputText,
+)
+
+Event = dict[str, Any]
+
+
+class ResponseEvents:
+    """Numbers and orders the events as OpenAI does.
+
+    The same events of the job give the same events and numbers, whoever reads them and when.
+    """
+
+    def __init__(self, record: ResponseRecord) -> None:
+        self._record = record
+        stand_in = [{"role": "user", "content": ""}]
+        self._request = GenerationRequest(**record.generation, messages=stand_in)
+        self._next_number = 0
+        self._running = False
+        self._may_be_calls = True
+        self._opened = False
+        self._held = ""
+        """Text that may be calls of functions."""
+        self._streamed = ""
+        self._logprobs_sent = 0
+        self._logprobs: list[ChatToken] = []
+        """Of tokens whose text is still to come."""
+
+    def begin(self) -> Iterator[Event]:
+        """The events before the first of the job."""
+        response = self._record.response
+        yield self._event("response.created", response=response)
+        if response.background:
+            yield self._event("response.queued", response=response)
+        else:
+            yield from self.start()
+
+    def start(self) -> Iterator[Event]:
+        """A worker took the job, perhaps again."""
+        if not self._running:
+            self._running = True
+            response = response_of(self._record, None, running=True)
+            yield self._event("response.in_progress", response=response)
+
+    def tokens(self, event: Tokens) -> Iterator[Event]:
+        self._logprobs += chat_logprobs(event.logprobs or ())["content"]
+        self._held += event.text
+        if self._may_be_calls:
+            self._may_be_calls = may_be_calls(self._held, self._request)
+        if self._held and not self._may_be_calls:
+            held, self._held = self._held, ""
+            yield from self._delta(held)
+
+    def end(self, end: End) -> Iterator[Event]:
+        """The events after the last tokens. What the job's events did not have, the end has."""
+        response = response_of(self._record, end)
+        for index, item in enumerate(response.output):
+            if isinstance(item, MessageItem):
+                yield from self._end_message(item)
+            else:
+                yield from self._call(item, index)
+        status = response.status if response.status in ("completed", "failed") else "incomplete"
+        yield self._event(f"response.{status}", response=response)
+
+    def error(self, code: str, text: str) -> Event:
+        """What ends a stream whose response goes on without it."""
+        return self._event("error", code=code, message=text, param=None)
+
+    def _delta(self, text: str) -> Iterator[Event]:
+        if not self._opened:
+            self._opened = True
+            yield self._event(
+                "response.output_item.added",
+                output_index=0,
+                item=message(self._record, "in_progress", []),
+            )
+            yield self._content("response.content_part.added", part=OutputText(text=""))
+        if text:
+            logprobs, self._logprobs = self._logprobs, []
+            self._streamed += text
+            self._logprobs_sent += len(logprobs)
+            yield self._content("response.output_text.delta", delta=text, logprobs=logprobs)
+
+    def _end_message(self, item: MessageItem) -> Iterator[Event]:
+        (part,) = item.content
+        assert isinstance(part, OutputText)
+        self._logprobs = part.logprobs[self._logprobs_sent :]
+        yield from self._delta(part.text[len(self._streamed) :])
+        yield self._content("response.output_text.done", text=part.text, logprobs=part.logprobs)
+        yield self._content("response.content_part.done", part=part)
+        yield self._event("response.output_item.done", output_index=0, item=item)
+
+    def _call(self, item: FunctionCallItem, index: int) -> Iterator[Event]:
+        begun = item.model_copy(update={"arguments": "", "status": "in_progress"})
+        yield self._event("response.output_item.added", output_index=index, item=begun)
+        place = {"item_id": item.id, "output_index": index}
+        kind = "response.function_call_arguments"
+        yield self._event(f"{kind}.delta", **place, delta=item.arguments)
+        yield self._event(f"{kind}.done", **place, arguments=item.arguments)
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _content(self, kind: str, **fields: Any) -> Event:
+        item_id = message(self._record, "in_progress", []).id
+        return self._event(kind, item_id=item_id, output_index=0, content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        number, self._next_number = self._next_number, self._next_number + 1
+        plain = {name: _plain(value) for name, value in fields.items()}
+        return {"type": kind, "sequence_number": number, **plain}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(by_alias=True)
+    return [_plain(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,160 @@
+"""Batches whose gateway dies, whose Redis goes away, or whose time ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import openai
+import pytest
+from openai.types import Batch
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import connect
+from tests.gateway.test_batches import api_of, begun, documents, ended, line
+from tests.gateways import GatewayProcess, running_gateway
+from tests.latch import Latch
+from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+
+LINES = 2_000
+"""Two parts."""
+
+
+@pytest.fixture
+def quick_worker(own_server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
+    with running_worker(
+        own_server.url, tmp_path, model_name="toy", max_sequences=16, TOY_STEP_MS=1
+    ) as worker:
+        yield worker
+
+
+@pytest.fixture
+def start(own_server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., GatewayProcess]]:
+    """Starts gateways over one folder of files."""
+    with ExitStack() as gateways:
+        number = iter(range(100))
+
+        def start(**settings: object) -> GatewayProcess:
+            folder = tmp_path / f"gateway{next(number)}"
+            folder.mkdir()
+            settings = {"files": tmp_path / "files", "batch_window": 16} | settings
+            return gateways.enter_context(running_gateway(own_server.url, folder, **settings))
+
+        yield start
+
+
+def done_lines(api: openai.OpenAI, batch: Batch) -> int:
+    counts = api.batches.retrieve(batch.id).request_counts
+    return 0 if counts is None else counts.completed
+
+
+def each_line_once(api: openai.OpenAI, done: Batch, redis_url: str) -> None:
+    assert done.status == "completed"
+    answers = documents(api, done.output_file_id)
+    assert [answer["custom_id"] for answer in answers] == [f"{n}" for n in range(LINES)]
+    assert done.error_file_id is None
+    assert done.request_counts is not None
+    assert done.request_counts.completed == done.request_counts.total == LINES
+    # No line ran as two jobs.
+    ids = [answer["response"]["request_id"] for answer in answers]
+    with connect(redis_url) as client:
+        jobs = {key.split(":")[2] for key in client.scan_iter(keys.job("*"), count=1000)}
+        runs = Counter(client.hget(keys.job(job_id), "attempts") for job_id in ids)
+    assert jobs == set(ids)
+    assert runs == {"1": LINES}
+
+
+def test_another_gateway_takes_a_batch_over_and_every_line_is_there_once(
+    own_server: RedisServer,
+    quick_worker: WorkerProcess,
+    start: Callable[..., GatewayProcess],
+    latch: Latch,
+) -> None:
+    first = start()
+    held = {LINES // 3: {"prompt": latch.prompt(), "max_tokens": 2}}
+    with api_of(first) as api:
+        batch = begun(api, [line(f"{n}", **held.get(n, {})) for n in range(LINES)])
+        # The first third has ended; of what follows, some has and some waits in the queue.
+        wait_until(lambda: done_lines(api, batch) >= LINES // 3)
+    second = start()
+    first.kill()
+    latch.open()
+    with api_of(second) as api:
+        each_line_once(api, ended(api, batch), own_server.url)
+
+
+def test_a_gateway_that_is_killed_again_and_again_goes_on(
+    own_server: RedisServer, quick_worker: WorkerProcess, start: Callable[..., GatewayProcess]
+) -> None:
+    gateway = start()
+    with api_of(gateway) as api:
+        batch = begun(api, [line(f"{n}") for n in range(LINES)])
+        wait_until(lambda: done_lines(api, batch) >= 10)
+    for _ in range(2):
+        gateway.kill()
+        gateway = start()
+        with api_of(gateway) as api:
+            more = min(LINES, done_lines(api, batch) + 1)
+            wait_until(lambda more=more: done_lines(api, batch) >= more)
+    with api_of(gateway) as api:
+        each_line_once(api, ended(api, batch), own_server.url)
+
+
+def test_a_gateway_that_stops_hands_its_batches_over(
+    own_server: RedisServer,
+    own_worker: WorkerProcess,
+    start: Callable[..., GatewayProcess],
+    latch: Latch,
+) -> None:
+    first = start()
+    with api_of(first) as api, connect(own_server.url) as client:
+        batch = begun(api, [line("a", prompt=latch.prompt(), max_tokens=2)])
+        wait_until(lambda: client.hget(keys.gateway_document(batch.id), "fence"))
+        first.process.terminate()
+        first.process.wait()
+        # Its lease has ended, not run out.
+        assert client.zscore(keys.BATCH_LEASES, batch.id) <= client.time()[0] * 1e3 + 1e3
+    latch.open()
+    with api_of(start()) as api:
+        assert ended(api, batch).status == "completed"
+
+
+def test_a_batch_waits_for_redis(
+    own_server: RedisServer, quick_worker: WorkerProcess, start: Callable[..., GatewayProcess]
+) -> None:
+    with api_of(start()) as api:
+        batch = begun(api, [line(f"{n}") for n in range(LINES)])
+        wait_until(lambda: done_lines(api, batch) >= 10)
+        own_server.halt()
+        own_server.start()
+        each_line_once(api, ended(api, batch), own_server.url)
+
+
+def test_a_batch_expires_with_what_it_has(
+    own_server: RedisServer,
+    own_worker: WorkerProcess,
+    start: Callable[..., GatewayProcess],
+    latch: Latch,
+) -> None:
+    with api_of(start()) as api, connect(own_server.url) as client:
+        held = [line(f"{n}", prompt=latch.prompt(), max_tokens=2) for n in range(3)]
+        batch = begun(api, [line("done"), *held], completion_window="1h")
+        assert batch.expires_at == batch.created_at + 3600
+        wait_until(lambda: done_lines(api, batch) == 1)
+        # A window of an hour is the shortest, so that the record must say that it began before.
+        document = client.hget(keys.gateway_document(batch.id), "document")
+        client.hset(
+            keys.gateway_document(batch.id),
+            mapping={
+                "document": document.replace(f'"expires_at":{batch.expires_at}', '"expires_at":1'),
+                "fence": "taken away",
+            },
+        )
+        done = ended(api, batch)
+        assert (done.status, bool(done.expired_at)) == ("expired", True)
+        assert [a["custom_id"] for a in documents(api, done.output_file_id)] == ["done"]
+        errors = documents(api, done.error_file_id)
+        assert [e["custom_id"] for e in errors] == ["0", "1", "2"]
+        assert {e["error"]["code"] for e in errors} == {"batch_expired"}

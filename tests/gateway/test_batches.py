@@ -1,0 +1,324 @@
+"""Batches through the gateway, with OpenAI's own client and the toy engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types import Batch
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.queues import shared_lists
+from llorch_worker.broker.waiting import lengths
+from llorch_worker.client import Client
+from llorch_worker.gateway.webhook_secret import new_secret
+from tests.gateway.receiver import running_receiver
+from tests.gateways import GatewayProcess, running_gateway
+from tests.latch import Latch
+from tests.services import RedisServer, WorkerProcess, wait_until
+
+ENDED = ("completed", "failed", "expired", "cancelled")
+BATCH_TIMEOUT_S = 120.0
+
+
+def api_of(gateway: GatewayProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def api(gateway: GatewayProcess, toy_worker: WorkerProcess) -> Iterator[openai.OpenAI]:
+    with api_of(gateway) as api:
+        yield api
+
+
+def line(custom_id: str, **body: Any) -> str:
+    fields = {"model": "toy", "prompt": "x", "max_tokens": 1} | body
+    return json.dumps(
+        {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": fields}
+    )
+
+
+def begun(api: openai.OpenAI, lines: list[str], **options: Any) -> Batch:
+    file = api.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    options = {"endpoint": "/v1/completions", "completion_window": "24h"} | options
+    return api.batches.create(input_file_id=file.id, **options)
+
+
+def ended(api: openai.OpenAI, batch: Batch) -> Batch:
+    def look() -> Batch | None:
+        found = api.batches.retrieve(batch.id)
+        return found if found.status in ENDED else None
+
+    found = wait_until(look, timeout_s=BATCH_TIMEOUT_S, what="the end of the batch")
+    assert found is not None
+    return found
+
+
+def documents(api: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    if file_id is None:
+        return []
+    return [json.loads(each) for each in api.files.content(file_id).text.splitlines()]
+
+
+def test_every_line_is_answered_as_its_endpoint_answers(api: openai.OpenAI) -> None:
+    lines = [line(f"n{n}", max_tokens=n, seed=n, temperature=0) for n in range(1, 6)]
+    batch = begun(api, lines, metadata={"for": "me"})
+    assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"for": "me"})
+    assert batch.expires_at == batch.created_at + 24 * 3600
+    done = ended(api, batch)
+    assert (done.status, done.error_file_id, done.errors) == ("completed", None, None)
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 5, "completed": 5, "failed": 0}
+    assert done.in_progress_at
+    assert done.finalizing_at
+    assert done.completed_at
+    answers = documents(api, done.output_file_id)
+    assert [answer["custom_id"] for answer in answers] == [f"n{n}" for n in range(1, 6)]
+    assert len({answer["id"] for answer in answers}) == 5
+    for n, answer in enumerate(answers, start=1):
+        assert answer["error"] is None
+        assert answer["response"]["status_code"] == 200
+        body = answer["response"]["body"]
+        again = api.completions.create(
+            model="toy", prompt="x", max_tokens=n, seed=n, temperature=0
+        ).model_dump(mode="json")
+        mine = openai.types.Completion.model_validate(body).model_dump(mode="json")
+        for each in (mine, again):
+            del each["id"], each["created"]
+        assert mine == again
+    assert done.output_file_id is not None
+    file = api.files.retrieve(done.output_file_id)
+    assert file.filename == f"{done.id}_output.jsonl"
+    assert file.bytes == len(api.files.content(file.id).read())
+    assert api.batches.list(limit=1).data == [done]
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "n": 1},
+        ),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 3, "store": False}),
+        ("/v1/completions", {"prompt": ["x", "y"], "max_tokens": 2, "echo": True}),
+    ],
+)
+def test_an_answer_is_that_of_its_endpoint(
+    api: openai.OpenAI, http: httpx.Client, url: str, body: dict[str, Any]
+) -> None:
+    body = {"model": "toy", "seed": 1, "temperature": 0} | body
+    fields = {"custom_id": "a", "method": "POST", "url": url, "body": body}
+    done = ended(api, begun(api, [json.dumps(fields)], endpoint=url))
+    assert done.error_file_id is None, documents(api, done.error_file_id)
+    (answer,) = documents(api, done.output_file_id)
+    alone = http.post(url, json=body)
+    assert alone.status_code == 200, alone.text
+    assert without_ids(answer["response"]["body"]) == without_ids(alone.json())
+
+
+def without_ids(document: Any) -> Any:
+    """``document`` without what differs from job to job."""
+    if isinstance(document, list):
+        return [without_ids(each) for each in document]
+    if not isinstance(document, dict):
+        return document
+    changing = ("id", "created", "created_at", "completed_at")
+    return {key: without_ids(each) for key, each in document.items() if key not in changing}
+
+
+def test_a_line_for_responses_cannot_continue_another(api: openai.OpenAI) -> None:
+    fields = [
+        {"previous_response_id": "resp_x"},
+        {"background": True},
+        {"store": True},
+        {"stream": True},
+    ]
+    lines = [
+        json.dumps(
+            {
+                "custom_id": str(number),
+                "method": "POST",
+                "url": "/v1/responses",
+                "body": {"model": "toy", "input": "x"} | each,
+            }
+        )
+        for number, each in enumerate(fields)
+    ]
+    done = ended(api, begun(api, lines, endpoint="/v1/responses"))
+    errors = [e["response"]["body"]["error"] for e in documents(api, done.error_file_id)]
+    assert [error["param"] for error in errors] == [next(iter(each)) for each in fields]
+
+
+def test_the_end_of_a_batch_is_told(
+    own_server: RedisServer, own_worker: WorkerProcess, tmp_path: Path
+) -> None:
+    secret = new_secret()
+    with (
+        running_receiver() as receiver,
+        running_gateway(
+            own_server.url, tmp_path, private_callbacks=True, webhook_secret=secret
+        ) as gateway,
+        api_of(gateway) as api,
+    ):
+        batch = begun(api, [line("a")], extra_body={"callback_url": receiver.url})
+        wait_until(lambda: receiver.deliveries, timeout_s=90)
+        told = receiver.deliveries[0].verified(secret)
+        assert told["type"] == "batch.completed"
+        assert Batch.model_validate(told["data"]) == ended(api, batch)
+
+
+def test_ids_of_other_kinds_are_unknown(api: openai.OpenAI) -> None:
+    batch = begun(api, [line("a")])
+    with pytest.raises(openai.NotFoundError):
+        api.files.retrieve(batch.id)
+    with pytest.raises(openai.NotFoundError):
+        api.batches.retrieve(batch.input_file_id)
+
+
+def test_bad_lines_go_to_the_error_file_and_the_batch_goes_on(api: openai.OpenAI) -> None:
+    lines = [
+        line("good"),
+        "not json",
+        line("good", max_tokens=2),
+        line("much", max_tokens=10**6),
+        line("unknown", guided_json={}),
+        line("streamed", stream=True),
+        line("elsewhere").replace("/v1/completions", "/v1/embeddings"),
+        line("other", model="nobodys"),
+        "[1]",
+        "",
+        json.dumps({"custom_id": "bare", "prompt": "x"}),
+        line("raises", prompt="raise ValueError"),
+        line("last"),
+    ]
+    done = ended(api, begun(api, lines))
+    assert done.status == "completed"
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 12, "completed": 2, "failed": 10}
+    assert [a["custom_id"] for a in documents(api, done.output_file_id)] == ["good", "last"]
+    errors = documents(api, done.error_file_id)
+    said = [(e["custom_id"], e["response"]["status_code"]) for e in errors]
+    assert said == [
+        (None, 400),
+        ("good", 400),
+        ("much", 400),
+        ("unknown", 400),
+        ("streamed", 400),
+        ("elsewhere", 400),
+        ("other", 404),
+        (None, 400),
+        ("bare", 400),
+        ("raises", 500),
+    ]
+    details = [e["response"]["body"]["error"] for e in errors]
+    assert details[0]["param"] == "line 2"
+    assert details[1]["param"] == "custom_id"
+    assert details[2]["llorch_code"] == "CONTEXT_LENGTH_EXCEEDED"
+    assert details[5]["param"] == "url"
+    assert details[7]["param"] == "line 9"
+
+
+@pytest.mark.parametrize(
+    ("changed", "param"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "30s"}, "completion_window"),
+        ({"completion_window": "8d"}, "completion_window"),
+        ({"input_file_id": "file-none"}, "input_file_id"),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, None),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused(
+    api: openai.OpenAI, changed: dict[str, Any], param: str | None
+) -> None:
+    file = api.files.create(file=("in.jsonl", line("a").encode()), purpose="batch")
+    fields = {
+        "input_file_id": file.id,
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    } | changed
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.batches.create(**fields)
+    assert refused.value.param == (param or "output_expires_after")
+
+
+def test_an_empty_file_fails_the_batch(api: openai.OpenAI) -> None:
+    done = ended(api, begun(api, ["", " "]))
+    assert done.status == "failed"
+    assert done.errors is not None
+    assert done.errors.data is not None
+    assert done.errors.data[0].code == "empty_file"
+    assert done.failed_at
+    with pytest.raises(openai.ConflictError):
+        api.batches.cancel(done.id)
+
+
+def test_a_cancelled_batch_keeps_what_has_ended(api: openai.OpenAI, latch: Latch) -> None:
+    lines = [
+        line("a"),
+        line("b"),
+        *(line(f"w{n}", prompt=latch.prompt(), max_tokens=2) for n in range(600)),
+    ]
+    batch = begun(api, lines)
+
+    def two_done() -> bool:
+        counts = api.batches.retrieve(batch.id).request_counts
+        return counts is not None and counts.completed == 2
+
+    wait_until(two_done)
+    cancelling = api.batches.cancel(batch.id)
+    assert (cancelling.status, bool(cancelling.cancelling_at)) == ("cancelling", True)
+    done = ended(api, batch)
+    assert (done.status, bool(done.cancelled_at)) == ("cancelled", True)
+    assert [a["custom_id"] for a in documents(api, done.output_file_id)] == ["a", "b"]
+    errors = documents(api, done.error_file_id)
+    assert {(e["response"], e["error"]["code"]) for e in errors} == {(None, "batch_cancelled")}
+    assert [e["custom_id"] for e in errors] == [f"w{n}" for n in range(600)]
+    assert done.request_counts is not None
+    assert done.request_counts.failed == 600
+
+
+def test_other_callers_go_first_and_few_lines_are_in_the_queue(
+    own_server: RedisServer, own_worker: WorkerProcess, tmp_path: Path, latch: Latch
+) -> None:
+    window = 8
+    lines = [line(f"{n}", prompt=latch.prompt(), max_tokens=2) for n in range(60)]
+    with (
+        running_gateway(own_server.url, tmp_path, batch_window=window) as gateway,
+        api_of(gateway) as api,
+        Client(own_server.url) as client,
+    ):
+
+        def waiting() -> int:
+            return sum(lengths(client.redis, shared_lists("toy")))
+
+        batch = begun(api, lines)
+        wait_until(lambda: waiting() == window - 2)
+        other = client.submit(prompt=latch.prompt(), max_tokens=2)
+        assert waiting() == window - 1
+        latch.open()
+        before_others = other.result(60).timings.queue_ms
+        done = ended(api, batch)
+        assert done.request_counts is not None
+        assert done.request_counts.completed == 60
+        assert before_others > 0
+
+
+def test_nothing_of_a_batch_is_left_but_its_files(
+    api: openai.OpenAI, gateway: GatewayProcess, redis_server: RedisServer
+) -> None:
+    done = ended(api, begun(api, [line("a"), "bad"]))
+    folder = gateway.log.parent / "files" / "batches" / done.id
+    wait_until(lambda: len(list(folder.iterdir())) == 2)
+    with connect(redis_server.url) as client:
+        assert client.zscore(keys.BATCH_LEASES, done.id) is None
+        assert 0 < client.ttl(keys.gateway_document(done.id)) <= 24 * 3600
+    assert "prompt" not in gateway.log.read_text()

@@ -1,0 +1,128 @@
+"""Files through the gateway, with OpenAI's own client."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from llorch_worker.gateway.files.store import FileStore
+from llorch_worker.gateway.keys import new_key
+from tests.gateways import GatewayProcess, running_gateway
+from tests.services import RedisServer
+
+
+@pytest.fixture(scope="module")
+def api(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as api:
+        yield api
+
+
+def test_a_file_is_kept_shown_read_and_deleted(api: openai.OpenAI) -> None:
+    content = b'{"a": "\xc3\xa9"}\n' * 3
+    file = api.files.create(file=("in.jsonl", content), purpose="batch")
+    assert (file.object, file.bytes, file.filename) == ("file", len(content), "in.jsonl")
+    assert (file.purpose, file.status) == ("batch", "processed")
+    assert api.files.retrieve(file.id) == file
+    assert api.files.content(file.id).read() == content
+    assert api.files.delete(file.id).deleted
+    for gone in (api.files.retrieve, api.files.content, api.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            gone(file.id)
+    assert file.id not in [each.id for each in api.files.list()]
+
+
+def test_an_empty_file_is_a_file(api: openai.OpenAI) -> None:
+    file = api.files.create(file=("empty", b""), purpose="user_data")
+    assert (file.bytes, api.files.content(file.id).read()) == (0, b"")
+
+
+def test_lists_are_cut_into_pages(api: openai.OpenAI) -> None:
+    made = [api.files.create(file=(f"{n}", b"x"), purpose="user_data").id for n in range(5)]
+    page = api.files.list(limit=2, purpose="user_data")
+    assert ([file.id for file in page.data], page.has_more) == (made[:2:-1], True)
+    assert [file.id for file in api.files.list(limit=2)][:5] == made[::-1]
+    oldest = api.files.list(limit=100, order="asc", after=made[1])
+    assert [file.id for file in oldest.data] == made[2:]
+    assert not oldest.has_more
+    assert not api.files.list(purpose="batch", limit=100, after=made[0]).data
+    with pytest.raises(openai.NotFoundError):
+        api.files.list(after="file-none")
+
+
+def test_what_is_wrong_with_an_upload_is_named(http: httpx.Client) -> None:
+    def refused(**fields: str) -> str:
+        answer = http.post("/v1/files", data=fields, files={"file": ("x", b"x")})
+        assert answer.status_code == 400, answer.text
+        return str(answer.json()["error"]["param"])
+
+    assert refused(purpose="fine-tune") == "purpose"
+    assert refused() == "purpose"
+    assert refused(purpose="batch", expires_after="1") == "expires_after"
+    missing = http.post("/v1/files", data={"purpose": "batch"})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "file")
+
+
+def test_other_keys_do_not_see_a_file(redis_server: RedisServer, tmp_path: Path) -> None:
+    (mine, mine_entry), (other, other_entry) = new_key("mine"), new_key("other")
+    keys = tmp_path / "keys.toml"
+    keys.write_text(mine_entry + other_entry)
+    with running_gateway(redis_server.url, tmp_path, keys=keys) as gateway:
+        owner, stranger = (
+            openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key) for key in (mine, other)
+        )
+        file = owner.files.create(file=("x", b"x"), purpose="batch")
+        for look in (stranger.files.retrieve, stranger.files.content, stranger.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                look(file.id)
+        with pytest.raises(openai.BadRequestError, match="input_file_id"):
+            stranger.batches.create(
+                input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+            )
+        assert not stranger.files.list().data
+        assert owner.files.content(file.id).read() == b"x"
+
+
+def test_a_large_file_goes_through_in_pieces(redis_server: RedisServer, tmp_path: Path) -> None:
+    size = 128 * 2**20
+    content = os.urandom(2**20) * (size // 2**20)
+    with running_gateway(redis_server.url, tmp_path) as gateway:
+        process = psutil.Process(gateway.process.pid)
+        api = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none")
+        api.files.create(file=("warm", b"x"), purpose="user_data")
+        before = process.memory_info().rss
+        file = api.files.create(file=("large", io.BytesIO(content)), purpose="user_data")
+        digest = hashlib.sha256()
+        with api.files.with_streaming_response.content(file.id) as answer:
+            assert answer.headers["content-length"] == str(size)
+            for block in answer.iter_bytes():
+                digest.update(block)
+        assert digest.digest() == hashlib.sha256(content).digest()
+        assert process.memory_info().rss - before < size / 4
+
+
+def test_a_store_may_be_an_object_store() -> None:
+    store = FileStore("memory://bucket/files")
+    assert store.write("batches/1/a.output", [b"one ", b"two"]) == 7
+    with store.open("batches/1/a.output") as file:
+        assert file.read() == b"one two"
+    assert store.names("batches/1") == ["batches/1/a.output"]
+
+    def breaking() -> Iterator[bytes]:
+        yield b"half"
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        store.write("batches/1/b.output", breaking())
+    assert store.names("batches/1") == ["batches/1/a.output"]
+    store.remove("batches/1/a.output")
+    store.remove("batches/1/a.output")
+    assert store.names("batches/1") == []
+    assert store.names("batches/2") == []

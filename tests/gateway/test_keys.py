@@ -1,0 +1,169 @@
+"""Keys: limits that hold among gateways, priorities, secrets; none beyond loopback is an error."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llorch_worker.broker.queues import route
+from llorch_worker.client import Client
+from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.gateway.keys import KeyRing, new_key
+from llorch_worker.gateway.webhook_secret import check_secret
+from tests.cli.command import run
+from tests.gateways import GatewayProcess, running_gateway
+from tests.latch import Latch
+from tests.services import RedisServer, WorkerProcess, wait_until
+
+LIMIT = 5
+SUBMITS = 60
+
+
+@pytest.fixture
+def keyed(
+    redis_server: RedisServer, toy_worker: WorkerProcess, tmp_path: Path
+) -> Iterator[tuple[list[GatewayProcess], dict[str, Any]]]:
+    """Two gateways, and the headers of a caller with a limit and a low priority."""
+    key, entry = new_key("limited")
+    file = tmp_path / "keys.toml"
+    file.write_text(f'{entry}max_jobs = {LIMIT}\npriority = "low"\n')
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        running_gateway(redis_server.url, folders[0], keys=file) as first,
+        running_gateway(redis_server.url, folders[1], keys=file) as second,
+    ):
+        yield [first, second], {"Authorization": f"Bearer {key}"}
+
+
+def submit(gateway: GatewayProcess, headers: dict[str, Any], prompt: str) -> httpx.Response:
+    body = {"prompt": prompt, "max_tokens": 2}
+    return httpx.post(f"{gateway.url}/v1/jobs", json=body, headers=headers, timeout=60)
+
+
+def test_a_limit_holds_exactly_among_gateways(
+    keyed: tuple[list[GatewayProcess], dict[str, Any]], latch: Latch
+) -> None:
+    gateways, headers = keyed
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(
+            pool.map(
+                lambda number: submit(gateways[number % 2], headers, latch.prompt()),
+                range(SUBMITS),
+            )
+        )
+    assert Counter(a.status_code for a in answers) == {202: LIMIT, 429: SUBMITS - LIMIT}
+    refused = next(a for a in answers if a.status_code == 429)
+    assert int(refused.headers["retry-after"]) > 0
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    latch.open()
+    wait_until(lambda: submit(gateways[0], headers, "x").status_code == 202)
+
+
+def test_a_key_gives_its_jobs_their_priority(
+    keyed: tuple[list[GatewayProcess], dict[str, Any]],
+    toy_worker: WorkerProcess,
+    client: Client,
+) -> None:
+    (gateway, _), headers = keyed
+    with toy_worker.paused():
+        before = client.redis.llen(route("toy", "low", None).list_key)
+        submit(gateway, headers, "x")
+        assert client.redis.llen(route("toy", "low", None).list_key) == before + 1
+
+
+def test_nobody_reads_the_jobs_of_anothers_idempotency_key(
+    redis_server: RedisServer, toy_worker: WorkerProcess, tmp_path: Path
+) -> None:
+    (one, first), (two, second) = new_key("one"), new_key("two")
+    file = tmp_path / "keys.toml"
+    file.write_text(first + second)
+    with running_gateway(redis_server.url, tmp_path, keys=file) as gateway:
+        ids = [
+            submit(gateway, {"Authorization": f"Bearer {key}", "Idempotency-Key": "1"}, "x").json()
+            for key in (one, two, one)
+        ]
+    assert ids[0]["id"] == ids[2]["id"] != ids[1]["id"]
+
+
+def test_every_endpoint_but_those_of_health_asks_for_a_key(
+    keyed: tuple[list[GatewayProcess], dict[str, Any]],
+) -> None:
+    (gateway, _), _headers = keyed
+    paths = httpx.get(f"{gateway.url}/openapi.json").json()["paths"]
+    open_to_all = {
+        (method, path)
+        for path, operations in paths.items()
+        for method in operations
+        if httpx.request(
+            method, f"{gateway.url}{path.replace('{', '').replace('}', '')}", json={}
+        ).status_code
+        != 401
+    }
+    assert open_to_all == {("get", "/health"), ("get", "/ready")}
+
+
+def test_beyond_loopback_a_gateway_without_keys_does_not_start() -> None:
+    ran = run("gateway", "--host", "0.0.0.0", "--json")
+    assert ran.code != 0
+    assert json.loads(ran.out or ran.err)["error"]["code"] == "KEYS_NEEDED"
+
+
+def test_a_file_that_breaks_a_rule_keeps_the_gateway_from_starting(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[[keys]]\nname = "a b"\nsha256 = "0"\nwebhook_secret = "whsec_hush"\n')
+    with pytest.raises(CommandError) as refused:
+        KeyRing(file)
+    for field in ("name", "sha256", "webhook_secret"):
+        assert f"keys.0.{field}" in str(refused.value)
+    assert "hush" not in str(refused.value)
+
+
+def test_a_broken_file_is_logged_once_and_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key, entry = new_key("one")
+    file = tmp_path / "keys.toml"
+    file.write_text(entry)
+    ring = KeyRing(file)
+    file.write_text("not toml")
+    assert [ring.caller(key) is not None for _ in range(3)] == [True] * 3
+    assert len(caplog.records) == 1
+    file.write_text("")
+    assert ring.caller(key) is None
+
+
+def test_a_new_key_brings_a_secret_for_its_webhooks(tmp_path: Path) -> None:
+    _, entry = new_key("one")
+    file = tmp_path / "keys.toml"
+    file.write_text(entry)
+    secret = KeyRing(file).webhook_secret("one")
+    assert secret is not None
+    assert check_secret(secret) == secret
+    assert KeyRing(file).webhook_secret("two") is None
+
+
+@pytest.mark.parametrize("wrong", ["", "secret", "whsec_", "whsec_!!", "whsec_c2hvcnQ="])
+def test_what_is_no_secret_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="base64"):
+        check_secret(wrong)
+
+
+def test_other_origins_may_call_only_if_the_operator_says_so(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    for origins, allowed in (("", None), ("https://a.example", "https://a.example")):
+        with running_gateway(redis_server.url, tmp_path, cors_origins=origins) as gateway:
+            plain = httpx.get(f"{gateway.url}/health", headers=asks)
+            assert plain.headers.get("access-control-allow-origin") == allowed
+            preflight = httpx.options(f"{gateway.url}/v1/jobs", headers=asks)
+            assert preflight.headers.get("access-control-allow-origin") == allowed

@@ -1,0 +1,70 @@
+"""A reader that comes back sees every token and character once, however the stream was cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llorch_worker.client.stream import StreamEntry
+from llorch_worker.contract import CancelledEvent, Event, Started, Tokens
+from llorch_worker.gateway.reader_position import ReaderPosition
+
+TEXT = "abcdefghijklmnop"
+STARTED = Started(worker="w", model="m", prompt_tokens=1, queue_ms=0)
+
+
+def stream(cuts: list[int], lags: list[int], first_id: int, choices: int = 1) -> list[StreamEntry]:
+    """A stream of sixteen tokens, one letter each, in events that end at ``cuts``; the text of
+    each lags behind its ids."""
+    ends = [*sorted(set(cuts)), len(TEXT)]
+    events: list[Event] = [STARTED]
+    start = chars = 0
+    for number, end in enumerate(ends):
+        upto = len(TEXT) if end == len(TEXT) else max(chars, end - lags[number % len(lags)])
+        events += [
+            Tokens(choice=i, index=start, ids=tuple(range(start, end)), text=TEXT[chars:upto])
+            for i in range(choices)
+        ]
+        start, chars = end, upto
+    events.append(CancelledEvent())
+    return [StreamEntry(f"{first_id + i}-0", event) for i, event in enumerate(events)]
+
+
+CUTS = st.lists(st.integers(1, 15), max_size=6)
+LAGS = st.lists(st.integers(0, 4), min_size=1, max_size=4)
+
+
+@given(CUTS, LAGS, CUTS, LAGS, st.integers(0, 9), st.integers(1, 3))
+def test_a_stream_that_was_cut_anew_gives_the_rest(
+    cuts: list[int], lags: list[int], new_cuts: list[int], new_lags: list[int], seen: int, n: int
+) -> None:
+    reader = ReaderPosition()
+    found = [reader.rest(entry) for entry in stream(cuts, lags, 1, n)[: seen + 1]]
+    if reader.ended:
+        return
+    again = ReaderPosition.parse(str(reader))
+    found += [again.rest(entry) for entry in stream(new_cuts, new_lags, 1_000, n)]
+    for choice in range(n):
+        tokens = [e for e in found if isinstance(e, Tokens) and e.choice == choice]
+        assert [i for event in tokens for i in event.ids] == list(range(len(TEXT)))
+        assert "".join(event.text for event in tokens) == TEXT
+        assert all(e.index == e.ids[0] for e in tokens if e.ids)
+    assert found[-1] == CancelledEvent()
+    assert ReaderPosition.parse(str(again)).ended
+
+
+def test_events_without_tokens_come_once() -> None:
+    entries = stream([4], [0], 1)
+    reader = ReaderPosition()
+    for entry in entries[:2]:
+        reader.rest(entry)
+    again = ReaderPosition.parse(str(reader))
+    found = [again.rest(entry) for entry in entries]
+    assert [event and event.type for event in found] == [None, None, "tokens", "cancelled"]
+
+
+@pytest.mark.parametrize("wrong", ["", "x", "5", "5-0:", "5-0:1", "5-0:1.2,", "5-0:1.-2", "٣-0"])
+def test_what_is_no_id_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="not an id"):
+        ReaderPosition.parse(wrong)

@@ -1,0 +1,132 @@
+"""Responses that are kept: conversations that go on, whose they are, and for how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import openai
+from openai import OpenAI
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import connect
+from llorch_worker.gateway.keys import new_key
+from tests.gateway.openai_types import check_item
+from tests.gateway.talking import (
+    ASK,
+    PATH,
+    refused,
+)
+from tests.gateways import running_gateway
+from tests.services import RedisServer, WorkerProcess, wait_until
+
+
+def test_a_conversation_goes_on_as_if_it_were_sent_whole(api: OpenAI) -> None:
+    first = api.responses.create(**ASK, instructions="Be kind.")
+    more = [{"role": "user", "content": "And then?"}]
+    second = api.responses.create(
+        **{**ASK, "input": more}, previous_response_id=first.id, instructions="Be brief."
+    )
+    whole = [{"role": "user", "content": ASK["input"]}, *first.output, *more]
+    again = api.responses.create(**{**ASK, "input": whole}, instructions="Be brief.")
+    assert second.output_text == again.output_text
+    # The instructions of the first turn would make it longer.
+    assert second.usage.input_tokens == again.usage.input_tokens
+    third = api.responses.create(**{**ASK, "input": "So?"}, previous_response_id=second.id)
+    items = api.responses.input_items.list(third.id, order="asc").data
+    assert [item.role for item in items] == ["user", "assistant", "user", "assistant", "user"]
+    assert [items[1], items[3]] == [first.output[0], second.output[0]]
+
+
+def test_input_items_come_in_pages(api: OpenAI) -> None:
+    turns = [{"role": role, "content": role} for role in ("developer", "user", "assistant", "user")]
+    response = api.responses.create(**{**ASK, "input": turns})
+    pages = api.responses.input_items.list(response.id, order="asc", limit=3)
+    assert [len(page.data) for page in pages.iter_pages()] == [3, 1]
+    ids = [item.id for item in pages]
+    assert ids == [item.id for item in api.responses.input_items.list(response.id)][::-1]
+    assert len(set(ids)) == 4
+
+
+def test_items_have_every_field_of_openai(api: OpenAI, wire: httpx.Client) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "go", "arguments": "{}"}
+    done = {"type": "function_call_output", "call_id": "c", "output": "there"}
+    first = {"role": "user", "content": "Go", "status": None}
+    whole = [first, call, done, {"role": "assistant", "content": "Yes"}, first]
+    answer = wire.post(PATH, json={**ASK, "input": whole}).json()
+    page = wire.get(f"{PATH}/{answer['id']}/input_items", params={"order": "asc"}).json()
+    assert [check_item(item).type for item in page.pop("data")] == [
+        "message",
+        "function_call",
+        "function_call_output",
+        "message",
+        "message",
+    ]
+    assert page.keys() == {"object", "first_id", "last_id", "has_more"}
+    wrong = wire.get(f"{PATH}/{answer['id']}/input_items", params={"after": "msg_x"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "after")
+
+
+def test_a_response_that_is_not_stored_is_gone(api: OpenAI, redis_server: RedisServer) -> None:
+    with connect(redis_server.url) as redis:
+        before = set(redis.scan_iter(keys.response("", "*")))
+        response = api.responses.create(**ASK, store=False)
+        assert set(redis.scan_iter(keys.response("", "*"))) == before
+    refused(lambda: api.responses.retrieve(response.id), 404)
+    error = refused(lambda: api.responses.create(**ASK, previous_response_id=response.id))
+    assert (error["code"], error["param"]) == (
+        "previous_response_not_found",
+        "previous_response_id",
+    )
+
+
+def test_a_deleted_response_is_gone(api: OpenAI) -> None:
+    response = api.responses.create(**ASK)
+    api.responses.delete(response.id)
+    refused(lambda: api.responses.retrieve(response.id), 404)
+    refused(lambda: api.responses.delete(response.id), 404)
+
+
+def test_responses_are_kept_for_a_stated_time(
+    talker: WorkerProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    with (
+        running_gateway(redis_server.url, tmp_path, response_ttl_s=1) as gateway,
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as api,
+    ):
+        response = api.responses.create(**ASK)
+
+        def gone() -> bool:
+            try:
+                return not api.responses.retrieve(response.id)
+            except openai.NotFoundError:
+                return True
+
+        wait_until(gone)
+        with connect(redis_server.url) as redis:
+            assert not redis.exists(keys.response("", response.id.removeprefix("resp_")))
+
+
+def test_a_response_belongs_to_its_key(
+    talker: WorkerProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    (mine, entry), (other, second) = new_key("mine"), new_key("other")
+    file = tmp_path / "keys.toml"
+    file.write_text(entry + second)
+    with running_gateway(redis_server.url, tmp_path, keys=file) as gateway:
+        apis = [OpenAI(base_url=f"{gateway.url}/v1", api_key=key) for key in (mine, other)]
+        response = apis[0].responses.create(**ASK, background=True)
+        theirs = apis[1].responses
+        for call in (theirs.retrieve, theirs.delete, theirs.cancel, theirs.input_items.list):
+            refused(lambda call=call: call(response.id), 404)
+        refused(lambda: theirs.create(**ASK, previous_response_id=response.id))
+        assert apis[0].responses.retrieve(response.id).id == response.id
+
+
+def test_an_idempotency_key_gives_the_first_answer(api: OpenAI) -> None:
+    same = [
+        api.responses.create(**{**ASK, "temperature": 1}, extra_headers={"Idempotency-Key": "once"})
+        for _ in range(2)
+    ]
+    assert same[0].id == same[1].id
+    assert same[0].output == same[1].output

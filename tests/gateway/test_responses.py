@@ -1,0 +1,220 @@
+"""``/v1/responses`` through the ``openai`` package and on the wire: answers and refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from llorch_worker.broker import keys
+from llorch_worker.broker.connection import connect
+from llorch_worker.client import Client
+from tests.gateway.openai_types import check_response
+from tests.gateway.talking import (
+    ASK,
+    MODEL,
+    PATH,
+    TEXT_EVENTS,
+    TOOL,
+    Walk,
+    events_of,
+    kinds,
+    refused,
+)
+from tests.services import RedisServer, WorkerProcess, wait_until
+
+MISNAMED = {"type": "function_call", "call_id": "c", "name": "a b", "arguments": "{}"}
+
+
+def test_a_response_has_every_field_of_openai(wire: httpx.Client) -> None:
+    document = wire.post(
+        PATH, json={**ASK, "instructions": "Tell.", "metadata": {"a": "b"}, "user": "u"}
+    ).json()
+    response = check_response(document)
+    assert (response.status, response.model, response.instructions) == (
+        "incomplete",
+        MODEL,
+        "Tell.",
+    )
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert (response.metadata, response.user) == ({"a": "b"}, "u")
+    assert response.output_text
+    assert response.usage is not None
+    assert response.usage.output_tokens == 8
+    assert check_response(wire.get(f"{PATH}/{response.id}").json()) == response
+
+
+def test_it_is_the_answer_of_the_queue(api: OpenAI, client: Client) -> None:
+    messages = [{"role": "system", "content": "Tell."}, {"role": "user", "content": "Lily went"}]
+    job = client.submit(model=MODEL, messages=messages, max_tokens=8, temperature=0)
+    response = api.responses.create(**ASK, instructions="Tell.")
+    assert response.output_text == job.result(60).text
+    (message,) = response.output
+    assert message.id.startswith("msg_")
+    assert api.responses.retrieve(response.id).output == response.output
+
+
+def test_an_answer_that_ends_by_itself_is_completed(api: OpenAI) -> None:
+    response = api.responses.create(**ASK, extra_body={"stop": ["a"]})
+    assert (response.status, response.incomplete_details) == ("completed", None)
+    assert response.completed_at >= response.created_at
+
+
+def test_our_own_fields_are_the_contracts(api: OpenAI) -> None:
+    fields = {**ASK, "temperature": 1.5}
+    seeded = [api.responses.create(**fields, extra_body={"seed": 5, "top_k": 3}) for _ in range(2)]
+    assert seeded[0].output_text == seeded[1].output_text
+    assert seeded[0].seed == 5
+    error = refused(lambda: api.responses.create(**ASK, extra_body={"top_k": -1}))
+    assert error["param"] == "top_k"
+
+
+def test_logprobs_come_by_include_and_by_number(api: OpenAI, wire: httpx.Client) -> None:
+    response = api.responses.create(**ASK, include=["message.output_text.logprobs"], top_logprobs=2)
+    (part,) = response.output[0].content
+    assert len(part.logprobs) == 8
+    assert all(len(each.top_logprobs) == 2 for each in part.logprobs)
+    assert b"".join(bytes(each.bytes) for each in part.logprobs).decode() == part.text
+    events = events_of(wire.post(PATH, json={**ASK, "top_logprobs": 2, "stream": True}))
+    sent = [each for event in events if "delta" in event for each in event["logprobs"]]
+    assert [each["token"] for each in sent] == [each.token for each in part.logprobs]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"n": 2}, "n"),
+        ({"callback_url": "https://example.com/hook"}, "callback_url"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"store": False, "background": True}, "store"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input.0"),
+        ({"instructions": 5}, "instructions"),
+        (
+            {"instructions": "x", "input": [{"role": "user", "content": "x"}, MISNAMED]},
+            "input.1.tool_calls.0.function.name",
+        ),
+        ({"input": "half a pair: \ud800"}, "input.0"),
+        ({"metadata": {"a": "b" * 513}}, "metadata.a"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    wire: httpx.Client, fields: dict[str, Any], param: str
+) -> None:
+    # httpx would not send half a pair.
+    headers = {"Content-Type": "application/json"}
+    answer = wire.post(PATH, content=json.dumps({**ASK, **fields}), headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(param)
+    assert answer.json()["error"]["code"] == "invalid_request"
+
+
+def test_fields_that_change_nothing_are_accepted(wire: httpx.Client) -> None:
+    fields = {
+        "truncation": "disabled",
+        "reasoning": {"effort": None},
+        "conversation": None,
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "service_tier": "auto",
+        "include": ["reasoning.encrypted_content"],
+        "max_tool_calls": 3,
+        "tool_choice": "auto",
+        "tools": [],
+        "stream_options": {"include_obfuscation": False},
+    }
+    assert wire.post(PATH, json={**ASK, **fields}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_before_the_first_token_is_an_answer_of_its_own(
+    wire: httpx.Client, stream: bool
+) -> None:
+    long = {**ASK, "input": "Lily went to the park. " * 200, "stream": stream}
+    answer = wire.post(PATH, json=long)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["llorch_code"] == "CONTEXT_LENGTH_EXCEEDED"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "go"}])
+def test_a_function_is_called_and_the_conversation_goes_on(api: OpenAI, choice: Any) -> None:
+    fields = {**ASK, "max_output_tokens": 60, "tools": [TOOL], "parallel_tool_calls": False}
+    first = api.responses.create(**fields, tool_choice=choice)
+    (call,) = first.output
+    assert (first.status, call.type, call.name) == ("completed", "function_call", "go")
+    assert json.loads(call.arguments)["to"] in ("park", "home")
+    done = {"type": "function_call_output", "call_id": call.call_id, "output": "She is there."}
+    second = api.responses.create(**{**ASK, "input": [done]}, previous_response_id=first.id)
+    whole = [{"role": "user", "content": ASK["input"]}, *first.output, done]
+    again = api.responses.create(**{**ASK, "input": whole})
+    assert second.output_text == again.output_text
+    assert second.usage.input_tokens == again.usage.input_tokens
+
+
+def test_calls_are_streamed_as_openai_streams_them(wire: httpx.Client) -> None:
+    fields = {"max_output_tokens": 60, "tools": [TOOL], "tool_choice": "required", "stream": True}
+    events = events_of(wire.post(PATH, json={**ASK, **fields, "parallel_tool_calls": False}))
+    assert kinds(events) == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    (call,) = events[-1]["response"]["output"]
+    deltas = "".join(event["delta"] for event in events if "delta" in event)
+    assert deltas == call["arguments"] == events[4]["arguments"]
+    assert events[-2]["item"] == call
+
+
+def test_the_helper_parses_calls(api: OpenAI) -> None:
+    tool = openai.pydantic_function_tool(Walk, name="walk")["function"]
+    with api.responses.stream(
+        **{**ASK, "max_output_tokens": 80},
+        tools=[{"type": "function", **tool}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    ) as stream:
+        final = stream.get_final_response()
+    assert Walk.model_validate_json(final.output[0].arguments)
+
+
+def test_text_is_streamed_although_there_are_tools(wire: httpx.Client) -> None:
+    events = events_of(wire.post(PATH, json={**ASK, "tools": [TOOL], "stream": True}))
+    assert kinds(events) == [*TEXT_EVENTS, "response.incomplete"]
+    assert len([event for event in events if "delta" in event]) > 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_cancels_what_it_waits_for(
+    api: OpenAI,
+    talker: WorkerProcess,
+    redis_server: RedisServer,
+    client: Client,
+    stream: bool,
+) -> None:
+    with connect(redis_server.url) as redis, talker.paused():
+        before = set(redis.scan_iter(keys.response("", "*")))
+        with pytest.raises(openai.APITimeoutError):
+            api.responses.create(**ASK, stream=stream, timeout=0.5)
+        (key,) = set(redis.scan_iter(keys.response("", "*"))) - before
+        job = client.job(str(key).rpartition(":")[2])
+        wait_until(lambda: job.status().state == "cancelled")
+    assert api.responses.retrieve(f"resp_{job.id}").status == "cancelled"

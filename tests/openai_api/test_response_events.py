@@ -1,0 +1,140 @@
+"""What the events of a response make of a job's events, and its messages of its items."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llorch_worker.contract import (
+    Choice,
+    FinishReason,
+    FunctionCall,
+    GenerationResult,
+    Timings,
+    TokenLogprobs,
+    Tokens,
+    ToolCall,
+    Usage,
+)
+from llorch_worker.openai_api.responses import ResponseRecord, new_record, response_of
+from llorch_worker.openai_api.responses_events import ResponseEvents
+from llorch_worker.openai_api.responses_request import ResponseRequest
+from tests.gateway.openai_types import check_event, check_response
+from tests.gateway.talking import TOOL, kinds
+
+TIMINGS = Timings(queue_ms=1000, prefill_ms=500, first_token_ms=1500, decode_ms=500)
+
+
+def record(**fields: Any) -> ResponseRecord:
+    request = ResponseRequest.model_validate({"model": "m", "input": "x", **fields})
+    generation = request.to_generation(request.input)
+    made = new_record(request, request.input, generation, job_id="j", created_at=1_000)
+    stored = ResponseRecord.model_validate_json(made.model_dump_json(by_alias=True))
+    assert stored == made
+    return stored
+
+
+def result(text: str, reason: FinishReason = "stop", **fields: Any) -> GenerationResult:
+    choice = Choice(index=0, text=text, token_ids=(1,), finish_reason=reason, **fields)
+    return GenerationResult(
+        id="j",
+        model="m",
+        choices=(choice,),
+        usage=Usage(prompt=3, cached=2, completion=1 if text else 0),
+        seed=1,
+        timings=TIMINGS,
+        worker="w",
+    )
+
+
+def deltas(pieces: list[str], end: GenerationResult, **fields: Any) -> list[str]:
+    events = ResponseEvents(record(**fields))
+    made = [*events.begin(), *events.start()]
+    for index, piece in enumerate(pieces):
+        made += events.tokens(Tokens(index=index, ids=(1,), text=piece))
+    made += events.end(end)
+    for event in made:
+        check_event(json.loads(json.dumps(event)))
+    assert kinds(made)[-1] == "response.completed"
+    return [event["delta"] for event in made if "delta" in event]
+
+
+def test_text_that_may_be_a_call_is_held_back_until_it_is_none() -> None:
+    pieces = ['{"na', 'me": "g', 'ap"', " is no", " call"]
+    held = ['{"name": "gap"', " is no", " call"]
+    assert deltas(pieces, result("".join(pieces)), tools=[TOOL]) == held
+    assert deltas(pieces, result("".join(pieces))) == pieces
+    unused = {"tools": [TOOL], "tool_choice": "none"}
+    assert deltas(pieces, result("".join(pieces)), **unused) == pieces
+
+
+def test_a_call_is_no_text() -> None:
+    text = '{"name": "go", "parameters": {"to": "park"}}'
+    call = ToolCall(id="c", function=FunctionCall(name="go", arguments='{"to": "park"}'))
+    end = result(text, "tool_calls", tool_calls=(call, call.model_copy(update={"id": "d"})))
+    assert deltas([text[:20], text[20:]], end, tools=[TOOL]) == ['{"to": "park"}'] * 2
+    output = response_of(record(tools=[TOOL]), end).output
+    assert [item.type for item in output] == ["function_call", "function_call"]
+    assert len({item.id for item in output}) == 2
+
+
+def test_text_that_only_looked_like_a_call_comes_at_the_end() -> None:
+    assert deltas(['{"na', "me"], result('{"name'), tools=[TOOL]) == ['{"name']
+
+
+def test_the_log_probabilities_of_text_to_come_are_not_lost() -> None:
+    events = ResponseEvents(record(top_logprobs=0))
+    half = TokenLogprobs(id=1, text="", logprob=-1.0, bytes=(195,))
+    rest = TokenLogprobs(id=2, text="é", logprob=-2.0, bytes=(169,))
+    assert not list(events.tokens(Tokens(index=0, ids=(1,), text="", logprobs=(half,))))
+    *_, delta = events.tokens(Tokens(index=1, ids=(2,), text="é", logprobs=(rest,)))
+    assert [each["bytes"] for each in delta["logprobs"]] == [[195], [169]]
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "error"),
+    [
+        (result("x"), "completed", None),
+        (result("x", "length"), "incomplete", None),
+        (result("x", "deadline"), "incomplete", None),
+        (result("", "deadline"), "failed", "DEADLINE_EXCEEDED"),
+    ],
+)
+def test_a_status_follows_from_the_end(
+    end: GenerationResult, status: str, error: str | None
+) -> None:
+    document = response_of(record(), end).model_dump(by_alias=True)
+    check_response(document)
+    assert document["status"] == status
+    assert (document["error"] and document["error"]["llorch_code"]) == error
+    assert document["completed_at"] == (1_002 if status == "completed" else None)
+
+
+def test_parts_and_roles_become_those_of_the_contract() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    request = ResponseRequest.model_validate(
+        {
+            "instructions": "first",
+            "input": [
+                {"role": "developer", "content": "be kind"},
+                {"role": "user", "content": parts},
+                {"type": "function_call", "call_id": "1", "name": "go", "arguments": "{}"},
+                {"type": "function_call", "call_id": "2", "name": "go", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": "there"},
+                {"type": "function_call_output", "call_id": "2", "output": parts},
+            ],
+        }
+    )
+    messages = request.to_generation(request.input).messages
+    assert messages is not None
+    assert [(turn.role, turn.content) for turn in messages] == [
+        ("system", "first"),
+        ("system", "be kind"),
+        ("user", "a\nb"),
+        ("assistant", None),
+        ("tool", "there"),
+        ("tool", "a\nb"),
+    ]
+    assert [call.id for call in messages[3].tool_calls or ()] == ["1", "2"]
