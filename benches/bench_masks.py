@@ -53,6 +53,8 @@ SCHEMA: dict[str, Any] = {
 class MadeUpCodec:
     """A vocabulary of all bytes and of random words. It encodes byte by byte."""
 
+    transformers_class = "none"
+
     def __init__(self, size: int) -> None:
         chance = random.Random(0)
         words = {bytes([byte]): None for byte in range(256)}

@@ -41,6 +41,7 @@ _ROUTERS = (
     jobs.router,
     tokens.router,
     webhooks.router,
+    tokens.router,
 )
 
 
