@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from functools import partial
 from typing import Annotated, Any
 
 from celery.utils import uuid
@@ -26,7 +25,8 @@ from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.in_flight import InFlight
 from llorch_worker.gateway.job_document import job_event
 from llorch_worker.gateway.keys import Caller, KeyRing
-from llorch_worker.gateway.response_event import response_event
+from llorch_worker.gateway.responses.event import response_event
+from llorch_worker.gateway.responses.store import ResponseStore
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.tokenizers import Tokenizers
 from llorch_worker.gateway.webhooks.webhooks import EventOf, Webhooks
@@ -52,9 +52,11 @@ class Gateway:
         self._keys = None if own.keys is None else KeyRing(own.keys)
         self._in_flight = InFlight(self.redis)
         events: dict[str, EventOf] = {
-            "job": partial(job_event, self.client),
-            "response": partial(response_event, self.client),
-            "batch": self.batches.event,
+            "job": lambda webhook: job_event(self.client, webhook.id),
+            "response": lambda webhook: response_event(
+                self.responses(webhook.caller), self.client.job(webhook.id)
+            ),
+            "batch": lambda webhook: self.batches.event(webhook.id),
         }
         self.webhooks = Webhooks(self.client, own, self.webhook_secret, events)
         self._tokenizers = Tokenizers(settings, self.redis)
@@ -73,6 +75,12 @@ class Gateway:
             window=self.own.batch_window,
             keep_s=self.own.response_ttl_s,
             on_end=self.webhooks.due,
+        )
+
+    def responses(self, caller_name: str) -> ResponseStore:
+        """The responses that were made with the key of this name."""
+        return ResponseStore(
+            self.redis, self.settings.redis_url, caller_name, ttl_s=self.own.response_ttl_s
         )
 
     async def close(self) -> None:

@@ -151,5 +151,7 @@ def test_a_callback_url_hears_of_the_end(
         begun = api.responses.create(**ASK, background=True, extra_body=body)
         wait_until(lambda: receiver.deliveries)
         told = receiver.deliveries[0].verified(secret)
+        ended = api.responses.retrieve(begun.id)
     assert told["type"] == "response.incomplete"
-    assert told["data"] == {"id": begun.id, "object": "response"}
+    assert told["data"]["id"] == begun.id
+    assert told["data"]["output"][0]["content"][0]["text"] == ended.output_text

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends
+import redis.asyncio
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.gateway.errors import HttpError
-from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway
-from llorch_worker.gateway.keys import Caller
 from llorch_worker.openai_api.responses import PREFIX, ResponseRecord
 
 
@@ -27,12 +25,14 @@ class ResponseStore:
     Methods raise ``BrokerUnavailable`` if Redis does not answer.
     """
 
-    def __init__(self, gateway: Gateway, caller: Caller) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis, url: str, caller_name: str, *, ttl_s: int
+    ) -> None:
         # redis-py's annotations cover all its clients at once.
-        self._redis: Any = gateway.redis
-        self._url = gateway.settings.redis_url
-        self._ttl_s = gateway.own.response_ttl_s
-        self._caller = caller
+        self._redis: Any = client
+        self._url = url
+        self._caller_name = caller_name
+        self._ttl_s = ttl_s
 
     async def put(self, record: ResponseRecord) -> None:
         with broker_errors(self._url):
@@ -61,11 +61,4 @@ class ResponseStore:
             await self._redis.delete(self._key(record.job_id))
 
     def _key(self, job_id: str) -> str:
-        return keys.response(self._caller.name, job_id)
-
-
-def _store(gateway: TheGateway, caller: TheCaller) -> ResponseStore:
-    return ResponseStore(gateway, caller)
-
-
-TheStore = Annotated[ResponseStore, Depends(_store)]
+        return keys.response(self._caller_name, job_id)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
 
 from llorch_worker.contract import Fault, Finished, InvalidRequest
 from llorch_worker.gateway.answering import IdempotencyKey
 from llorch_worker.gateway.errors import ERRORS, HttpError
+from llorch_worker.gateway.event_source import event_source, sse
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.gateway.job_events import PATIENCE_S
-from llorch_worker.gateway.responses.creation import Creation
+from llorch_worker.gateway.responding import Creation
 from llorch_worker.gateway.responses.progress import end_of, response_events, response_now
-from llorch_worker.gateway.responses.sse import event_source, sse
-from llorch_worker.gateway.responses.store import TheStore
+from llorch_worker.gateway.responses.store import ResponseStore
 from llorch_worker.openai_api.responses import Response
 from llorch_worker.openai_api.responses_items import Item
 from llorch_worker.openai_api.responses_request import ResponseRequest
@@ -27,6 +27,13 @@ router = APIRouter(tags=["responses"], responses=ERRORS)
 CANCEL_WAIT_S = 5.0
 """How long a cancel waits for the end of a running job, which comes within an engine step unless
 its worker has died."""
+
+
+def _store(gateway: TheGateway, caller: TheCaller) -> ResponseStore:
+    return gateway.responses(caller.name)
+
+
+TheStore = Annotated[ResponseStore, Depends(_store)]
 
 _OR_EVENTS: dict[int | str, dict[str, Any]] = {
     200: {

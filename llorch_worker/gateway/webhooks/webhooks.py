@@ -37,9 +37,9 @@ ENQUEUED_WITHIN_MS = 60_000
 
 Event = tuple[str, BaseModel]
 """A type, like job.completed, and its data."""
-EventOf = Callable[[str], Awaitable[Event | None]]
-"""What to tell of the job with this id; None: it has not ended. Raises ``LookupError`` if Redis
-does not know the job, or not any more."""
+EventOf = Callable[[Webhook], Awaitable[Event | None]]
+"""What a webhook tells; None: its job has not ended. Raises ``LookupError`` if Redis does not know
+the job, or not any more."""
 
 
 class Webhooks:
@@ -56,7 +56,7 @@ class Webhooks:
         secret_of: Callable[[str], str | None],
         event_of: Mapping[str, EventOf],
     ) -> None:
-        """``secret_of`` a key's name; ``event_of``: what to tell of a job, by kind of webhook."""
+        """``secret_of`` a key's name; ``event_of``: what to tell, by kind of webhook."""
         self._client = client
         self._own = own
         self._secret_of = secret_of
@@ -228,7 +228,7 @@ class Webhooks:
         """With its body, if the job has ended."""
         age_ms = await self._outbox.now_ms() - webhook.since_ms
         try:
-            event = await self._event_of[webhook.kind](webhook.id)
+            event = await self._event_of[webhook.kind](webhook)
         except LookupError:
             if age_ms > ENQUEUED_WITHIN_MS:
                 await self._bury(webhook, "there is no such job, or its result has expired")

@@ -19,6 +19,7 @@ from llorch_worker.client import AsyncJob
 from llorch_worker.contract import TERMINAL_EVENTS, LlorchError, Started
 from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.gateway.errors import HttpError
+from llorch_worker.gateway.event_source import event_source, sse
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.hang_up import unless_hung_up
 from llorch_worker.gateway.job_events import PATIENCE_S
@@ -29,7 +30,6 @@ from llorch_worker.gateway.responses.progress import (
     response_events,
     response_now,
 )
-from llorch_worker.gateway.responses.sse import event_source, sse
 from llorch_worker.gateway.responses.store import NotKept, ResponseStore
 from llorch_worker.openai_api.responses import (
     End,
