@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_000, 128_256])
     parser.add_argument("--behind-ms", type=float, nargs="+", default=[0.0, 5.0])
     options = parser.parse_args()
+    torch.set_num_threads(1)
     for vocab_size in options.vocabularies:
         for behind_ms in options.behind_ms:
             print(f"{vocab_size:,} tokens, {SEQUENCES} sequences, behind {behind_ms:g} ms of model")
