@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 
 from llorch_worker.contract import InternalError, InvalidRequest, LlorchError, QueueFull
@@ -74,7 +75,7 @@ def as_told(error: Exception) -> LlorchError:
     match error:
         case LlorchError():
             return error
-        case BrokerUnavailable():
+        case BrokerUnavailable() | RedisError():
             return RedisUnreachable("the queue does not answer; try again later")
         case _:
             return InternalError(f"a defect: {type(error).__name__}")
@@ -106,8 +107,9 @@ def install(app: FastAPI) -> None:
         code = _CODES.get(error.status_code, "HTTP_ERROR")
         return plain_answer(error.status_code, code, str(error.detail), headers=error.headers)
 
+    @app.exception_handler(RedisError)
     @app.exception_handler(BrokerUnavailable)
-    def no_redis(_: Request, error: BrokerUnavailable) -> JSONResponse:
+    def no_redis(_: Request, error: BrokerUnavailable | RedisError) -> JSONResponse:
         logger.warning("503: %s", error)
         return _answer(503, body_of(as_told(error)))
 

@@ -41,7 +41,7 @@ class Gateway:
     """One gateway. It keeps nothing that another gateway would need."""
 
     def __init__(self, settings: Settings, own: GatewaySettings) -> None:
-        """Raises ``CommandError`` if the file of keys cannot be read."""
+        """Raises ``CommandError`` if the file of keys cannot be read, or files cannot be kept."""
         self.settings = settings
         self.own = own
         self.client = AsyncClient(settings)

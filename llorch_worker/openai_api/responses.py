@@ -15,7 +15,6 @@ from llorch_worker.contract import (
     GenerationResult,
     InvalidRequest,
     LlorchError,
-    QueueFull,
     Usage,
 )
 from llorch_worker.openai_api.logprobs import chat_logprobs
@@ -44,7 +43,7 @@ class _Part(BaseModel):
 class ResponseError(_Part):
     """OpenAI's fields, then ours."""
 
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    code: Literal["server_error", "invalid_prompt"]
     message: str
     llorch_code: str
     retriable: bool
@@ -205,22 +204,23 @@ def response_of(record: ResponseRecord, end: End | None, *, running: bool = Fals
         status: Status = "in_progress" if running else record.response.status
         return record.response.model_copy(update={"status": status})
     status = status_of(end)
-    changes: dict[str, Any] = {"status": status}
     failure = failure_of(end)
-    if status == "failed" and failure is not None:
-        changes["error"] = _error(failure)
-    if failure is None and isinstance(end, GenerationResult):
-        changes |= {
-            "model": end.model,
-            "output": output_of(record, end),
-            "usage": ResponseUsage.of(end.usage),
-            "seed": end.seed,
-        }
-        if status == "completed":
-            changes["completed_at"] = _completed_at(record, end)
-        else:
-            reason = end.choices[0].finish_reason
-            changes["incomplete_details"] = IncompleteDetails(llorch_finish_reason=reason)
+    if failure is not None:
+        error = None if status == "cancelled" else _error(failure)
+        return record.response.model_copy(update={"status": status, "error": error})
+    assert isinstance(end, GenerationResult)
+    changes = {
+        "status": status,
+        "model": end.model,
+        "output": output_of(record, end),
+        "usage": ResponseUsage.of(end.usage),
+        "seed": end.seed,
+    }
+    if status == "completed":
+        changes["completed_at"] = _completed_at(record, end)
+    else:
+        reason = end.choices[0].finish_reason
+        changes["incomplete_details"] = IncompleteDetails(llorch_finish_reason=reason)
     return record.response.model_copy(update=changes)
 
 
@@ -267,14 +267,9 @@ def _item_status(end: GenerationResult) -> Literal["completed", "incomplete"]:
 
 
 def _error(error: LlorchError) -> ResponseError:
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"] = "server_error"
-    if isinstance(error, InvalidRequest):
-        code = "invalid_prompt"
-    elif isinstance(error, QueueFull):
-        code = "rate_limit_exceeded"
     document = error.document()
     return ResponseError(
-        code=code,
+        code="invalid_prompt" if isinstance(error, InvalidRequest) else "server_error",
         message=document.message,
         llorch_code=document.code,
         retriable=document.retriable,

@@ -16,7 +16,7 @@ from llorch_worker.broker.connection import connect
 from tests.gateway.test_batches import api_of, begun, documents, ended, line
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+from tests.services import RedisServer, WorkerProcess, running_worker, stopped, wait_until
 
 LINES = 2_000
 """Two parts."""
@@ -100,6 +100,22 @@ def test_a_gateway_that_is_killed_again_and_again_goes_on(
             wait_until(lambda more=more: done_lines(api, batch) >= more)
     with api_of(gateway) as api:
         each_line_once(api, ended(api, batch), own_server.url)
+
+
+def test_a_gateway_that_was_only_paused_changes_nothing_any_more(
+    own_server: RedisServer, quick_worker: WorkerProcess, start: Callable[..., GatewayProcess]
+) -> None:
+    first = start()
+    with api_of(first) as api:
+        batch = begun(api, [line(f"{n}") for n in range(LINES)])
+        wait_until(lambda: done_lines(api, batch) >= 10)
+    second = start()
+    with api_of(second) as api:
+        with stopped(first.process):
+            done = ended(api, batch)
+        wait_until(lambda: "another gateway has taken it" in first.log.read_text())
+        assert api.batches.retrieve(batch.id) == done
+        each_line_once(api, done, own_server.url)
 
 
 def test_a_gateway_that_stops_hands_its_batches_over(

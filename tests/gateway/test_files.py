@@ -13,6 +13,7 @@ import openai
 import psutil
 import pytest
 
+from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.keys import new_key
 from tests.gateways import GatewayProcess, running_gateway
@@ -106,6 +107,11 @@ def test_a_large_file_goes_through_in_pieces(redis_server: RedisServer, tmp_path
                 digest.update(block)
         assert digest.digest() == hashlib.sha256(content).digest()
         assert process.memory_info().rss - before < size / 4
+
+
+def test_an_unknown_kind_of_store_is_named() -> None:
+    with pytest.raises(CommandError, match=r"LLORCH_GATEWAY_FILES: .*nosuch"):
+        FileStore("nosuch://bucket")
 
 
 def test_a_store_may_be_an_object_store() -> None:

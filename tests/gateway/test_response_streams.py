@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
+from tests.gateway.openai_types import check_event
 from tests.gateway.talking import (
     ASK,
     PATH,
@@ -18,8 +21,8 @@ from tests.gateway.talking import (
     events_of,
     kinds,
 )
-from tests.gateways import GatewayProcess
-from tests.services import RedisServer, WorkerProcess
+from tests.gateways import GatewayProcess, running_gateway
+from tests.services import RedisServer, WorkerProcess, running_worker
 
 
 def test_a_stream_has_openais_events_in_openais_order(wire: httpx.Client) -> None:
@@ -91,3 +94,29 @@ def test_json_is_json(api: OpenAI) -> None:
     )
     assert response.output_text.startswith("{")
     assert response.text.format.type == "json_object"
+
+
+def test_a_stream_notices_the_death_of_its_worker_only_as_a_pause(
+    own_server: RedisServer, tmp_path: Path
+) -> None:
+    quick = {"lease_s": 1, "sweep_s": 0.5, "model_name": "toy", "TOY_STEP_MS": 20}
+    with (
+        ExitStack() as workers,
+        running_gateway(own_server.url, tmp_path) as gateway,
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as api,
+    ):
+        doomed = workers.enter_context(running_worker(own_server.url, tmp_path, **quick))
+        seen = []
+        asked = {"model": "toy", "input": "x", "max_output_tokens": 200}
+        for event in api.responses.create(**asked, stream=True):
+            seen.append(event.to_dict())
+            check_event(seen[-1])
+            if len(seen) == 10:
+                doomed.process.kill()
+                doomed.process.wait()
+                workers.enter_context(running_worker(own_server.url, tmp_path, name="w2", **quick))
+    assert kinds(seen) == [*TEXT_EVENTS, "response.incomplete"]
+    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+    text = "".join(event["delta"] for event in seen if "delta" in event)
+    assert text == "".join(f"w{i} " for i in range(200))
+    assert seen[-1]["response"]["output"][0]["content"][0]["text"] == text

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from fsspec.core import url_to_fs
 
+from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.gateway.errors import HttpError
 
 BLOCK_BYTES = 2**20
@@ -22,7 +23,12 @@ class FileStore:
     """
 
     def __init__(self, url: str) -> None:
-        self._files, self._root = url_to_fs(url, use_listings_cache=False)
+        """Raises ``CommandError`` if there is no such kind of store, or its package is missing."""
+        try:
+            # Other gateways write there too.
+            self._files, self._root = url_to_fs(url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise CommandError("INVALID_SETTINGS", f"LLORCH_GATEWAY_FILES: {error}") from None
 
     @contextmanager
     def writing(self, path: str) -> Iterator[BinaryIO]:
