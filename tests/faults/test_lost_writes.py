@@ -5,6 +5,7 @@ Redis loses the tail of its append-only file, or the lease lapses while the work
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
@@ -12,9 +13,10 @@ import threading
 import pytest
 
 from llorch_worker.broker import keys
-from llorch_worker.client import Client, Job
+from llorch_worker.client import AsyncClient, Client, Job
 from llorch_worker.client.stream import StreamEntry
 from llorch_worker.contract import TERMINAL_EVENTS, Tokens, decode_event
+from llorch_worker.settings import Settings
 from tests.broker.jobs import sweep
 from tests.faults.conftest import StartWorker
 from tests.faults.proxy import FaultProxy
@@ -33,8 +35,15 @@ class Reader:
 
     def __init__(self, client: Client, job: Job) -> None:
         self._entries: list[StreamEntry] = []
-        self._thread = threading.Thread(target=lambda: self._entries.extend(job.stream()))
+        self._read = self._follow(client.settings, job.id)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._read))
         self._thread.start()
+
+    async def _follow(self, settings: Settings, job_id: str) -> None:
+        async with AsyncClient(settings) as client:
+            # A busy machine may take seconds to restart Redis.
+            async for entry in client.job(job_id).stream(patience_s=GET_S):
+                self._entries.append(entry)
 
     def assert_saw_each_token_once(self) -> None:
         self._thread.join(GET_S)
