@@ -27,12 +27,13 @@ from llorch_worker.contract import (
     Tokens,
 )
 from llorch_worker.contract.errors import BrokerUnavailable
-from llorch_worker.gateway.errors import ERRORS, as_told, body_of
+from llorch_worker.gateway.errors import ERRORS, as_told
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.hang_up import unless_hung_up
 from llorch_worker.gateway.job_events import PATIENCE_S, JobEvents, Progress
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.openai_api.body import Body, Chunks
+from llorch_worker.openai_api.errors import body_of
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
 from llorch_worker.gateway.batches.store import BatchStore
-from llorch_worker.gateway.errors import HttpError, NoWorker
+from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.files.record import FileRecord, FileRecords
 from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.in_flight import InFlight
@@ -30,6 +30,7 @@ from llorch_worker.gateway.responses.store import ResponseStore
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.tokenizers import Tokenizers
 from llorch_worker.gateway.webhooks.webhooks import EventOf, Webhooks
+from llorch_worker.openai_api.errors import NoWorker
 from llorch_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
