@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any
 
+import anyio
 from celery.utils import uuid
 from fastapi import Depends, Request
 from redis.exceptions import RedisError
@@ -15,6 +17,7 @@ from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, AsyncJob
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
@@ -139,9 +142,19 @@ class Gateway:
             if enqueued is None or enqueued.id != job_id:
                 await self._leave(caller, job_id)
 
-    async def ended(self, caller: Caller, job: AsyncJob) -> None:
-        """Gives a job's place among those of its caller back at once."""
-        await self._leave(caller, job.id)
+    async def leave(self, caller: Caller, jobs: Iterable[AsyncJob], *, cancel: bool) -> None:
+        """Gives the places of ``jobs`` among those of their caller back at once; ``cancel`` if
+        nobody waits for them any more."""
+        # Whoever hung up has cancelled this task already.
+        with anyio.CancelScope(shield=True):
+            for job in jobs:
+                try:
+                    if cancel:
+                        await job.cancel()
+                except BrokerUnavailable:
+                    logger.warning("job %s goes on: Redis did not take its cancel", job.id)
+                else:
+                    await self._leave(caller, job.id)
 
     async def _leave(self, caller: Caller, job_id: str) -> None:
         try:

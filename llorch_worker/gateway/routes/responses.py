@@ -12,7 +12,7 @@ from sse_starlette import EventSourceResponse
 from llorch_worker.contract import Fault, Finished, InvalidRequest
 from llorch_worker.gateway.answering import IdempotencyKey
 from llorch_worker.gateway.errors import ERRORS, HttpError
-from llorch_worker.gateway.event_source import event_source, sse
+from llorch_worker.gateway.event_source import encoded, event_source
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.gateway.job_events import PATIENCE_S
 from llorch_worker.gateway.responding import Creation
@@ -98,7 +98,9 @@ async def retrieve(
         raise HttpError(409, "EVENTS_NOT_KEPT", message, param="starting_after")
     events = response_events(record, job, entries, first)
     after = -1 if starting_after is None else starting_after
-    return event_source(sse(event async for event in events if event["sequence_number"] > after))
+    return event_source(
+        encoded(event, event["type"]) async for event in events if event["sequence_number"] > after
+    )
 
 
 @router.delete("/v1/responses/{response_id}")
