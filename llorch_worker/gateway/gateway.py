@@ -176,14 +176,17 @@ class Gateway:
 
     async def require_worker(self, model: str | None) -> None:
         """Raises ``NoWorker`` if the model is known but no live worker serves it."""
-        if time.monotonic() - self._served_at_s > WORKERS_FRESH_S or model not in self._served:
+        if time.monotonic() - self._served_at_s > WORKERS_FRESH_S or not self._serves(model):
             self._served = frozenset(card.model for card in await self.client.workers())
             self._served_at_s = time.monotonic()
-        if not self._served or (model is not None and model not in self._served):
+        if not self._serves(model):
             known = {card.name for card in await self.client.models()}
             if model is None or model in known:
                 raise NoWorker(f"no worker serves {model or 'any model'} now; try again later")
             # An unknown model is refused at the submit, which names the known ones.
+
+    def _serves(self, model: str | None) -> bool:
+        return bool(self._served) if model is None else model in self._served
 
 
 def own_key(request: GenerationRequest, owner: str) -> GenerationRequest:
