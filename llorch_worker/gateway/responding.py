@@ -78,10 +78,10 @@ class Creation:
         url = self.body.callback_url
         if url is not None:
             await self.gateway.webhooks.expect(record.job_id, url, self.caller, "response")
-        if self.body.stored:
-            await self.store.put(record)
         job = None
         try:
+            if self.body.stored:
+                await self.store.put(record)
             job = await self.gateway.submit(
                 generation, self.caller, waits=not self.body.background, job_id=record.job_id
             )
@@ -90,7 +90,10 @@ class Creation:
                 # It failed, or an earlier request had the same idempotency key.
                 await self._forget(record)
         if job.id != record.job_id:
-            record = await self.store.find(job.id) or record_of(job.id)
+            earlier = await self.store.find(job.id)
+            record = earlier or record_of(job.id)
+            if earlier is None and self.body.stored:
+                await self.store.put(record)
         elif url is not None:
             self.gateway.webhooks.watch(job)
         return record, job
