@@ -18,7 +18,7 @@ from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, running_worker, stopped, wait_until
 
-LINES = 2_000
+LINES = 1_100
 """Two parts."""
 
 
