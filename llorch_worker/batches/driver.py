@@ -24,7 +24,7 @@ LOOK_AGAIN_S = 30.0
 CALLED_OFF_S = 10.0
 """How long a cancelled job may take to end."""
 WINDOWS_AHEAD = 4
-"""Ends are returned in order; behind a slow line, others may run this many windows ahead."""
+"""Ends are returned in order; behind a slow line, so many windows of jobs may run ahead."""
 MOST_BYTES_AHEAD = 64 * 2**20
 
 Adapt = Callable[[GenerationRequest], GenerationRequest]
@@ -75,24 +75,25 @@ class Driver:
     async def ends(self, lines: AsyncIterator[Line]) -> AsyncGenerator[tuple[Line, End]]:
         """Each line with its end, in order."""
         running: deque[tuple[Line, asyncio.Task[End]]] = deque()
-        bytes_ahead = 0
-        count = 0
+        bytes_ahead = jobs_ahead = count = 0
         try:
             async for line in lines:
                 # Only these may have been sent by an earlier driver.
                 known = count < self._ahead
                 running.append((line, asyncio.create_task(self._end(line, known=known))))
                 bytes_ahead += line.size_bytes
+                jobs_ahead += line.jobs
                 count += 1
                 while running and (
                     running[0][1].done()
-                    or len(running) >= self._ahead
+                    or jobs_ahead >= self._ahead
                     or bytes_ahead > MOST_BYTES_AHEAD
                 ):
                     first, end = running[0]
                     yield first, await end
                     running.popleft()
                     bytes_ahead -= first.size_bytes
+                    jobs_ahead -= first.jobs
             while running:
                 first, end = running[0]
                 yield first, await end

@@ -61,6 +61,11 @@ class Line(ABC):
         self.number = raw.number
         self.size_bytes = len(raw.content)
 
+    @property
+    def jobs(self) -> int:
+        """A line that cannot be understood waits for its turn like one job."""
+        return 1 if isinstance(self.requests, LlorchError) else len(self.requests)
+
     @abstractmethod
     def document(self, job_id: str, end: End) -> dict[str, Any]:
         """The answer. ``job_id``: the first job's."""

@@ -11,6 +11,7 @@ import typer
 from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract import InternalError
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.settings import Settings
 
@@ -50,6 +51,8 @@ def gateway(
         )
     app = create_app(settings, own)
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s] %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_without_message)
     server = uvicorn.Server(
         uvicorn.Config(
             app, own.host, own.port, log_config=None, backlog=BACKLOG, server_header=False
@@ -65,6 +68,14 @@ def gateway(
     else:
         screen.note(f"The gateway listens at {url}; its endpoints are at {url}/docs", "bold")
     server.run(sockets)
+
+
+def _without_message(record: logging.LogRecord) -> bool:
+    """The message of a defect may quote a text, so only the type and the place are logged."""
+    if record.exc_info and record.exc_info[1] is not None:
+        defect = InternalError(f"a defect: {type(record.exc_info[1]).__name__}")
+        record.exc_info = (InternalError, defect, record.exc_info[2])
+    return True
 
 
 def gateway_key(name: Annotated[str, typer.Argument(help="Whose key it is.")]) -> None:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
-import anyio
 from fastapi import Header, Request
 from fastapi.responses import JSONResponse, Response
-from redis.exceptions import RedisError
-from sse_starlette import EventSourceResponse
 
 from llorch_worker.broker.results import terminal_event
 from llorch_worker.client import AsyncJob
@@ -26,20 +21,17 @@ from llorch_worker.contract import (
     Started,
     Tokens,
 )
-from llorch_worker.contract.errors import BrokerUnavailable
-from llorch_worker.gateway.errors import ERRORS, as_told, body_of
+from llorch_worker.gateway.errors import ERRORS, as_told
+from llorch_worker.gateway.event_source import begun_event_source, encoded
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.hang_up import unless_hung_up
 from llorch_worker.gateway.job_events import PATIENCE_S, JobEvents, Progress
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.openai_api.body import Body, Chunks
+from llorch_worker.openai_api.errors import body_of
 
 logger = logging.getLogger(__name__)
 
-SEND_TIMEOUT_S = 60.0
-"""A reader that takes nothing for so long is gone."""
-DRAIN_S = 10.0
-"""How long streams may go on when the gateway is asked to stop."""
 DONE = b"data: [DONE]\n\n"
 
 IdempotencyKey = Annotated[str | None, Header()]
@@ -78,12 +70,7 @@ class Answering:
         if not self._body.stream:
             results = await unless_hung_up(self._request, self._results())
             return JSONResponse(self._body.answer(results, self._created))
-        stream = self._stream()
-        # An error before the first token is an answer of its own.
-        first = await unless_hung_up(self._request, _first(stream))
-        return EventSourceResponse(
-            self._all(first, stream), send_timeout=SEND_TIMEOUT_S, shutdown_grace_period=DRAIN_S
-        )
+        return await begun_event_source(self._request, self._stream())
 
     async def _submit(self) -> None:
         try:
@@ -116,9 +103,9 @@ class Answering:
                     _refuse_nothing([event])
                 for document in await self._told(job, event, chunks):
                     begun = True
-                    yield _sse(document)
+                    yield encoded(document)
             for document in chunks.end():
-                yield _sse(document)
+                yield encoded(document)
             ended = True
             yield DONE
         except Exception as error:
@@ -126,7 +113,7 @@ class Answering:
                 raise
             told = as_told(error)
             logger.warning("a stream of %s ends with %s", self._path, told.code)
-            yield b"event: error\n" + _sse(body_of(told).model_dump(mode="json"))
+            yield encoded(body_of(told).model_dump(mode="json"), "error")
         finally:
             events.close()
             await self._leave(ended)
@@ -143,29 +130,10 @@ class Answering:
             result = await self._jobs[job].result(patience_s=PATIENCE_S)
         return chunks.finished(job, event, result)
 
-    async def _all(self, first: bytes, stream: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-        async with aclosing(stream):
-            try:
-                yield first
-                async for data in stream:
-                    yield data
-            except (asyncio.CancelledError, GeneratorExit):
-                logger.info("499: the client of %s hung up", self._path)
-                raise
-
     async def _leave(self, ended: bool) -> None:
         """Cancels what nobody waits for any more, and gives the places in flight back."""
-        if not ended and self._body.idempotency_key is not None:
-            return
-        # Whoever hung up has cancelled this task already.
-        with anyio.CancelScope(shield=True):
-            for job in self._jobs:
-                try:
-                    if not ended:
-                        await job.cancel()
-                    await self._gateway.ended(self._caller, job)
-                except (BrokerUnavailable, RedisError):
-                    logger.warning("job %s goes on: Redis did not take its cancel", job.id)
+        if ended or self._body.idempotency_key is None:
+            await self._gateway.leave(self._caller, self._jobs, cancel=not ended)
 
 
 def _refuse_nothing(ends: Iterable[Event]) -> None:
@@ -175,12 +143,3 @@ def _refuse_nothing(ends: Iterable[Event]) -> None:
         for end in ends
     ):
         raise DeadlineExceeded("the deadline passed before the first token")
-
-
-async def _first(stream: AsyncIterator[bytes]) -> bytes:
-    return await anext(stream)
-
-
-def _sse(document: Mapping[str, Any]) -> bytes:
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    return b"data: %b\n\n" % text.encode()

@@ -41,7 +41,6 @@ _ROUTERS = (
     jobs.router,
     tokens.router,
     webhooks.router,
-    tokens.router,
 )
 
 

@@ -19,10 +19,9 @@ from llorch_worker.openai_api.errors import (
     ErrorBody,
     ErrorDetail,
     RedisUnreachable,
+    body_of,
+    status_of,
 )
-from llorch_worker.openai_api.errors import NoWorker as NoWorker
-from llorch_worker.openai_api.errors import body_of as body_of
-from llorch_worker.openai_api.errors import status_of as status_of
 from llorch_worker.openai_api.shape import faults_of
 
 logger = logging.getLogger(__name__)
@@ -86,8 +85,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(LlorchError)
     def llorch_error(_: Request, error: LlorchError) -> JSONResponse:
-        status = status_of(error)
-        return _answer(status, body_of(error))
+        return _answer(status_of(error), body_of(error))
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

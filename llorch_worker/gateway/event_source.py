@@ -1,21 +1,56 @@
-"""Events of responses as server-sent events."""
+"""Answers as server-sent events."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
 
+from fastapi import Request
 from sse_starlette import EventSourceResponse
 
-from llorch_worker.gateway.answering import DRAIN_S, SEND_TIMEOUT_S
-from llorch_worker.openai_api.responses_events import Event
+from llorch_worker.gateway.hang_up import unless_hung_up
+
+logger = logging.getLogger(__name__)
+
+SEND_TIMEOUT_S = 60.0
+"""A reader that takes nothing for so long is gone."""
+DRAIN_S = 10.0
+"""How long streams may go on when the gateway is asked to stop."""
 
 
 def event_source(stream: AsyncGenerator[bytes]) -> EventSourceResponse:
     return EventSourceResponse(stream, send_timeout=SEND_TIMEOUT_S, shutdown_grace_period=DRAIN_S)
 
 
-async def sse(events: AsyncIterator[Event]) -> AsyncGenerator[bytes]:
-    async for event in events:
-        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-        yield b"event: %b\ndata: %b\n\n" % (event["type"].encode(), text.encode())
+async def begun_event_source(
+    request: Request, stream: AsyncGenerator[bytes]
+) -> EventSourceResponse:
+    """Waits for the first event: what ``stream`` raises before it is an answer of its own."""
+    first = await unless_hung_up(request, _next(stream))
+    return event_source(_all(request.url.path, first, stream))
+
+
+def encoded(document: Mapping[str, Any], event: str | None = None) -> bytes:
+    """One event, with its type if it has one."""
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    head = "" if event is None else f"event: {event}\n"
+    return f"{head}data: {text}\n\n".encode()
+
+
+async def _next(stream: AsyncGenerator[bytes]) -> bytes:
+    return await anext(stream)
+
+
+async def _all(path: str, first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    async with aclosing(rest):
+        try:
+            yield first
+            async for data in rest:
+                yield data
+        except (asyncio.CancelledError, GeneratorExit):
+            logger.info("499: the client of %s hung up", path)
+            raise

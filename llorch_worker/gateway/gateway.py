@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any
 
+import anyio
 from celery.utils import uuid
 from fastapi import Depends, Request
 from redis.exceptions import RedisError
@@ -15,11 +17,12 @@ from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, AsyncJob
 from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.contract.token_questions import TokenQuestion
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
 from llorch_worker.gateway.batches.store import BatchStore
-from llorch_worker.gateway.errors import HttpError, NoWorker
+from llorch_worker.gateway.errors import HttpError
 from llorch_worker.gateway.files.record import FileRecord, FileRecords
 from llorch_worker.gateway.files.store import FileStore
 from llorch_worker.gateway.in_flight import InFlight
@@ -30,6 +33,7 @@ from llorch_worker.gateway.responses.store import ResponseStore
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.tokenizers import Tokenizers
 from llorch_worker.gateway.webhooks.webhooks import EventOf, Webhooks
+from llorch_worker.openai_api.errors import NoWorker
 from llorch_worker.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -138,9 +142,19 @@ class Gateway:
             if enqueued is None or enqueued.id != job_id:
                 await self._leave(caller, job_id)
 
-    async def ended(self, caller: Caller, job: AsyncJob) -> None:
-        """Gives a job's place among those of its caller back at once."""
-        await self._leave(caller, job.id)
+    async def leave(self, caller: Caller, jobs: Iterable[AsyncJob], *, cancel: bool) -> None:
+        """Gives the places of ``jobs`` among those of their caller back at once; ``cancel`` if
+        nobody waits for them any more."""
+        # Whoever hung up has cancelled this task already.
+        with anyio.CancelScope(shield=True):
+            for job in jobs:
+                try:
+                    if cancel:
+                        await job.cancel()
+                except BrokerUnavailable:
+                    logger.warning("job %s goes on: Redis did not take its cancel", job.id)
+                else:
+                    await self._leave(caller, job.id)
 
     async def _leave(self, caller: Caller, job_id: str) -> None:
         try:
@@ -162,14 +176,17 @@ class Gateway:
 
     async def require_worker(self, model: str | None) -> None:
         """Raises ``NoWorker`` if the model is known but no live worker serves it."""
-        if time.monotonic() - self._served_at_s > WORKERS_FRESH_S or model not in self._served:
+        if time.monotonic() - self._served_at_s > WORKERS_FRESH_S or not self._serves(model):
             self._served = frozenset(card.model for card in await self.client.workers())
             self._served_at_s = time.monotonic()
-        if not self._served or (model is not None and model not in self._served):
+        if not self._serves(model):
             known = {card.name for card in await self.client.models()}
             if model is None or model in known:
                 raise NoWorker(f"no worker serves {model or 'any model'} now; try again later")
             # An unknown model is refused at the submit, which names the known ones.
+
+    def _serves(self, model: str | None) -> bool:
+        return bool(self._served) if model is None else model in self._served
 
 
 def own_key(request: GenerationRequest, owner: str) -> GenerationRequest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import broker_errors
@@ -16,8 +16,8 @@ from llorch_worker.contract import (
     GenerationResult,
     LlorchError,
 )
+from llorch_worker.openai_api.shape import CallbackUrl
 
-MAX_URL_CHARS = 2_048
 _EVENT_TYPES = {
     "succeeded": "job.completed",
     "failed": "job.failed",
@@ -30,7 +30,7 @@ class JobRequest(GenerationRequest):
 
     model_config = ConfigDict(title="JobRequest", use_attribute_docstrings=True)
 
-    callback_url: str | None = Field(None, min_length=1, max_length=MAX_URL_CHARS)
+    callback_url: CallbackUrl | None = None
     """An http or https URL. The gateways post the job's document there once it has ended."""
 
     def generation_request(self) -> GenerationRequest:

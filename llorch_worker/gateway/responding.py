@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 
-import anyio
 from celery.utils import uuid
 from fastapi import Request
-from redis.exceptions import RedisError
 from sse_starlette import EventSourceResponse
 
 from llorch_worker.client import AsyncJob
 from llorch_worker.contract import TERMINAL_EVENTS, LlorchError, Started
-from llorch_worker.contract.errors import BrokerUnavailable
 from llorch_worker.gateway.errors import HttpError
-from llorch_worker.gateway.event_source import event_source, sse
+from llorch_worker.gateway.event_source import begun_event_source, encoded, event_source
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.hang_up import unless_hung_up
 from llorch_worker.gateway.job_events import PATIENCE_S
@@ -43,8 +37,6 @@ from llorch_worker.openai_api.responses import (
 from llorch_worker.openai_api.responses_items import Item
 from llorch_worker.openai_api.responses_request import ResponseRequest
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass
 class Creation:
@@ -62,14 +54,12 @@ class Creation:
         record, job = await self._begin()
         if self.body.background:
             if self.body.stream:
-                entries = job.stream(patience_s=PATIENCE_S)
-                return event_source(sse(response_events(record, job, entries)))
+                events = response_events(record, job, job.stream(patience_s=PATIENCE_S))
+                return event_source(encoded(each, each["type"]) async for each in events)
             return await response_now(record, job)
         if not self.body.stream:
             return await unless_hung_up(self.request, self._result(record, job))
-        stream = self._stream(record, job)
-        first = await unless_hung_up(self.request, _next(stream))
-        return event_source(self._all(first, stream))
+        return await begun_event_source(self.request, self._stream(record, job))
 
     async def _begin(self) -> tuple[ResponseRecord, AsyncJob]:
         """Enqueues the job. What belongs to it is stored before, so that no job lacks it."""
@@ -88,10 +78,10 @@ class Creation:
         url = self.body.callback_url
         if url is not None:
             await self.gateway.webhooks.expect(record.job_id, url, self.caller, "response")
-        if self.body.stored:
-            await self.store.put(record)
         job = None
         try:
+            if self.body.stored:
+                await self.store.put(record)
             job = await self.gateway.submit(
                 generation, self.caller, waits=not self.body.background, job_id=record.job_id
             )
@@ -100,7 +90,10 @@ class Creation:
                 # It failed, or an earlier request had the same idempotency key.
                 await self._forget(record)
         if job.id != record.job_id:
-            record = await self.store.find(job.id) or record_of(job.id)
+            earlier = await self.store.find(job.id)
+            record = earlier or record_of(job.id)
+            if earlier is None and self.body.stored:
+                await self.store.put(record)
         elif url is not None:
             self.gateway.webhooks.watch(job)
         return record, job
@@ -155,34 +148,16 @@ class Creation:
                 first.append(await anext(entries))
             if isinstance(first[-1].event, TERMINAL_EVENTS):
                 _check(await end_of(job))
-            async for data in sse(response_events(record, job, entries, first)):
-                yield data
+            async for event in response_events(record, job, entries, first):
+                yield encoded(event, event["type"])
             ended = True
         finally:
             await self._leave(job, ended)
 
-    async def _all(self, first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-        async with aclosing(rest):
-            try:
-                yield first
-                async for data in rest:
-                    yield data
-            except (asyncio.CancelledError, GeneratorExit):
-                logger.info("499: the client of %s hung up", self.request.url.path)
-                raise
-
     async def _leave(self, job: AsyncJob, ended: bool) -> None:
         """Cancels what nobody waits for any more, and gives the place in flight back."""
-        if not ended and self.body.idempotency_key is not None:
-            return
-        # Whoever hung up has cancelled this task already.
-        with anyio.CancelScope(shield=True):
-            try:
-                if not ended:
-                    await job.cancel()
-                await self.gateway.ended(self.caller, job)
-            except (BrokerUnavailable, RedisError):
-                logger.warning("job %s goes on: Redis did not take its cancel", job.id)
+        if ended or self.body.idempotency_key is None:
+            await self.gateway.leave(self.caller, [job], cancel=not ended)
 
 
 def _check(end: End) -> None:
@@ -194,7 +169,3 @@ def _check(end: End) -> None:
 
 def _refused(code: str, message: str, *, status: int = 400) -> HttpError:
     return HttpError(status, code, message, param="previous_response_id")
-
-
-async def _next(stream: AsyncGenerator[bytes]) -> bytes:
-    return await anext(stream)

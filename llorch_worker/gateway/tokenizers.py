@@ -14,7 +14,7 @@ from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.contract import ModelLoadFailed, ModelNotServed
 from llorch_worker.contract.token_questions import TokenQuestion
-from llorch_worker.gateway.errors import NoWorker
+from llorch_worker.openai_api.errors import NoWorker
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:

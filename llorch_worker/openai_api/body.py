@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from llorch_worker.contract import Finished, GenerationRequest, GenerationResult, Started, Tokens
 from llorch_worker.openai_api.sampling import Sampling
@@ -31,12 +31,6 @@ class Chunks(Protocol):
 
 class Body(Sampling):
     """A request that is answered from the results of its jobs."""
-
-    def keyed(self, idempotency_key: str | None) -> Self:
-        """With this key, from a header; one in the body goes before it."""
-        if idempotency_key is None or self.idempotency_key is not None:
-            return self
-        return self.model_copy(update={"idempotency_key": idempotency_key})
 
     @abstractmethod
     def to_requests(self) -> list[GenerationRequest]:

@@ -1,4 +1,4 @@
-"""The answer to ``/v1/chat/completions``, at once and in chunks."""
+"""The answer to ``/v1/chat/completions``."""
 
 from __future__ import annotations
 

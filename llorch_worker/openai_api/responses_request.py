@@ -11,7 +11,6 @@ from pydantic import (
     Discriminator,
     Field,
     SkipValidation,
-    StringConstraints,
     Tag,
 )
 from pydantic_core import PydanticCustomError
@@ -19,9 +18,8 @@ from pydantic_core import PydanticCustomError
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
 from llorch_worker.openai_api.responses_items import Item, turns_of
 from llorch_worker.openai_api.sampling import Sampling
-from llorch_worker.openai_api.shape import Shape, generation_request
+from llorch_worker.openai_api.shape import CallbackUrl, Metadata, Shape, generation_request
 
-MAX_URL_CHARS = 2_048
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
     "message.output_text.logprobs",
@@ -124,7 +122,7 @@ class ResponseRequest(Sampling):
     """By default true: keep the response and its conversation for a time."""
     background: bool | None = None
     """Answer at once; the response is made whether or not somebody waits."""
-    callback_url: str | None = Field(None, min_length=1, max_length=MAX_URL_CHARS)
+    callback_url: CallbackUrl | None = None
     """With background: an http or https URL that is told of the end."""
     max_output_tokens: SkipValidation[int | None] = None
     """By default 256; prompt and answer must fit into the context."""
@@ -137,16 +135,7 @@ class ResponseRequest(Sampling):
     """How many alternatives of each token; also asks for log probabilities, like include."""
     truncation: Literal["disabled"] | None = None
     reasoning: Reasoning | None = None
-    metadata: (
-        Annotated[
-            dict[
-                Annotated[str, StringConstraints(max_length=64)],
-                Annotated[str, StringConstraints(max_length=512)],
-            ],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
     """Returned with the response."""
     max_tool_calls: int | None = None
     """Accepted and without effect: it limits built-in tools, of which there are none."""

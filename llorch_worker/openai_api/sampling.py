@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import SkipValidation
 
@@ -63,6 +63,12 @@ class Sampling(Shape):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+
+    def keyed(self, idempotency_key: str | None) -> Self:
+        """With this key, from a header; one in the body goes before it."""
+        if idempotency_key is None or self.idempotency_key is not None:
+            return self
+        return self.model_copy(update={"idempotency_key": idempotency_key})
 
     def passed_on(self) -> dict[str, Any]:
         """The fields above that a :class:`GenerationRequest` has too; some may be None."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import ErrorDetails
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
@@ -25,6 +25,15 @@ class Shape(BaseModel):
         use_attribute_docstrings=True,
     )
 
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=64)],
+        Annotated[str, StringConstraints(max_length=512)],
+    ],
+    Field(max_length=16),
+]
+CallbackUrl = Annotated[str, Field(min_length=1, max_length=2_048)]
 
 _INSTEAD = {
     "guided_json": "structured_outputs.json",

@@ -318,6 +318,16 @@ def test_other_callers_go_first_and_few_lines_are_in_the_queue(
         assert later.count(True) >= 58
 
 
+def test_a_batch_that_cannot_be_read_stops_no_other(api: openai.OpenAI, client: Client) -> None:
+    unreadable = "batch_of_another_version"
+    client.redis.hset(keys.gateway_document(unreadable), "document", "{}")
+    client.redis.zadd(keys.BATCH_LEASES, {unreadable: 0})
+    wait_until(lambda: client.redis.zscore(keys.BATCH_LEASES, unreadable) > 0, what="a claim")
+    assert ended(api, begun(api, [line("a")])).status == "completed"
+    client.redis.zrem(keys.BATCH_LEASES, unreadable)
+    client.redis.delete(keys.gateway_document(unreadable))
+
+
 def test_nothing_of_a_batch_is_left_but_its_files(
     api: openai.OpenAI, gateway: GatewayProcess, redis_server: RedisServer
 ) -> None:

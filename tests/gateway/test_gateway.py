@@ -8,6 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from llorch_worker.broker import keys
+from llorch_worker.client import Client
 from llorch_worker.gateway.keys import new_key
 from tests.gateways import GatewayProcess, running_gateway
 from tests.services import RedisServer, WorkerProcess, wait_until
@@ -80,3 +82,13 @@ def test_keys_are_asked_for_and_revoked_without_a_restart(
     file.write_text("not toml")
     assert status(second) == 200
     assert key not in gateway.log.read_text()
+
+
+def test_a_defect_is_logged_without_the_text_that_it_quotes(
+    gateway: GatewayProcess, http: httpx.Client, client: Client
+) -> None:
+    kept = keys.response("", "damaged")
+    client.redis.set(kept, '{"conversation": "Once upon a time"}', ex=60)
+    assert http.get("/v1/responses/resp_damaged").status_code == 500
+    wait_until(lambda: "ValidationError" in gateway.log.read_text())
+    assert "Once upon" not in gateway.log.read_text()

@@ -130,3 +130,12 @@ def test_an_idempotency_key_gives_the_first_answer(api: OpenAI) -> None:
     ]
     assert same[0].id == same[1].id
     assert same[0].output == same[1].output
+
+
+def test_a_response_is_stored_though_the_first_with_its_key_was_not(api: OpenAI) -> None:
+    first, second = (
+        api.responses.create(**ASK, store=store, extra_headers={"Idempotency-Key": "stored"})
+        for store in (False, True)
+    )
+    assert first.id == second.id
+    assert api.responses.retrieve(second.id).output == first.output

@@ -57,7 +57,10 @@ async def _claim(store: BatchStore, token: str) -> BatchRecord | None:
         return await store.claim(token)
     except BrokerUnavailable as error:
         logger.warning("no batches are taken: %s", error)
-        return None
+    except ValueError as error:
+        # Perhaps another version's. It may quote a prompt.
+        logger.error("a batch cannot be read: %s", type(error).__name__)
+    return None
 
 
 async def _drive(run: BatchRun, batch_id: str) -> None:

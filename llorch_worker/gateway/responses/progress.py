@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 
 from llorch_worker.client import AsyncJob, JobState, StreamEntry
 from llorch_worker.contract import LlorchError, Started, Tokens
-from llorch_worker.gateway.errors import as_told, body_of
+from llorch_worker.gateway.errors import as_told
 from llorch_worker.gateway.job_events import PATIENCE_S
 from llorch_worker.gateway.responses.store import NotKept
+from llorch_worker.openai_api.errors import body_of
 from llorch_worker.openai_api.responses import End, Response, ResponseRecord, response_of
 from llorch_worker.openai_api.responses_events import Event, ResponseEvents
 

@@ -7,7 +7,7 @@ import time
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel
 
 from llorch_worker.batches.endpoints import ENDPOINTS
 from llorch_worker.client import BrokerUnavailable
@@ -15,22 +15,13 @@ from llorch_worker.contract import Fault, InvalidRequest, describe
 from llorch_worker.gateway.batches.record import Batch, BatchRecord, new_batch_id
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
-from llorch_worker.gateway.job_document import MAX_URL_CHARS
-from llorch_worker.openai_api.shape import Shape
+from llorch_worker.openai_api.shape import CallbackUrl, Metadata, Shape
 
 router = APIRouter(tags=["batches"], responses=ERRORS)
 
 LONGEST_WINDOW_S = 7 * 24 * 3600
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})(h|d)")
 _UNIT_S = {"h": 3600, "d": 24 * 3600}
-
-Metadata = Annotated[
-    dict[
-        Annotated[str, StringConstraints(max_length=64)],
-        Annotated[str, StringConstraints(max_length=512)],
-    ],
-    Field(max_length=16),
-]
 
 
 class NewBatch(Shape):
@@ -41,7 +32,7 @@ class NewBatch(Shape):
     completion_window: str
     """From 1h to 7d. Lines that have not been run by then end as errors."""
     metadata: Metadata | None = None
-    callback_url: Annotated[str, Field(min_length=1, max_length=MAX_URL_CHARS)] | None = None
+    callback_url: CallbackUrl | None = None
     """Ours: an http or https URL, where the batch is posted once it has ended."""
 
 

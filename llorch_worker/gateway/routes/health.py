@@ -5,8 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from llorch_worker.gateway.errors import ERRORS, NoWorker
+from llorch_worker.gateway.errors import ERRORS
 from llorch_worker.gateway.gateway import TheGateway
+from llorch_worker.openai_api.errors import NoWorker
 
 router = APIRouter(tags=["health"])
 

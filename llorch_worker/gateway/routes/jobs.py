@@ -13,8 +13,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from llorch_worker.client import AsyncJob, BrokerUnavailable
 from llorch_worker.contract import Fault, InvalidRequest, describe, encode_event
-from llorch_worker.gateway.answering import SEND_TIMEOUT_S
 from llorch_worker.gateway.errors import ERRORS, HttpError
+from llorch_worker.gateway.event_source import SEND_TIMEOUT_S
 from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway, known_caller
 from llorch_worker.gateway.job_document import JobDocument, JobRequest, job_document
 from llorch_worker.gateway.reader_position import ReaderPosition

@@ -11,8 +11,9 @@ from sse_starlette import EventSourceResponse
 
 from llorch_worker.contract import Fault, Finished, InvalidRequest
 from llorch_worker.gateway.answering import IdempotencyKey
+from llorch_worker.gateway.documents import Order
 from llorch_worker.gateway.errors import ERRORS, HttpError
-from llorch_worker.gateway.event_source import event_source, sse
+from llorch_worker.gateway.event_source import encoded, event_source
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.gateway.job_events import PATIENCE_S
 from llorch_worker.gateway.responding import Creation
@@ -67,9 +68,7 @@ async def create(
     idempotency_key: IdempotencyKey = None,
 ) -> Response | EventSourceResponse:
     """The next turn of a conversation. With background, come back for it."""
-    if body.idempotency_key is None:
-        body = body.model_copy(update={"idempotency_key": idempotency_key})
-    return await Creation(request, gateway, caller, store, body).respond()
+    return await Creation(request, gateway, caller, store, body.keyed(idempotency_key)).respond()
 
 
 @router.get("/v1/responses/{response_id}", response_model=Response, responses=_OR_EVENTS)
@@ -98,7 +97,9 @@ async def retrieve(
         raise HttpError(409, "EVENTS_NOT_KEPT", message, param="starting_after")
     events = response_events(record, job, entries, first)
     after = -1 if starting_after is None else starting_after
-    return event_source(sse(event async for event in events if event["sequence_number"] > after))
+    return event_source(
+        encoded(event, event["type"]) async for event in events if event["sequence_number"] > after
+    )
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -134,16 +135,15 @@ async def input_items(
     store: TheStore,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Literal["asc", "desc"] = "desc",
+    order: Order = "desc",
 ) -> ItemList:
     """The turns that it answers, those of earlier responses too."""
     record = await store.get(response_id)
     items = record.conversation if order == "asc" else record.conversation[::-1]
     ids = [item.id for item in items]
     if after is not None and after not in ids:
-        fault = Fault(
-            field="after", rule="must be the id of an item of this response", got="another"
-        )
+        rule = "must be the id of an item of this response"
+        fault = Fault(field="after", rule=rule, got="another")
         raise InvalidRequest.from_faults([fault])
     begin = 0 if after is None else ids.index(after) + 1
     page = items[begin : begin + limit]

@@ -20,7 +20,7 @@ MOST_DEAD = 1_000
 
 @dataclass(frozen=True)
 class Webhook:
-    """Something to tell, perhaps once it has happened."""
+    """Something to tell once it has happened."""
 
     id: str
     url: str
@@ -40,14 +40,10 @@ class Outbox:
         # redis-py's annotations cover all its clients at once.
         self._redis: Any = client
 
-    async def add(
-        self, webhook_id: str, url: str, caller: str, kind: str, *, body: str | None, in_s: float
-    ) -> None:
-        """Adds a webhook, to be looked at ``in_s`` from now. Without ``body`` it waits for it."""
+    async def add(self, webhook_id: str, url: str, caller: str, kind: str, *, in_s: float) -> None:
+        """Adds a webhook that waits for what it is to tell, to be looked at ``in_s`` from now."""
         now_ms = await self.now_ms()
         fields = {"url": url, "caller": caller, "kind": kind, "since_ms": now_ms, "attempts": 0}
-        if body is not None:
-            fields["body"] = body
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(keys.webhook(webhook_id), mapping=fields)
             pipe.expire(keys.webhook(webhook_id), KEPT_S)

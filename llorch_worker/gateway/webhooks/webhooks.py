@@ -77,7 +77,7 @@ class Webhooks:
         """
         self.check(url, caller)
         with broker_errors(self._client.settings.redis_url):
-            await self._outbox.add(job_id, url, caller.name, kind, body=None, in_s=LOOK_S)
+            await self._outbox.add(job_id, url, caller.name, kind, in_s=LOOK_S)
 
     async def forget(self, job_id: str) -> None:
         """The job was not enqueued."""
@@ -96,16 +96,6 @@ class Webhooks:
         minute."""
         with suppress(RedisError):
             await self._outbox.now_due(webhook_id)
-        self._news.set()
-
-    async def tell(
-        self, webhook_id: str, url: str, caller_name: str, type: str, data: BaseModel
-    ) -> None:
-        """Tells ``url`` what has happened. A second call with the same id replaces the
-        first, or is a second delivery."""
-        body = _body(type, data)
-        with broker_errors(self._client.settings.redis_url):
-            await self._outbox.add(webhook_id, url, caller_name, type, body=body, in_s=0)
         self._news.set()
 
     def check(self, url: str, caller: Caller) -> None:
