@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import SkipValidation
 
 from llorch_worker.contract import GenerationRequest, Priority, StructuredOutputs
-from llorch_worker.openai_api.shape import Shape
+from llorch_worker.openai_api.shape import Shape, WholeBody
 
 
 class StreamOptions(Shape):
@@ -19,7 +19,7 @@ class StreamOptions(Shape):
     """Accepted and without effect."""
 
 
-class Sampling(Shape):
+class Sampling(WholeBody):
     """How to generate. Fields of :class:`GenerationRequest` have its ranges and its defaults, and
     are checked there, once; so is ``null``, which means the default."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import ErrorDetails
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
+from llorch_worker.contract.values import few_values
 
 
 class Shape(BaseModel):
@@ -24,6 +25,15 @@ class Shape(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+
+class WholeBody(Shape):
+    """What is not only a part of a document."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_values(cls, document: Any) -> Any:
+        return few_values(document)
 
 
 _INSTEAD = {

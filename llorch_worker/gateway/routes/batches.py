@@ -16,7 +16,7 @@ from llorch_worker.gateway.batches.record import Batch, BatchRecord, new_batch_i
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.gateway.job_document import MAX_URL_CHARS
-from llorch_worker.openai_api.shape import Shape
+from llorch_worker.openai_api.shape import WholeBody
 
 router = APIRouter(tags=["batches"], responses=ERRORS)
 
@@ -33,7 +33,7 @@ Metadata = Annotated[
 ]
 
 
-class NewBatch(Shape):
+class NewBatch(WholeBody):
     input_file_id: str
     """A file with the purpose ``batch``: JSON lines of custom_id, method, url and body."""
     endpoint: str
