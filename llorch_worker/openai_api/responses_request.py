@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
 from llorch_worker.openai_api.responses_items import Item, turns_of
 from llorch_worker.openai_api.sampling import Sampling
-from llorch_worker.openai_api.shape import Shape, generation_request
+from llorch_worker.openai_api.shape import Label, Shape, generation_request
 
 MAX_URL_CHARS = 2_048
 LOGPROBS = "message.output_text.logprobs"
@@ -118,7 +118,7 @@ class ResponseRequest(Sampling):
     """A text is a user's message."""
     instructions: SkipValidation[str | None] = None
     """A system's message before the conversation; not carried over to the next response."""
-    previous_response_id: str | None = None
+    previous_response_id: Label | None = None
     """The response whose conversation goes on."""
     store: bool | None = None
     """By default true: keep the response and its conversation for a time."""
@@ -140,8 +140,8 @@ class ResponseRequest(Sampling):
     metadata: (
         Annotated[
             dict[
-                Annotated[str, StringConstraints(max_length=64)],
-                Annotated[str, StringConstraints(max_length=512)],
+                Annotated[Label, StringConstraints(max_length=64)],
+                Annotated[Label, StringConstraints(max_length=512)],
             ],
             Field(max_length=16),
         ]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import SkipValidation
 
 from llorch_worker.contract import GenerationRequest, Priority, StructuredOutputs
-from llorch_worker.openai_api.shape import Shape, WholeBody
+from llorch_worker.openai_api.shape import Label, Shape, WholeBody
 
 
 class StreamOptions(Shape):
@@ -55,14 +55,14 @@ class Sampling(WholeBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    user: str | None = None
+    user: Label | None = None
     """Accepted and without effect, like the fields below."""
     store: bool | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
 
     def passed_on(self) -> dict[str, Any]:
         """The fields above that a :class:`GenerationRequest` has too; some may be None."""

@@ -16,7 +16,7 @@ from llorch_worker.gateway.batches.record import Batch, BatchRecord, new_batch_i
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
 from llorch_worker.gateway.job_document import MAX_URL_CHARS
-from llorch_worker.openai_api.shape import WholeBody
+from llorch_worker.openai_api.shape import Label, WholeBody
 
 router = APIRouter(tags=["batches"], responses=ERRORS)
 
@@ -26,15 +26,15 @@ _UNIT_S = {"h": 3600, "d": 24 * 3600}
 
 Metadata = Annotated[
     dict[
-        Annotated[str, StringConstraints(max_length=64)],
-        Annotated[str, StringConstraints(max_length=512)],
+        Annotated[Label, StringConstraints(max_length=64)],
+        Annotated[Label, StringConstraints(max_length=512)],
     ],
     Field(max_length=16),
 ]
 
 
 class NewBatch(WholeBody):
-    input_file_id: str
+    input_file_id: Label
     """A file with the purpose ``batch``: JSON lines of custom_id, method, url and body."""
     endpoint: str
     """The url of every line."""
