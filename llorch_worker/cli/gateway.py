@@ -15,6 +15,8 @@ from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.settings import Settings
 
 BACKLOG = 2048
+STOP_S = 15
+"""How long a gateway that is asked to stop waits for answers; streams end by themselves sooner."""
 
 
 @settings_options("redis_url")
@@ -52,7 +54,13 @@ def gateway(
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s] %(message)s")
     server = uvicorn.Server(
         uvicorn.Config(
-            app, own.host, own.port, log_config=None, backlog=BACKLOG, server_header=False
+            app,
+            own.host,
+            own.port,
+            log_config=None,
+            backlog=BACKLOG,
+            server_header=False,
+            timeout_graceful_shutdown=STOP_S,
         )
     )
     screen = Screen(as_json=as_json)
