@@ -16,6 +16,8 @@ from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.settings import Settings
 
 BACKLOG = 2048
+STOP_S = 15
+"""How long a gateway that is asked to stop waits for answers; streams end by themselves sooner."""
 
 
 @settings_options("redis_url")
@@ -55,7 +57,13 @@ def gateway(
         handler.addFilter(_without_message)
     server = uvicorn.Server(
         uvicorn.Config(
-            app, own.host, own.port, log_config=None, backlog=BACKLOG, server_header=False
+            app,
+            own.host,
+            own.port,
+            log_config=None,
+            backlog=BACKLOG,
+            server_header=False,
+            timeout_graceful_shutdown=STOP_S,
         )
     )
     screen = Screen(as_json=as_json)

@@ -42,6 +42,7 @@ from llorch_worker.contract.tools import (
     ToolCall,
     ToolChoice,
 )
+from llorch_worker.contract.values import few_values
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_PROMPT_TOKENS = 1_000_000
@@ -117,7 +118,10 @@ class GenerationRequest(BaseModel):
 
     prompt: str | None = Field(None, min_length=1, max_length=MAX_PROMPT_CHARS)
     prompt_token_ids: Annotated[
-        Annotated[tuple[TokenId, ...], Field(max_length=MAX_PROMPT_TOKENS), NOT_EMPTY] | None,
+        Annotated[
+            tuple[TokenId, ...], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True), NOT_EMPTY
+        ]
+        | None,
         BeforeValidator(as_tuple),
     ] = None
     messages: Annotated[
@@ -203,6 +207,7 @@ class GenerationRequest(BaseModel):
         if not isinstance(fields, Mapping):
             # A body that is no object; pydantic says so.
             return fields
+        few_values(fields)
         given = [name for name in PROMPT_FIELDS if fields.get(name) is not None]
         if len(given) != 1:
             fault = Fault(

@@ -62,6 +62,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         app.include_router(router)
     app.add_middleware(
         BodyLimit,
+        admit=gateway.caller,
         limit_of=lambda path: own.max_file_bytes if path == FILES_PATH else own.max_body_bytes,
         timeout_s=own.body_timeout_s,
     )

@@ -1,24 +1,37 @@
-"""Refuses bodies that are too large, before they are read whole, or that do not arrive."""
+"""Refuses bodies that are too large, come from unknown callers, or do not arrive, before they are
+read whole."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llorch_worker.gateway.errors import plain_answer
+from llorch_worker.gateway.errors import HttpError, plain_answer
 
 _CLOSE = {"Connection": "close"}
 """What the client still sends is not read."""
 
 
 class BodyLimit:
-    """ASGI middleware. ``limit_of(path)`` is the most bytes of a body sent to that path."""
+    """ASGI middleware. ``limit_of(path)`` is the most bytes of a body sent to that path.
 
-    def __init__(self, app: ASGIApp, limit_of: Callable[[str], int], timeout_s: float) -> None:
+    ``admit`` gets the header Authorization of who sends a body, and raises ``HttpError``: FastAPI
+    looks at it only after the body.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        admit: Callable[[str | None], object],
+        limit_of: Callable[[str], int],
+        timeout_s: float,
+    ) -> None:
         self._app = app
+        self._admit = admit
         self._limit_of = limit_of
         self._timeout_s = timeout_s
 
@@ -37,6 +50,10 @@ class BodyLimit:
             if whole:
                 # Waits for the client to hang up, however long that takes.
                 return await receive()
+            try:
+                self._admit(Headers(scope=scope).get("authorization"))
+            except HttpError as error:
+                raise HTTPException(error.status, error.message, _CLOSE) from None
             try:
                 message = await asyncio.wait_for(receive(), self._timeout_s)
             except TimeoutError:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, SkipValidation, Tag
 
 from llorch_worker.openai_api.logprobs import ChatToken
-from llorch_worker.openai_api.shape import Shape
+from llorch_worker.openai_api.shape import Label, Shape
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -48,7 +48,7 @@ Part = Annotated[
 class MessageItem(Shape):
     """A turn of the conversation."""
 
-    id: str | None = None
+    id: Label | None = None
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     """A developer's turn is a system's."""
@@ -60,7 +60,7 @@ class MessageItem(Shape):
 class FunctionCallItem(Shape):
     """A call that the model made."""
 
-    id: str | None = None
+    id: Label | None = None
     type: Literal["function_call"]
     call_id: SkipValidation[str]
     name: SkipValidation[str]
@@ -72,7 +72,7 @@ class FunctionCallItem(Shape):
 class FunctionCallOutputItem(Shape):
     """What the call gave."""
 
-    id: str | None = None
+    id: Label | None = None
     type: Literal["function_call_output"]
     call_id: SkipValidation[str]
     output: Annotated[

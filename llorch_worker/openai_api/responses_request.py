@@ -18,7 +18,13 @@ from pydantic_core import PydanticCustomError
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
 from llorch_worker.openai_api.responses_items import Item, turns_of
 from llorch_worker.openai_api.sampling import Sampling
-from llorch_worker.openai_api.shape import CallbackUrl, Metadata, Shape, generation_request
+from llorch_worker.openai_api.shape import (
+    CallbackUrl,
+    Label,
+    Metadata,
+    Shape,
+    generation_request,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -116,7 +122,7 @@ class ResponseRequest(Sampling):
     """A text is a user's message."""
     instructions: SkipValidation[str | None] = None
     """A system's message before the conversation; not carried over to the next response."""
-    previous_response_id: str | None = None
+    previous_response_id: Label | None = None
     """The response whose conversation goes on."""
     store: bool | None = None
     """By default true: keep the response and its conversation for a time."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import SkipValidation
 
 from llorch_worker.contract import GenerationRequest, Priority, StructuredOutputs
-from llorch_worker.openai_api.shape import Shape
+from llorch_worker.openai_api.shape import Label, Shape, WholeBody
 
 
 class StreamOptions(Shape):
@@ -19,7 +19,7 @@ class StreamOptions(Shape):
     """Accepted and without effect."""
 
 
-class Sampling(Shape):
+class Sampling(WholeBody):
     """How to generate. Fields of :class:`GenerationRequest` have its ranges and its defaults, and
     are checked there, once; so is ``null``, which means the default."""
 
@@ -55,14 +55,14 @@ class Sampling(Shape):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    user: str | None = None
+    user: Label | None = None
     """Accepted and without effect, like the fields below."""
     store: bool | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
 
     def keyed(self, idempotency_key: str | None) -> Self:
         """With this key, from a header; one in the body goes before it."""

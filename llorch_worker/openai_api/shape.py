@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from pydantic_core import ErrorDetails
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe, shown
+from llorch_worker.contract.values import few_values
 
 
 class Shape(BaseModel):
@@ -26,14 +34,36 @@ class Shape(BaseModel):
     )
 
 
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("text", "must be text that UTF-8 can encode") from None
+    return text
+
+
+Label = Annotated[str, AfterValidator(_encodable)]
+"""A text that is stored or sent back as it is. JSON can escape half a character."""
+
+
 Metadata = Annotated[
     dict[
-        Annotated[str, StringConstraints(max_length=64)],
-        Annotated[str, StringConstraints(max_length=512)],
+        Annotated[Label, StringConstraints(max_length=64)],
+        Annotated[Label, StringConstraints(max_length=512)],
     ],
     Field(max_length=16),
 ]
 CallbackUrl = Annotated[str, Field(min_length=1, max_length=2_048)]
+
+
+class WholeBody(Shape):
+    """What is not only a part of a document."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_values(cls, document: Any) -> Any:
+        return few_values(document)
+
 
 _INSTEAD = {
     "guided_json": "structured_outputs.json",

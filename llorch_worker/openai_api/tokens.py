@@ -11,12 +11,12 @@ from llorch_worker.contract import Fault, InvalidRequest, Tool, describe
 from llorch_worker.contract.request import MAX_PROMPT_CHARS, MAX_PROMPT_TOKENS, TokenId
 from llorch_worker.contract.token_questions import Detokenize, TokenizeChat, TokenizeText
 from llorch_worker.openai_api.chat import ChatMessage
-from llorch_worker.openai_api.shape import Shape, generation_request
+from llorch_worker.openai_api.shape import WholeBody, generation_request
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class TokenizeRequest(Shape):
+class TokenizeRequest(WholeBody):
     """Exactly one of ``prompt`` and ``messages``.
 
     A conversation is tokenised as a job would be, by the model's template, up to where the answer
@@ -61,9 +61,9 @@ class TokenizeRequest(Shape):
         )
 
 
-class DetokenizeRequest(Shape):
+class DetokenizeRequest(WholeBody):
     model: ModelName | None = None
-    tokens: list[TokenId] = Field(max_length=MAX_PROMPT_TOKENS)
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
 
     def question(self) -> Detokenize:
         return Detokenize(tokens=tuple(self.tokens))

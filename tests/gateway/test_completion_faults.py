@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from llorch_worker.client import Client
 from llorch_worker.gateway.keys import new_key
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, held_ids, running_worker, wait_until
+from tests.services import (
+    STOP_TIMEOUT_S,
+    RedisServer,
+    WorkerProcess,
+    held_ids,
+    running_worker,
+    wait_until,
+)
 
 PATH = "/v1/completions"
 WHOLE = "w0 w1 w2 w3 w4 w5 "
@@ -100,3 +108,20 @@ def test_a_redis_that_is_away_is_a_503_at_once(
         away = limited.post(PATH, json=asked, timeout=30)
         assert (away.status_code, away.json()["error"]["code"]) == (503, "redis_unreachable")
         own_server.start()
+
+
+def test_a_gateway_that_is_stopped_waits_for_no_answer_for_ever(
+    own_gateway: GatewayProcess, own_http: httpx.Client, own_client: Client, latch: Latch
+) -> None:
+    def ask() -> None:
+        with suppress(httpx.TransportError):
+            own_http.post(PATH, json=body(latch))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until(lambda: held_ids(own_client.redis), what="the job to run")
+    own_gateway.process.terminate()
+    assert own_gateway.process.wait(STOP_TIMEOUT_S) is not None
+    asking.join()
+    # Nobody waits for it any more.
+    latch.wait_ended(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -109,6 +110,23 @@ def test_every_endpoint_but_those_of_health_asks_for_a_key(
         != 401
     }
     assert open_to_all == {("get", "/health"), ("get", "/ready")}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "POST /v1/files HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=x",
+        "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json",
+    ],
+)
+def test_nothing_is_read_of_a_body_without_a_key(
+    keyed: tuple[list[GatewayProcess], dict[str, Any]], head: str
+) -> None:
+    (gateway, _), _headers = keyed
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as raw:
+        raw.sendall(f"{head}\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n--x\r\n".encode())
+        assert raw.recv(100).startswith(b"HTTP/1.1 401 ")
 
 
 def test_beyond_loopback_a_gateway_without_keys_does_not_start() -> None:

@@ -145,14 +145,18 @@ def test_the_body_of_an_answer_is_not_read(gateway_: GatewayProcess, client: Cli
     assert len(receiver.deliveries) == 1
 
 
-def test_a_slow_receiver_delays_nobody_else(gateway_: GatewayProcess) -> None:
+@pytest.mark.parametrize("slow_ones", [1, 20])
+def test_slow_receivers_delay_nobody_else(gateway_: GatewayProcess, slow_ones: int) -> None:
     go_on = threading.Event()
     with running_receiver(lambda handler, _: bool(go_on.wait(30))) as slow:  # type: ignore[arg-type, return-value]
-        submit(gateway_, slow.url)
-        told(slow)
+        for _ in range(slow_ones):
+            submit(gateway_, slow.url)
+        told(slow, slow_ones)
         with running_receiver() as receiver:
             submit(gateway_, receiver.url)
             told(receiver)
+        ids = {delivery.headers["webhook-id"] for delivery in slow.deliveries}
+        assert len(ids) == len(slow.deliveries), "one of them was tried again"
         go_on.set()
 
 

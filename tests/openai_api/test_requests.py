@@ -10,9 +10,12 @@ from pydantic import ValidationError
 from llorch_worker.contract import InvalidRequest
 from llorch_worker.openai_api.chat import ChatRequest
 from llorch_worker.openai_api.completions import CompletionRequest
+from llorch_worker.openai_api.responses_request import ResponseRequest
 from llorch_worker.openai_api.shape import faults_of
 
 USER = {"role": "user", "content": "Hi"}
+HALF = "\ud800"
+"""JSON can escape half of a character, which UTF-8 cannot encode."""
 TOOL = {"type": "function", "function": {"name": "look_up"}}
 
 
@@ -197,3 +200,20 @@ def test_a_refused_name_of_an_older_field_comes_with_the_new_one() -> None:
         ChatRequest.model_validate({"messages": [USER], "guided_json": {}})
     (fault,) = faults_of(caught.value.errors())
     assert fault.rule == "unsupported; send structured_outputs.json"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": HALF},
+        {"safety_identifier": HALF},
+        {"prompt_cache_key": HALF},
+        {"previous_response_id": HALF},
+        {"metadata": {HALF: "x"}},
+        {"metadata": {"x": HALF}},
+        {"input": [{"id": HALF, "role": "user", "content": "Hi"}]},
+    ],
+)
+def test_half_a_character_is_refused_where_it_would_be_stored(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="must be text that UTF-8 can encode"):
+        ResponseRequest.model_validate({"input": "Hi", **fields})

@@ -15,7 +15,7 @@ from llorch_worker.contract import Fault, InvalidRequest, describe
 from llorch_worker.gateway.batches.record import Batch, BatchRecord, new_batch_id
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.gateway import TheCaller, TheGateway
-from llorch_worker.openai_api.shape import CallbackUrl, Metadata, Shape
+from llorch_worker.openai_api.shape import CallbackUrl, Label, Metadata, WholeBody
 
 router = APIRouter(tags=["batches"], responses=ERRORS)
 
@@ -24,8 +24,8 @@ _WINDOW = re.compile(r"([1-9][0-9]{0,2})(h|d)")
 _UNIT_S = {"h": 3600, "d": 24 * 3600}
 
 
-class NewBatch(Shape):
-    input_file_id: str
+class NewBatch(WholeBody):
+    input_file_id: Label
     """A file with the purpose ``batch``: JSON lines of custom_id, method, url and body."""
     endpoint: str
     """The url of every line."""

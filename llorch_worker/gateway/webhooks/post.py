@@ -33,6 +33,8 @@ class Poster:
         """``private``: whether private addresses are allowed."""
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl.create_default_context(),
+            # Those who deliver bound it; waiting here for slow receivers would fail others.
+            max_connections=None,
             max_keepalive_connections=0,
             network_backend=PinnedBackend(private=private),
         )
