@@ -50,6 +50,11 @@ _CODES = {
     413: "TOO_LARGE",
 }
 
+_UNROUTED = {
+    404: "no such endpoint; /docs lists all, and OpenAI's begin with /v1",
+    405: "this endpoint takes another method; /docs lists all",
+}
+
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
     for status, description in {
@@ -94,6 +99,10 @@ def install(app: FastAPI) -> None:
         for each in errors:
             if each["type"] == "json_invalid":
                 each.update(loc=(), msg="must be JSON", input=None)
+            elif isinstance(each["input"], bytes):
+                # FastAPI leaves a body alone that another type announces, as curl's -d does.
+                rule = "must be JSON, sent with Content-Type: application/json"
+                each.update(msg=rule, input=None)
         return _answer(400, body_of(InvalidRequest.from_faults(faults_of(errors))))
 
     @app.exception_handler(HttpError)
@@ -103,7 +112,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     def framework_error(_: Request, error: HTTPException) -> JSONResponse:
         code = _CODES.get(error.status_code, "HTTP_ERROR")
-        return plain_answer(error.status_code, code, str(error.detail), headers=error.headers)
+        message = _UNROUTED.get(error.status_code, str(error.detail))
+        return plain_answer(error.status_code, code, message, headers=error.headers)
 
     @app.exception_handler(RedisError)
     @app.exception_handler(BrokerUnavailable)

@@ -40,6 +40,13 @@ def test_another_tasks_package_on_the_module_path(tmp_path: Path, content: str) 
     assert "PYTHONPATH" in said
 
 
+def test_a_gateways_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = sentence(run("gateway", "--redis", NOBODY, "--port", str(port)), 1)
+    assert said.startswith(f"cannot listen at 127.0.0.1:{port};")
+
+
 def test_a_truncated_model(stories260k: Path, tmp_path: Path) -> None:
     whole = (stories260k / "q8_0.gguf").read_bytes()
     path = tmp_path / "cut.gguf"

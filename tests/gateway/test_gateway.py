@@ -44,8 +44,16 @@ def test_models_come_from_the_registry(answer: httpx.Client) -> None:
 def test_unknown_paths_and_methods_answer_in_the_shape_of_errors(http: httpx.Client) -> None:
     missing = http.get("/v1/nothing")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    assert "/docs" in missing.json()["error"]["message"]
     wrong = http.delete("/v1/models")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+def test_a_body_without_its_content_type_is_told_which_one_it_needs(http: httpx.Client) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl -d sends
+    refused = http.post("/v1/chat/completions", content=b'{"model": "toy"}', headers=headers)
+    assert refused.status_code == 400
+    assert "Content-Type: application/json" in refused.json()["error"]["message"]
 
 
 def test_no_endpoint_documents_a_422(http: httpx.Client) -> None:
