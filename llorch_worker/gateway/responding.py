@@ -140,7 +140,7 @@ class Creation:
     async def _stream(self, record: ResponseRecord, job: AsyncJob) -> AsyncGenerator[bytes]:
         """Raises ``LlorchError`` if the job fails before its first token: that is an answer of its
         own."""
-        ended = False
+        ended, broken = False, False
         entries = job.stream(patience_s=PATIENCE_S)
         try:
             first = [await anext(entries)]
@@ -149,8 +149,9 @@ class Creation:
             if isinstance(first[-1].event, TERMINAL_EVENTS):
                 _check(await end_of(job))
             async for event in response_events(record, job, entries, first):
+                broken = event["type"] == "error"
                 yield encoded(event, event["type"])
-            ended = True
+            ended = not broken
         finally:
             await self._leave(job, ended)
 
