@@ -16,16 +16,23 @@ from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 PATIENCE_S = 5.0
 """On a free core the limits below let no grammar that we know compile for longer than 2 s."""
 
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    max_grammar_size=200_000,
-    # Of one step, for which other jobs wait: a tenth of a second on a slow machine.
-    step_lexer_fuel=100_000,
-    step_max_items=10_000,
-    # A state takes 1 to 2 kB.
-    max_lexer_states=20_000,
-    verbose_errors=False,
-)
+
+def _limits(step_max_items: int) -> LLParserLimits:
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        max_grammar_size=200_000,
+        # Of one step, for which other jobs wait: a tenth of a second on a slow machine.
+        step_lexer_fuel=100_000,
+        step_max_items=step_max_items,
+        # A state takes 1 to 2 kB.
+        max_lexer_states=20_000,
+        verbose_errors=False,
+    )
+
+
+_LIMITS = _limits(10_000)
+_USERS_GRAMMAR_LIMITS = _limits(500)
+"""Each item of an ambiguous grammar costs more time than the one before: 10,000 take 0.3 s."""
 
 
 class Compiler:
@@ -77,7 +84,8 @@ class Compiler:
             self._vocabulary.spells(text.encode(errors="replace")) for text in grammar.source
         ):
             raise _refusal(grammar, "the model's vocabulary cannot spell each of them")
-        ll_matcher = LLMatcher(self._vocabulary.ll_tokenizer, text, log_level=0, limits=_LIMITS)
+        limits = _USERS_GRAMMAR_LIMITS if grammar.is_users_own else _LIMITS
+        ll_matcher = LLMatcher(self._vocabulary.ll_tokenizer, text, log_level=0, limits=limits)
         matcher = Matcher(ll_matcher, self._vocabulary, grammar.field)
         # Also builds what the first steps would otherwise wait for.
         beginning = ll_matcher.deep_copy()

@@ -12,10 +12,16 @@ from llguidance import LLMatcher
 
 from llorch_worker.contract import GenerationRequest, NamedToolChoice, Tool
 
-_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrtbf\\"',
+}
 """JSON on one line, as ``json.dumps`` and chat templates write it. So all but the values is forced
-and needs no steps, and no weak model writes white space for ever. A schema's own ``x-guidance``
-replaces it."""
+and needs no steps, and no weak model writes white space for ever. Each character has one spelling:
+with ``\\u`` or ``\\/``, a key could pass for another than the one that it spells. A schema's own
+``x-guidance`` replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,8 @@ class Grammar:
     field: str
     source: Any
     build: Callable[[], str]
+    is_users_own: bool = False
+    """Whether the user wrote its rules, which may be ambiguous without end."""
 
 
 def grammar_of(request: GenerationRequest) -> Grammar | None:
@@ -51,7 +59,7 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
             return Grammar("structured_outputs.choice", given.choice, build)
         assert given.grammar is not None
         build = partial(LLMatcher.grammar_from_lark, given.grammar)
-        return Grammar("structured_outputs.grammar", given.grammar, build)
+        return Grammar("structured_outputs.grammar", given.grammar, build, is_users_own=True)
     return _forced_calls(request) if request.forces_a_call else None
 
 

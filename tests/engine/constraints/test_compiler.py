@@ -3,7 +3,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
+from llguidance.numpy import fill_next_token_bitmask
 
 from llorch_worker.bench.instruments.no_op_engine import made_up_tokenizer
 from llorch_worker.contract import GenerationRequest, InvalidRequest
@@ -108,3 +110,44 @@ def test_the_reason_names_json_schemas_words_and_none_of_the_users(
     )
     with pytest.raises(InvalidRequest, match=r'Unimplemented keys: \["uniqueItems"\]'):
         Compiler(bytes_too).compile(asking(json={"type": "array", "uniqueItems": True}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [r'{"\u0061": "x"}', r'{"b\/": "x"}', r'{"b": "\u00e9"}', '{"a": "x"}', '{"a": 1, "a": 2}'],
+)
+def test_no_key_passes_for_another(bytes_too: ConstraintVocabulary, text: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "additionalProperties": {"type": "string"},
+    }
+    assert fits(bytes_too, schema, r'{"a": 1, "b": "\"x\\\n"}')
+    assert not fits(bytes_too, schema, text)
+
+
+def fits(vocabulary: ConstraintVocabulary, schema: dict[str, Any], text: str) -> bool:
+    """Whether the whole ``text``, byte by byte, is one that ``schema`` allows."""
+    matcher = Compiler(vocabulary).compile(asking(json=schema))
+    assert matcher is not None
+    try:
+        for byte in text.encode():
+            matcher.push(vocabulary.tokens.index(bytes([byte])))
+    except InvalidRequest:
+        return False
+    return matcher.complete
+
+
+def test_a_grammar_that_grows_ever_more_ambiguous_ends(bytes_too: ConstraintVocabulary) -> None:
+    matcher = Compiler(bytes_too).compile(asking(grammar='start: e\ne: e e | "a" | e e e'))
+    assert matcher is not None
+    letter = bytes_too.tokens.index(b"a")
+    bits = np.zeros((1, bytes_too.ll_tokenizer.vocab_size // 32 + 1), np.int32)
+
+    def take_letters() -> None:
+        for _ in range(300):
+            fill_next_token_bitmask(matcher.ll_matcher, bits, 0)
+            matcher.push(letter)
+
+    with pytest.raises(InvalidRequest, match=r"structured_outputs\.grammar"):
+        take_letters()
