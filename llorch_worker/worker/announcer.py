@@ -10,8 +10,8 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import registry
+from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.registry import WorkerCard
-from llorch_worker.worker.redis_outage import RedisOutage
 
 logger = get_logger(__name__)
 

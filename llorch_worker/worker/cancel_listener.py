@@ -10,8 +10,8 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import subscribe
+from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.worker.active_jobs import ActiveJobs
-from llorch_worker.worker.redis_outage import RedisOutage
 
 logger = get_logger(__name__)
 

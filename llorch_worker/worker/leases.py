@@ -16,8 +16,8 @@ from redis.exceptions import TimeoutError as NoReply
 from llorch_worker.broker import claims, worker_queues
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.settings import Settings
-from llorch_worker.worker.redis_outage import RedisOutage
 
 logger = get_logger(__name__)
 

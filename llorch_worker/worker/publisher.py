@@ -14,9 +14,9 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from llorch_worker.broker import journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import LastEntries
+from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.contract import Event, Tokens
 from llorch_worker.settings import Settings
-from llorch_worker.worker.redis_outage import RedisOutage
 from llorch_worker.worker.token_events import merge_tokens
 
 logger = get_logger(__name__)

@@ -11,9 +11,9 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import token_questions
+from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.contract import InternalError, LlorchError
 from llorch_worker.contract.token_questions import TokenQuestion
-from llorch_worker.worker.redis_outage import RedisOutage
 
 if TYPE_CHECKING:
     from llorch_worker.text import Tokenizer

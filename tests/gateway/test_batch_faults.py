@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,8 +19,8 @@ from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, running_worker, stopped, wait_until
 
-LINES = 1_100
-"""Two parts."""
+LINES = 2_000 if os.environ.get("LLORCH_FULL_SIZE") else 1_100
+"""Two parts of the answers."""
 
 
 @pytest.fixture

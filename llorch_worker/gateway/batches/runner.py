@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.client import BrokerUnavailable
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
@@ -36,10 +37,11 @@ async def running(store: BatchStore, new_run: NewRun) -> AsyncIterator[None]:
 
 async def _drive_all(store: BatchStore, new_run: NewRun) -> None:
     runs: set[asyncio.Task[None]] = set()
+    outage = RedisOutage("no batches are taken", "batches are taken again")
     try:
         while True:
             token = uuid.uuid4().hex
-            record = await _claim(store, token) if len(runs) < MOST_AT_ONCE else None
+            record = await _claim(store, token, outage) if len(runs) < MOST_AT_ONCE else None
             if record is None:
                 await asyncio.sleep(POLL_S)
                 continue
@@ -52,11 +54,13 @@ async def _drive_all(store: BatchStore, new_run: NewRun) -> None:
         await asyncio.gather(*runs, return_exceptions=True)
 
 
-async def _claim(store: BatchStore, token: str) -> BatchRecord | None:
+async def _claim(store: BatchStore, token: str, outage: RedisOutage) -> BatchRecord | None:
     try:
-        return await store.claim(token)
+        record = await store.claim(token)
+        outage.over()
+        return record
     except BrokerUnavailable as error:
-        logger.warning("no batches are taken: %s", error)
+        outage.failed(error)
     except ValueError as error:
         # Perhaps another version's. It may quote a prompt.
         logger.error("a batch cannot be read: %s", type(error).__name__)

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from redis.exceptions import RedisError
 
 from llorch_worker.broker.connection import broker_errors
+from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.client import AsyncClient, AsyncJob, BrokerUnavailable
 from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe
 from llorch_worker.gateway.keys import Caller
@@ -62,6 +63,7 @@ class Webhooks:
         self._secret_of = secret_of
         self._event_of = event_of
         self._outbox = Outbox(client.redis)
+        self._outage = RedisOutage("no webhooks are delivered", "webhooks are delivered again")
         self._watchers: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
 
@@ -177,11 +179,13 @@ class Webhooks:
 
     async def _claim(self, limit: int) -> list[str]:
         try:
-            return await self._outbox.claim(limit, LEASE_S)
+            due = await self._outbox.claim(limit, LEASE_S)
         except RedisError as error:
-            logger.warning("no webhooks are delivered: %s", type(error).__name__)
+            self._outage.failed(error)
             await asyncio.sleep(POLL_S)
             return []
+        self._outage.over()
+        return due
 
     async def _attempt(self, webhook_id: str, poster: Poster) -> None:
         try:

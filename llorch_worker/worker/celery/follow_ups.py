@@ -19,10 +19,10 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.message import read_task
+from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.results import FAILURE, REVOKED, SUCCESS
 from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.settings import Settings
-from llorch_worker.worker.redis_outage import RedisOutage
 
 logger = get_logger(__name__)
 

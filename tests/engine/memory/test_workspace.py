@@ -111,7 +111,9 @@ def test_a_step_of_many_that_sample_keeps_to_what_is_planned(
 def test_scoring_a_prompt_keeps_to_what_is_planned(
     loaded: LoadedModel, max_step_tokens: int, many: int
 ) -> None:
-    request = GenerationRequest(prompt_token_ids=[1] * 500, max_tokens=0, prompt_logprobs=20)
+    # A few steps of each size.
+    prompt = [1] * min(500, 12 * max_step_tokens)
+    request = GenerationRequest(prompt_token_ids=prompt, max_tokens=0, prompt_logprobs=20)
     measured, planned = measured_and_planned(loaded, [request] * many, max_step_tokens)
     assert measured <= planned
 

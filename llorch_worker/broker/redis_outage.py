@@ -10,7 +10,7 @@ logger = get_logger(__name__)
 class RedisOutage:
     """Logs once that an outage began and once that it ended, however many attempts failed.
 
-    Each part of the worker has its own, because Redis may refuse one command and accept another.
+    Each part of a process has its own, because Redis may refuse one command and accept another.
     """
 
     def __init__(self, lost: str, regained: str) -> None:
