@@ -28,7 +28,8 @@ from llorch_worker.contract import (
     OutOfMemory,
     QueueFull,
 )
-from llorch_worker.gateway.errors import NoWorker, TooManyJobs, body_of, status_of
+from llorch_worker.gateway.errors import TooManyJobs
+from llorch_worker.openai_api.errors import NoWorker, body_of, status_of
 from tests.gateway import sse
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
