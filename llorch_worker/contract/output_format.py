@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from llorch_worker.contract.values import small_json
+
 MAX_SCHEMA_BYTES = 262_144
 MAX_SCHEMA_DEPTH = 64
 MAX_PATTERN_CHARS = 65_536
@@ -18,29 +20,8 @@ MAX_NAME_CHARS = 64
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
-def nests_deeper(value: object, levels: int) -> bool:
-    """Whether ``value`` nests objects and lists deeper than ``levels``."""
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if not isinstance(value, list | tuple):
-        return False
-    return levels == 0 or any(nests_deeper(item, levels - 1) for item in value)
-
-
-def _is_small_json(value: Any) -> Any:
-    if nests_deeper(value, MAX_SCHEMA_DEPTH):
-        raise PydanticCustomError(
-            "schema", "must nest at most {limit} levels deep", {"limit": MAX_SCHEMA_DEPTH}
-        )
-    try:
-        size = len(json.dumps(value, allow_nan=False, ensure_ascii=False).encode())
-    except (TypeError, ValueError) as error:
-        raise PydanticCustomError("schema", "must be plain JSON") from error
-    if size > MAX_SCHEMA_BYTES:
-        raise PydanticCustomError(
-            "schema", "must be at most {limit} bytes as JSON", {"limit": MAX_SCHEMA_BYTES}
-        )
-    return value
+def _is_small_json(value: dict[str, Any]) -> dict[str, Any]:
+    return small_json(value, "schema", most_levels=MAX_SCHEMA_DEPTH, most_bytes=MAX_SCHEMA_BYTES)
 
 
 def _as_object(value: object) -> object:

@@ -5,7 +5,6 @@ Names, ranges and defaults follow vLLM's ``SamplingParams``.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -29,7 +28,6 @@ from llorch_worker.contract.output_format import (
     ResponseFormat,
     StructuredOutputs,
     as_tuple,
-    nests_deeper,
 )
 from llorch_worker.contract.shown import describe, shown
 from llorch_worker.contract.tools import (
@@ -42,7 +40,7 @@ from llorch_worker.contract.tools import (
     ToolCall,
     ToolChoice,
 )
-from llorch_worker.contract.values import few_values
+from llorch_worker.contract.values import few_values, small_json
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_PROMPT_TOKENS = 1_000_000
@@ -184,21 +182,9 @@ class GenerationRequest(BaseModel):
     def _metadata_is_small_json(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is None:
             return None
-        if nests_deeper(value, MAX_METADATA_DEPTH):
-            # Deeper JSON can be read, but not written into the result.
-            raise PydanticCustomError(
-                "metadata", "must nest at most {limit} levels deep", {"limit": MAX_METADATA_DEPTH}
-            )
-        try:
-            # JSON can escape half a character, which UTF-8 cannot encode.
-            size = len(json.dumps(value, allow_nan=False, ensure_ascii=False).encode())
-        except (TypeError, ValueError) as error:
-            raise PydanticCustomError("metadata", "must be plain JSON") from error
-        if size > MAX_METADATA_BYTES:
-            raise PydanticCustomError(
-                "metadata", "must be at most {limit} bytes as JSON", {"limit": MAX_METADATA_BYTES}
-            )
-        return value
+        return small_json(
+            value, "metadata", most_levels=MAX_METADATA_DEPTH, most_bytes=MAX_METADATA_BYTES
+        )
 
     @model_validator(mode="before")
     @classmethod

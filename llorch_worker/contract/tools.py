@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from llorch_worker.contract.output_format import MAX_NAME_CHARS, JsonSchema
+from llorch_worker.contract.output_format import JsonSchema, Name
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARS = 16_384
 MAX_ARGUMENTS_CHARS = 1_000_000
-
-FunctionName = Annotated[
-    str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9_.-]+$")
-]
 
 
 class _Part(BaseModel):
@@ -24,7 +20,7 @@ class _Part(BaseModel):
 class Function(_Part):
     """A function as the model is told of it; ``parameters`` is a JSON Schema."""
 
-    name: FunctionName
+    name: Name
     description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
     parameters: JsonSchema | None = None
     strict: bool | None = None
@@ -37,7 +33,7 @@ class Tool(_Part):
 
 
 class NamedFunction(_Part):
-    name: FunctionName
+    name: Name
 
 
 class NamedToolChoice(_Part):
@@ -51,7 +47,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 class FunctionCall(_Part):
-    name: FunctionName
+    name: Name
     arguments: str = Field(max_length=MAX_ARGUMENTS_CHARS)
     """JSON, as the model wrote it."""
 
