@@ -32,7 +32,8 @@ def _limits(step_max_items: int) -> LLParserLimits:
 
 _LIMITS = _limits(10_000)
 _USERS_GRAMMAR_LIMITS = _limits(500)
-"""Each item of an ambiguous grammar costs more time than the one before: 10,000 take 0.3 s."""
+"""The 300th token of ``e: e e | "a" | e e e`` took 0.3 s with the other limits; with these the job
+fails at the 100th, which takes 12 ms."""
 
 
 class Compiler:
