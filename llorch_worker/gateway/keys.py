@@ -125,5 +125,5 @@ def _read(path: Path) -> tuple[_Key, ...]:
                 f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
             )
         else:
-            reason = str(error)
+            reason = (isinstance(error, OSError) and error.strerror) or str(error)
         raise CommandError("INVALID_SETTINGS", f"the file of keys {path}: {reason}") from None
