@@ -39,9 +39,9 @@ EXTRA_OF_MODULE: Final = {
     "fastapi": "gateway",
     "uvicorn": "gateway",
     "sse_starlette": "gateway",
-    "multipart": "gateway",
+    "python_multipart": "gateway",
     "fsspec": "gateway",
-    "httpx": "gateway",
+    "httpcore": "gateway",
     "standardwebhooks": "gateway",
     "plotly": "bench",
 }
