@@ -14,6 +14,7 @@ from llorch_worker.gateway import errors
 from llorch_worker.gateway.batches import runner
 from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.gateway import Gateway
+from llorch_worker.gateway.open_requests import OpenRequests
 from llorch_worker.gateway.routes import (
     batches,
     chat,
@@ -47,12 +48,14 @@ _ROUTERS = (
 def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     """The application. Raises ``CommandError`` if the file of keys cannot be read."""
     gateway = Gateway(settings, own)
+    requests = OpenRequests()
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
         driving = runner.running(gateway.batches, gateway.new_run)
         async with gateway.webhooks.running(), driving:
             yield
+        await requests.ended()
         await gateway.close()
 
     app = FastAPI(title="llorch gateway", version=__version__, lifespan=running)
@@ -73,6 +76,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
         )
+    app.add_middleware(requests.middleware)
     _document_400_for_422(app)
     return app
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from llorch_worker.broker import keys
-from llorch_worker.client import AsyncClient, Client, Job
+from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import QueueFull
 from tests.cli.command import Started, run
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+from tests.services import RedisServer, WorkerProcess, running_worker
 
 GET_S = 30
 LIMIT = 3
@@ -33,44 +34,45 @@ def one_slot(
         yield worker
 
 
-def fill(client: Client) -> list[Job]:
-    """One running job, and as many waiting ones as the limit allows."""
+@contextmanager
+def filled(client: Client) -> Iterator[None]:
+    """One running job, and as many waiting ones as the limit allows; at the end there is room."""
     runs = client.submit(prompt="x", max_tokens=4000)
-    wait_until(lambda: runs.status().state == "running")
-    return [runs, *(client.submit(prompt="x", max_tokens=1) for _ in range(LIMIT))]
+    # Its stream exists from here on.
+    next(runs.stream(timeout=GET_S))
+    waiting = [client.submit(prompt="x", max_tokens=1) for _ in range(LIMIT)]
+    try:
+        yield
+    finally:
+        runs.cancel()
+        for job in waiting:
+            job.result(GET_S)
 
 
 def test_clients_obey_the_workers_limit_and_use_room_that_is_free_again(
     one_slot: WorkerProcess, client: Client
 ) -> None:
-    runs, *waiting = fill(client)
-    before = set(client.redis.keys(keys.job("*")))
-    with pytest.raises(QueueFull, match=f"the limit is {LIMIT}"):
-        client.submit(prompt="x")
-    assert set(client.redis.keys(keys.job("*"))) == before
-
     async def refused() -> None:
         async with AsyncClient(client.settings) as other:
             with pytest.raises(QueueFull):
                 await other.submit(prompt="x")
 
-    asyncio.run(refused())
-    runs.cancel()
-    for job in waiting:
-        job.result(GET_S)
+    with filled(client):
+        before = set(client.redis.keys(keys.job("*")))
+        with pytest.raises(QueueFull, match=f"the limit is {LIMIT}"):
+            client.submit(prompt="x")
+        assert set(client.redis.keys(keys.job("*"))) == before
+        asyncio.run(refused())
     assert client.submit(prompt="x", max_tokens=1).result(GET_S).text == "w0 "
 
 
 def test_the_command_line_reports_a_full_queue_with_its_code(
     one_slot: WorkerProcess, client: Client, redis_server: RedisServer
 ) -> None:
-    runs, *waiting = fill(client)
-    ran = run("submit", "x", "--json", LLORCH_REDIS_URL=redis_server.url)
+    with filled(client):
+        ran = run("submit", "x", "--json", LLORCH_REDIS_URL=redis_server.url)
     assert ran.code == 1, ran
     assert (ran.json["error"]["code"], ran.json["error"]["retriable"]) == ("QUEUE_FULL", True)
-    runs.cancel()
-    for job in waiting:
-        job.result(GET_S)
 
 
 def test_a_file_longer_than_the_queue_waits_for_room(
