@@ -1,0 +1,120 @@
+"""What all workers of a Redis together have to do, and what they can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from redis import Redis
+
+from llorch_worker.broker import dead_letters, registry
+from llorch_worker.broker.message import ENQUEUED_AT
+from llorch_worker.broker.queues import (
+    HIGH_SUFFIX,
+    LOW_STEP,
+    STEP_SEPARATOR,
+    scheduled,
+    shared_lists,
+    suspects,
+)
+from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.scripts import run_script, text
+from llorch_worker.broker.worker_queues import lists_of_workers
+from llorch_worker.contract import Priority
+
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The jobs of one model and priority that wait in Redis, worker queues included."""
+
+    jobs: int
+    oldest_s: float | None
+    """How long the first of them has waited since it was enqueued; None if there is none, or none
+    whose producer wrote the time."""
+
+
+@dataclass(frozen=True)
+class ModelLoad:
+    """What one model has to do. Suspects count as jobs of normal priority."""
+
+    model: str
+    queues: dict[Priority, Queue]
+    suspects: int
+    scheduled: int
+    """Jobs that wait for their ETA; they are in no queue yet."""
+    workers: int
+    slots: int
+    """Sequences that the workers can run at once."""
+    running: int
+    """Sequences that they run now, as of their last announcements."""
+
+    @property
+    def waiting(self) -> int:
+        return sum(queue.jobs for queue in self.queues.values())
+
+    @property
+    def saturation(self) -> float | None:
+        """(running + waiting) / slots; above 1 jobs wait. None without workers."""
+        return (self.running + self.waiting) / self.slots if self.slots else None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All that is known at one moment."""
+
+    workers: Sequence[WorkerCard]
+    """The live ones, by hostname; their figures are up to 5 s old."""
+    models: Sequence[ModelLoad]
+    """Every model that was ever served, by name."""
+    dead_letters: int
+
+
+def read_fleet(client: Redis) -> Fleet:
+    """Reads it in a few round trips; no message crosses the network. Raises ``RedisError``."""
+    workers = registry.workers(client)
+    models = sorted(registry.models(client))
+    return Fleet(
+        workers=workers,
+        models=[_load(client, model, workers) for model in models],
+        dead_letters=dead_letters.count(client),
+    )
+
+
+def _load(client: Redis, model: str, workers: Sequence[WorkerCard]) -> ModelLoad:
+    lists = [*shared_lists(model), *lists_of_workers(client, model)]
+    now_s, *heads = run_script(client, "heads", [ENQUEUED_AT], lists)
+    serving = [worker for worker in workers if worker.model == model]
+    found: list[tuple[str, int, float | None]] = [
+        (name, int(jobs), float(now_s) - float(since) if text(since) else None)
+        for name, (jobs, since) in zip(lists, heads, strict=True)
+    ]
+    return ModelLoad(
+        model=model,
+        queues={each: _queue(each, found) for each in PRIORITIES},
+        suspects=sum(jobs for name, jobs, _ in found if name == suspects(model)),
+        scheduled=int(client.zcard(scheduled(model))),
+        workers=len(serving),
+        slots=sum(worker.max_sequences for worker in serving),
+        running=sum(_figure(worker, "running") + _figure(worker, "waiting") for worker in serving),
+    )
+
+
+def _queue(priority: Priority, found: Sequence[tuple[str, int, float | None]]) -> Queue:
+    lines = [(jobs, age) for name, jobs, age in found if _priority(name) == priority]
+    ages = [age for _, age in lines if age is not None]
+    return Queue(jobs=sum(jobs for jobs, _ in lines), oldest_s=max(ages, default=None))
+
+
+def _priority(list_key: str) -> Priority:
+    queue, _, step = list_key.partition(STEP_SEPARATOR)
+    if queue.endswith(HIGH_SUFFIX):
+        return "high"
+    return "low" if step == str(LOW_STEP) else "normal"
+
+
+def _figure(worker: WorkerCard, name: str) -> int:
+    found: Any = worker.engine.get(name, 0)
+    return found if isinstance(found, int) else 0

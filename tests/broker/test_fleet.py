@@ -1,0 +1,100 @@
+"""What the fleet has to do, and what it can do."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+import pytest
+import redis
+
+from llorch_worker.broker import keys, queues, registry
+from llorch_worker.broker.fleet import ModelLoad, Queue, read_fleet
+from llorch_worker.broker.message import ENQUEUED_AT
+from llorch_worker.broker.queues import route
+from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.client import Client
+from tests.broker.jobs import announce, push
+from tests.broker.test_maxmemory import fill
+from tests.messages import QUEUE
+
+
+def announce_worker(store: redis.Redis, hostname: str, *, running: int) -> None:
+    card = WorkerCard(
+        hostname=hostname,
+        pid=os.getpid(),
+        model="toy",
+        max_context=4096,
+        max_sequences=8,
+        device="cpu",
+        started_at=time.time(),
+        last_seen=time.time(),
+        engine={"running": running, "waiting": 0},
+    )
+    registry.announce(store, card)
+
+
+def only_model(store: redis.Redis) -> ModelLoad:
+    [model] = read_fleet(store).models
+    return model
+
+
+def test_an_empty_redis_has_no_fleet(store: redis.Redis) -> None:
+    found = read_fleet(store)
+    assert (found.workers, found.models, found.dead_letters) == ([], [], 0)
+
+
+def test_jobs_are_counted_by_priority_and_the_oldest_known_is_timed(
+    store: redis.Redis, producer: Client
+) -> None:
+    announce_worker(store, "gpu0@host", running=0)
+    for _ in range(2):
+        producer.submit(prompt="x", priority="high")
+    producer.submit(prompt="x", worker="gpu0@host")
+    push(store, "from a stock producer")
+    store.lpush(queues.Route(QUEUE, 9).list_key, "of a stock producer")
+    store.lpush(queues.suspects("toy"), "a suspect")
+    store.zadd(queues.scheduled("toy"), {"later": 0})
+    seconds, _ = store.time()
+    found = only_model(store)
+    assert {name: queue.jobs for name, queue in found.queues.items()} == {
+        "high": 2, "normal": 3, "low": 1,
+    }  # fmt: skip
+    assert (found.suspects, found.scheduled, found.waiting) == (1, 1, 6)
+    assert found.queues["low"] == Queue(jobs=1, oldest_s=None)
+    # The clocks of this test and of Redis are one.
+    for age in (found.queues["high"].oldest_s, found.queues["normal"].oldest_s):
+        assert age is not None
+        assert 0 <= age <= time.time() - seconds + 1
+
+
+def test_the_first_of_a_line_is_timed(store: redis.Redis, producer: Client) -> None:
+    to = route("toy", "normal").list_key
+    producer.submit(prompt="x")
+    first = store.lindex(to, -1)
+    assert isinstance(first, str)
+    seconds, _ = store.time()
+    store.rpush(to, re.sub(rf'(?<="{ENQUEUED_AT}": )[\d.]+', str(int(seconds) - 3600), first))
+    oldest_s = only_model(store).queues["normal"].oldest_s
+    assert oldest_s == pytest.approx(3600, abs=60)
+
+
+def test_saturation_is_what_runs_and_waits_by_slots(store: redis.Redis) -> None:
+    announce(store)
+    push(store, "a", "b")
+    assert only_model(store).saturation is None
+    announce_worker(store, "gpu0@host", running=8)
+    announce_worker(store, "gpu1@host", running=6)
+    found = only_model(store)
+    assert (found.workers, found.slots, found.running) == (2, 16, 14)
+    assert found.saturation == 1.0
+
+
+def test_it_is_read_at_maxmemory(store: redis.Redis) -> None:
+    announce(store)
+    push(store, "a")
+    store.lpush(keys.DEAD, "a letter")
+    fill(store)
+    found = read_fleet(store)
+    assert (found.models[0].waiting, found.dead_letters) == (1, 1)
