@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 if not Path("/dev/nvidiactl").exists():
     # Triton reads this at its first import, which any test may cause.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Otherwise every process that a test starts compiles the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A busy machine must not fail a property.
 settings.register_profile("no deadline", deadline=None)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services import REPOSITORY, STOP_TIMEOUT_S, tethered
+from tests.forks import Fork
+from tests.services import START_TIMEOUT_S, STOP_TIMEOUT_S
+from tests.waiting import wait_until
 
 
 @dataclass
@@ -20,7 +20,7 @@ class GatewayProcess:
 
     url: str
     log: Path
-    process: subprocess.Popen[bytes]
+    process: Fork
 
     def kill(self) -> None:
         self.process.kill()
@@ -32,33 +32,21 @@ def running_gateway(redis_url: str, folder: Path, **settings: object) -> Iterato
     """A gateway on a free port. ``settings`` are fields of ``GatewaySettings``."""
     variables = {f"LLORCH_GATEWAY_{name.upper()}": str(value) for name, value in settings.items()}
     variables.setdefault("LLORCH_GATEWAY_FILES", str(folder / "files"))
-    log = folder / "gateway.log"
-    with log.open("ab") as stderr:
-        process = subprocess.Popen(
-            tethered(
-                sys.executable,
-                "-m",
-                "llorch_worker.cli",
-                "gateway",
-                "--redis",
-                redis_url,
-                "--port",
-                "0",
-                "--json",
-            ),
-            cwd=REPOSITORY,
-            env=os.environ | variables,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        )
-    assert process.stdout is not None
+    log, out = folder / "gateway.log", folder / "gateway.json"
+    out.unlink(missing_ok=True)
+    process = Fork(
+        "llorch_worker.cli", "gateway", "--redis", redis_url, "--port", "0", "--json",
+        environment=os.environ | variables, out=out, err=log,
+    )  # fmt: skip
+
+    def document() -> str:
+        assert process.poll() is None, log.read_text()
+        text = out.read_text() if out.exists() else ""
+        return text if text.endswith("}\n") else ""
+
     try:
-        lines = []
-        while (line := process.stdout.readline()) not in (b"}\n", b""):
-            lines.append(line)
-        assert line, log.read_text()
-        yield GatewayProcess(json.loads(b"".join([*lines, line]))["url"], log, process)
+        text = wait_until(document, timeout_s=START_TIMEOUT_S, what="the gateway to listen")
+        yield GatewayProcess(json.loads(text)["url"], log, process)
     finally:
         process.terminate()
         process.wait(STOP_TIMEOUT_S)
-        process.stdout.close()

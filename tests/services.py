@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -29,9 +29,10 @@ from llorch_worker.client.stream import StreamEntry
 from llorch_worker.contract import Tokens
 from llorch_worker.stack import tether
 from llorch_worker.stack.programs import bundled_redis_server, find_redis_server
+from tests.forks import REPOSITORY as REPOSITORY
+from tests.forks import Fork
 from tests.waiting import wait_until as wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 TOY_APP = "tests.toy_app"
@@ -48,6 +49,8 @@ def tethered(*command: str) -> list[str]:
         str(int(signal.SIGKILL)), str(os.getpid()), *command,
     ]  # fmt: skip
 
+
+Process = subprocess.Popen[bytes] | Fork
 
 _ports_taken: list[IO[str]] = []
 
@@ -74,7 +77,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def stopped(process: Process) -> Iterator[None]:
     """Stops the process with SIGSTOP meanwhile; its connections stay open."""
     process.send_signal(signal.SIGSTOP)
     try:
@@ -189,8 +192,27 @@ def environment(redis_url: str, **settings: object) -> dict[str, str]:
     return clean
 
 
+def start_python(
+    module: str, *arguments: str, variables: Mapping[str, str], log: Path, fresh: bool = False
+) -> Process:
+    """``python -m <module> <arguments>``, which appends its output to ``log`` and dies with this
+    process."""
+    # Other folders may hold other libraries.
+    if not fresh and variables["PYTHONPATH"] == str(REPOSITORY):
+        return Fork(module, *arguments, environment=variables, out=log)
+    with log.open("ab") as sink:
+        return subprocess.Popen(
+            tethered(sys.executable, "-m", module, *arguments),
+            cwd=REPOSITORY,
+            env=variables,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
 class WorkerProcess:
-    """A ``celery -A <app> worker`` process that logs to a file."""
+    """A ``celery -A <app> worker`` process that logs to a file; a fork, unless it is ``fresh``."""
 
     def __init__(
         self,
@@ -201,24 +223,19 @@ class WorkerProcess:
         name: str = "w1",
         loglevel: str = "INFO",
         options: tuple[str, ...] = (),
+        fresh: bool = False,
         **settings: object,
     ) -> None:
         self.redis_url = redis_url
         self.log = log
         self.hostname = f"{name}@test"
-        command = tethered(
-            sys.executable, "-m", "celery", "-A", app, "worker", "-n", self.hostname,
-            "-l", loglevel, *(QUICK_START if app == TOY_APP else ()), *options,
+        command = (
+            "-A", app, "worker", "-n", self.hostname, "-l", loglevel,
+            *(QUICK_START if app == TOY_APP else ()), *options,
         )  # fmt: skip
-        with log.open("wb") as sink:
-            self.process = subprocess.Popen(
-                command,
-                cwd=REPOSITORY,
-                env=environment(redis_url, **settings),
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        variables = environment(redis_url, **settings)
+        log.write_bytes(b"")
+        self.process = start_python("celery", *command, variables=variables, log=log, fresh=fresh)
 
     def wait_ready(self) -> WorkerProcess:
         """Waits until the worker consumes; fails if it exits instead."""

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from llorch_worker.stack.children import Child, Program, python
-from tests.cli.forked import run_forked
+from tests.forks import run_forked
 from tests.services import REPOSITORY, wait_until
 
 COMMAND_TIMEOUT_S = 90
@@ -70,8 +70,9 @@ def run(
     env = environment(**variables)
     if not (fresh or python_options or site or "PYTHONPATH" in variables):
         done = run_forked(
-            list(map(str, arguments)), stdin=stdin, environment=env, timeout_s=timeout_s
-        )
+            "llorch_worker.cli", *map(str, arguments), environment=env, stdin=stdin,
+            timeout_s=timeout_s, folder=Path(tempfile.gettempdir()),
+        )  # fmt: skip
         return Ran(done.returncode, done.stdout, done.stderr)
     if site is not None:
         env["PYTHONPATH"] += f"{os.pathsep}{site}"

@@ -8,7 +8,14 @@ import pytest
 
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.app import build_app
-from tests.services import RedisServer, WorkerProcess, environment, run_python, wait_until
+from tests.services import (
+    RedisServer,
+    WorkerProcess,
+    environment,
+    run_python,
+    running_worker,
+    wait_until,
+)
 
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "gguf", "safetensors", "psutil")
 
@@ -58,9 +65,13 @@ def test_delay_sends_to_the_queue_of_the_model_that_is_set(
 
 
 def test_a_ready_worker_keeps_its_heap_from_the_garbage_collector(
-    toy_worker: WorkerProcess,
+    redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    assert wait_until(toy_worker.card).engine["frozen_objects"] > 10_000
+    with running_worker(
+        redis_server.url, tmp_path, name="frozen", fresh=True, model_name="frozen",
+        TOY_COUNTS_FROZEN=1,
+    ) as worker:  # fmt: skip
+        assert wait_until(worker.card).engine["frozen_objects"] > 10_000
 
 
 def test_wrong_arguments_to_delay_are_refused_by_name(
