@@ -6,7 +6,6 @@ any company, and after a resume.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from tests.engine.random_company import (
     run_alone,
     run_in_company,
 )
+from tests.sizes import sized
 
-JOBS = 10_000 if os.environ.get("LLORCH_FULL_SIZE") else 25
+JOBS = sized(usual=15, full=10_000)
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "float32": ("f32.gguf", {"dtype": "float32"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from llorch_worker.contract import GenerationRequest, InternalError, Started, re
 from llorch_worker.engine import Engine
 from llorch_worker.engine.generation import Generation
 from llorch_worker.model import RaggedBatch
+from tests.sizes import sized
 
 MakeEngine = Callable[..., Engine]
 
@@ -151,8 +153,10 @@ def plain_tokens(loaded: Any) -> Iterator[Callable[..., tuple[int, ...]]]:
         yield tokens
 
 
-@pytest.mark.parametrize("num_blocks", [12, 14, 20])
-@pytest.mark.parametrize("step_tokens", [7, 48])
+@pytest.mark.parametrize(
+    ("num_blocks", "step_tokens"),
+    sized(usual=[(20, 7), (12, 48)], full=[*product((12, 14, 20), (7, 48))]),
+)
 def test_a_tiny_pool_gives_the_same_tokens(
     together: Callable[..., Any],
     plain_tokens: Callable[..., tuple[int, ...]],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,9 @@ from llorch_worker.engine import Engine
 from llorch_worker.engine.generation import Generation
 from tests.engine.random_schemas import random_schema
 from tests.engine.structured import TIMEOUT_S, asking
+from tests.sizes import sized
 
-SCHEMAS = 300 if os.environ.get("LLORCH_FULL_SIZE") else 20
+SCHEMAS = sized(usual=12, full=300)
 SEEDS = 4
 AT_ONCE = 16
 LEAST_ENDED = 0.8

@@ -13,8 +13,9 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.gateways import GatewayProcess
 from tests.services import WorkerProcess
+from tests.sizes import sized
 
-EXAMPLES = 20
+EXAMPLES = sized(usual=4, full=50)
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

@@ -1,8 +1,9 @@
 """Compiles every Triton kernel for compute capability 9.0; needs no card, Triton brings ptxas.
 
 ``python -m tests.kernels.compile_for_hopper`` prints one JSON object: for each kernel, whether its
-PTX uses tensor cores, and the bytes that ptxas put on the stack. It needs its own process, because
-a process has either Triton's compiler or its interpreter.
+PTX uses tensor cores, and the bytes that ptxas put on the stack. With ``--all`` it also compiles
+the variants that differ only in tiles or the kind of cache. It needs its own process, because a
+process has either Triton's compiler or its interpreter.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, get_args
@@ -138,29 +140,40 @@ def compile_matmul(tiles: MatmulTiles, form: dict[str, Any]) -> dict[str, Any]:
     return compile_kernel(quantised_linear._matmul, constants | form, num_warps=tiles.num_warps)
 
 
-def compile_all() -> dict[str, dict[str, Any]]:
+def compile_each() -> dict[str, dict[str, Any]]:
+    """Every kernel, with each kind of arithmetic."""
     matvec = {"ROWS": 8, "BLOCKS": 16}
     join = {"HEADS": 32, "DIM": 128, "BLOCK_DIM": 128, "SPLITS": 16}
     rope = rope_and_write._rope_and_write
     return {
-        "decode": compile_decode(1),
         "decode split": compile_decode(16),
-        "decode fp8": compile_decode(16, "fp8"),
         "decode int8": compile_decode(16, "int8"),
         "join": compile_kernel(paged_decode._join, join, {"rows": "*i64"}),
         "prefill": compile_prefill(128),
-        "prefill 64": compile_prefill(64),
-        **{f"float32 decode {kv}": compile_decode(16, kv, wide=True) for kv in KV_DTYPES},
-        **{f"float32 prefill {kv}": compile_prefill(128, kv, wide=True) for kv in KV_DTYPES},
-        "float32 prefill 16": compile_prefill(16, "int8", wide=True),
+        "float32 decode int8": compile_decode(16, "int8", wide=True),
+        "float32 prefill int8": compile_prefill(128, "int8", wide=True),
         "rms_norm": compile_kernel(rms_norm._rms_norm, {"ADD": True, "BLOCK": 4096}, num_warps=8),
         "rope_and_write": compile_kernel(rope, ROPE | {"KV_DTYPE": "auto"}),
-        "rope_and_write fp8": compile_kernel(rope, ROPE | {"KV_DTYPE": "fp8"}, FP8),
         "rope_and_write int8": compile_kernel(rope, ROPE | {"KV_DTYPE": "int8"}, INT8),
         "silu_and_mul": compile_kernel(silu_and_mul._silu_and_mul, {"BLOCK": 1024}),
         "sample": compile_kernel(sample._sample, {"BLOCK": 4096}, num_warps=8),
         "matvec Q4_K": compile_kernel(quantised_linear._matvec, matvec | Q4_K),
         "matvec Q6_K": compile_kernel(quantised_linear._matvec, matvec | Q6_K),
+        "matmul": compile_matmul(quantised_linear.WIDE[0], Q4_K),
+    }
+
+
+def compile_others() -> dict[str, dict[str, Any]]:
+    """The other tiles and kinds of cache."""
+    rope = rope_and_write._rope_and_write
+    return {
+        "decode": compile_decode(1),
+        "decode fp8": compile_decode(16, "fp8"),
+        "prefill 64": compile_prefill(64),
+        **{f"float32 decode {kv}": compile_decode(16, kv, wide=True) for kv in KV_DTYPES},
+        **{f"float32 prefill {kv}": compile_prefill(128, kv, wide=True) for kv in KV_DTYPES},
+        "float32 prefill 16": compile_prefill(16, "int8", wide=True),
+        "rope_and_write fp8": compile_kernel(rope, ROPE | {"KV_DTYPE": "fp8"}, FP8),
         **{
             f"matmul {tiles.tokens} x {tiles.rows}": compile_matmul(tiles, Q4_K)
             for tiles in (
@@ -174,4 +187,4 @@ def compile_all() -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_all()))
+    print(json.dumps(compile_each() | (compile_others() if "--all" in sys.argv else {})))

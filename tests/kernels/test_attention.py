@@ -15,12 +15,20 @@ from llorch_worker.kernels.triton.paged_decode import splits_for
 from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE
 from tests.kernels.paged import Scene, scene
+from tests.sizes import sized
 
 OPS = [TorchOps(), InvariantOps(), TritonOps(processors=1), TritonOps(processors=16)]
 OPS.append(TritonOps(processors=16, batch_invariant=True))
 """With few processors, one program per sequence and KV head; with many, the context is split."""
 IDS = ["torch", "torch-invariant", "triton", "triton-split", "triton-invariant"]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def cases(*shapes: tuple[int, int, int]) -> list[tuple[torch.dtype, tuple[int, int, int]]]:
+    """Each dtype with the first shape and each shape in float32; in full size, all with all."""
+    some = [(dtype, shapes[0]) for dtype in TOLERANCE]
+    some += [(torch.float32, shape) for shape in shapes[1:]]
+    return sized(usual=some, full=[(dtype, shape) for dtype in TOLERANCE for shape in shapes])
 
 
 class NoMask:
@@ -51,11 +59,11 @@ def assert_close(got: torch.Tensor, made: Scene) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS, ids=IDS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(2, 2, 64), (8, 2, 128), (8, 1, 64), (3, 1, 8), (2, 1, 96)]
+    ("dtype", "shape"), cases((8, 1, 64), (2, 2, 64), (8, 2, 128), (3, 1, 8), (2, 1, 96))
 )
-def test_decode_attends_to_the_whole_context(ops, heads, kv_heads, head_dim, dtype):
+def test_decode_attends_to_the_whole_context(ops, dtype, shape):
+    heads, kv_heads, head_dim = shape
     made = scene((1, 16, 129, 70), heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
     assert_close(decoded(ops, made), made)
 
@@ -84,11 +92,9 @@ def test_decode_takes_its_contexts_from_the_device(ops):
 
 
 @pytest.mark.parametrize("ops", OPS, ids=IDS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(2, 2, 64), (8, 2, 32), (4, 1, 8), (2, 1, 96)]
-)
-def test_prefill_is_causal_in_every_chunk(ops, heads, kv_heads, head_dim, dtype):
+@pytest.mark.parametrize(("dtype", "shape"), cases((8, 2, 32), (2, 2, 64), (4, 1, 8), (2, 1, 96)))
+def test_prefill_is_causal_in_every_chunk(ops, dtype, shape):
+    heads, kv_heads, head_dim = shape
     made = scene(
         (5, 40, 83, 33),
         (5, 3, 70, 1),

@@ -1,4 +1,7 @@
-"""Every Triton kernel compiles for a card, even on a machine without one."""
+"""Every Triton kernel compiles for a card, even on a machine without one.
+
+``LLORCH_FULL_SIZE=1`` compiles every variant that is launched.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.sizes import sized
+
 MULTIPLIES = ("decode", "prefill", "matmul")
 """Kernels that use tensor cores; float32 ones do not, because tensor cores round."""
 
@@ -16,7 +21,12 @@ def test_every_kernel_compiles_for_hopper_without_spilling_registers(tmp_path: P
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_for_hopper"],
+        [
+            sys.executable,
+            "-m",
+            "tests.kernels.compile_for_hopper",
+            *sized(usual=(), full=("--all",)),
+        ],
         env=environment,
         capture_output=True,
         text=True,

@@ -9,6 +9,7 @@ from llorch_worker.kernels import quantised_matrix
 from llorch_worker.kernels.quantised_matrix import QuantisedMatrix
 from llorch_worker.kernels.triton import quantised_linear
 from tests.kernels.interpreter import DEVICE
+from tests.sizes import sized
 
 FORMS = [(4, 32, 8, False), (8, 32, 128, False), (4, 32, 0, True), (5, 32, 0, True)]
 FORMS += [(6, 16, 32, False), (4, 16, 0, True), (5, 32, 16, False)]
@@ -42,7 +43,7 @@ def test_packing_keeps_every_weight_in_the_predicted_bytes(bits, group, zero, of
     )
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 20])
+@pytest.mark.parametrize("tokens", sized(usual=[3, 20], full=[1, 3, 20]))
 @pytest.mark.parametrize(("bits", "group", "zero", "offsets"), FORMS, ids=IDS)
 def test_products_equal_those_of_the_dequantised_matrix(bits, group, zero, offsets, tokens):
     codes, scales, shifts = randoms(37, 608, bits, group, offsets)

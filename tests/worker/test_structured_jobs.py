@@ -31,8 +31,8 @@ AS_SCHEMA: dict[str, Any] = {
 }
 LONG: dict[str, Any] = {
     "prompt": "Once upon a time",
-    "max_tokens": 450,
-    "n": 8,
+    "max_tokens": 300,
+    "n": 4,
     "seed": 3,
     "ignore_eos": True,
     "structured_outputs": {"regex": "([a-z]{2,9} [0-9]{2}, and so on; )+"},
