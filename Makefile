@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# For a machine with two cores; `make test` gives each process one torch thread.
-TEST_PROCESSES ?= 2
+# For a machine with two cores: much time is waiting. Each process gets one torch thread.
+TEST_PROCESSES ?= 3
 
 .PHONY: demo test bench lint format clean
 
@@ -12,7 +12,7 @@ demo: $(VENV)/.installed-all
 	$(BIN)/llorch demo
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:benchmark -n $(TEST_PROCESSES) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:benchmark -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Saves the run in .benchmarks; `pytest-benchmark compare` compares saved runs.
 bench: $(VENV)/.installed-dev

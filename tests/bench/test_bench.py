@@ -22,9 +22,9 @@ def numbers(value: Any) -> list[float]:
     return [value] if isinstance(value, int | float) else []
 
 
-def measured(command: str, *options: str, **variables: str) -> Any:
-    """The document of ``llorch bench <command>`` with the demo model, in a fresh process."""
-    ran = run("bench", command, "--model", "demo", *options, "--json", fresh=True, **variables)
+def measured(command: str, *options: str, fresh: bool = False, **variables: str) -> Any:
+    """The document of ``llorch bench <command>`` with the demo model."""
+    ran = run("bench", command, "--model", "demo", *options, "--json", fresh=fresh, **variables)
     assert (ran.code, ran.err) == (0, ""), ran
     return ran.json
 
@@ -32,7 +32,9 @@ def measured(command: str, *options: str, **variables: str) -> Any:
 @pytest.fixture(scope="module")
 def engine_document() -> Any:
     # The cache is as large as the load needs, whatever a worker may keep.
-    return measured("engine", *QUICK, "--concurrency", "1,3", LLORCH_KV_CACHE_BYTES="1000")
+    return measured(
+        "engine", *QUICK, "--concurrency", "1,3", fresh=True, LLORCH_KV_CACHE_BYTES="1000"
+    )
 
 
 def test_every_figure_of_the_engine_is_measured(engine_document: Any) -> None:

@@ -19,6 +19,7 @@ from llorch_worker.engine import Engine
 from llorch_worker.model import ForwardModel, Llama
 from tests.bench.test_bench import measured
 from tests.cli.command import run
+from tests.sizes import sized
 
 QUICK = ("--prompt-tokens", "40", "--new-tokens", "12", "--concurrency", "4", "--threads", "1")
 
@@ -97,7 +98,7 @@ def test_one_new_token_has_no_decode_shares() -> None:
 
 
 @pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
-@pytest.mark.parametrize("name", ["out.svg", "out.json"])
+@pytest.mark.parametrize("name", sized(usual=["out.json"], full=["out.svg", "out.json"]))
 def test_a_flamegraph_shows_the_engine(tmp_path: Path, name: str) -> None:
     out = tmp_path / name
     # Few, long steps: py-spy samples by time, and torch's profiler costs time in each step.
