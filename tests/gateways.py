@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.forks import Fork
-from tests.services import START_TIMEOUT_S, STOP_TIMEOUT_S
+from tests.services import START_TIMEOUT_S, STOP_TIMEOUT_S, Process, start_python
 from tests.waiting import wait_until
 
 
@@ -20,7 +19,7 @@ class GatewayProcess:
 
     url: str
     log: Path
-    process: Fork
+    process: Process
 
     def kill(self) -> None:
         self.process.kill()
@@ -28,16 +27,19 @@ class GatewayProcess:
 
 
 @contextmanager
-def running_gateway(redis_url: str, folder: Path, **settings: object) -> Iterator[GatewayProcess]:
-    """A gateway on a free port. ``settings`` are fields of ``GatewaySettings``."""
+def running_gateway(
+    redis_url: str, folder: Path, *, fresh: bool = False, **settings: object
+) -> Iterator[GatewayProcess]:
+    """A gateway on a free port; a fork, unless it is ``fresh``. ``settings`` are fields of
+    ``GatewaySettings``."""
     variables = {f"LLORCH_GATEWAY_{name.upper()}": str(value) for name, value in settings.items()}
     variables.setdefault("LLORCH_GATEWAY_FILES", str(folder / "files"))
     log, out = folder / "gateway.log", folder / "gateway.json"
     out.unlink(missing_ok=True)
-    process = Fork(
-        "llorch_worker.cli", "gateway", "--redis", redis_url, "--port", "0", "--json",
-        environment=os.environ | variables, out=out, err=log,
-    )  # fmt: skip
+    command = ("llorch_worker.cli", "gateway", "--redis", redis_url, "--port", "0", "--json")
+    process = start_python(
+        *command, variables=os.environ | variables, log=log, out=out, fresh=fresh
+    )
 
     def document() -> str:
         assert process.poll() is None, log.read_text()

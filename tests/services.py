@@ -193,20 +193,27 @@ def environment(redis_url: str, **settings: object) -> dict[str, str]:
 
 
 def start_python(
-    module: str, *arguments: str, variables: Mapping[str, str], log: Path, fresh: bool = False
+    module: str,
+    *arguments: str,
+    variables: Mapping[str, str],
+    log: Path,
+    out: Path | None = None,
+    fresh: bool = False,
 ) -> Process:
-    """``python -m <module> <arguments>``, which appends its output to ``log`` and dies with this
-    process."""
+    """``python -m <module> <arguments>``, which dies with this process.
+
+    It appends its standard error to ``log``, and its standard output to ``out`` or there too.
+    """
     # Other folders may hold other libraries.
-    if not fresh and variables["PYTHONPATH"] == str(REPOSITORY):
-        return Fork(module, *arguments, environment=variables, out=log)
-    with log.open("ab") as sink:
+    if not fresh and variables.get("PYTHONPATH") in (None, str(REPOSITORY)):
+        return Fork(module, *arguments, environment=variables, out=out or log, err=log)
+    with log.open("ab") as sink, (out or log).open("ab") as standard_output:
         return subprocess.Popen(
             tethered(sys.executable, "-m", module, *arguments),
             cwd=REPOSITORY,
             env=variables,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
+            stdout=standard_output,
+            stderr=sink,
             start_new_session=True,
         )
 

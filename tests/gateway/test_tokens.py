@@ -89,12 +89,15 @@ def worker(
 def without_worker(
     tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> Iterator[GatewayProcess]:
-    """A gateway that has the model's files, on a Redis where no worker of the model is left."""
+    """A gateway that has the model's files, on a Redis where no worker of the model is left.
+
+    It is fresh: a fork has torch.
+    """
     with own_redis() as server, pytest.MonkeyPatch.context() as patch:
         leave_card(server.url, MODEL)
         patch.setenv("LLORCH_MODEL", str(model))
         patch.setenv("LLORCH_MODEL_NAME", MODEL)
-        with running_gateway(server.url, tmp_path_factory.mktemp("files")) as gateway:
+        with running_gateway(server.url, tmp_path_factory.mktemp("files"), fresh=True) as gateway:
             yield gateway
 
 
