@@ -100,9 +100,8 @@ def _load(client: Redis, card: ModelCard, workers: Sequence[WorkerCard]) -> Mode
     now_s, *heads = run_script(client, "heads", [ENQUEUED_AT], lists)
     serving = [worker for worker in workers if worker.model == model]
     found: list[tuple[str, int, float | None]] = [
-        (name, int(jobs), float(now_s) - float(since) if text(since) else None)
-        for name, (jobs, since) in zip(lists, heads, strict=True)
-        if int(jobs)  # hundreds of workers have thousands of lists, nearly all empty
+        (lists[position - 1], jobs, float(now_s) - float(since) if text(since) else None)
+        for position, jobs, since in heads
     ]
     return ModelLoad(
         card=card,
