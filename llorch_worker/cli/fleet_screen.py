@@ -15,10 +15,12 @@ from llorch_worker.cli.fleet_tables import (
     NOTHING,
     RECENT,
     WORK,
+    WORKERS,
     loads_table,
     models_table,
     narrow_workers_table,
     notices,
+    silence,
 )
 from llorch_worker.cli.terminal.live_screen import LiveScreen
 from llorch_worker.contract.quantities import counted, human_time
@@ -120,7 +122,7 @@ def top_head(console: Console, reading: Reading, lines: int) -> Iterable[Rendera
     yield from _few_notices(reading, lines)
     models, others = _some_models(fleet.models, lines)
     yield ""
-    whole = loads_table(models, (*WORK, *RECENT))
+    whole = loads_table(models, (*WORKERS, *WORK, *RECENT))
     if _width(console, whole) <= console.width:
         yield whole
     else:
@@ -131,7 +133,8 @@ def top_head(console: Console, reading: Reading, lines: int) -> Iterable[Rendera
 
 
 def _few_notices(reading: Reading, lines: int) -> Iterable[Text]:
-    found, most = list(notices(reading)), max(FEWEST_LINES, lines // LINES_A_NOTICE)
+    found = [*silence(reading.fleet.workers), *notices(reading)]
+    most = max(FEWEST_LINES, lines // LINES_A_NOTICE)
     for notice in found[:most]:
         notice.no_wrap, notice.overflow = True, "ellipsis"
         yield notice

@@ -113,8 +113,8 @@ def _percentiles(durations: Durations) -> str:
     return NOTHING if p50 is None or p95 is None else f"{human_ms(p50)} / {human_ms(p95)}"
 
 
+WORKERS: ModelColumns = (("workers", lambda load: f"{load.workers}"),)
 WORK: ModelColumns = (
-    ("workers", lambda load: f"{load.workers}"),
     ("running", lambda load: f"{load.running}/{load.slots}"),
     ("high", lambda load: _queue(load.queues["high"])),
     ("normal", lambda load: _queue(load.queues["normal"])),
@@ -159,6 +159,15 @@ def models_table(models: Sequence[ModelLoad]) -> Table:
     return made
 
 
+def silence(workers: Sequence[WorkerCard]) -> Iterator[Text]:
+    """A sentence for all silent workers, whose own lines may not be on the screen."""
+    if silent := [worker for worker in workers if is_silent(worker)]:
+        last = min(silent, key=lambda worker: worker.last_seen)
+        others = f", and {len(silent) - 1} more" if len(silent) > 1 else ""
+        seen = f": {last.hostname}, last seen {_silence(last)} ago{others}"
+        yield _warning(counted(len(silent), "silent worker"), seen)
+
+
 def notices(reading: Reading) -> Iterator[Text]:
     """A sentence for each thing that somebody may have to look at, the most urgent first."""
     fleet = reading.fleet
@@ -169,11 +178,6 @@ def notices(reading: Reading) -> Iterator[Text]:
             yield _waits(load.model, load.waiting)
     for queue, count in reading.unserved.items():
         yield _waits(queue, count)
-    if silent := [worker for worker in fleet.workers if is_silent(worker)]:
-        last = min(silent, key=lambda worker: worker.last_seen)
-        others = f", and {len(silent) - 1} more" if len(silent) > 1 else ""
-        seen = f": {last.hostname}, last seen {_silence(last)} ago{others}"
-        yield _warning(counted(len(silent), "silent worker"), seen)
     if fleet.dead_letters:
         yield _warning(counted(fleet.dead_letters, "dead letter"), ": see llorch dead list")
     for load in fleet.models:
