@@ -85,10 +85,13 @@ def test_top_shows_what_a_worker_does_and_follows_the_terminals_size(
     assert max(map(len, shown.splitlines())) <= 80
     top.resize(200, 30)
     wide = r"^model +workers +running +high +normal +low +saturation +tokens/s .*whole job p50/p95$"
-    top.wait_for("sort: load")
-    found = top.wait_for("saturation  tokens/s")
-    assert re.search(wide, found, re.MULTILINE)
-    assert found.splitlines()[29].startswith("q quit")
+
+    def is_wide() -> bool:
+        screen = top.screen()
+        last = screen.split("\n")[29]
+        return last.startswith("q quit") and bool(re.search(wide, screen, re.MULTILINE))
+
+    wait_until(is_wide, what="one table on 30 lines")
     top.press("q")
     assert top.ended() == 0
 
