@@ -13,6 +13,7 @@ from llorch_worker.client import BrokerUnavailable
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
 from llorch_worker.gateway.batches.store import BatchStore, LeaseLost
+from llorch_worker.gateway.cancelling import cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,7 @@ async def running(store: BatchStore, new_run: NewRun) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancelled(task)
 
 
 async def _drive_all(store: BatchStore, new_run: NewRun) -> None:

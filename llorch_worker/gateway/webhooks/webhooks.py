@@ -17,6 +17,7 @@ from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.client import AsyncClient, AsyncJob, BrokerUnavailable
 from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe
+from llorch_worker.gateway.cancelling import cancelled
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.webhooks.address import url_fault
@@ -151,9 +152,7 @@ class Webhooks:
         try:
             yield
         finally:
-            for each in (task, *self._watchers):
-                each.cancel()
-            await asyncio.gather(task, *self._watchers, return_exceptions=True)
+            await cancelled(task, *self._watchers)
             await poster.close()
 
     async def _deliver_all(self, poster: Poster) -> None:
