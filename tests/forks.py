@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 
 from llorch_worker.stack.tether import PR_SET_PDEATHSIG
@@ -145,6 +146,9 @@ def _run(
 ) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    # The server ends when this file is closed everywhere, so also if the tests are killed.
+    alive = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
+    os.close(alive)
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
