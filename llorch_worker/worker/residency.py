@@ -126,6 +126,18 @@ class Residency:
         because torch calls the only card that it sees cuda:0."""
         return dataclasses.asdict(self._engine.stats()) | {"device": self._assignment.name}
 
+    def stalled_for_s(self) -> float:
+        """Seconds since the engine's last step; 0.0 while idle."""
+        return self._engine.stalled_for_s()
+
+    def status(self) -> str:
+        """The worker in one line."""
+        stats = self.stats()
+        return (
+            f"{stats['model']} on {stats['device']}: {stats['running']} running, "
+            f"{stats['waiting']} waiting, {stats['tokens_per_s']:.0f} tokens/s"
+        )
+
     def figures(self) -> dict[str, Any]:
         """The figures that Flower shows on the worker's page."""
         return shown_figures(self.stats())
