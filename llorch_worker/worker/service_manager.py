@@ -23,7 +23,7 @@ class ServiceManager:
         # "@" stands for the zero byte with which abstract names begin.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self.watchdog_s = _watchdog_s(environment) if address else None
-        """It ends this process if ``WATCHDOG=1`` stays away for so long; None: it does not watch."""
+        """It ends this process if ``WATCHDOG=1`` stays away so long; None: it does not watch."""
 
     def notify(self, *assignments: str) -> None:
         """Sends ``READY=1``, ``STATUS=...`` and the like. Never blocks and never raises: the jobs
