@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llorch_worker import __version__
 from llorch_worker.broker.queues import LOW_STEP, STEP_SEPARATOR, normal_queue, queues, shared_lists
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
@@ -78,6 +79,11 @@ def test_every_document_is_valid(documents: list[Document], scaled: list[Documen
     for document in [*documents, *(each for each in scaled if each not in documents)]:
         if not document["apiVersion"].startswith("keda.sh/"):
             kubernetes_validate.validate(document, "1.37", strict=True)
+
+
+def test_the_image_has_the_packages_version(documents: list[Document]) -> None:
+    for name in ("worker", "gateway", "flower"):
+        assert pod(documents, name)[1]["image"] == f"llorch-worker:{__version__}"
 
 
 def test_no_pod_can_be_more_than_it_must(documents: list[Document]) -> None:
