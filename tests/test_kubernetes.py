@@ -82,7 +82,7 @@ def test_every_document_is_valid(documents: list[Document], scaled: list[Documen
 
 
 def test_the_image_has_the_packages_version(documents: list[Document]) -> None:
-    for name in ("worker", "gateway", "flower"):
+    for name in ("worker", "gateway", "flower", "exporter"):
         assert pod(documents, name)[1]["image"] == f"llorch-worker:{__version__}"
 
 
@@ -170,7 +170,8 @@ def test_workers_scale_by_saturation_and_from_none_by_the_lists_of_their_model(
     assert spec["minReplicaCount"] == 0
     model = settings(scaled)["LLORCH_MODEL_NAME"]
     saturation, *lists = spec["triggers"]
-    assert saturation["metadata"]["query"] == f'max(llorch_saturation{{model_name="{model}"}})'
+    query = f'max(llorch_fleet_saturation{{model_name="{model}"}})'
+    assert saturation["metadata"]["query"] == query
     assert saturation["metricType"] == "Value"
     watched = [each["metadata"]["listName"] for each in lists]
     low = f"{normal_queue(model)}{STEP_SEPARATOR}{LOW_STEP}"
