@@ -22,13 +22,14 @@ class ServiceManager:
         address = environment.get(_SOCKET, "")
         # "@" stands for the zero byte with which abstract names begin.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self.present = bool(address)
         self.watchdog_s = _watchdog_s(environment) if address else None
         """It ends this process if ``WATCHDOG=1`` stays away so long; None: it does not watch."""
 
     def notify(self, *assignments: str) -> None:
         """Sends ``READY=1``, ``STATUS=...`` and the like. Never blocks and never raises: the jobs
         go on without a service manager."""
-        if not self._address:
+        if not self.present:
             return
         message = "\n".join(assignments).encode()
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:

@@ -52,7 +52,8 @@ class SignsOfLife:
             stalled_for_s: seconds since the engine's last step; 0.0 while idle.
             status: one line for ``systemctl status``.
         """
-        if self._thread.is_alive() or self._stop.is_set():
+        unwatched = self._file is None and not self._manager.present
+        if unwatched or self._thread.is_alive() or self._stop.is_set():
             return
         self._stalled_for_s, self._status = stalled_for_s, status
         self._manager.notify("READY=1")
