@@ -124,11 +124,12 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         return {"engine": self._residency.stats(), "dead_letters": self._residency.dead_letters()}
 
     def _close(self) -> None:
+        # First, because it asks the engine.
+        self._signs.close()
         if self._follow_ups is not None:
             self._follow_ups.close()
         if self._residency is not None:
             self._residency.close()
-        self._signs.close()
 
     def _on_ready(self, **_: Any) -> None:
         residency = self._residency
