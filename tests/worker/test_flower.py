@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -45,9 +46,13 @@ class Flower:
         self.url = f"http://127.0.0.1:{port}"
         settings = Settings(redis_url=redis_url, model_name="toy")
         self._program = programs.flower(port, settings, LOGIN)
-        self._environment = environment(redis_url, FLOWER_PERSISTENT=True) | dict(
-            self._program.environment, FLOWER_DB=str(folder / "flower")
+        self._environment = environment(redis_url) | dict(
+            self._program.environment,
+            FLOWER_PERSISTENT="true",
+            FLOWER_DB=str(folder / "kept"),
+            FLOWER_STATE_SAVE_INTERVAL="200",
         )
+        self._folder = folder
         self._log = folder / "flower.log"
         self.start()
 
@@ -62,9 +67,15 @@ class Flower:
             )
         wait_until(self.answers, timeout_s=START_TIMEOUT_S, what="Flower")
 
-    def stop(self) -> None:
-        self._process.terminate()
+    def kill(self) -> None:
+        """Told to stop, it may wait half a minute for a thread of its own."""
+        self._process.kill()
         self._process.wait(GET_S)
+
+    def saved_at_ns(self) -> int:
+        # The library that keeps the file may add a suffix to its name.
+        files = [file for file in self._folder.glob("kept*") if "tmp" not in file.name]
+        return max((file.stat().st_mtime_ns for file in files), default=0)
 
     def get(self, path: str, **headers: str) -> str:
         return self._open(urllib.request.Request(self.url + path, headers=headers))
@@ -107,7 +118,7 @@ def flower(
         wait_until(lambda: toy_worker.hostname in found.get("/api/workers?refresh=1"))
         yield found
     finally:
-        found.stop()
+        found.kill()
 
 
 def test_the_workers_page_shows_the_engines_figures_in_units(
@@ -186,10 +197,12 @@ def test_a_button_that_means_nothing_here_shows_why_and_the_worker_serves_on(
     assert client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "
 
 
-def test_tasks_outlive_a_restart_of_flower(flower: Flower, client: Client) -> None:
+def test_tasks_outlive_the_death_of_flower(flower: Flower, client: Client) -> None:
     job = client.submit(prompt="x", max_tokens=2)
     job.result(GET_S)
     flower.ended(job.id, "SUCCESS")
-    flower.stop()
+    known_ns = time.time_ns()
+    wait_until(lambda: flower.saved_at_ns() > known_ns)
+    flower.kill()
     flower.start()
     assert flower.task(job.id)["state"] == "SUCCESS"
