@@ -15,7 +15,8 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PYTHONUNBUFFERED=1
 # Kernels are compiled where they run: Triton's launchers, and those for a CPU without a card.
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+# tini passes signals on: the first process of a container ignores SIGTERM until Python has started.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev tini \
     && rm -rf /var/lib/apt/lists/*
 # A layer of its own: torch is most of the image, and changes least.
 RUN --mount=type=cache,target=/root/.cache/pip \
@@ -27,10 +28,14 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
 RUN useradd --create-home --uid 10001 llorch \
     && install --directory --owner llorch --mode 1777 /var/lib/llorch/devices \
     && install --directory --owner llorch /var/lib/llorch/kernels \
-    && install --directory --owner llorch /var/lib/llorch/files
+    && install --directory --owner llorch /var/lib/llorch/files \
+    && install --directory --owner llorch /var/lib/llorch/flower
 ENV TRITON_CACHE_DIR=/var/lib/llorch/kernels
-USER llorch
+# Where the kernels for a CPU are kept, in a folder llorch-worker.
+ENV XDG_CACHE_HOME=/var/lib/llorch/kernels
+# By number, so that Kubernetes knows that it is not root.
+USER 10001
 WORKDIR /home/llorch
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["llorch"]
+ENTRYPOINT ["tini", "--", "llorch"]
 CMD ["worker"]

@@ -105,6 +105,9 @@ class Settings(BaseSettings):
     """How long jobs in the worker queue of a dead worker wait for it before others get them."""
     residency_check_s: float = Field(60.0, gt=0)
     """How often a worker checks that its card is there and holds all of model and cache."""
+    health_file: Path | None = None
+    """A file whose age tells probes how a worker is: renewed every 5 s while it takes jobs and its
+    engine advances."""
 
     flush_interval_ms: int = Field(20, ge=1, le=50)
     """How often the publisher writes new tokens to the jobs' streams."""

@@ -13,7 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from llorch_worker.settings import Settings
+from llorch_worker.stack.programs import FLOWER_DEFAULTS
 from tests.gateways import running_gateway
+from tests.probes import assert_tells_age
 from tests.services import own_redis
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML to read the compose file")
@@ -42,7 +45,7 @@ def test_redis_keeps_its_data_and_has_a_health_check(services: Any) -> None:
     assert redis["command"][1:3] == ["--appendonly", "yes"]
     assert redis["command"][3:5] == ["--maxmemory-policy", "noeviction"]
     assert any(volume.endswith(":/data") for volume in redis["volumes"])
-    assert "ping" in redis["healthcheck"]["test"]
+    assert redis["healthcheck"]["test"][1] == "redis-cli ping | grep -q PONG"
 
 
 def test_redis_without_a_password_listens_on_localhost_only(services: Any) -> None:
@@ -62,7 +65,8 @@ def test_each_replica_claims_one_of_all_gpus_and_has_time_to_drain(services: Any
     assert "container_name" not in worker
     assert worker["restart"] == "unless-stopped"
     assert worker["stop_signal"] == "SIGTERM"
-    assert worker["stop_grace_period"].endswith("m")
+    drain_min = Settings.model_fields["drain_s"].default / 60
+    assert int(worker["stop_grace_period"].removesuffix("m")) > drain_min
     assert worker["depends_on"]["redis"]["condition"] == "service_healthy"
 
 
@@ -70,13 +74,12 @@ def test_compiled_kernels_outlive_their_container(services: Any) -> None:
     dockerfile = (REPOSITORY / "Dockerfile").read_text()
     kernels = re.search(r"^ENV TRITON_CACHE_DIR=(\S+)$", dockerfile, re.MULTILINE)
     assert kernels is not None
+    assert f"ENV XDG_CACHE_HOME={kernels[1]}\n" in dockerfile
     assert f"kernels:{kernels[1]}" in services["worker"]["volumes"]
     assert f"install --directory --owner llorch {kernels[1]}" in dockerfile
 
 
 def test_every_setting_reaches_the_worker(services: Any) -> None:
-    from llorch_worker.settings import Settings
-
     settings = {f"LLORCH_{name.upper()}" for name in Settings.model_fields}
     assert set(services["worker"]["environment"]) == settings
 
@@ -90,9 +93,27 @@ def test_the_cpu_worker_differs_only_in_its_device(services: Any) -> None:
     assert cpu["profiles"], "without a profile it would start beside the other"
 
 
-def test_flower_requires_a_login(services: Any) -> None:
-    login = services["flower"]["environment"]["FLOWER_BASIC_AUTH"]
+def test_flower_requires_a_login_and_shows_jobs_as_llorch_up_does(services: Any) -> None:
+    given = services["flower"]["environment"]
+    login = given["FLOWER_BASIC_AUTH"]
     assert login.startswith("${FLOWER_BASIC_AUTH:?set FLOWER_BASIC_AUTH to user:password")
+    assert {name: str(given[name]) for name in FLOWER_DEFAULTS} == FLOWER_DEFAULTS
+
+
+def test_flower_keeps_its_tasks_in_a_volume(services: Any) -> None:
+    flower = services["flower"]
+    assert flower["environment"]["FLOWER_PERSISTENT"] == "true"
+    folder = str(Path(flower["environment"]["FLOWER_DB"]).parent)
+    assert f"flower:{folder}" in flower["volumes"]
+    assert f"install --directory --owner llorch {folder}" in (REPOSITORY / "Dockerfile").read_text()
+
+
+def test_a_worker_is_healthy_while_it_renews_its_file(services: Any, tmp_path: Path) -> None:
+    worker = services["worker"]
+    file = worker["environment"]["LLORCH_HEALTH_FILE"]
+    kind, command = worker["healthcheck"]["test"]
+    assert kind == "CMD-SHELL"
+    assert_tells_age(command.replace("$$", "$"), file, tmp_path)
 
 
 def test_the_gateway_listens_beyond_the_machine_and_only_with_keys(services: Any) -> None:
@@ -179,7 +200,7 @@ def test_the_client_accepts_the_file_only_with_a_login(login: str | None) -> Non
 def test_the_image_runs_as_a_plain_user_and_is_stopped_by_sigterm() -> None:
     lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
     final = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM")) :]
-    assert "USER llorch" in final
+    assert "USER 10001" in final
     assert any("[worker,gateway,flower]" in line for line in final)
     assert "STOPSIGNAL SIGTERM" in final
-    assert 'ENTRYPOINT ["llorch"]' in final
+    assert 'ENTRYPOINT ["tini", "--", "llorch"]' in final

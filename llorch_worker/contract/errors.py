@@ -71,6 +71,10 @@ class LlorchError(Exception):
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
 
+    def __repr__(self) -> str:
+        # What Celery logs and monitors show; ``args`` would repeat the message's faults.
+        return f"{type(self).__name__}({self.message!r})"
+
     def document(self) -> ErrorDocument:
         return ErrorDocument(
             code=self.code, message=self.message, retriable=self.retriable, faults=self.faults

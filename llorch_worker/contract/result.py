@@ -86,9 +86,9 @@ class GenerationResult(_Part):
     def __repr__(self) -> str:
         # Celery writes repr(result) into its log and into the task-succeeded event. Neither may
         # contain prompts or generated text.
-        return (
-            f"<GenerationResult {self.id}: {self.usage.prompt} prompt + "
-            f"{self.usage.completion} completion tokens, {self.choices[0].finish_reason}>"
-        )
+        # Flower's list of tasks shows the first 40 characters.
+        used = self.usage
+        ended = self.choices[0].finish_reason
+        return f"<{ended}, {used.prompt} prompt + {used.completion} new tokens>"
 
     __str__ = __repr__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from importlib.util import find_spec
@@ -14,6 +15,16 @@ from llorch_worker.stack.children import Program, python
 REDIS = "redis"
 FLOWER = "flower"
 GATEWAY = "gateway"
+
+FLOWER_DEFAULTS = {
+    # Seconds. Those of `llorch_e2e_request_latency_seconds`, and so vLLM's: Flower's own end at 10.
+    "FLOWER_TASK_RUNTIME_METRIC_BUCKETS": "0.3,0.5,0.8,1,1.5,2,2.5,5,10,15,20,30,40,50,60,120,240,"
+    "480,960,1920,7680",
+    "FLOWER_TASKS_COLUMNS": "uuid,state,result,runtime,received,worker,kwargs,exception",
+    # Workers are named after processes or pods, which never come back.
+    "FLOWER_PURGE_OFFLINE_WORKERS": "3600",
+}
+"""How Flower shows generation jobs; the same variables of the environment win."""
 
 _ROOT_IS_FINE = "ignore:You're running the worker with superuser"
 """Hides Celery's long warning, which is no news to a user who is root in a container."""
@@ -54,7 +65,9 @@ def flower(port: int, settings: Settings, login: str | None) -> Program:
         FLOWER,
         python("-m", "celery", "-A", "tasks", "flower", *arguments),
         # In the environment, because every user can read command lines.
-        settings.environment | ({} if login is None else {"FLOWER_BASIC_AUTH": login}),
+        settings.environment
+        | {name: text for name, text in FLOWER_DEFAULTS.items() if name not in os.environ}
+        | ({} if login is None else {"FLOWER_BASIC_AUTH": login}),
         signal.SIGKILL,
     )
 

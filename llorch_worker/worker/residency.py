@@ -26,6 +26,7 @@ from llorch_worker.worker.job_window import JobWindow
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.residency_check import ResidencyCheck, violation
+from llorch_worker.worker.shown_figures import shown_figures
 from llorch_worker.worker.token_desk import TokenDesk
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-MIB = 2**20
 
 
 class Residency:
@@ -129,23 +129,21 @@ class Residency:
         because torch calls the only card that it sees cuda:0."""
         return dataclasses.asdict(self._engine.stats()) | {"device": self._assignment.name}
 
+    def stalled_for_s(self) -> float:
+        """Seconds since the engine's last step; 0.0 while idle."""
+        return self._engine.stalled_for_s()
+
+    def status(self) -> str:
+        """The worker in one line."""
+        stats = self.stats()
+        return (
+            f"{stats['model']} on {stats['device']}: {stats['running']} running, "
+            f"{stats['waiting']} waiting, {stats['tokens_per_s']:.0f} tokens/s"
+        )
+
     def figures(self) -> dict[str, Any]:
         """The figures that Flower shows on the worker's page."""
-        stats = self.stats()
-        figures = {
-            name: stats[name]
-            for name in ("model", "device", "dtype", "running", "waiting", "max_context")
-        }
-        used = stats["kv_blocks_total"] - stats["kv_blocks_free"]
-        return figures | {
-            "tokens_per_s": round(stats["tokens_per_s"], 1),
-            "kv_blocks_used": f"{used} of {stats['kv_blocks_total']}",
-            "prompt_tokens": f"{stats['prompt_tokens_total']} computed, "
-            f"{stats['cached_tokens_total']} found in the KV cache",
-            "memory": _by_part(stats["bytes"]),
-            "memory_planned": _by_part(stats["planned_bytes"]),
-            "memory_measured": _by_part(stats["measured_bytes"]),
-        }
+        return shown_figures(self.stats())
 
     def dead_letters(self) -> int | None:
         """The number of dead letters; None if Redis does not answer."""
@@ -180,7 +178,3 @@ class Residency:
             engine=self.stats(),
             recent=self._job_window.read(),
         )
-
-
-def _by_part(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{part} {size / MIB:.1f} MiB" for part, size in sizes.items())

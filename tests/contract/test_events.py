@@ -72,4 +72,4 @@ def test_a_result_is_plain_json_for_a_stock_app() -> None:
 
 def test_the_repr_of_a_result_hides_its_text() -> None:
     assert "private" not in f"{result()!r} {result()}"
-    assert "2 completion tokens" in repr(result())
+    assert "2 new tokens" in repr(result())

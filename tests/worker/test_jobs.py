@@ -145,7 +145,7 @@ def test_inspect_stats_carries_the_engine_and_the_pool_shows_it(
     for figure in ("device", "running", "waiting", "tokens_per_s", "kv_blocks_free"):
         assert figure in engine
     assert stats["pool"]["max-concurrency"] == 16
-    assert stats["pool"]["model"] == "stories", "what Flower shows on its Pool tab"
+    assert stats["pool"]["model"] == ["stories"], "what Flower shows on its Pool tab"
     assert stats["prefetch_count"] == 16
 
 

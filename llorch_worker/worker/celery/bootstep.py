@@ -8,7 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import bootsteps, signals
 from celery.app.trace import logger as trace_logger
@@ -24,6 +24,7 @@ from llorch_worker.worker.celery.follow_ups import FollowUps
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.residency_check import violation, wrong_card
+from llorch_worker.worker.signs_of_life import SignsOfLife
 
 if TYPE_CHECKING:
     from llorch_worker.engine import Engine
@@ -58,9 +59,15 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._follow_ups: FollowUps | None = None
         self._interrupted = False
         self._worker = worker
-        # An attribute, because signals hold their receivers weakly.
-        self._note_interrupt = self._on_shutting_down
+        health_file = worker.app.settings.health_file
+        try:
+            self._signs = SignsOfLife(health_file)
+        except OSError as error:
+            _give_up(f"cannot write LLORCH_HEALTH_FILE {health_file}: {error.strerror}")
+        # Attributes, because signals hold their receivers weakly.
+        self._note_interrupt, self._note_ready = self._on_shutting_down, self._on_ready
         signals.worker_shutting_down.connect(self._note_interrupt)
+        signals.worker_ready.connect(self._note_ready)
 
     def start(self, worker: Any) -> None:
         """Exits with code 1 and one sentence if the model cannot be loaded."""
@@ -117,12 +124,20 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         return {"engine": self._residency.stats(), "dead_letters": self._residency.dead_letters()}
 
     def _close(self) -> None:
+        # First, because it asks the engine.
+        self._signs.close()
         if self._follow_ups is not None:
             self._follow_ups.close()
         if self._residency is not None:
             self._residency.close()
 
+    def _on_ready(self, **_: Any) -> None:
+        residency = self._residency
+        if residency is not None:
+            self._signs.begin(residency.stalled_for_s, residency.status)
+
     def _on_shutting_down(self, sig: str = "", how: str = "", **_: Any) -> None:
+        self._signs.stopping()
         self._interrupted = sig == "SIGINT" and how == "Warm"
         if how == "Warm":
             # Otherwise the event loop finishes its wait and may take a job meanwhile.
@@ -143,11 +158,12 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         app = worker.app
         settings = app.settings
         logger.info("loading %s", settings.model)
+        self._signs.loading(f"loading {settings.served_name}")
         engine_class = symbol_by_name(app.engine_class)
         engine: Engine = engine_class.load(
             settings.model,
             model_name=settings.served_name,
-            progress=_progress(app.on_load_progress),
+            progress=_progress(app.on_load_progress, self._signs.loading),
             **settings.engine_options
             | {"device": assignment.device, "max_sequences": worker.pool.limit},
         )
@@ -177,8 +193,10 @@ class _OneLine(logging.Filter):
         return True
 
 
-def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
-    """Logs the load's progress every few seconds, and lets a shutdown end the load."""
+def _progress(
+    listener: Callable[[int, int], None] | None, tell: Callable[[str], None]
+) -> Callable[[int, int], None]:
+    """Logs and tells the load's progress every few seconds, and lets a shutdown end the load."""
     logged_at_s = time.monotonic()
 
     def progress(done_bytes: int, total_bytes: int) -> None:
@@ -190,11 +208,12 @@ def _progress(listener: Callable[[int, int], None] | None) -> Callable[[int, int
             logged_at_s = time.monotonic()
             percent = 100 * done_bytes // max(total_bytes, 1)
             logger.info("loaded %d%% of %d MiB", percent, total_bytes // MIB)
+            tell(f"loaded {percent}% of {total_bytes // MIB} MiB")
 
     return progress
 
 
-def _give_up(sentence: str) -> None:
+def _give_up(sentence: str) -> NoReturn:
     logger.critical("cannot start: %s", sentence)
     raise WorkerShutdown(EX_FAILURE)
 

@@ -10,7 +10,7 @@ from celery import signals, states
 from celery.exceptions import Ignore, InvalidTaskError, Reject
 from celery.worker.request import Request
 
-from llorch_worker.contract import describe, shown, summarise
+from llorch_worker.contract import InternalError, LlorchError, describe, shown, summarise
 
 MAX_ID_CHARS = 255
 
@@ -77,10 +77,13 @@ class JobRequest(Request):  # type: ignore[misc]
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> None:
-        """Like Celery's, but also tells monitors that a cancelled job was revoked."""
+        """Like Celery's, but also tells monitors that a cancelled job was revoked. They get no
+        traceback of an answer: it would lead to code that did its duty."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
+        if isinstance(error, LlorchError) and not isinstance(error, InternalError):
+            exc_info.traceback = None
         try:
             if not return_ok and not isinstance(error, Ignore | Reject):
                 # Celery acknowledges first, which would end the job without a result.

@@ -1,0 +1,42 @@
+"""The engine's figures as Flower's worker page shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llorch_worker.contract.quantities import human_bytes
+
+
+def shown_figures(stats: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Label to text, from the fields of ``EngineStats``.
+
+    Each text is a list, because Flower capitalises a string and turns its ``-`` and ``_`` into
+    spaces, but shows the items of a list as they are.
+    """
+    blocks = stats["kv_blocks_total"]
+    used = blocks - stats["kv_blocks_free"]
+    return {
+        "model": [stats["model"]],
+        "device": [stats["device"]],
+        "dtype": [stats["dtype"]],
+        "sequences": [
+            f"{stats['running']} running",
+            f"{stats['waiting']} waiting",
+            f"at most {stats['max_sequences']}",
+        ],
+        "context": [f"{stats['max_context']:,} tokens"],
+        "speed": [f"{stats['tokens_per_s']:,.1f} tokens/s"],
+        "KV cache": [f"{used / max(blocks, 1):.1%} used", f"{used:,} of {blocks:,} blocks"],
+        "prompt tokens": [
+            f"{stats['prompt_tokens_total']:,} computed",
+            f"{stats['cached_tokens_total']:,} found in the KV cache",
+        ],
+        "memory": _by_part(stats["bytes"]),
+        "memory planned": _by_part(stats["planned_bytes"]),
+        "memory measured": _by_part(stats["measured_bytes"]),
+    }
+
+
+def _by_part(sizes: Mapping[str, int]) -> list[str]:
+    return [f"{part} {human_bytes(size)}" for part, size in sizes.items()]

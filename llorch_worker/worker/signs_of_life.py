@@ -1,0 +1,87 @@
+"""What probes and service managers learn of a worker: loading, ready, advancing, stopping."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from celery.utils.log import get_logger
+
+from llorch_worker.worker.service_manager import ServiceManager
+
+logger = get_logger(__name__)
+
+BEAT_S = 5.0
+"""How often a worker shows that it lives. A watchdog is told at least twice in its own time."""
+
+
+class SignsOfLife:
+    """A thread that renews a file and notifies systemd, from :meth:`begin` to :meth:`close`, as
+    long as the engine is idle or has finished a step since the last time.
+
+    Reading a file's age costs a probe nothing, and a worker that cannot run Python code, because a
+    driver's call holds the interpreter, cannot renew it.
+    """
+
+    def __init__(self, file: Path | None, manager: ServiceManager | None = None) -> None:
+        """Removes the file that an earlier worker left.
+
+        Raises:
+            OSError: this process may not write the file.
+        """
+        self._file = file
+        self._manager = manager or ServiceManager()
+        if file is not None:
+            file.touch()
+            file.unlink()
+        self._period_s = min(BEAT_S, (self._manager.watchdog_s or 2 * BEAT_S) / 2)
+        self._stalled_for_s: Callable[[], float] = lambda: 0.0
+        self._status: Callable[[], str] = str
+        self._cannot_write = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="llorch-signs-of-life", daemon=True)
+
+    def loading(self, status: str) -> None:
+        self._manager.notify(f"STATUS={status}")
+
+    def begin(self, stalled_for_s: Callable[[], float], status: Callable[[], str]) -> None:
+        """The worker takes jobs. Later calls, after a reconnect, do nothing.
+
+        Args:
+            stalled_for_s: seconds since the engine's last step; 0.0 while idle.
+            status: one line for ``systemctl status``.
+        """
+        unwatched = self._file is None and not self._manager.present
+        if unwatched or self._thread.is_alive() or self._stop.is_set():
+            return
+        self._stalled_for_s, self._status = stalled_for_s, status
+        self._manager.notify("READY=1")
+        self._beat()
+        self._thread.start()
+
+    def stopping(self) -> None:
+        """The worker drains. It goes on showing that it lives."""
+        self._manager.notify("STOPPING=1", "STATUS=finishing its jobs")
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period_s):
+            if self._stalled_for_s() < self._period_s:
+                self._beat()
+
+    def _beat(self) -> None:
+        self._manager.notify("WATCHDOG=1", f"STATUS={self._status()}")
+        try:
+            if self._file is not None:
+                self._file.touch()
+        except OSError as error:
+            if not self._cannot_write:
+                logger.warning("cannot renew %s: %s", self._file, error.strerror)
+            self._cannot_write = True

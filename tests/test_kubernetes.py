@@ -1,0 +1,181 @@
+"""The manifests of deploy/kubernetes: valid, confined, and what a worker needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llorch_worker import __version__
+from llorch_worker.broker.queues import LOW_STEP, STEP_SEPARATOR, normal_queue, queues, shared_lists
+from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.settings import Settings
+from llorch_worker.stack.programs import FLOWER_DEFAULTS
+from tests.probes import assert_tells_age
+
+yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs the extra dev")
+
+MANIFESTS = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
+Document = dict[str, Any]
+
+
+def built(folder: Path) -> list[Document]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    return built(MANIFESTS)
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
+    """With the component ``autoscaling``."""
+    folder = tmp_path_factory.mktemp("overlay")
+    base = os.path.relpath(MANIFESTS, folder)
+    overlay = {"resources": [base], "components": [f"{base}/autoscaling"]}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    return built(folder)
+
+
+def named(documents: list[Document], kind: str, name: str) -> Any:
+    (found,) = [d for d in documents if (d["kind"], d["metadata"]["name"]) == (kind, name)]
+    return found["spec"]
+
+
+def pods(documents: list[Document]) -> Iterator[Any]:
+    for document in documents:
+        if document["kind"] in ("Deployment", "StatefulSet"):
+            yield document["spec"]["template"]["spec"]
+
+
+def pod(documents: list[Document], name: str) -> tuple[Any, Any, dict[str, str]]:
+    """A deployment's pod, its container, and the variables that are given by value."""
+    found = named(documents, "Deployment", name)["template"]["spec"]
+    (container,) = found["containers"]
+    given = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    return found, container, given
+
+
+def settings(documents: list[Document]) -> dict[str, str]:
+    (found,) = [document["data"] for document in documents if document["kind"] == "ConfigMap"]
+    return found  # type: ignore[no-any-return]
+
+
+def test_every_document_is_valid(documents: list[Document], scaled: list[Document]) -> None:
+    assert len(documents) > 15
+    for document in [*documents, *(each for each in scaled if each not in documents)]:
+        if not document["apiVersion"].startswith("keda.sh/"):
+            kubernetes_validate.validate(document, "1.37", strict=True)
+
+
+def test_the_image_has_the_packages_version(documents: list[Document]) -> None:
+    for name in ("worker", "gateway", "flower", "exporter"):
+        assert pod(documents, name)[1]["image"] == f"llorch-worker:{__version__}"
+
+
+def test_no_pod_can_be_more_than_it_must(documents: list[Document]) -> None:
+    for each in pods(documents):
+        assert each["automountServiceAccountToken"] is False
+        # Otherwise a service named gateway would set LLORCH_... and FLOWER_... variables.
+        assert each["enableServiceLinks"] is False
+        assert each["securityContext"]["runAsNonRoot"] is True
+        assert each["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in each["containers"]:
+            confined = container["securityContext"]
+            assert confined["readOnlyRootFilesystem"] is True
+            assert confined["allowPrivilegeEscalation"] is False
+            assert confined["capabilities"] == {"drop": ["ALL"]}
+            assert "memory" in container["resources"]["limits"]
+    everything = named(documents, "NetworkPolicy", "nothing-else")
+    assert everything == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
+def test_a_worker_has_one_gpu_and_the_time_to_drain(documents: list[Document]) -> None:
+    found, container, _ = pod(documents, "worker")
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    drain_s = float(settings(documents)["LLORCH_DRAIN_S"])
+    assert found["terminationGracePeriodSeconds"] >= drain_s + 30
+    rolling = named(documents, "Deployment", "worker")["strategy"]["rollingUpdate"]
+    assert rolling == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_a_worker_is_probed_by_the_age_of_its_file(
+    documents: list[Document], tmp_path: Path
+) -> None:
+    _, container, given = pod(documents, "worker")
+    file = given["LLORCH_HEALTH_FILE"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        *_, command = container[probe]["exec"]["command"]
+        assert_tells_age(command, file, tmp_path)
+    start = container["startupProbe"]
+    assert start["periodSeconds"] * start["failureThreshold"] >= 1800
+
+
+def test_what_a_pod_writes_lies_in_volumes(documents: list[Document]) -> None:
+    for name, variables in (
+        ("worker", ["HOME", "LLORCH_HEALTH_FILE"]),
+        ("gateway", ["HOME", "LLORCH_GATEWAY_FILES"]),
+        ("flower", ["HOME", "FLOWER_DB"]),
+    ):
+        _, container, given = pod(documents, name)
+        writable = [v["mountPath"] for v in container["volumeMounts"] if not v.get("readOnly")]
+        for variable in variables:
+            assert any(Path(given[variable]).is_relative_to(folder) for folder in writable)
+        assert "/tmp" in writable
+    _, worker, _ = pod(documents, "worker")
+    image = (MANIFESTS.parents[1] / "Dockerfile").read_text()
+    for variable in ("TRITON_CACHE_DIR", "XDG_CACHE_HOME"):
+        (folder,) = [
+            line.partition("=")[2]
+            for line in image.splitlines()
+            if line.startswith(f"ENV {variable}=")
+        ]
+        assert any(v["mountPath"] == folder for v in worker["volumeMounts"])
+
+
+def test_only_settings_that_exist_are_set(documents: list[Document]) -> None:
+    known = {f"LLORCH_{name.upper()}" for name in Settings.model_fields}
+    known |= {f"LLORCH_GATEWAY_{name.upper()}" for name in GatewaySettings.model_fields}
+    given = set(settings(documents))
+    for name in ("worker", "gateway"):
+        given |= {v for v in pod(documents, name)[2] if v.startswith("LLORCH_")}
+    assert given - known <= {"LLORCH_METRICS_PORT", "LLORCH_METRICS_HOST"}
+
+
+def test_flower_keeps_its_tasks_and_shows_jobs_as_llorch_up_does(documents: list[Document]) -> None:
+    _, _, given = pod(documents, "flower")
+    assert given["FLOWER_PERSISTENT"] == "true"
+    assert {name: given[name] for name in FLOWER_DEFAULTS} == FLOWER_DEFAULTS
+
+
+def test_workers_scale_by_saturation_and_from_none_by_the_lists_of_their_model(
+    scaled: list[Document],
+) -> None:
+    assert "replicas" not in named(scaled, "Deployment", "worker")
+    spec = named(scaled, "ScaledObject", "worker")
+    assert spec["scaleTargetRef"]["name"] == "worker"
+    assert spec["minReplicaCount"] == 0
+    model = settings(scaled)["LLORCH_MODEL_NAME"]
+    saturation, *lists = spec["triggers"]
+    query = f'max(llorch_fleet_saturation{{model_name="{model}"}})'
+    assert saturation["metadata"]["query"] == query
+    assert saturation["metricType"] == "Value"
+    watched = [each["metadata"]["listName"] for each in lists]
+    low = f"{normal_queue(model)}{STEP_SEPARATOR}{LOW_STEP}"
+    assert watched == [*queues(model), low]
+    assert set(watched) <= set(shared_lists(model))
+    # KEDA's identifiers and strings: metadata holds no other type.
+    assert all(isinstance(v, str) for each in spec["triggers"] for v in each["metadata"].values())
