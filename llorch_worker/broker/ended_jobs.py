@@ -67,7 +67,7 @@ class EndedJobs:
         self._untold.append(ended)
 
     def publish(self, client: Redis) -> None:
-        """Adds them to the list in Redis. Those of a failed call are lost. Raises ``RedisError``."""
+        """Adds them to the list in Redis. A call that raises ``RedisError`` loses its jobs."""
         ended = [self._untold.popleft().model_dump_json() for _ in range(len(self._untold))]
         if not ended:
             return

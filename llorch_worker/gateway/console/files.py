@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from starlette.staticfiles import StaticFiles
+from fastapi import APIRouter, HTTPException, Request, Response
 
 FOLDER = Path(__file__).parent / "static"
 _POLICY = {
@@ -35,23 +35,42 @@ HEADERS = {
 }
 
 
-class _Files(StaticFiles):
-    def file_response(self, *args: Any, **options: Any) -> Response:
-        response = super().file_response(*args, **options)
-        response.headers.update(HEADERS)
-        return response
-
-
-FILES = _Files(directory=FOLDER)
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 router = APIRouter(include_in_schema=False)
 
 
+@lru_cache(maxsize=64)
+def _read(name: str) -> tuple[bytes, dict[str, str]] | None:
+    """The bytes and headers of a file; None if the page has no such file.
+
+    The ETag is of the content, so that all gateways behind a load balancer give the same.
+    """
+    known = {file.name: file for file in FOLDER.iterdir() if file.suffix in TYPES}
+    if name not in known:
+        return None
+    body = known[name].read_bytes()
+    kind = {"Content-Type": TYPES[known[name].suffix]}
+    return body, HEADERS | kind | {"ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
+
+
 @router.get("/")
-async def page(request: Request) -> Response:
-    return await FILES.get_response("index.html", request.scope)
+def page(request: Request) -> Response:
+    return file("index.html", request)
 
 
 @router.get("/console/{name}")
-async def file(name: str, request: Request) -> Response:
+def file(name: str, request: Request) -> Response:
     """Raises ``HTTPException`` 404."""
-    return await FILES.get_response(name, request.scope)
+    found = _read(name)
+    if found is None:
+        raise HTTPException(404)
+    body, headers = found
+    # A proxy that compresses makes the tag a weak one: W/"...".
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers)

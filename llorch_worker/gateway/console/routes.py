@@ -75,7 +75,9 @@ def _console(request: Request) -> Console:
 def operator(caller: TheCaller) -> None:
     """Raises ``HttpError`` 401, or 403 for a key that is not an operator's."""
     if not caller.operator:
-        message = "this key is not an operator's; its entry in the file of keys has no operator = true"
+        message = (
+            "this key is not an operator's; its entry in the file of keys has no operator = true"
+        )
         raise HttpError(403, "OPERATOR_NEEDED", message)
 
 
@@ -98,9 +100,7 @@ def session(request: Request, gateway: TheGateway) -> Session:
     except HttpError:
         return Session(needs_key=True, signed_in=False)
     needs_key = gateway.own.keys is not None
-    return Session(
-        needs_key=needs_key, signed_in=True, name=caller.name, operator=caller.operator
-    )
+    return Session(needs_key=needs_key, signed_in=True, name=caller.name, operator=caller.operator)
 
 
 @operators.get("/fleet")
