@@ -71,7 +71,7 @@ class EndedJobs:
         ended = [self._untold.popleft().model_dump_json() for _ in range(len(self._untold))]
         if not ended:
             return
-        with client.pipeline(transaction=False) as pipe:
+        with client.pipeline() as pipe:
             pipe.lpush(keys.ENDED_JOBS, *ended)
             pipe.ltrim(keys.ENDED_JOBS, 0, MOST_ENDED_JOBS - 1)
             pipe.expire(keys.ENDED_JOBS, KEEP_S)

@@ -80,7 +80,9 @@ def gateway(
     if as_json:
         screen.document({"url": url})
     else:
-        screen.note(f"The gateway listens at {url}; its endpoints are at {url}/docs", "bold")
+        screen.note(
+            f"The gateway and its console are at {url}, its endpoints at {url}/docs", "bold"
+        )
     server.run(sockets)
 
 

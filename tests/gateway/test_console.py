@@ -280,13 +280,18 @@ def test_a_key_opens_the_console_and_only_an_operators_shows_the_fleet(
     assert not [url for url in here.urls if OPERATOR[0] in url or GUEST[0] in url]
 
 
-def test_what_operators_do_needs_their_key_and_json(fleet: Fleet) -> None:
+@pytest.fixture
+def plain(fleet: Fleet) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=fleet.gateway.url, timeout=60) as client:
+        yield client
+
+
+def test_what_operators_do_needs_their_key_and_json(plain: httpx.Client) -> None:
     def answer(method: str, path: str, key: str | None, **options: Any) -> int:
         headers = options.pop("headers", {})
         if key is not None:
             headers = headers | {"Authorization": f"Bearer {key}"}
-        url = f"{fleet.gateway.url}/console/api/{path}"
-        return httpx.request(method, url, headers=headers, **options).status_code
+        return plain.request(method, f"/console/api/{path}", headers=headers, **options).status_code
 
     for path in ("fleet", "jobs", "dead-letters"):
         keys = (None, "llorch-wrong", GUEST[0], OPERATOR[0])
@@ -297,8 +302,8 @@ def test_what_operators_do_needs_their_key_and_json(fleet: Fleet) -> None:
         assert answer("POST", path, OPERATOR[0], json=body) == 200
         # A page of another origin can send such a request without asking the gateway first.
         for simple in ({}, {"Content-Type": "text/plain"}):
-            plain = json.dumps(body).encode()
-            assert answer("POST", path, OPERATOR[0], headers=simple, content=plain) == 400
+            text = json.dumps(body)
+            assert answer("POST", path, OPERATOR[0], headers=simple, content=text) == 400
 
 
 def test_axe_finds_nothing_serious_in_light_and_dark(
@@ -332,14 +337,16 @@ def serious(here: Visit) -> list[str]:
     return found
 
 
-def test_the_pages_files_are_checked_by_etag_and_load_nothing_from_elsewhere(fleet: Fleet) -> None:
+def test_the_pages_files_are_checked_by_etag_and_load_nothing_from_elsewhere(
+    plain: httpx.Client,
+) -> None:
     for path in ("/", "/console/main.js", "/console/console.css"):
-        first = httpx.get(f"{fleet.gateway.url}{path}")
+        first = plain.get(path)
         policy = first.headers["content-security-policy"]
         assert "default-src 'none'; script-src 'self'" in policy
         assert "unsafe" not in policy
         assert first.headers["x-content-type-options"] == "nosniff"
         again = {"If-None-Match": first.headers["etag"]}
-        assert httpx.get(f"{fleet.gateway.url}{path}", headers=again).status_code == 304
-    assert httpx.get(f"{fleet.gateway.url}/console/../routes.py").status_code == 404
-    assert httpx.get(f"{fleet.gateway.url}/console/..%2froutes.py").status_code == 404
+        assert plain.get(path, headers=again).status_code == 304
+    assert plain.get("/console/routes.py").status_code == 404
+    assert plain.get("/console/..%2froutes.py").status_code == 404

@@ -59,12 +59,12 @@ def _read(name: str) -> tuple[bytes, dict[str, str]] | None:
 
 
 @router.get("/")
-def page(request: Request) -> Response:
-    return file("index.html", request)
+async def page(request: Request) -> Response:
+    return await file("index.html", request)
 
 
 @router.get("/console/{name}")
-def file(name: str, request: Request) -> Response:
+async def file(name: str, request: Request) -> Response:
     """Raises ``HTTPException`` 404."""
     found = _read(name)
     if found is None:

@@ -67,12 +67,15 @@ class Outcomes(BaseModel):
     outcomes: dict[str, Outcome]
 
 
-def _console(request: Request) -> Console:
+# Coroutines, because FastAPI hands plain functions to a thread.
+
+
+async def _console(request: Request) -> Console:
     console: Console = request.app.state.console
     return console
 
 
-def operator(caller: TheCaller) -> None:
+async def operator(caller: TheCaller) -> None:
     """Raises ``HttpError`` 401, or 403 for a key that is not an operator's."""
     if not caller.operator:
         message = (
@@ -81,7 +84,7 @@ def operator(caller: TheCaller) -> None:
         raise HttpError(403, "OPERATOR_NEEDED", message)
 
 
-def not_stored(response: Response) -> None:
+async def not_stored(response: Response) -> None:
     response.headers["Cache-Control"] = "no-store"
 
 
@@ -93,7 +96,7 @@ operators = APIRouter(dependencies=[Depends(operator)])
 
 
 @router.get("/session")
-def session(request: Request, gateway: TheGateway) -> Session:
+async def session(request: Request, gateway: TheGateway) -> Session:
     """Who sends this header. An unknown key is an answer here, and no error."""
     try:
         caller = gateway.caller(request.headers.get("authorization"))

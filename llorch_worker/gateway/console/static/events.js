@@ -4,23 +4,34 @@ import { ApiError, send } from "./api.js";
 
 const FIRST_PAUSE_MS = 250;
 const LONGEST_PAUSE_MS = 8000;
+/** The gateway sends something every 15 s. A phone that slept may wait for a dead connection. */
+const DEAF_MS = 40000;
 const LAST_EVENTS = ["finished", "failed", "cancelled"];
 
 /**
- * Calls `onEvent` with each event of a job, from the first to the last, each once; `onBreak` with
- * the pause in ms when the connection broke off.
+ * Calls `onEvent` with each event of a job, from the first to the last, each once; `onOpen` when it
+ * is connected, and `onBreak` when the connection broke off.
  *
  * Raises ApiError if the gateway refuses, and AbortError once `signal` is aborted.
  */
-export async function follow(jobId, { onEvent, onBreak, signal }) {
+export async function follow(jobId, { onEvent, onOpen, onBreak, signal }) {
   let lastId = "";
   let pause = FIRST_PAUSE_MS;
   for (;;) {
+    const deaf = new AbortController();
+    let timer;
+    const heard = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => deaf.abort(), DEAF_MS);
+    };
     try {
+      heard();
       const headers = lastId ? { "Last-Event-ID": lastId } : {};
-      const answer = await send(`v1/jobs/${jobId}/events`, { headers, signal });
+      const either = AbortSignal.any([signal, deaf.signal]);
+      const answer = await send(`v1/jobs/${jobId}/events`, { headers, signal: either });
       if (answer.status === 204) return;
-      for await (const event of parsed(answer.body)) {
+      onOpen();
+      for await (const event of parsed(answer.body, heard)) {
         lastId = event.id || lastId;
         pause = FIRST_PAUSE_MS;
         onEvent(JSON.parse(event.data));
@@ -28,15 +39,17 @@ export async function follow(jobId, { onEvent, onBreak, signal }) {
       }
     } catch (error) {
       if (signal.aborted || (error instanceof ApiError && error.status < 500)) throw error;
+    } finally {
+      clearTimeout(timer);
     }
-    onBreak(pause);
+    onBreak();
     await slept(pause * (0.5 + Math.random()), signal);
     pause = Math.min(2 * pause, LONGEST_PAUSE_MS);
   }
 }
 
-/** The server-sent events in a stream of bytes. */
-export async function* parsed(body) {
+/** The server-sent events in a stream of bytes; `onBytes` is called whenever some come. */
+async function* parsed(body, onBytes) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   let event = {};
@@ -44,6 +57,7 @@ export async function* parsed(body) {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
+      onBytes();
       const lines = (rest + value).split("\n");
       rest = lines.pop();
       for (const raw of lines) {

@@ -65,7 +65,7 @@ export class Fleet {
     this.#showTotals();
     this.#showQueues();
     this.#showWorkers();
-    this.onDeadLetters(this.fleet.dead_letters);
+    await this.onDeadLetters(this.fleet.dead_letters);
   }
 
   #showTotals() {

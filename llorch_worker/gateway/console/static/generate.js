@@ -51,6 +51,10 @@ export class Generate {
 
   async loadModels() {
     const { data } = await call("v1/models");
+    const known = JSON.stringify(data.map((model) => [model.id, model.workers > 0]));
+    // Somebody may be choosing one.
+    if (known === this.known) return;
+    this.known = known;
     this.contexts = new Map(data.map((model) => [model.id, model.max_model_len]));
     const select = byId("model");
     const chosen = select.value;
@@ -61,7 +65,6 @@ export class Generate {
     );
     const served = data.find((model) => model.workers);
     select.value = this.contexts.has(chosen) ? chosen : (served ?? data[0])?.id ?? "";
-    byId("submit").disabled = Boolean(this.job);
     this.#limit();
   }
 
@@ -128,6 +131,7 @@ export class Generate {
     try {
       await follow(jobId, {
         onEvent: (event) => this.#event(job, event),
+        onOpen: () => this.#resume(job),
         onBreak: () => this.#pause(job, "connection lost"),
         signal: job.abort.signal,
       });
@@ -210,6 +214,13 @@ export class Generate {
     job.paused = true;
     this.#say(`Paused: ${reason}`);
     this.#note(job, `pause: ${reason}`);
+  }
+
+  #resume(job) {
+    job.heardAt = performance.now();
+    if (!job.paused) return;
+    job.paused = false;
+    this.#say(job.attempts ? `Generating, attempt ${job.attempts}` : "Queued");
   }
 
   #progress(job, now) {
