@@ -139,7 +139,7 @@ def test_a_prompt_is_submitted_and_its_tokens_come_as_they_are_made(
     latch.open()
     here.see("#state", "Finished: length")
     assert here.text() == words(9)
-    here.see("#job-list", "w1@test")
+    here.see("#job-list", fleet.worker.hostname)
     # Neither the prompt nor the text is in an address, a title or the browser's storage.
     kept = here.page.evaluate("() => JSON.stringify([{...sessionStorage}, {...localStorage}])")
     assert "wait" not in f"{here.urls} {kept} {here.page.title()}"
@@ -242,7 +242,7 @@ def test_the_fleet_shows_queues_and_every_jobs_times(
         here = visit()
         here.see("#queues .low[role=cell]", "2 ·")
         here.see("#queues .high[role=cell]", "1 ·")
-        here.see("#workers", "w2@test")
+        here.see("#workers", fleet.worker.hostname)
     for job in jobs:
         job.result(timeout=60)
         # The worker tells of its jobs with its next announcement.
@@ -276,7 +276,7 @@ def test_a_key_opens_the_console_and_only_an_operators_shows_the_fleet(
     here.see("#sign-in", "Sign in")
     assert here.page.evaluate("() => sessionStorage.length") == 0
     sign_in(OPERATOR[0])
-    here.see("#workers", "w2@test")
+    here.see("#workers", fleet.worker.hostname)
     assert not [url for url in here.urls if OPERATOR[0] in url or GUEST[0] in url]
 
 
@@ -315,7 +315,7 @@ def test_axe_finds_nothing_serious_in_light_and_dark(
     here.generate("x", tokens=3)
     here.see("#state", "Finished")
     here.see("#letters", "malformed")
-    here.see("#workers", "w2@test")
+    here.see("#workers", fleet.worker.hostname)
     assert serious(here) == []
     here.page.locator("#letters button", has_text="Drop").click()
     assert serious(here) == []
