@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import Request
 from sse_starlette import EventSourceResponse
+from starlette.types import Receive, Scope, Send
 
 from llorch_worker.gateway.hang_up import unless_hung_up
 
@@ -22,8 +23,21 @@ DRAIN_S = 10.0
 """How long streams may go on when the gateway is asked to stop."""
 
 
+class _EventSource(EventSourceResponse):
+    """Sends ``body``, which reads ``stream``. The stream is closed in any case: a body whose client
+    hangs up before the first event is never begun, and would close nothing."""
+
+    def __init__(self, body: AsyncGenerator[bytes], stream: AsyncGenerator[bytes]) -> None:
+        super().__init__(body, send_timeout=SEND_TIMEOUT_S, shutdown_grace_period=DRAIN_S)
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._stream):
+            await super().__call__(scope, receive, send)
+
+
 def event_source(stream: AsyncGenerator[bytes]) -> EventSourceResponse:
-    return EventSourceResponse(stream, send_timeout=SEND_TIMEOUT_S, shutdown_grace_period=DRAIN_S)
+    return _EventSource(stream, stream)
 
 
 async def begun_event_source(
@@ -31,7 +45,7 @@ async def begun_event_source(
 ) -> EventSourceResponse:
     """Waits for the first event: what ``stream`` raises before it is an answer of its own."""
     first = await unless_hung_up(request, _next(stream))
-    return event_source(_all(request.url.path, first, stream))
+    return _EventSource(_all(request.url.path, first, stream), stream)
 
 
 def encoded(document: Mapping[str, Any], event: str | None = None) -> bytes:
@@ -46,11 +60,10 @@ async def _next(stream: AsyncGenerator[bytes]) -> bytes:
 
 
 async def _all(path: str, first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    async with aclosing(rest):
-        try:
-            yield first
-            async for data in rest:
-                yield data
-        except (asyncio.CancelledError, GeneratorExit):
-            logger.info("499: the client of %s hung up", path)
-            raise
+    try:
+        yield first
+        async for data in rest:
+            yield data
+    except (asyncio.CancelledError, GeneratorExit):
+        logger.info("499: the client of %s hung up", path)
+        raise

@@ -78,18 +78,19 @@ class Creation:
         url = self.body.callback_url
         if url is not None:
             await self.gateway.webhooks.expect(record.job_id, url, self.caller, "response")
-        job = None
         try:
             if self.body.stored:
                 await self.store.put(record)
             job = await self.gateway.submit(
                 generation, self.caller, waits=not self.body.background, job_id=record.job_id
             )
-        finally:
-            if job is None or job.id != record.job_id:
-                # It failed, or an earlier request had the same idempotency key.
-                await self._forget(record)
+        except LlorchError:
+            # After any other error the job may be enqueued all the same.
+            await self._forget(record)
+            raise
         if job.id != record.job_id:
+            # An earlier request had the same idempotency key.
+            await self._forget(record)
             earlier = await self.store.find(job.id)
             record = earlier or record_of(job.id)
             if earlier is None and self.body.stored:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 import threading
@@ -16,9 +17,12 @@ import httpx
 import pytest
 
 from llorch_worker.broker import keys
-from llorch_worker.client import Client
+from llorch_worker.client import BrokerUnavailable, Client
+from llorch_worker.gateway.app import create_app
+from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.webhook_secret import new_secret
 from llorch_worker.gateway.webhooks.address import PinnedBackend, is_public, url_fault
+from llorch_worker.settings import Settings
 from tests.gateway.receiver import Receiver, failing, running_receiver, status
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
@@ -228,6 +232,30 @@ def test_a_refused_job_leaves_no_webhook(gateway_: GatewayProcess, client: Clien
     assert httpx.post(f"{gateway_.url}/v1/jobs", json=body).status_code == 404
     assert outbox_is_empty(client)
     assert set(client.redis.scan_iter(keys.webhook("*"))) == before
+
+
+def test_a_job_that_may_be_enqueued_keeps_its_webhook(
+    redis_server: RedisServer, toy_worker: WorkerProcess, client: Client, tmp_path: Path
+) -> None:
+    own = GatewaySettings(files=str(tmp_path), **QUICK)
+    app = create_app(Settings(redis_url=redis_server.url), own)
+    submit = app.state.gateway.client.submit
+    ids: list[str] = []
+
+    async def reply_is_lost(*request: Any, **options: Any) -> None:
+        ids.append((await submit(*request, **options)).id)
+        raise BrokerUnavailable
+
+    app.state.gateway.client.submit = reply_is_lost
+
+    async def post() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+            body = {"prompt": "x", "max_tokens": 2, "callback_url": "http://127.0.0.1:1/"}
+            return await http.post("/v1/jobs", json=body)
+
+    assert asyncio.run(post()).status_code == 503
+    assert client.redis.zrange(keys.WEBHOOKS, 0, -1) == ids
 
 
 def test_without_a_secret_no_callback_is_accepted(start: Start) -> None:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from llorch_worker.client import AsyncJob, BrokerUnavailable
-from llorch_worker.contract import Fault, InvalidRequest, describe, encode_event
+from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe, encode_event
 from llorch_worker.gateway.errors import ERRORS, HttpError
 from llorch_worker.gateway.event_source import SEND_TIMEOUT_S
 from llorch_worker.gateway.gateway import Gateway, TheCaller, TheGateway, known_caller
@@ -50,14 +50,18 @@ async def submit_job(
     if url is not None:
         # First, so that a gateway that dies in between forgets no webhook of an enqueued job.
         await gateway.webhooks.expect(job_id, url, caller)
-    job = None
     try:
         job = await gateway.submit(request, caller, waits=False, job_id=job_id)
-    finally:
-        if url is not None and (job is None or job.id != job_id):
+    except LlorchError:
+        # After any other error the job may be enqueued all the same.
+        if url is not None:
             await gateway.webhooks.forget(job_id)
-    if url is not None and job.id == job_id:
-        gateway.webhooks.watch(job)
+        raise
+    if url is not None:
+        if job.id == job_id:
+            gateway.webhooks.watch(job)
+        else:
+            await gateway.webhooks.forget(job_id)
     document = await _document(gateway, job.id)
     response.headers["Location"] = document.urls.job
     return document
