@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Self
 
-from llorch_worker.broker import dead_letters, registry
+from llorch_worker.broker import registry
 from llorch_worker.broker.connection import broker_errors, connect
+from llorch_worker.broker.fleet import Fleet, read_fleet
 from llorch_worker.broker.producer import producer_app
-from llorch_worker.broker.registry import ModelCard, WorkerCard
-from llorch_worker.broker.waiting import Waiting, unserved, waiting
+from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.waiting import unserved
 from llorch_worker.contract.errors import BrokerUnavailable
 
 PING_TIMEOUT_S = 1.0
@@ -45,7 +46,7 @@ class Cluster:
         return True
 
     def workers(self) -> list[WorkerCard]:
-        """The live workers. Their figures are seconds old: see :meth:`figures`."""
+        """The live workers. Their figures are up to 5 s old."""
         with broker_errors(self._url):
             return registry.workers(self._redis)
 
@@ -57,37 +58,12 @@ class Cluster:
             )
         return {hostname for reply in replies for hostname in reply}
 
-    def figures(self, workers: list[WorkerCard]) -> list[WorkerCard]:
-        """``workers``, with current figures for those that answer."""
-        if not workers:
-            return []
-        hostnames = [worker.hostname for worker in workers]
-        with broker_errors(self._url), closing(producer_app(self._url)) as app:
-            replies = app.control.inspect(
-                destination=hostnames, timeout=PING_TIMEOUT_S, limit=len(hostnames)
-            ).stats()
-        engines = {host: reply.get("engine") for host, reply in (replies or {}).items()}
-        return [
-            worker.model_copy(update={"engine": engines.get(worker.hostname) or worker.engine})
-            for worker in workers
-        ]
-
-    def models(self) -> list[ModelCard]:
-        """Every model that was ever served at this Redis, by name."""
+    def fleet(self) -> Fleet:
+        """What all workers have to do, and what they can do."""
         with broker_errors(self._url):
-            return sorted(registry.models(self._redis).values(), key=lambda model: model.name)
-
-    def waiting(self, model: str) -> Waiting:
-        """How many jobs for ``model`` wait in Redis, at every priority."""
-        with broker_errors(self._url):
-            return waiting(self._redis, model)
+            return read_fleet(self._redis)
 
     def unserved_queues(self) -> dict[str, int]:
         """Queues of unknown models or workers, with the number of jobs that wait in each."""
         with broker_errors(self._url):
             return unserved(self._redis)
-
-    def dead_letters(self) -> int:
-        """How many jobs wait for an operator's decision."""
-        with broker_errors(self._url):
-            return dead_letters.count(self._redis)

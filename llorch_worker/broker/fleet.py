@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 from redis import Redis
 
-from llorch_worker.broker import dead_letters, registry
+from llorch_worker.broker import dead_letters, recent_jobs, registry
 from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.queues import (
     HIGH_SUFFIX,
     LOW_STEP,
     STEP_SEPARATOR,
+    WORKER_MARK,
     scheduled,
     shared_lists,
     suspects,
 )
-from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.recent_jobs import RecentJobs
+from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.scripts import run_script, text
 from llorch_worker.broker.worker_queues import lists_of_workers
 from llorch_worker.contract import Priority
@@ -40,9 +42,11 @@ class Queue:
 class ModelLoad:
     """What one model has to do. Suspects count as jobs of normal priority."""
 
-    model: str
+    card: ModelCard
     queues: dict[Priority, Queue]
     suspects: int
+    direct: int
+    """How many of the waiting jobs are in worker queues."""
     scheduled: int
     """Jobs that wait for their ETA; they are in no queue yet."""
     workers: int
@@ -50,6 +54,13 @@ class ModelLoad:
     """Sequences that the workers can run at once."""
     running: int
     """Sequences that they run now, as of their last announcements."""
+    tokens_per_s: float
+    recent: RecentJobs
+    """What ended in these workers in the last minutes."""
+
+    @property
+    def model(self) -> str:
+        return self.card.name
 
     @property
     def waiting(self) -> int:
@@ -75,30 +86,34 @@ class Fleet:
 def read_fleet(client: Redis) -> Fleet:
     """Reads it in a few round trips; no message crosses the network. Raises ``RedisError``."""
     workers = registry.workers(client)
-    models = sorted(registry.models(client))
+    cards = sorted(registry.models(client).values(), key=lambda card: card.name)
     return Fleet(
         workers=workers,
-        models=[_load(client, model, workers) for model in models],
+        models=[_load(client, card, workers) for card in cards],
         dead_letters=dead_letters.count(client),
     )
 
 
-def _load(client: Redis, model: str, workers: Sequence[WorkerCard]) -> ModelLoad:
+def _load(client: Redis, card: ModelCard, workers: Sequence[WorkerCard]) -> ModelLoad:
+    model = card.name
     lists = [*shared_lists(model), *lists_of_workers(client, model)]
     now_s, *heads = run_script(client, "heads", [ENQUEUED_AT], lists)
     serving = [worker for worker in workers if worker.model == model]
     found: list[tuple[str, int, float | None]] = [
-        (name, int(jobs), float(now_s) - float(since) if text(since) else None)
-        for name, (jobs, since) in zip(lists, heads, strict=True)
+        (lists[position - 1], jobs, float(now_s) - float(since) if text(since) else None)
+        for position, jobs, since in heads
     ]
     return ModelLoad(
-        model=model,
+        card=card,
         queues={each: _queue(each, found) for each in PRIORITIES},
         suspects=sum(jobs for name, jobs, _ in found if name == suspects(model)),
+        direct=sum(jobs for name, jobs, _ in found if WORKER_MARK in name),
         scheduled=int(client.zcard(scheduled(model))),
         workers=len(serving),
         slots=sum(worker.max_sequences for worker in serving),
-        running=sum(_figure(worker, "running") + _figure(worker, "waiting") for worker in serving),
+        running=sum(worker.running + worker.waiting for worker in serving),
+        tokens_per_s=sum(worker.tokens_per_s for worker in serving),
+        recent=recent_jobs.total(worker.recent for worker in serving),
     )
 
 
@@ -113,8 +128,3 @@ def _priority(list_key: str) -> Priority:
     if queue.endswith(HIGH_SUFFIX):
         return "high"
     return "low" if step == str(LOW_STEP) else "normal"
-
-
-def _figure(worker: WorkerCard, name: str) -> int:
-    found: Any = worker.engine.get(name, 0)
-    return found if isinstance(found, int) else 0

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from llorch_worker.broker import keys, worker_queues
 from llorch_worker.broker.queues import worker_queue
+from llorch_worker.broker.recent_jobs import RecentJobs
 
 ANNOUNCE_INTERVAL_S = 5.0
 WORKER_TTL_S = worker_queues.GONE_AFTER_S
@@ -44,6 +45,31 @@ class WorkerCard(_Card):
     started_at: float
     last_seen: float
     engine: dict[str, Any]
+    recent: RecentJobs = RecentJobs()
+
+    @property
+    def running(self) -> int:
+        return int(self.engine.get("running", 0))
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait in the engine for a free slot or for KV blocks."""
+        return int(self.engine.get("waiting", 0))
+
+    @property
+    def load(self) -> float:
+        """(running + waiting) / slots."""
+        return (self.running + self.waiting) / max(1, self.max_sequences)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return float(self.engine.get("tokens_per_s", 0))
+
+    @property
+    def kv_used(self) -> float | None:
+        """The share of the KV blocks that sequences hold; None if the worker does not say."""
+        blocks = int(self.engine.get("kv_blocks_total", 0))
+        return (blocks - int(self.engine["kv_blocks_free"])) / blocks if blocks else None
 
 
 def announce(client: redis.Redis, card: WorkerCard) -> WorkerCard | None:

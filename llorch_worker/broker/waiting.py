@@ -4,36 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from redis import Redis
 from redis.client import NEVER_DECODE
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.queues import (
-    QUEUE_PREFIX,
-    normal_queue,
-    normal_queue_of,
-    scheduled,
-    shared_lists,
-)
-from llorch_worker.broker.worker_queues import lists_of_workers
+from llorch_worker.broker.queues import QUEUE_PREFIX, normal_queue, normal_queue_of
 
 SCANNED_AT_ONCE_KEYS = 5_000
 MOST_SCANS = 200
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """How many jobs of one model wait, at every priority."""
-
-    jobs: int
-    suspects: int
-    """How many of them may have killed their last worker."""
-    direct: int
-    """How many of them wait in worker queues."""
-    scheduled: int
-    """How many more jobs wait for their ETA."""
 
 
 def lengths(client: Redis, lists: Iterable[str | bytes]) -> list[int]:
@@ -43,14 +22,6 @@ def lengths(client: Redis, lists: Iterable[str | bytes]) -> list[int]:
         for name in lists:
             pipe.llen(name)
         return [int(length) for length in pipe.execute()]
-
-
-def waiting(client: Redis, model: str) -> Waiting:
-    """How many jobs of the model wait now."""
-    shared = lengths(client, shared_lists(model))
-    direct = sum(lengths(client, lists_of_workers(client, model)))
-    later = int(client.zcard(scheduled(model)))
-    return Waiting(jobs=sum(shared) + direct, suspects=shared[-1], direct=direct, scheduled=later)
 
 
 def unserved(client: Redis) -> dict[str, int]:

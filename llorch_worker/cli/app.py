@@ -18,6 +18,7 @@ from llorch_worker.cli import (
     inspect,
     status,
     submit,
+    top,
     up,
     watch,
     worker,
@@ -28,7 +29,7 @@ _COMMANDS = {
     "Start here": (demo.demo, doctor.doctor),
     "Serve": (up.up, worker.worker, gateway.gateway, gateway.gateway_key),
     "Jobs": (generate.generate, submit.submit, watch.watch, cancel.cancel),
-    "Inspect": (status.status, inspect.inspect),
+    "Inspect": (status.status, top.top, inspect.inspect),
 }
 
 app = command_line(

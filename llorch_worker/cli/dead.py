@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llorch_worker.cli.options import JsonOption, settings_options
-from llorch_worker.cli.status import ago
 from llorch_worker.cli.terminal.screen import Screen, harmless, json_text
 from llorch_worker.contract.command_errors import CommandError, usage_error
-from llorch_worker.contract.quantities import counted, human_bytes
+from llorch_worker.contract.quantities import counted, human_bytes, human_time
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:
@@ -236,7 +235,7 @@ def _write_message(screen: Screen, letter: DeadLetter) -> None:
 
 
 def _age(letter: DeadLetter) -> str:
-    return ago(time.time() - letter.died_ms / 1e3)
+    return f"{human_time(time.time() - letter.died_ms / 1e3)} ago"
 
 
 def _iso(unix_ms: int) -> str:

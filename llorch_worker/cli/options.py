@@ -30,6 +30,10 @@ WORKER_SETTINGS = (
 """The settings of a worker that ``llorch worker`` and ``llorch up`` have as options."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+IntervalOption = Annotated[
+    float, typer.Option("--interval", metavar="S", min=0.2, help="Seconds between two readings.")
+]
+DEFAULT_INTERVAL_S = 2.0
 FlowerPortOption = Annotated[
     int | None,
     typer.Option("--flower-port", help="Flower's port (default: the first free one from 5555)."),

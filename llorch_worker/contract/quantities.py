@@ -1,4 +1,4 @@
-"""Numbers and sizes in readable form."""
+"""Numbers, sizes and times in readable form."""
 
 from __future__ import annotations
 
@@ -24,3 +24,19 @@ def human_count(count: float) -> str:
             return f"{count:.0f}" if unit == "" else f"{count:.3g}{unit}"
         count /= 1000
     return f"{count:.3g} B"
+
+
+def human_time(seconds: float) -> str:
+    """A time in its largest whole unit: ``12 s``, ``5 min``, ``3 h``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def human_ms(milliseconds: float) -> str:
+    """A duration: ``850 ms``, ``1.2 s``, ``5 min``."""
+    if milliseconds < 1e3:
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1e3
+    return f"{seconds:.1f} s" if seconds < 10 else human_time(seconds)

@@ -198,10 +198,7 @@ def own_key(request: GenerationRequest, owner: str) -> GenerationRequest:
     return request.model_copy(update={"idempotency_key": digest})
 
 
-# Coroutines, because FastAPI hands plain functions to a thread, for each request.
-
-
-async def _gateway(request: Request) -> Gateway:
+def _gateway(request: Request) -> Gateway:
     gateway: Gateway = request.app.state.gateway
     return gateway
 
@@ -209,7 +206,7 @@ async def _gateway(request: Request) -> Gateway:
 TheGateway = Annotated[Gateway, Depends(_gateway)]
 
 
-async def known_caller(request: Request, gateway: TheGateway) -> Caller:
+def known_caller(request: Request, gateway: TheGateway) -> Caller:
     """Every route but those of health depends on this, which refuses unknown keys."""
     return gateway.caller(request.headers.get("authorization"))
 

@@ -205,7 +205,7 @@ class Stack:
         if self._plan.redis_url is not None:
             return 0
         with Cluster(self.redis_url) as cluster:
-            return cluster.waiting(self._plan.settings.served_name).jobs
+            return sum(model.waiting + model.scheduled for model in cluster.fleet().models)
 
     def _settings(self) -> Settings:
         return self._plan.settings.model_copy(update={"redis_url": self.redis_url})

@@ -22,6 +22,7 @@ from llorch_worker.worker.announcer import Announcer
 from llorch_worker.worker.cancel_listener import CancelListener
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.job_runner import JobRunner
+from llorch_worker.worker.job_window import JobWindow
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
 from llorch_worker.worker.residency_check import ResidencyCheck, violation
@@ -79,11 +80,13 @@ class Residency:
             on_away=self._warn_of_absent_redis,
         )
         self._listener = CancelListener(self._redis, active_jobs)
+        self._job_window = JobWindow()
         self.job_runner = JobRunner(
             engine,
             active_jobs,
             self._publisher,
             self._redis,
+            self._job_window,
             hostname=hostname,
             key_ttl_s=settings.result_ttl_s,
             is_cancelled=self._listener.is_cancelled,
@@ -175,6 +178,7 @@ class Residency:
             started_at=self._started_at,
             last_seen=time.time(),
             engine=self.stats(),
+            recent=self._job_window.read(),
         )
 
 

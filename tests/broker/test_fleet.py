@@ -13,6 +13,7 @@ from llorch_worker.broker import keys, queues, registry
 from llorch_worker.broker.fleet import ModelLoad, Queue, read_fleet
 from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.queues import route
+from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.client import Client
 from tests.broker.jobs import announce, push
@@ -20,7 +21,9 @@ from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
 
 
-def announce_worker(store: redis.Redis, hostname: str, *, running: int) -> None:
+def announce_worker(
+    store: redis.Redis, hostname: str, *, running: int, recent: RecentJobs | None = None
+) -> None:
     card = WorkerCard(
         hostname=hostname,
         pid=os.getpid(),
@@ -30,7 +33,8 @@ def announce_worker(store: redis.Redis, hostname: str, *, running: int) -> None:
         device="cpu",
         started_at=time.time(),
         last_seen=time.time(),
-        engine={"running": running, "waiting": 0},
+        engine={"running": running, "waiting": 0, "tokens_per_s": 10.0 * running},
+        recent=recent or RecentJobs(),
     )
     registry.announce(store, card)
 
@@ -61,7 +65,7 @@ def test_jobs_are_counted_by_priority_and_the_oldest_known_is_timed(
     assert {name: queue.jobs for name, queue in found.queues.items()} == {
         "high": 2, "normal": 3, "low": 1,
     }  # fmt: skip
-    assert (found.suspects, found.scheduled, found.waiting) == (1, 1, 6)
+    assert (found.suspects, found.scheduled, found.direct, found.waiting) == (1, 1, 1, 6)
     assert found.queues["low"] == Queue(jobs=1, oldest_s=None)
     # The clocks of this test and of Redis are one.
     for age in (found.queues["high"].oldest_s, found.queues["normal"].oldest_s):
@@ -89,6 +93,16 @@ def test_saturation_is_what_runs_and_waits_by_slots(store: redis.Redis) -> None:
     found = only_model(store)
     assert (found.workers, found.slots, found.running) == (2, 16, 14)
     assert found.saturation == 1.0
+
+
+def test_the_figures_of_a_models_workers_add_up(store: redis.Redis) -> None:
+    lately = RecentJobs(ended=3, failed=1, prompt_tokens=100, cached_tokens=50, e2e_ms={4: 2})
+    for hostname in ("gpu0@host", "gpu1@host"):
+        announce_worker(store, hostname, running=2, recent=lately)
+    found = only_model(store)
+    assert found.tokens_per_s == 40
+    assert (found.recent.ended, found.recent.failed, found.recent.cache_hits) == (6, 2, 0.5)
+    assert found.recent.e2e_ms == {4: 4}
 
 
 def test_it_is_read_at_maxmemory(store: redis.Redis) -> None:

@@ -68,7 +68,15 @@ def test_with_json_an_error_is_a_json_document() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["status"], ["submit", "x"], ["watch", "an-id"], ["cancel", "an-id"], ["worker"], ["up"]],
+    [
+        ["status"],
+        ["top"],
+        ["submit", "x"],
+        ["watch", "an-id"],
+        ["cancel", "an-id"],
+        ["worker"],
+        ["up"],
+    ],
 )
 def test_an_unreachable_redis_is_reported_within_seconds(command: list[str]) -> None:
     said = sentence(run(*command, "--redis", NOBODY, fresh=True, timeout_s=30), 1)
@@ -216,4 +224,4 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
 def test_status_works_in_a_base_install(base_install: Path, redis_url: str) -> None:
     ran = run("status", "--json", "--redis", redis_url, python_options=("-S",), site=base_install)
     assert ran.code == 0, ran
-    assert set(ran.json) == {"workers", "models", "unserved_queues", "dead_letters"}
+    assert set(ran.json) == {"at", "workers", "models", "unserved_queues", "dead_letters"}

@@ -76,7 +76,8 @@ class Screen:
     def error(self, document: ErrorDocument) -> None:
         """Print one sentence on stderr, or ``{"error": ...}`` on stdout under ``--json``."""
         if self.as_json:
-            self.document({"error": document.model_dump(mode="json")})
+            # On one line, for commands that print a document a line.
+            self.write_raw(json_text({"error": document.model_dump(mode="json")}) + "\n")
             return
         sys.stdout.flush()
         if sys.stderr.isatty():

@@ -1,0 +1,103 @@
+"""What jobs that ended lately took, as counts that add up over workers.
+
+Percentiles of several workers cannot be added; counts of durations by bucket can. Four buckets a
+doubling keep a percentile within 10% of the true one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+WINDOW_S = 300
+"""How long a job counts as recent."""
+BUCKETS_A_DOUBLING = 4
+SHORTEST_MS = 0.1
+
+Durations = dict[int, int]
+"""Bucket -> how many durations fell into it."""
+
+
+class RecentJobs(BaseModel):
+    """The jobs of the last :data:`WINDOW_S`, or the last thousands, of one worker or more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    ended: int = 0
+    """How many ended with a result or an error; cancelled ones are not counted."""
+    failed: int = 0
+    """How many of them ended with an error."""
+    jobs_per_min: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """How many tokens of the prompts were found in the KV cache."""
+    queue_ms: Durations = {}
+    first_token_ms: Durations = {}
+    """From the enqueueing, as is ``e2e_ms``."""
+    e2e_ms: Durations = {}
+
+    @property
+    def cache_hits(self) -> float | None:
+        """The share of the prompts' tokens found in the KV cache; None without prompts."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+    def document(self) -> dict[str, Any]:
+        """For scripts: percentiles instead of buckets."""
+        counts = self.model_dump(exclude={"queue_ms", "first_token_ms", "e2e_ms"})
+        durations = {
+            "queue_ms": self.queue_ms,
+            "first_token_ms": self.first_token_ms,
+            "e2e_ms": self.e2e_ms,
+        }
+        return counts | {
+            name: {"p50": percentile_ms(found, 0.5), "p95": percentile_ms(found, 0.95)}
+            for name, found in durations.items()
+        }
+
+
+def total(parts: Iterable[RecentJobs]) -> RecentJobs:
+    """All ``parts`` together."""
+    parts = list(parts)
+    return RecentJobs(
+        ended=sum(part.ended for part in parts),
+        failed=sum(part.failed for part in parts),
+        jobs_per_min=sum(part.jobs_per_min for part in parts),
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+        cached_tokens=sum(part.cached_tokens for part in parts),
+        queue_ms=_added(part.queue_ms for part in parts),
+        first_token_ms=_added(part.first_token_ms for part in parts),
+        e2e_ms=_added(part.e2e_ms for part in parts),
+    )
+
+
+def _added(parts: Iterable[Durations]) -> Durations:
+    counts: Counter[int] = Counter()
+    for part in parts:
+        counts.update(part)
+    return dict(counts)
+
+
+def by_bucket(durations_ms: Iterable[float]) -> Durations:
+    """Counts each duration in its bucket: bucket ``i`` begins at ``2 ** (i / 4)`` ms."""
+    return dict(
+        Counter(
+            math.floor(BUCKETS_A_DOUBLING * math.log2(max(duration_ms, SHORTEST_MS)))
+            for duration_ms in durations_ms
+        )
+    )
+
+
+def percentile_ms(durations: Mapping[int, int], share: float) -> float | None:
+    """The duration that ``share`` of the jobs did not exceed; None without jobs."""
+    left = share * sum(durations.values())
+    for bucket in sorted(durations):
+        if left <= durations[bucket]:
+            # As if the bucket's durations lay evenly over its logarithmic width.
+            position = bucket + left / durations[bucket]
+            return float(2 ** (position / BUCKETS_A_DOUBLING))
+        left -= durations[bucket]
+    return None

@@ -1,0 +1,135 @@
+"""What ``status`` and ``top`` read from Redis: once, as JSON lines, or again and again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from llorch_worker.cli.terminal.screen import Screen, json_text
+from llorch_worker.contract.command_errors import explain
+from llorch_worker.contract.errors import BrokerUnavailable
+
+if TYPE_CHECKING:
+    from llorch_worker.broker.cluster import Cluster
+    from llorch_worker.broker.fleet import Fleet, ModelLoad
+    from llorch_worker.broker.registry import WorkerCard
+
+SCAN_INTERVAL_S = 30.0
+"""How often queues that no worker serves are looked for: that takes a scan of all keys."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The fleet at one moment."""
+
+    fleet: Fleet
+    unserved: dict[str, int]
+    """Queues of unknown models or workers, with their jobs; up to :data:`SCAN_INTERVAL_S` old."""
+    at_s: float
+    """Unix time."""
+
+    def document(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "at": _iso(self.at_s),
+            "workers": [_worker(card) for card in self.fleet.workers],
+            "models": [_model(load) for load in self.fleet.models],
+            "unserved_queues": self.unserved,
+            "dead_letters": self.fleet.dead_letters,
+        }
+
+
+class FleetReader:
+    """Reads the fleet; once it has started, in a thread of its own, so that a Redis which does not
+    reply never stops the screen."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._unserved: dict[str, int] = {}
+        self._scanned_s = float("-inf")
+        self.away: BrokerUnavailable | None = None
+        """Why the last reading failed."""
+        self.defect: Exception | None = None
+        """Why there will be no more readings."""
+        self.last = self.read()
+
+    def read(self) -> Reading:
+        """Raises BrokerUnavailable if Redis does not answer."""
+        fleet = self._cluster.fleet()
+        if time.monotonic() - self._scanned_s >= SCAN_INTERVAL_S:
+            self._unserved = self._cluster.unserved_queues()
+            self._scanned_s = time.monotonic()
+        return Reading(fleet, self._unserved, time.time())
+
+    def start(self, interval_s: float, on_news: Callable[[], None]) -> None:
+        """Reads every ``interval_s`` until the process ends; then calls ``on_news``."""
+        threading.Thread(target=self._run, args=(interval_s, on_news), daemon=True).start()
+
+    def _run(self, interval_s: float, on_news: Callable[[], None]) -> None:
+        while True:
+            time.sleep(interval_s)
+            try:
+                self.last, self.away = self.read(), None
+            except BrokerUnavailable as error:
+                self.away = error
+            except Exception as error:
+                # The main thread raises it, once the terminal is as it was.
+                self.defect = error
+                raise
+            finally:
+                on_news()
+
+
+def readings(reader: FleetReader, interval_s: float) -> Iterator[Reading | BrokerUnavailable]:
+    """What ``reader`` has read, and then a reading every ``interval_s``, or why there is none."""
+    yield reader.last
+    while True:
+        time.sleep(interval_s)
+        try:
+            yield reader.read()
+        except BrokerUnavailable as error:
+            yield error
+
+
+def print_lines(screen: Screen, reader: FleetReader, interval_s: float) -> None:
+    """Prints one JSON document a line until it is interrupted."""
+    for found in readings(reader, interval_s):
+        document = found.document() if isinstance(found, Reading) else _error(found)
+        screen.write_raw(json_text(document) + "\n")
+
+
+def _error(error: BrokerUnavailable) -> dict[str, Any]:
+    explained = explain(error)
+    assert explained is not None
+    return {"at": _iso(time.time()), "error": explained[0].model_dump(mode="json")}
+
+
+def _worker(card: WorkerCard) -> dict[str, Any]:
+    return card.model_dump(mode="json", exclude={"recent"}) | {"recent": card.recent.document()}
+
+
+def _model(load: ModelLoad) -> dict[str, Any]:
+    return load.card.model_dump(mode="json") | {
+        "queued": load.waiting,
+        "queues": {
+            name: {"jobs": queue.jobs, "oldest_s": queue.oldest_s}
+            for name, queue in load.queues.items()
+        },
+        "suspects": load.suspects,
+        "direct": load.direct,
+        "scheduled": load.scheduled,
+        "workers": load.workers,
+        "slots": load.slots,
+        "running": load.running,
+        "saturation": load.saturation,
+        "tokens_per_s": load.tokens_per_s,
+        "recent": load.recent.document(),
+    }
+
+
+def _iso(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,205 @@
+"""Workers, models and what is wrong with them, as ``status`` and ``top`` show them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from llorch_worker.broker.queues import normal_queue
+from llorch_worker.broker.recent_jobs import Durations, percentile_ms
+from llorch_worker.broker.registry import ANNOUNCE_INTERVAL_S
+from llorch_worker.cli.terminal.screen import harmless
+from llorch_worker.contract.quantities import counted, human_ms, human_time
+
+if TYPE_CHECKING:
+    from llorch_worker.broker.fleet import ModelLoad, Queue
+    from llorch_worker.broker.registry import WorkerCard
+    from llorch_worker.cli.fleet_reading import Reading
+
+LATE_S = 2.0
+"""A worker is silent once its next announcement is overdue by this much."""
+NOTHING = "-"
+
+ModelColumns = Sequence[tuple[str, "Callable[[ModelLoad], str | Text]"]]
+
+
+def _table(words: Sequence[str], figures: Sequence[str]) -> Table:
+    """An empty table that shortens or wraps words before it cuts a figure."""
+    made = Table(*words, box=None, header_style="dim", pad_edge=False)
+    for title in figures:
+        made.add_column(title, justify="right", no_wrap=True)
+    return made
+
+
+def _name(text: str, *, cut: bool = False) -> Text:
+    """A name that others chose: neither markup nor control characters."""
+    return Text(harmless(text), overflow="ellipsis" if cut else "fold", no_wrap=cut)
+
+
+def is_silent(worker: WorkerCard) -> bool:
+    """A killed worker stays listed until its announcement expires."""
+    return time.time() - worker.last_seen > ANNOUNCE_INTERVAL_S + LATE_S
+
+
+def workers_table(workers: Sequence[WorkerCard]) -> Table:
+    """A row for each worker, with whole names."""
+    seen = ["last seen"] if any(map(is_silent, workers)) else []
+    made = _table(
+        ("worker", "model", "device"),
+        ("running", "waiting", "tokens/s", "KV used", "cached", *seen),
+    )
+    for worker in workers:
+        made.add_row(
+            _name(worker.hostname),
+            _name(worker.model),
+            _name(worker.device),
+            f"{worker.running}/{worker.max_sequences}",
+            f"{worker.waiting}",
+            *_figures(worker),
+            *(f"{_silence(worker)} ago" for _ in seen),
+            style="red" if is_silent(worker) else None,
+        )
+    return made
+
+
+def narrow_workers_table(workers: Sequence[WorkerCard]) -> Table:
+    """A line for each worker; names are cut if there is no room for them."""
+    silent = ["silent"] if any(map(is_silent, workers)) else []
+    made = _table(("worker", "model"), ("running", "tokens/s", "KV used", "cached", *silent))
+    for worker in workers:
+        running = f"{worker.running}/{worker.max_sequences}"
+        made.add_row(
+            _name(worker.hostname, cut=True),
+            _name(worker.model, cut=True),
+            f"{running} +{worker.waiting}" if worker.waiting else running,
+            *_figures(worker),
+            *(_silence(worker) if is_silent(worker) else "" for _ in silent),
+            style="red" if is_silent(worker) else None,
+        )
+    return made
+
+
+def _figures(worker: WorkerCard) -> tuple[str, str, str]:
+    cached = _percent(worker.recent.cache_hits)
+    return f"{worker.tokens_per_s:,.0f}", _percent(worker.kv_used), cached
+
+
+def _silence(worker: WorkerCard) -> str:
+    return human_time(time.time() - worker.last_seen)
+
+
+def _percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{share:.0%}"
+
+
+def _queue(queue: Queue) -> str:
+    if queue.oldest_s is None:
+        return f"{queue.jobs:,}"
+    return f"{queue.jobs:,} ({human_time(queue.oldest_s)})"
+
+
+def _saturation(load: ModelLoad) -> Text:
+    if load.saturation is None:
+        return Text(NOTHING, "red" if load.waiting else "")
+    return Text(f"{load.saturation:.2f}", "yellow" if load.saturation > 1 else "")
+
+
+def _percentiles(durations: Durations) -> str:
+    p50, p95 = (percentile_ms(durations, share) for share in (0.5, 0.95))
+    return NOTHING if p50 is None or p95 is None else f"{human_ms(p50)} / {human_ms(p95)}"
+
+
+WORKERS: ModelColumns = (("workers", lambda load: f"{load.workers}"),)
+WORK: ModelColumns = (
+    ("running", lambda load: f"{load.running}/{load.slots}"),
+    ("high", lambda load: _queue(load.queues["high"])),
+    ("normal", lambda load: _queue(load.queues["normal"])),
+    ("low", lambda load: _queue(load.queues["low"])),
+    ("saturation", _saturation),
+)
+"""What a model has to do: jobs by priority, with the age of the oldest."""
+RECENT: ModelColumns = (
+    ("tokens/s", lambda load: f"{load.tokens_per_s:,.0f}"),
+    ("jobs/min", lambda load: f"{load.recent.jobs_per_min:,.0f}"),
+    ("first token p50/p95", lambda load: _percentiles(load.recent.first_token_ms)),
+    ("whole job p50/p95", lambda load: _percentiles(load.recent.e2e_ms)),
+)
+"""What became of its jobs in the last minutes."""
+
+
+def loads_table(models: Sequence[ModelLoad], columns: ModelColumns) -> Table:
+    """A line for each model, with what ``columns`` say of it."""
+    made = _table(["model"], [title for title, _ in columns])
+    for load in models:
+        made.add_row(_name(load.model, cut=True), *(cell(load) for _, cell in columns))
+    return made
+
+
+def models_table(models: Sequence[ModelLoad]) -> Table:
+    """A row for each model: its queue, and how much waits in it."""
+    made = _table(
+        ("model", "queue"),
+        ("context", "workers", "queued", "oldest", "last seen"),
+    )
+    for load in models:
+        ages = [queue.oldest_s for queue in load.queues.values() if queue.oldest_s is not None]
+        made.add_row(
+            _name(load.model),
+            _name(normal_queue(load.model)),
+            f"{load.card.max_context:,}",
+            f"{load.workers}",
+            Text(f"{load.waiting:,}", "yellow" if load.waiting and not load.workers else ""),
+            human_time(max(ages)) if ages else NOTHING,
+            "now" if load.workers else f"{human_time(time.time() - load.card.last_seen)} ago",
+        )
+    return made
+
+
+def silence(workers: Sequence[WorkerCard]) -> Iterator[Text]:
+    """A sentence for all silent workers, whose own lines may not be on the screen."""
+    if silent := [worker for worker in workers if is_silent(worker)]:
+        last = min(silent, key=lambda worker: worker.last_seen)
+        others = f", and {len(silent) - 1} more" if len(silent) > 1 else ""
+        seen = f": {last.hostname}, last seen {_silence(last)} ago{others}"
+        yield _warning(counted(len(silent), "silent worker"), seen)
+
+
+def notices(reading: Reading) -> Iterator[Text]:
+    """A sentence for each thing that somebody may have to look at, the most urgent first."""
+    fleet = reading.fleet
+    if not fleet.workers:
+        yield Text("No worker is running; start one with llorch worker or llorch up.")
+    for load in fleet.models:
+        if load.waiting and not load.workers:
+            yield _waits(load.model, load.waiting)
+    for queue, count in reading.unserved.items():
+        yield _waits(queue, count)
+    if fleet.dead_letters:
+        yield _warning(counted(fleet.dead_letters, "dead letter"), ": see llorch dead list")
+    for load in fleet.models:
+        if load.suspects:
+            rest = " may have killed a worker: a worker runs only some of them at a time"
+            yield _warning(counted(load.suspects, "suspect"), f" of {load.model}{rest}")
+    for load in fleet.models:
+        if load.recent.failed:
+            rest = f" of {load.model} among the last {load.recent.ended:,}"
+            yield _warning(counted(load.recent.failed, "failed job"), rest)
+    for load in fleet.models:
+        if load.scheduled:
+            jobs = counted(load.scheduled, "job")
+            yield Text(f"{jobs} of {harmless(load.model)} for a later time (ETA)")
+
+
+def _waits(queue: str, jobs: int) -> Text:
+    wait = "job waits" if jobs == 1 else "jobs wait"
+    return Text.assemble(
+        f"{harmless(queue)}: ", (f"{jobs:,} {wait}", "yellow"), ", no worker serves it"
+    )
+
+
+def _warning(what: str, rest: str) -> Text:
+    return Text.assemble((what, "yellow"), harmless(rest))
