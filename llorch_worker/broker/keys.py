@@ -26,10 +26,12 @@ this up, in ms by Redis' own clock. See :mod:`llorch_worker.worker.celery.follow
 DEAD = f"{PREFIX}dead"
 """List of dead letters, newest first; see :mod:`llorch_worker.broker.dead_letters`."""
 
+ENDED_JOBS = f"{PREFIX}ended"
+"""List of the jobs that ended last, newest first; see :mod:`llorch_worker.broker.ended_jobs`."""
+
 WEBHOOKS = f"{PREFIX}gateway:webhooks"
 """Sorted set: id of a webhook that is to be delivered -> when to try next, in ms by Redis' own
 clock."""
-
 
 BATCH_LEASES = f"{PREFIX}gateway:batch_leases"
 """Sorted set: id of a batch that has not ended -> when its gateway's lease ends, in ms by Redis'

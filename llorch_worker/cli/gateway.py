@@ -78,7 +78,9 @@ def gateway(
     if as_json:
         screen.document({"url": url})
     else:
-        screen.note(f"The gateway listens at {url}; its endpoints are at {url}/docs", "bold")
+        screen.note(
+            f"The gateway and its console are at {url}, its endpoints at {url}/docs", "bold"
+        )
     server.run(sockets)
 
 
@@ -94,12 +96,12 @@ def gateway_key(name: Annotated[str, typer.Argument(help="Whose key it is.")]) -
     """Make a key for the gateway. The key is shown once; the file keeps its hash.
 
     Append the entry to the file that LLORCH_GATEWAY_KEYS names. max_jobs and priority limit the
-    key; deleting the entry revokes it.
+    key; operator = true shows it the fleet in the console; deleting the entry revokes it.
     """
     from llorch_worker.gateway.keys import new_key
 
     key, entry = new_key(name)
-    typer.echo(f'{entry}# max_jobs = 100\n# priority = "low"')
+    typer.echo(f'{entry}# max_jobs = 100\n# priority = "low"\n# operator = true')
     typer.echo(f"\nThe key, which is not stored: {key}", err=True)
 
 

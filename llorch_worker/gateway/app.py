@@ -13,6 +13,8 @@ from llorch_worker import __version__
 from llorch_worker.gateway import errors
 from llorch_worker.gateway.batches import runner
 from llorch_worker.gateway.body_limit import BodyLimit
+from llorch_worker.gateway.console import files as console_files
+from llorch_worker.gateway.console import routes as console_routes
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.open_requests import OpenRequests
 from llorch_worker.gateway.routes import (
@@ -42,12 +44,15 @@ _ROUTERS = (
     jobs.router,
     tokens.router,
     webhooks.router,
+    console_routes.router,
+    console_files.router,
 )
 
 
 def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     """The application. Raises ``CommandError`` if the file of keys cannot be read."""
     gateway = Gateway(settings, own)
+    console = console_routes.Console(settings.redis_url)
     requests = OpenRequests()
 
     @asynccontextmanager
@@ -57,9 +62,11 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
             yield
         await requests.ended()
         await gateway.close()
+        console.close()
 
     app = FastAPI(title="llorch gateway", version=__version__, lifespan=running)
     app.state.gateway = gateway
+    app.state.console = console
     errors.install(app)
     for router in _ROUTERS:
         app.include_router(router)

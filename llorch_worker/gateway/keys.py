@@ -31,6 +31,8 @@ class Caller:
     """The most jobs in flight."""
     priority: Priority | None = None
     """The priority of requests that give none."""
+    operator: bool = False
+    """Whether the console shows it the fleet, everyone's jobs and the dead letters."""
 
 
 class _Key(BaseModel):
@@ -40,6 +42,7 @@ class _Key(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     max_jobs: int | None = Field(None, ge=1)
     priority: Priority | None = None
+    operator: bool = False
     webhook_secret: SecretStr | None = None
     """Signs the webhooks of its jobs."""
 
@@ -75,7 +78,7 @@ class KeyRing:
         # All of them, so that the time says nothing about a key.
         for each in self._keys:
             if hmac.compare_digest(each.sha256, digest):
-                found = Caller(each.name, each.max_jobs, each.priority)
+                found = Caller(each.name, each.max_jobs, each.priority, each.operator)
         return found
 
     def webhook_secret(self, name: str) -> str | None:

@@ -10,6 +10,7 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import registry
+from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.registry import WorkerCard
 
@@ -40,6 +41,7 @@ class Announcer:
         self._thread.join()
         try:
             registry.withdraw(self._redis, self._hostname)
+            ENDED_JOBS.publish(self._redis)
         except RedisError as error:
             logger.warning(
                 "cannot withdraw the worker from the registry; its entry expires: %s", error
@@ -53,6 +55,7 @@ class Announcer:
         card = self._make_card()
         try:
             replaced = registry.announce(self._redis, card)
+            ENDED_JOBS.publish(self._redis)
         except RedisError as error:
             self._outage.failed(error)
             return

@@ -31,6 +31,16 @@ def test_a_gateway_without_a_worker_lives_and_is_not_ready(http: httpx.Client) -
     assert int(refused.headers["retry-after"]) > 0
 
 
+def test_without_keys_everyone_on_this_machine_is_an_operator(http: httpx.Client) -> None:
+    assert http.get("/console/api/session").json() == {
+        "needs_key": False,
+        "signed_in": True,
+        "name": "",
+        "operator": True,
+    }
+    assert http.get("/console/api/fleet").json()["workers"] == []
+
+
 def test_models_come_from_the_registry(answer: httpx.Client) -> None:
     assert answer.get("/ready").json() == {"status": "ok", "workers": 1}
     (model,) = answer.get("/v1/models").json()["data"]

@@ -1,0 +1,132 @@
+"""What the console's page reads: figures, names and ids; no content."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from llorch_worker.broker.dead_letters import DeadLetter
+from llorch_worker.broker.ended_jobs import EndedJob
+from llorch_worker.broker.fleet import Fleet, ModelLoad, Queue
+from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.contract import Priority
+
+
+class Session(BaseModel):
+    """Who sent a request. ``needs_key``: the gateway has keys."""
+
+    needs_key: bool
+    signed_in: bool
+    name: str = ""
+    operator: bool = False
+
+
+class Worker(BaseModel):
+    """A worker's card. ``age_s``: how old its figures are, by the gateway's clock."""
+
+    hostname: str
+    model: str
+    device: str
+    max_sequences: int
+    up_s: float
+    age_s: float
+    running: int
+    waiting: int
+    tokens_per_s: float
+    kv_blocks_total: int
+    kv_blocks_used: int
+    prompt_tokens_total: int
+    """Prompt tokens that it computed; those that it found in its cache are the next."""
+    cached_tokens_total: int
+
+    @classmethod
+    def of(cls, card: WorkerCard, now_s: float) -> Worker:
+        figures: dict[str, Any] = card.engine
+        total = figures.get("kv_blocks_total", 0)
+        return cls(
+            hostname=card.hostname,
+            model=card.model,
+            device=card.device,
+            max_sequences=card.max_sequences,
+            up_s=max(0.0, now_s - card.started_at),
+            age_s=max(0.0, now_s - card.last_seen),
+            running=figures.get("running", 0),
+            waiting=figures.get("waiting", 0),
+            tokens_per_s=figures.get("tokens_per_s", 0.0),
+            kv_blocks_total=total,
+            kv_blocks_used=total - figures.get("kv_blocks_free", total),
+            prompt_tokens_total=figures.get("prompt_tokens_total", 0),
+            cached_tokens_total=figures.get("cached_tokens_total", 0),
+        )
+
+
+class Model(BaseModel):
+    """What one model has to do; the fields of :class:`ModelLoad`."""
+
+    model: str
+    queues: dict[Priority, Queue]
+    suspects: int
+    scheduled: int
+    workers: int
+    slots: int
+    running: int
+    waiting: int
+    saturation: float | None
+
+    @classmethod
+    def of(cls, load: ModelLoad) -> Model:
+        return cls(**{name: getattr(load, name) for name in cls.model_fields})
+
+
+class FleetDocument(BaseModel):
+    models: list[Model]
+    workers: list[Worker]
+    dead_letters: int
+
+    @classmethod
+    def of(cls, fleet: Fleet, now_s: float) -> FleetDocument:
+        return cls(
+            models=[Model.of(load) for load in fleet.models],
+            workers=[Worker.of(card, now_s) for card in fleet.workers],
+            dead_letters=fleet.dead_letters,
+        )
+
+
+class EndedJobs(BaseModel):
+    jobs: list[EndedJob]
+
+
+class Letter(BaseModel):
+    """A dead letter without its message."""
+
+    id: str
+    model: str
+    reason: str
+    attempts: int
+    workers: list[str]
+    """Those that claimed the job, in order."""
+    died_at: float
+    """Unix time by Redis' clock."""
+    message_bytes: int
+    retriable: bool
+
+    @classmethod
+    def of(cls, letter: DeadLetter) -> Letter:
+        return cls(
+            id=letter.id,
+            model=letter.model,
+            reason=letter.reason,
+            attempts=letter.attempts,
+            workers=[worker for worker, _ in letter.history],
+            died_at=letter.died_ms / 1e3,
+            message_bytes=letter.message_bytes,
+            retriable=letter.retriable,
+        )
+
+
+class Letters(BaseModel):
+    """The newest letters; ``total`` counts all."""
+
+    total: int
+    letters: list[Letter]

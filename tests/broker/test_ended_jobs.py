@@ -1,0 +1,56 @@
+"""The list of ended jobs is short, and holds nothing of what they said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llorch_worker.broker import ended_jobs, keys
+from llorch_worker.broker.ended_jobs import MOST_ENDED_JOBS, EndedJobs
+from llorch_worker.client import Client
+from llorch_worker.contract import (
+    Cancelled,
+    Choice,
+    GenerationResult,
+    InternalError,
+    Timings,
+    Usage,
+)
+from tests.broker.jobs import claim_on
+
+CLAIM = replace(claim_on("j"), list_key="llorch.toy", attempt=2)
+TIMINGS = Timings(queue_ms=1, prefill_ms=2, first_token_ms=3, decode_ms=4)
+RESULT = GenerationResult(
+    id="j",
+    model="toy",
+    choices=(Choice(index=0, text="secret", token_ids=(1,), finish_reason="stop"),),
+    usage=Usage(prompt=3, completion=1),
+    seed=1,
+    timings=TIMINGS,
+    worker="w@h",
+    metadata={"note": "secret"},
+)
+
+
+def test_every_kind_of_end_is_told_once_without_content(client: Client) -> None:
+    ended = EndedJobs()
+    for end in (RESULT, Cancelled("secret"), InternalError("secret")):
+        ended.note(CLAIM, "w@h", end)
+    ended.publish(client.redis)
+    ended.publish(client.redis)
+    assert "secret" not in str(client.redis.lrange(keys.ENDED_JOBS, 0, -1))
+    failed, cancelled, done = ended_jobs.ended_jobs(client.redis, 10)
+    assert (done.outcome, done.timings, done.attempts) == ("stop", TIMINGS, 2)
+    assert (cancelled.outcome, cancelled.usage) == ("cancelled", None)
+    assert (failed.outcome, failed.error, failed.model) == ("failed", "INTERNAL", "toy")
+
+
+def test_the_list_and_what_waits_for_it_are_bounded(client: Client) -> None:
+    ended = EndedJobs()
+    for _ in range(2):
+        for number in range(MOST_ENDED_JOBS + 5):
+            ended.note(replace(CLAIM, job_id=str(number)), "w@h", RESULT)
+        ended.publish(client.redis)
+    assert client.redis.llen(keys.ENDED_JOBS) == MOST_ENDED_JOBS
+    assert client.redis.ttl(keys.ENDED_JOBS) > 0
+    (newest,) = ended_jobs.ended_jobs(client.redis, 1)
+    assert newest.id == str(MOST_ENDED_JOBS + 4)

@@ -1,0 +1,352 @@
+"""The console in a real browser: what an operator does there, and what the page must never do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from llorch_worker.broker import dead_letters, journal, keys, scripts
+from llorch_worker.client import Client
+from llorch_worker.contract import InternalError, Started, Tokens
+from llorch_worker.gateway.keys import new_key
+from tests.broker.jobs import TERMS, take
+from tests.gateways import GatewayProcess, running_gateway
+from tests.latch import Latch
+from tests.services import RedisServer, WorkerProcess, wait_until
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Python's playwright")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-core")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
+
+QUICK_LEASE = {"lease_s": 1, "sweep_s": 0.5, "TOY_STEP_MS": 5, "model_name": "toy"}
+PATIENCE_MS = 30_000
+EVIL = "<img src=x onerror=alert(1)>"
+OPERATOR, GUEST = new_key("ops"), new_key("guest")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@dataclass
+class Fleet:
+    """A gateway with keys, and the worker that lives."""
+
+    gateway: GatewayProcess
+    start_worker: Callable[[str], WorkerProcess]
+    worker: WorkerProcess
+
+
+@pytest.fixture(scope="module")
+def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("console")
+    file = folder / "keys.toml"
+    file.write_text(f"{OPERATOR[1]}operator = true\n{GUEST[1]}")
+    with ExitStack() as stack:
+
+        def start(name: str) -> WorkerProcess:
+            log = folder / f"{name}.log"
+            worker = WorkerProcess(redis_server.url, log, name=name, **QUICK_LEASE)
+            stack.callback(worker.stop)
+            return worker
+
+        first = start("w1")
+        gateway = stack.enter_context(running_gateway(redis_server.url, folder, keys=file))
+        yield Fleet(gateway, start, first.wait_ready())
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        chromium = running.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@dataclass
+class Visit:
+    """A page and what it did: its console's messages, and every request."""
+
+    page: Any
+    origin: str
+    faults: list[str] = field(default_factory=list)
+    urls: list[str] = field(default_factory=list)
+
+    def see(self, selector: str, text: str) -> None:
+        playwright.expect(self.page.locator(selector)).to_contain_text(text, timeout=PATIENCE_MS)
+
+    def generate(self, prompt: str, *, tokens: int = 10) -> None:
+        self.page.get_by_label("Prompt", exact=True).fill(prompt)
+        self.page.locator("#max-tokens").fill(str(tokens))
+        self.page.get_by_role("button", name="Generate").click()
+
+    def text(self) -> str:
+        return str(self.page.locator("#output").text_content())
+
+    def check(self) -> None:
+        assert not self.faults
+        assert {f"{urlsplit(url).scheme}://{urlsplit(url).netloc}" for url in self.urls} == {
+            self.origin
+        }
+        assert self.page.title() == "llorch console"
+
+
+@pytest.fixture
+def visit(browser: Any, fleet: Fleet) -> Iterator[Callable[..., Visit]]:
+    """Opens the console, with a key. At the end nothing may have gone wrong or left the origin."""
+    visits = []
+
+    def opened(key: str | None = OPERATOR[0], **options: Any) -> Visit:
+        context = browser.new_context(**options)
+        if key is not None:
+            context.add_init_script(f"sessionStorage.setItem('llorch-key', '{key}')")
+        page = context.new_page()
+        made = Visit(page, fleet.gateway.url)
+        page.on("console", lambda message: made.faults.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: made.faults.append(str(error)))
+        page.on("request", lambda request: made.urls.append(request.url))
+        visits.append(made)
+        page.goto(made.origin)
+        return made
+
+    yield opened
+    for each in visits:
+        each.check()
+        each.page.context.close()
+
+
+def words(number: int) -> str:
+    return "".join(f"w{i} " for i in range(number))
+
+
+def test_a_prompt_is_submitted_and_its_tokens_come_as_they_are_made(
+    fleet: Fleet, visit: Callable[..., Visit], latch: Latch
+) -> None:
+    here = visit()
+    here.generate(latch.prompt(after=4), tokens=9)
+    here.see("#output", words(4).strip())
+    assert here.text() == words(4)
+    here.see("#state", "Generating")
+    latch.open()
+    here.see("#state", "Finished: length")
+    assert here.text() == words(9)
+    here.see("#job-list", fleet.worker.hostname)
+    # Neither the prompt nor the text is in an address, a title or the browser's storage.
+    kept = here.page.evaluate("() => JSON.stringify([{...sessionStorage}, {...localStorage}])")
+    assert "wait" not in f"{here.urls} {kept} {here.page.title()}"
+    assert here.page.url == f"{fleet.gateway.url}/"
+
+
+def test_a_job_is_cancelled_by_a_click_and_by_a_key(
+    fleet: Fleet, visit: Callable[..., Visit], make_latch: Callable[[str], Latch]
+) -> None:
+    here = visit()
+    for end, stop in {
+        "click": lambda: here.page.get_by_role("button", name="Cancel").click(),
+        "key": lambda: here.page.locator("#prompt").press("Escape"),
+    }.items():
+        latch = make_latch(end)
+        here.generate(latch.prompt(after=2))
+        here.see("#output", "w1")
+        stop()
+        here.see("#state", "Cancelled")
+        latch.wait_ended(1)
+
+
+def test_a_text_goes_on_after_the_death_of_its_worker_and_of_the_connection(
+    fleet: Fleet, visit: Callable[..., Visit], latch: Latch
+) -> None:
+    here = visit()
+    here.generate(latch.prompt(after=5), tokens=12)
+    here.see("#output", "w4")
+    fleet.worker.process.kill()
+    fleet.worker.process.wait()
+    fleet.worker = fleet.start_worker("w2")
+    here.see("#state", "Paused")
+    # A page that is loaded again finds its job, and begins where the job began.
+    here.page.reload()
+    here.see("#output", words(5).strip())
+    here.see("#log", "attempt 2 on w2@test")
+    latch.open()
+    here.see("#state", "Finished")
+    assert here.text() == words(12)
+
+
+def test_generated_text_and_names_stay_text(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client
+) -> None:
+    here = visit()
+    with fleet.worker.paused():
+        here.generate("x")
+        # This test plays a worker whose model writes HTML.
+        (claim,) = wait_until(lambda: take(client.redis, TERMS, worker=EVIL))
+        events = [
+            Started(worker=EVIL, model=EVIL, prompt_tokens=1, queue_ms=0),
+            Tokens(index=0, ids=(1,), text=EVIL),
+        ]
+        page = journal.read(client.redis, claim.job_id)
+        with client.redis.pipeline() as pipe:
+            scripts.load(client.redis, "append")
+            journal.queue_append(pipe, claim, page.next_entry, events)
+            pipe.execute()
+        here.see("#output", EVIL)
+        dead_letters.refuse(client.redis, claim, EVIL, InternalError(EVIL), TERMS)
+        here.see("#state", EVIL)
+        here.see("#letters", EVIL)
+    assert here.page.locator("main img").count() == 0
+    client.redis.delete(keys.DEAD)
+
+
+def test_dead_letters_are_retried_and_dropped(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client
+) -> None:
+    with fleet.worker.paused():
+        jobs = [client.submit(prompt="x", max_tokens=3) for _ in range(2)]
+        for claim in take(client.redis, TERMS):
+            dead_letters.refuse(client.redis, claim, "died", InternalError("died"), TERMS)
+    retried, dropped = (job.id for job in jobs)
+    here = visit()
+    here.see("#dead-badge", "2")
+    here.page.get_by_role("button", name=f"Retry job {retried[:8]}").click()
+    here.see("#dead-status", "is in its queue again")
+    assert jobs[0].result(timeout=60).text == words(3)
+
+    drop = here.page.get_by_role("button", name=f"Drop job {dropped[:8]}")
+    drop.click()
+    here.page.get_by_role("button", name="Keep it").click()
+    assert dead_letters.count(client.redis) == 1
+    drop.click()
+    here.page.get_by_role("button", name="Drop it").click()
+    here.see("#dead-status", "is dropped")
+    assert dead_letters.count(client.redis) == 0
+    assert jobs[1].status().state == "failed"
+
+
+def test_the_fleet_shows_queues_and_every_jobs_times(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client
+) -> None:
+    with fleet.worker.paused():
+        jobs = [
+            client.submit(prompt="x", max_tokens=2, priority=priority)
+            for priority in ("low", "low", "high")
+        ]
+        here = visit()
+        here.see("#queues .low[role=cell]", "2 ·")
+        here.see("#queues .high[role=cell]", "1 ·")
+        here.see("#workers", fleet.worker.hostname)
+    for job in jobs:
+        job.result(timeout=60)
+        # The worker tells of its jobs with its next announcement.
+        here.see("#job-list", job.id[:8])
+    bar = here.page.locator("#job-list .bar").first.get_attribute("aria-label")
+    assert bar.startswith("queued ")
+    # On a phone the page scrolls in one direction only.
+    here.page.set_viewport_size({"width": 390, "height": 844})
+    root = "document.documentElement"
+    assert here.page.evaluate(f"() => {root}.scrollWidth == {root}.clientWidth")
+
+
+def test_a_key_opens_the_console_and_only_an_operators_shows_the_fleet(
+    fleet: Fleet, visit: Callable[..., Visit]
+) -> None:
+    here = visit(None)
+
+    def sign_in(key: str) -> None:
+        here.page.get_by_label("Key of this gateway").fill(key)
+        here.page.get_by_role("button", name="Sign in").click()
+
+    sign_in("llorch-wrong")
+    here.see("#sign-in-error", "unknown here")
+    sign_in(GUEST[0])
+    here.see("#who-name", "guest")
+    here.generate("x", tokens=3)
+    here.see("#output", words(3).strip())
+    assert here.page.locator("#fleet").is_hidden()
+    assert here.page.locator("#dead").is_hidden()
+    here.page.get_by_role("button", name="Sign out").click()
+    here.see("#sign-in", "Sign in")
+    assert here.page.evaluate("() => sessionStorage.length") == 0
+    sign_in(OPERATOR[0])
+    here.see("#workers", fleet.worker.hostname)
+    assert not [url for url in here.urls if OPERATOR[0] in url or GUEST[0] in url]
+
+
+@pytest.fixture
+def plain(fleet: Fleet) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=fleet.gateway.url, timeout=60) as client:
+        yield client
+
+
+def test_what_operators_do_needs_their_key_and_json(plain: httpx.Client) -> None:
+    def answer(method: str, path: str, key: str | None, **options: Any) -> int:
+        headers = options.pop("headers", {})
+        if key is not None:
+            headers = headers | {"Authorization": f"Bearer {key}"}
+        return plain.request(method, f"/console/api/{path}", headers=headers, **options).status_code
+
+    for path in ("fleet", "jobs", "dead-letters"):
+        keys = (None, "llorch-wrong", GUEST[0], OPERATOR[0])
+        assert [answer("GET", path, key) for key in keys] == [401, 401, 403, 200]
+    for path in ("dead-letters/retry", "dead-letters/drop"):
+        body = {"ids": ["x"]}
+        assert answer("POST", path, GUEST[0], json=body) == 403
+        assert answer("POST", path, OPERATOR[0], json=body) == 200
+        # A page of another origin can send such a request without asking the gateway first.
+        for simple in ({}, {"Content-Type": "text/plain"}):
+            text = json.dumps(body)
+            assert answer("POST", path, OPERATOR[0], headers=simple, content=text) == 400
+
+
+def test_axe_finds_nothing_serious_in_light_and_dark(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client
+) -> None:
+    letter = {"id": "", "reason": "malformed", "list": "llorch.toy", "attempts": 0, "history": ""}
+    client.redis.lpush(keys.DEAD, json.dumps({**letter, "at_ms": 1, "message": "x"}))
+    here = visit()
+    here.generate("x", tokens=3)
+    here.see("#state", "Finished")
+    here.see("#letters", "malformed")
+    here.see("#workers", fleet.worker.hostname)
+    assert serious(here) == []
+    here.page.locator("#letters button", has_text="Drop").click()
+    assert serious(here) == []
+    phone = visit(None, viewport={"width": 390, "height": 844})
+    phone.see("#sign-in", "Sign in")
+    assert serious(phone) == []
+    client.redis.delete(keys.DEAD)
+
+
+def serious(here: Visit) -> list[str]:
+    """Rules that the page breaks; dark differs from light only in its colours."""
+    found = []
+    for scheme, rules in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
+        here.page.emulate_media(color_scheme=scheme)
+        options = {"resultTypes": ["violations"], **rules}
+        for each in axe.Axe().run(here.page, options=options).response["violations"]:
+            if each["impact"] in ("serious", "critical"):
+                found.append(f"{scheme}: {each['id']}")
+    return found
+
+
+def test_the_pages_files_are_checked_by_etag_and_load_nothing_from_elsewhere(
+    plain: httpx.Client,
+) -> None:
+    for path in ("/", "/console/main.js", "/console/console.css"):
+        first = plain.get(path)
+        policy = first.headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert first.headers["x-content-type-options"] == "nosniff"
+        again = {"If-None-Match": first.headers["etag"]}
+        assert plain.get(path, headers=again).status_code == 304
+    assert plain.get("/console/routes.py").status_code == 404
+    assert plain.get("/console/..%2froutes.py").status_code == 404
