@@ -11,6 +11,7 @@ import redis
 
 from llorch_worker.broker import claims, keys, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
+from llorch_worker.broker.fleet import ModelLoad, read_fleet
 from llorch_worker.broker.registry import ModelCard
 from tests.messages import GOOD_BODY, QUEUE, envelope
 
@@ -24,6 +25,13 @@ def card(limit: int = 0, name: str = "toy") -> ModelCard:
 def announce(store: redis.Redis, limit: int = 0, name: str = "toy") -> None:
     """As if a worker with this limit had served the model before."""
     store.hset(keys.MODELS, name, card(limit, name).model_dump_json())
+
+
+def load(store: redis.Redis) -> ModelLoad:
+    """What the model has to do now."""
+    store.hsetnx(keys.MODELS, "toy", card().model_dump_json())
+    (found,) = (each for each in read_fleet(store).models if each.model == "toy")
+    return found
 
 
 def push(store: redis.Redis, *job_ids: str, **headers: str | None) -> None:

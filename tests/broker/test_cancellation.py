@@ -14,10 +14,9 @@ from celery.result import AsyncResult
 from llorch_worker.broker import claims, keys, queues
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
-from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, InternalError
-from tests.broker.jobs import TERMS, push, sweep, take
+from tests.broker.jobs import TERMS, load, push, sweep, take
 
 DEAD_AT_ONCE = replace(TERMS, lease_ms=-1)
 
@@ -140,14 +139,14 @@ def test_a_job_that_was_handed_back_ends_like_a_waiting_one(producer: Client) ->
     assert outcome(producer, job) == "queued"
     assert_cancelled(job)
     assert take(producer.redis) == []
-    assert waiting(producer.redis, "toy").jobs == 0
+    assert load(producer.redis).waiting == 0
 
 
 def test_a_swept_job_ends_like_a_waiting_one(producer: Client) -> None:
     job = producer.submit(prompt="x")
     take(producer.redis, DEAD_AT_ONCE)
     assert sweep(producer.redis) == [job.id]
-    assert waiting(producer.redis, "toy").suspects == 1
+    assert load(producer.redis).suspects == 1
     assert outcome(producer, job) == "queued"
     assert_cancelled(job)
     assert take(producer.redis) == []

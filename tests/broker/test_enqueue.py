@@ -14,10 +14,9 @@ from celery import Celery
 from llorch_worker.broker import keys, queues
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.enqueue import enqueue
-from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import BrokerUnavailable, Client
 from llorch_worker.contract import TASK_NAME, GenerationRequest, QueueFull
-from tests.broker.jobs import announce, card
+from tests.broker.jobs import announce, card, load
 
 QUEUE = "llorch.toy"
 
@@ -88,8 +87,8 @@ def test_every_list_counts_towards_the_limit(producer: Client) -> None:
     announce(producer.redis, 18)
     for name in queues.shared_lists("toy"):
         producer.redis.lpush(name, "somebody's")
-    assert waiting(producer.redis, "toy").jobs == len(queues.shared_lists("toy")) == 21
-    assert waiting(producer.redis, "toy").suspects == 1
+    assert load(producer.redis).waiting == len(queues.shared_lists("toy")) == 21
+    assert load(producer.redis).suspects == 1
     with pytest.raises(QueueFull, match="21 jobs"):
         producer.submit(prompt="x")
     producer.redis.delete(QUEUE, *queues.shared_lists("toy")[-3:])
@@ -106,7 +105,7 @@ def test_another_models_queue_does_not_count(producer: Client) -> None:
 def test_a_limit_of_zero_is_no_limit(producer: Client) -> None:
     for _ in range(50):
         producer.submit(prompt="x")
-    assert waiting(producer.redis, "toy").jobs == 50
+    assert load(producer.redis).waiting == 50
 
 
 def test_the_first_job_of_an_idempotency_key_is_found_in_a_full_queue_too(
@@ -115,7 +114,7 @@ def test_the_first_job_of_an_idempotency_key_is_found_in_a_full_queue_too(
     announce(producer.redis, 1)
     first = producer.submit(prompt="x", idempotency_key="once")
     assert producer.submit(prompt="x", idempotency_key="once").id == first.id
-    assert waiting(producer.redis, "toy").jobs == 1
+    assert load(producer.redis).waiting == 1
 
 
 def test_the_limit_is_exact_under_many_producers(producer: Client) -> None:
@@ -136,7 +135,7 @@ def test_the_limit_is_exact_under_many_producers(producer: Client) -> None:
     for thread in threads:
         thread.join()
     assert (ends.count("sent"), ends.count("full")) == (25, 135)
-    assert waiting(producer.redis, "toy").jobs == 25
+    assert load(producer.redis).waiting == 25
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ import redis
 from celery import Celery
 
 from llorch_worker.broker.queues import Route, queues, route
-from llorch_worker.broker.waiting import waiting
 from llorch_worker.contract import TASK_NAME
-from tests.broker.jobs import take
+from tests.broker.jobs import load, take
 from tests.services import RedisServer
 
 
@@ -35,5 +34,5 @@ def test_all_priorities_of_a_producer_with_ten_steps_are_claimed_in_order(
             stock.send_task(TASK_NAME, kwargs=fields, queue="llorch.toy", priority=priority)
             for priority in reversed(range(10))
         ]
-    assert waiting(store, "toy").jobs == 10
+    assert load(store).waiting == 10
     assert [claim.job_id for claim in take(store)] == [result.id for result in reversed(sent)]

@@ -10,9 +10,8 @@ import redis
 
 from llorch_worker.broker import keys, queues
 from llorch_worker.broker.cancellation import cancel
-from llorch_worker.broker.waiting import waiting
 from llorch_worker.client import Client
-from tests.broker.jobs import look, push, take
+from tests.broker.jobs import load, look, push, take
 from tests.messages import QUEUE, envelope
 
 SCHEDULED = queues.scheduled("toy")
@@ -33,8 +32,8 @@ def test_a_job_with_a_later_eta_is_not_claimed_and_not_lost(
     push(store, "later", eta=in_s(3600))
     push(store, "now")
     assert [claim.job_id for claim in take(store)] == ["now"]
-    found = waiting(store, "toy")
-    assert (found.jobs, found.scheduled) == (0, 1)
+    found = load(store)
+    assert (found.waiting, found.scheduled) == (0, 1)
     assert producer.job("later").status().state == "queued"
     assert store.get(keys.result("later")) is None
 
