@@ -90,7 +90,7 @@ def test_both_ways_load_the_model_with_the_same_settings(
 
         def look(what: str) -> None:
             if what == "4 jobs":
-                (worker,) = cluster.figures(cluster.workers())
+                (worker,) = cluster.workers()
                 seen.append((asdict(straight[0].stats()), worker.engine))
 
         plan = queue.Plan(settings, LOAD, (4,), 2, 1, 1)

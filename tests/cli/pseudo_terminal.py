@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -30,7 +31,9 @@ class PseudoTerminal:
         self.resize(columns, lines)
         self.modes = termios.tcgetattr(self._slave)
         env = {**environment(**variables), "TERM": "xterm-256color"}
-        del env["COLUMNS"]
+        for name in ("COLUMNS", "LINES"):
+            # They would outweigh the terminal's size; xdist sets both.
+            env.pop(name, None)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "llorch_worker.cli", *arguments],
             stdin=self._slave,
@@ -39,7 +42,7 @@ class PseudoTerminal:
             cwd=tempfile.gettempdir(),
             env=env,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_take_terminal,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -107,6 +110,12 @@ class PseudoTerminal:
         os.close(self._slave)
         self._reader.join()
         os.close(self._master)
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # A suite in the background ignores Ctrl-C; a person's shell does not.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 Opener = Callable[..., PseudoTerminal]
