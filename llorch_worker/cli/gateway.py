@@ -60,6 +60,8 @@ def gateway(
             app,
             own.host,
             own.port,
+            # httptools, which uvicorn prefers where it is installed, keeps a header of any size.
+            http="h11",
             log_config=None,
             backlog=BACKLOG,
             server_header=False,

@@ -198,7 +198,10 @@ def own_key(request: GenerationRequest, owner: str) -> GenerationRequest:
     return request.model_copy(update={"idempotency_key": digest})
 
 
-def _gateway(request: Request) -> Gateway:
+# Coroutines, because FastAPI hands plain functions to a thread, for each request.
+
+
+async def _gateway(request: Request) -> Gateway:
     gateway: Gateway = request.app.state.gateway
     return gateway
 
@@ -206,7 +209,7 @@ def _gateway(request: Request) -> Gateway:
 TheGateway = Annotated[Gateway, Depends(_gateway)]
 
 
-def known_caller(request: Request, gateway: TheGateway) -> Caller:
+async def known_caller(request: Request, gateway: TheGateway) -> Caller:
     """Every route but those of health depends on this, which refuses unknown keys."""
     return gateway.caller(request.headers.get("authorization"))
 

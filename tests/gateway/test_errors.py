@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,19 @@ def test_chunks_above_the_limit_are_refused_and_not_kept(strict: GatewayProcess)
         raw.sendall(head("Transfer-Encoding: chunked") + b"7d0\r\n" + b"x" * 2000 + b"\r\n")
         status, body = answer_of(raw)
     assert (status, body["error"]["llorch_code"]) == (413, "TOO_LARGE")
+
+
+def test_a_header_without_end_is_refused_and_not_kept(strict: GatewayProcess) -> None:
+    process = psutil.Process(strict.process.pid)
+    before, sent = process.memory_info().rss, 0
+    with connect(strict) as raw:
+        raw.sendall(b"GET /v1/models HTTP/1.1\r\nX: ")
+        with suppress(OSError):
+            while sent < GIGABYTE:
+                raw.sendall(b"x" * 2**20)
+                sent += 2**20
+    assert sent < GIGABYTE / 10
+    assert process.memory_info().rss - before < ALLOWED_GROWTH
 
 
 def test_a_body_that_does_not_come_is_a_408(strict: GatewayProcess) -> None:

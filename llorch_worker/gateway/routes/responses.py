@@ -30,7 +30,7 @@ CANCEL_WAIT_S = 5.0
 its worker has died."""
 
 
-def _store(gateway: TheGateway, caller: TheCaller) -> ResponseStore:
+async def _store(gateway: TheGateway, caller: TheCaller) -> ResponseStore:
     return gateway.responses(caller.name)
 
 
