@@ -6,17 +6,24 @@ from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from llguidance import LLExecutor
 from llguidance.numpy import fill_next_token_bitmask_par
 
 from llorch_worker.engine.constraints.matcher import Bits, Matcher
 
-# What a byte of a mask adds to the logits of its eight ids: [256, 8] float32, 0 or -inf.
-_BYTES = np.arange(256, dtype=np.uint8)[:, None]
-_ADDED = np.where(np.unpackbits(_BYTES, axis=1, bitorder="little"), 0, -np.inf).astype(np.float32)
+Ids = npt.NDArray[np.intp]
+Highest = npt.NDArray[np.float32]
+
+# The highest values that a byte of a mask leaves to the logits of its eight ids: [256, 8].
+_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_HIGHEST = np.where(_BYTES, np.inf, -np.inf).astype(np.float32)
+_FEW = 1 / 32
+"""The share of forbidden ids up to which they are written one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,34 +36,52 @@ class MaskedRow:
     may_stop: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Masks:
-    """Masks of the ``rows`` of a batch: ``bits`` [masked, bytes] uint8, and on a CPU what they add
-    to the logits, ``added`` [masked, bytes, 8] float32.
-
-    To add is many times as fast as ``masked_fill_`` on a CPU, and needs no kernel of its own.
-    """
-
-    rows: list[int]
-    bits: torch.Tensor
-    added: torch.Tensor | None
+class Masks(Protocol):
+    """The masks of some rows of a batch."""
 
     def apply(self, logits: torch.Tensor) -> None:
         """Sets the logits of forbidden tokens to -inf; ``logits``: [rows, vocab] float32."""
-        added = self.added
-        if added is None:
-            bits = self.bits.to(logits.device, non_blocking=True)
-            added = _table(logits.device)[bits.int()]
-        added = added.flatten(1)[:, : logits.shape[1]]
-        if len(self.rows) == len(logits):
-            logits += added
-        else:
-            logits.index_add_(0, torch.tensor(self.rows, device=logits.device), added)
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _MaskBits:
+    """Masks for a card: ``bits`` [masked, bytes] uint8, pinned."""
+
+    rows: list[int]
+    bits: torch.Tensor
+
+    def apply(self, logits: torch.Tensor) -> None:
+        bits = self.bits.to(logits.device, non_blocking=True)
+        added = _added(logits.device)[bits.int()].flatten(1)[:, : logits.shape[1]]
+        logits.index_add_(0, torch.tensor(self.rows, device=logits.device), added)
 
 
 @cache
-def _table(device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(_ADDED).to(device)
+def _added(device: torch.device) -> torch.Tensor:
+    """What a byte of a mask adds to the logits of its eight ids: [256, 8] float32, 0 or -inf."""
+    return torch.from_numpy(np.minimum(_HIGHEST, 0)).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class _MaskedLines:
+    """Masks for a CPU: of each row the ids that are forbidden if they are few, else the highest
+    value that each logit may have, [vocab] float32.
+
+    Within a string nearly all tokens are allowed: to write the others alone moves a fraction of the
+    memory that a mask of every id does. ``minimum`` is many times as fast as a fill by a mask.
+    """
+
+    rows: list[tuple[int, Ids | Highest]]
+
+    def apply(self, logits: torch.Tensor) -> None:
+        table = logits.numpy()
+        for row, mask in self.rows:
+            line = table[row]
+            if mask.dtype == np.intp:
+                line[mask] = -np.inf
+            else:
+                np.minimum(line, mask, out=line)
 
 
 class Masker:
@@ -66,13 +91,14 @@ class Masker:
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
         # One more id for the end, as in ConstraintVocabulary.
         self._words = vocab_size // 32 + 1
         self._on_cpu, self._pinned = device.type == "cpu", device.type == "cuda"
         self._executor = LLExecutor()
         self._thread = ThreadPoolExecutor(1, "llorch-masks")
         # [most rows so far, bytes of a mask, 8]; reused to avoid the page faults of new memory.
-        self._added = torch.empty(0, self._words * 4, 8)
+        self._highest = np.empty((0, self._words * 4, 8), np.float32)
 
     def begin(self, rows: Rows[MaskedRow]) -> Future[Masks]:
         """Starts to fill in the masks of ``rows``. Until it ends their matchers must not move, and
@@ -88,13 +114,17 @@ class Masker:
             fill_next_token_bitmask_par(self._executor, free, bits)
         for row, mask in zip(rows, bits, strict=True):
             row.matcher.finish_row(mask, row.stop_ids, row.may_stop)
-        return Masks([row.row for row in rows], masks.view(torch.uint8), self._expand(bits))
-
-    def _expand(self, bits: Bits) -> torch.Tensor | None:
         if not self._on_cpu:
-            return None
-        if len(bits) > len(self._added):
-            self._added = torch.empty(len(bits), *self._added.shape[1:])
-        added = self._added[: len(bits)]
-        np.take(_ADDED, bits.view(np.uint8), axis=0, out=added.numpy(), mode="clip")
-        return added
+            return _MaskBits([row.row for row in rows], masks.view(torch.uint8))
+        if len(rows) > len(self._highest):
+            self._highest = np.empty((len(rows), *self._highest.shape[1:]), np.float32)
+        return _MaskedLines([(row.row, self._line(i, bits[i])) for i, row in enumerate(rows)])
+
+    def _line(self, index: int, bits: Bits) -> Ids | Highest:
+        mask = bits.view(np.uint8)
+        allowed = np.unpackbits(mask, count=self._vocab_size, bitorder="little")
+        if self._vocab_size - np.count_nonzero(allowed) <= self._vocab_size * _FEW:
+            return np.flatnonzero(allowed == 0)
+        highest: Highest = self._highest[index]
+        np.take(_HIGHEST, mask, axis=0, out=highest, mode="clip")
+        return highest.ravel()[: self._vocab_size]
