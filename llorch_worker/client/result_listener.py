@@ -13,6 +13,7 @@ from redis.asyncio.client import PubSub
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import decode_state
+from llorch_worker.client.cancelling import cancelled
 from llorch_worker.client.client import RESULT_POLL_S
 from llorch_worker.contract import GenerationResult, LlorchError
 
@@ -65,10 +66,8 @@ class ResultListener:
         """Ends every wait with a ``RuntimeError``."""
         self._closed = True
         self._fail_all(RuntimeError("the client was closed"))
-        while self._task is not None and not self._task.done():
-            # Repeatedly, because a cancellation may get lost while redis-py connects.
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=CANCEL_AGAIN_S)
+        if self._task is not None:
+            await cancelled(self._task, again_s=CANCEL_AGAIN_S)
 
     def _wake(self) -> None:
         if self._task is None:

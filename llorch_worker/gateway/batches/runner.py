@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.client import BrokerUnavailable
+from llorch_worker.client.cancelling import cancelled
 from llorch_worker.gateway.batches.record import BatchRecord
 from llorch_worker.gateway.batches.run import BatchRun
 from llorch_worker.gateway.batches.store import BatchStore, LeaseLost
-from llorch_worker.gateway.cancelling import cancelled
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from redis.exceptions import RedisError
 from llorch_worker.broker.connection import broker_errors
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.client import AsyncClient, AsyncJob, BrokerUnavailable
+from llorch_worker.client.cancelling import cancelled
 from llorch_worker.contract import Fault, InvalidRequest, LlorchError, describe
-from llorch_worker.gateway.cancelling import cancelled
 from llorch_worker.gateway.keys import Caller
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.webhooks.address import url_fault
