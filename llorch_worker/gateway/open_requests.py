@@ -18,19 +18,19 @@ class OpenRequests:
     """
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any] | None] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def ended(self) -> None:
         """Waits for the requests to end, but not for ever."""
-        open_now = [task for task in self._tasks if task is not None]
-        if open_now:
-            await asyncio.wait(open_now, timeout=CLEAN_UP_S)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLEAN_UP_S)
 
     def middleware(self, app: ASGIApp) -> ASGIApp:
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
                 return await app(scope, receive, send)
             task = asyncio.current_task()
+            assert task is not None
             self._tasks.add(task)
             try:
                 await app(scope, receive, send)
