@@ -9,6 +9,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -76,6 +77,16 @@ class Flower:
         # The library that keeps the file may add a suffix to its name.
         files = [file for file in self._folder.glob("kept*") if "tmp" not in file.name]
         return max((file.stat().st_mtime_ns for file in files), default=0)
+
+    def wait_saved(self) -> None:
+        """Waits until all that Flower knows now is in its file."""
+        # The first save to end may have begun before.
+        for _ in range(2):
+            known_ns = time.time_ns()
+            wait_until(partial(self._saved_since, known_ns), what="Flower to save its state")
+
+    def _saved_since(self, known_ns: int) -> bool:
+        return self.saved_at_ns() > known_ns
 
     def get(self, path: str, **headers: str) -> str:
         return self._open(urllib.request.Request(self.url + path, headers=headers))
@@ -201,8 +212,7 @@ def test_tasks_outlive_the_death_of_flower(flower: Flower, client: Client) -> No
     job = client.submit(prompt="x", max_tokens=2)
     job.result(GET_S)
     flower.ended(job.id, "SUCCESS")
-    known_ns = time.time_ns()
-    wait_until(lambda: flower.saved_at_ns() > known_ns)
+    flower.wait_saved()
     flower.kill()
     flower.start()
     assert flower.task(job.id)["state"] == "SUCCESS"
