@@ -185,8 +185,8 @@ async def main(options: argparse.Namespace) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         own_redis() as server,
-        running_worker(server.url, Path(folder), app=REAL_APP, name=MODEL, **settings),
-        running_gateway(server.url, Path(folder)) as gateway,
+        running_worker(server.url, Path(folder), app=REAL_APP, name=MODEL, fresh=True, **settings),
+        running_gateway(server.url, Path(folder), fresh=True) as gateway,
     ):
         http = Http(gateway.url)
         async with AsyncClient(server.url) as client:

@@ -71,7 +71,7 @@ def main(jobs: int) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         own_redis() as server,
-        running_worker(server.url, Path(folder), model_name="toy", TOY_STEP_MS=1),
+        running_worker(server.url, Path(folder), model_name="toy", fresh=True, TOY_STEP_MS=1),
         Client(server.url, model="toy") as client,
         Celery("stock", broker=server.url, set_as_current=False) as stock,
     ):

@@ -91,7 +91,9 @@ def fight(contestant: Contestant, terms: Terms, folder: Path) -> Outcome:
         parcels: Iterator[tuple[Order, ...]] = ((order,) for order in jobs)
         if terms.mixed and contestant.name == OURS:
             options = {"app": other_app.__name__, "options": ("-P", "solo", "-Q", other_app.QUEUE)}
-            stack.enter_context(running_worker(server.url, folder, name=other_app.NAME, **options))
+            stack.enter_context(
+                running_worker(server.url, folder, name=other_app.NAME, fresh=True, **options)
+            )
             meddler = Meddler(server.url, terms.seed, ledger, reader)
             meddler.start()
             stack.callback(meddler.stop)
