@@ -31,7 +31,6 @@ from llorch_worker.contract import (
 )
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
 from llorch_worker.worker.delivery import Delivery
-from llorch_worker.worker.job_window import JobWindow
 from llorch_worker.worker.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ class JobRunner:
         active_jobs: ActiveJobs,
         publisher: Publisher,
         client: redis.Redis,
-        job_window: JobWindow,
         *,
         hostname: str,
         key_ttl_s: int,
@@ -72,7 +70,6 @@ class JobRunner:
         self._active_jobs = active_jobs
         self._publisher = publisher
         self._redis = client
-        self._job_window = job_window
         self._hostname = hostname
         self._key_ttl_s = key_ttl_s
         self._is_cancelled = is_cancelled
@@ -88,16 +85,9 @@ class JobRunner:
         """
         job = self._active_jobs.enter(delivery.claim)
         try:
-            result = self._run(job, delivery)
-        except Cancelled:
-            raise
-        except LlorchError:
-            self._job_window.failed()
-            raise
+            return self._run(job, delivery)
         finally:
             self._active_jobs.leave(job)
-        self._job_window.succeeded(result)
-        return result
 
     def _run(self, job: ActiveJob, delivery: Delivery) -> GenerationResult:
         claim = delivery.claim

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker import dead_letters
 from llorch_worker.broker.connection import connect
+from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.settings import Settings
@@ -86,7 +87,6 @@ class Residency:
             active_jobs,
             self._publisher,
             self._redis,
-            self._job_window,
             hostname=hostname,
             key_ttl_s=settings.result_ttl_s,
             is_cancelled=self._listener.is_cancelled,
@@ -99,6 +99,7 @@ class Residency:
         )
 
     def start(self) -> None:
+        ENDED_JOBS.observe(self._job_window.add)
         self._publisher.start()
         self._leases.start()
         self._listener.start()
@@ -109,6 +110,7 @@ class Residency:
     def close(self) -> None:
         """Ends the engine and the threads. Jobs must have ended before."""
         self._check.close()
+        ENDED_JOBS.forget(self._job_window.add)
         self._announcer.close()
         self._token_desk.close()
         self._listener.close()
