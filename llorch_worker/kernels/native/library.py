@@ -24,7 +24,7 @@ _SIGNATURES = {
     "llorch_pack_codes": "PPLLII",
     "llorch_pack_scales": "PPLLF",
     "llorch_pack_blocks": "PPPPLLLI>I",
-    "llorch_quantised_work_bytes": "LLL>L",
+    "llorch_quantised_work_bytes": "LLIL>L",
     "llorch_quantised_linear": "PPPPPLIPLLLIIIFI",
     "llorch_pack_bf16": "PPLLI",
     "llorch_bf16_linear": "PPPLILLLI",
@@ -61,7 +61,8 @@ def _load() -> ctypes.CDLL | NativeUnavailable:
         return NativeUnavailable(f"the compiled kernels cannot be loaded: {error}")
     for name, signature in _SIGNATURES.items():
         arguments, _, result = signature.partition(">")
-        function = getattr(library, name)
+        function = getattr(library, name.replace("llorch_", "llorch_native_"))
+        setattr(library, name, function)
         function.argtypes = [_TYPES[code] for code in arguments]
         function.restype = _TYPES[result] if result else None
     return library

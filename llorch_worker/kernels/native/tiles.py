@@ -140,7 +140,9 @@ class QuantisedTiles:
         """
         library = native_library()
         tokens = len(x)
-        work_bytes = library.llorch_quantised_work_bytes(tokens, self.columns, self.group)
+        work_bytes = library.llorch_quantised_work_bytes(
+            tokens, self.columns, self.bits, self.group
+        )
         work = torch.empty(work_bytes + ALIGNMENT_BYTES, dtype=torch.uint8)
         work_start = work.data_ptr()
         library.llorch_quantised_linear(
