@@ -45,12 +45,13 @@ ALWAYS_INLINE float quantise_group(const bf16 *x, uint8_t *codes, int32_t *sum, 
     return largest / 127.0f;
 }
 
+// The rows that a pass multiplies at once, together, so that one pointer reaches all of them.
 typedef struct {
-    const uint8_t *codes;    // [rows][columns], each of ACTIVATION_BYTES
-    const float *scales;     // [rows][groups]
-    const int32_t *zeros;    // [rows][groups], -zero * (sum of codes): the start of the dot product
-    const float *sums;       // [rows][groups], scale * (sum of codes): the factor of an offset
-    long columns, groups;
+    const uint8_t *codes;    // [groups][rows][group], each of ACTIVATION_BYTES
+    const float *scales;     // [groups][rows]
+    const int32_t *zeros;    // [groups][rows], -zero * (sum of codes): the start of the dot product
+    const float *sums;       // [groups][rows], scale * (sum of codes): the factor of an offset
+    long groups;
 } Activations;
 
 typedef struct {
@@ -69,42 +70,41 @@ ALWAYS_INLINE ints codes_at(const uint8_t *group_codes, int bits, int vectors, i
     return bits_and(v == line ? codes : shifted_right_16(codes, 4), splat_int(0x0f0f0f0f));
 }
 
-// `rows` activations from row m on times one tile; rows, bits, group and has_offsets are constants.
+// `rows` activations from row m on times one tile; rows, bits and group are constants.
 ALWAYS_INLINE void multiply_tile(
-    int rows, int bits, int group, int has_offsets,
+    int rows, int bits, int group,
     const Activations *x, long m, Tile tile, Output out, long column, int lanes
 ) {
     floats sums[TILE_VECTORS][ROWS_AT_ONCE];
-    const int vectors = group / 4;
+    const int vectors = group / 4, row_bytes = group * ACTIVATION_BYTES(bits);
     UNROLL for (int t = 0; t < TILE_VECTORS; t++) {
         UNROLL for (int r = 0; r < rows; r++) sums[t][r] = zeros();
     }
     for (long g = 0; g < x->groups; g++) {
         const uint8_t *group_codes = tile.codes + g * group * TILE_ROWS * bits / 8;
-        const long at = m * x->groups + g;
         UNROLL for (int t = 0; t < TILE_VECTORS; t++) {
             const int first = t * LANES;
             const floats scale = load_f16(tile.scales + g * TILE_ROWS + first);
+            const uint8_t *x_codes = loaded_again(x->codes + g * rows * row_bytes);
+            const long at = g * rows;
             ints dots[ROWS_AT_ONCE];
             UNROLL for (int r = 0; r < rows; r++) {
-                dots[r] = dots_from(bits, x->zeros[at + r * x->groups]);
+                dots[r] = dots_from(bits, x->zeros[at + r]);
             }
             UNROLL for (int v = 0; v < vectors; v++) {
                 const ints codes = codes_at(group_codes, bits, vectors, v, first);
                 UNROLL for (int r = 0; r < rows; r++) {
-                    const long start = (m + r) * x->columns + g * group;
-                    const uint8_t *activations = x->codes + start * ACTIVATION_BYTES(bits);
-                    dots[r] = add_dots(bits, dots[r], codes, activations, v);
+                    dots[r] = add_dots(bits, dots[r], codes, x_codes + r * row_bytes, v);
                 }
             }
             UNROLL for (int r = 0; r < rows; r++) {
-                const long row = at + r * x->groups;
-                const floats scaled = floats_of(all_dots(bits, dots[r], x->zeros[row])) * scale;
-                sums[t][r] = multiply_add(scaled, splat(x->scales[row]), sums[t][r]);
-                if (has_offsets) {
-                    const floats offset = load_f16(tile.offsets + g * TILE_ROWS + first);
-                    sums[t][r] = multiply_add(offset, splat(x->sums[row]), sums[t][r]);
-                }
+                const floats scaled = floats_of(all_dots(bits, dots[r], x->zeros[at + r])) * scale;
+                sums[t][r] = multiply_add(scaled, splat(x->scales[at + r]), sums[t][r]);
+            }
+            if (tile.offsets == 0) continue;
+            const floats offset = load_f16(tile.offsets + g * TILE_ROWS + first);
+            UNROLL for (int r = 0; r < rows; r++) {
+                sums[t][r] = multiply_add(offset, splat(x->sums[at + r]), sums[t][r]);
             }
         }
     }
@@ -116,46 +116,35 @@ ALWAYS_INLINE void multiply_tile(
 }
 
 // A function for each form, with all loops over rows and vectors unrolled.
-#define ROWS(N, BITS, GROUP, OFFSETS) \
-    case N: multiply_tile(N, BITS, GROUP, OFFSETS, x, m, tile, out, column, lanes); break;
+#define ROWS(N, BITS, GROUP) \
+    case N: multiply_tile(N, BITS, GROUP, x, m, tile, out, column, lanes); break;
 #if LANES == 16
-#define MORE_ROWS(BITS, GROUP, OFFSETS) \
-    ROWS(9, BITS, GROUP, OFFSETS) ROWS(10, BITS, GROUP, OFFSETS) \
-    ROWS(11, BITS, GROUP, OFFSETS) ROWS(12, BITS, GROUP, OFFSETS) \
-    ROWS(13, BITS, GROUP, OFFSETS) ROWS(14, BITS, GROUP, OFFSETS) \
-    ROWS(15, BITS, GROUP, OFFSETS) ROWS(16, BITS, GROUP, OFFSETS)
+#define MORE_ROWS(BITS, GROUP) \
+    ROWS(9, BITS, GROUP) ROWS(10, BITS, GROUP) ROWS(11, BITS, GROUP) ROWS(12, BITS, GROUP) \
+    ROWS(13, BITS, GROUP) ROWS(14, BITS, GROUP) ROWS(15, BITS, GROUP) ROWS(16, BITS, GROUP)
 #else
-#define MORE_ROWS(BITS, GROUP, OFFSETS)
+#define MORE_ROWS(BITS, GROUP)
 #endif
-#define FORM(NAME, BITS, GROUP, OFFSETS) \
+#define FORM(NAME, BITS, GROUP) \
     static void NAME( \
         int rows, const Activations *x, long m, Tile tile, Output out, long column, int lanes \
     ) { \
         switch (rows) { \
-            ROWS(1, BITS, GROUP, OFFSETS) ROWS(2, BITS, GROUP, OFFSETS) \
-            ROWS(3, BITS, GROUP, OFFSETS) ROWS(4, BITS, GROUP, OFFSETS) \
-            ROWS(5, BITS, GROUP, OFFSETS) ROWS(6, BITS, GROUP, OFFSETS) \
-            ROWS(7, BITS, GROUP, OFFSETS) ROWS(8, BITS, GROUP, OFFSETS) \
-            MORE_ROWS(BITS, GROUP, OFFSETS) \
+            ROWS(1, BITS, GROUP) ROWS(2, BITS, GROUP) ROWS(3, BITS, GROUP) ROWS(4, BITS, GROUP) \
+            ROWS(5, BITS, GROUP) ROWS(6, BITS, GROUP) ROWS(7, BITS, GROUP) ROWS(8, BITS, GROUP) \
+            MORE_ROWS(BITS, GROUP) \
         } \
     }
-FORM(nibbles_32, 4, 32, 0)
-FORM(nibbles_32_offset, 4, 32, 1)
-FORM(nibbles_16, 4, 16, 0)
-FORM(nibbles_16_offset, 4, 16, 1)
-FORM(bytes_32, 8, 32, 0)
-FORM(bytes_32_offset, 8, 32, 1)
-FORM(bytes_16, 8, 16, 0)
-FORM(bytes_16_offset, 8, 16, 1)
+FORM(nibbles_16, 4, 16)
+FORM(nibbles_32, 4, 32)
+FORM(bytes_16, 8, 16)
+FORM(bytes_32, 8, 32)
 
 typedef void (*Form)(int, const Activations *, long, Tile, Output, long, int);
 
-static Form form_of(int bits, int group, int has_offsets) {
-    static const Form forms[2][2][2] = {
-        {{nibbles_16, nibbles_16_offset}, {nibbles_32, nibbles_32_offset}},
-        {{bytes_16, bytes_16_offset}, {bytes_32, bytes_32_offset}},
-    };
-    return forms[bits == 8][group == 32][has_offsets];
+static Form form_of(int bits, int group) {
+    if (bits == 4) return group == 32 ? nibbles_32 : nibbles_16;
+    return group == 32 ? bytes_32 : bytes_16;
 }
 
 // The size of `work` for one call.
@@ -175,22 +164,24 @@ void KERNEL(quantised_linear)(
     float *x_scales = (float *)(work + (all_codes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
     int32_t *x_zeros = (int32_t *)(x_scales + rows * groups);
     float *x_sums = (float *)(x_zeros + rows * groups);
-    const Activations activations = {work, x_scales, x_zeros, x_sums, columns, groups};
     const Output out = {y, y_stride, wide};
-    const Form form = form_of(bits, group, offsets != 0);
+    const Form form = form_of(bits, group);
     const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(tiles, threads);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
         for (long i = 0; i < rows * groups; i++) {
-            int32_t sum;
+            const long row = i / groups, m = row / piece * piece;
+            const long count = rows - m < piece ? rows - m : piece;
+            const long at = m * groups + i % groups * count + row - m;
             const bf16 *from = x + i * group;
-            uint8_t *to = work + i * group * code_bytes;
+            uint8_t *to = work + at * group * code_bytes;
+            int32_t sum;
             const float scale = group == 32 ? quantise_group(from, to, &sum, bits, 32)
                                             : quantise_group(from, to, &sum, bits, 16);
-            x_scales[i] = scale * factor;
-            x_zeros[i] = -zero * sum;
-            x_sums[i] = x_scales[i] * (float)sum;
+            x_scales[at] = scale * factor;
+            x_zeros[at] = -zero * sum;
+            x_sums[at] = x_scales[at] * (float)sum;
         }
 #pragma omp for schedule(dynamic, share)
         for (long t = 0; t < tiles; t++) {
@@ -203,6 +194,10 @@ void KERNEL(quantised_linear)(
             };
             for (long m = 0; m < rows; m += piece) {
                 const int count = (int)(rows - m < piece ? rows - m : piece);
+                const long at = m * groups;
+                const Activations activations = {
+                    work + at * group * code_bytes, x_scales + at, x_zeros + at, x_sums + at, groups,
+                };
                 form(count, &activations, m, tile, out, first, lanes);
             }
         }

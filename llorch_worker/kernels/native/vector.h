@@ -19,6 +19,12 @@
 
 typedef uint16_t bf16;
 
+// The same pointer, but the compiler does not know. It would keep what it has loaded on the stack.
+ALWAYS_INLINE const void *loaded_again(const void *from) {
+    __asm__("" : "+r"(from));
+    return from;
+}
+
 #ifdef __AVX512F__
 #include "vector_avx512.h"
 #else
@@ -98,15 +104,14 @@ ALWAYS_INLINE ints all_dots(int bits, ints dots, int32_t start) { return dots; }
 ALWAYS_INLINE ints dots_from(int bits, int32_t start) { return splat_int(bits == 4 ? 0 : start); }
 
 ALWAYS_INLINE ints add_dots(int bits, ints dots, ints codes, const void *activations, int vector) {
-    int32_t some[2];
-    if (bits == 4) {
-        memcpy(some, (const char *)activations + 4 * vector, 4);
-        return added_16(dots, byte_products_16(codes, splat_int(some[0])));
-    }
-    memcpy(some, (const char *)activations + 8 * vector, 8);
+    int32_t first, second;
+    const char *at = (const char *)activations + 4 * ACTIVATION_BYTES(bits) * vector;
+    memcpy(&first, at, sizeof first);
+    if (bits == 4) return added_16(dots, byte_products_16(codes, splat_int(first)));
+    memcpy(&second, at + 4, sizeof second);
     const ints even = bits_and(codes, splat_int(0x00ff00ff)), odd = shifted_right_16(codes, 8);
-    dots = added(dots, products_16(even, splat_int(some[0])));
-    return added(dots, products_16(odd, splat_int(some[1])));
+    dots = added(dots, products_16(even, splat_int(first)));
+    return added(dots, products_16(odd, splat_int(second)));
 }
 
 ALWAYS_INLINE ints all_dots(int bits, ints dots, int32_t start) {
