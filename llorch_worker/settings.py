@@ -19,6 +19,9 @@ KvDtype = Literal["auto", "fp8", "int8"]
 """How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
 
+LogFormat = Literal["text", "json"]
+"""``text``: lines to read; ``json``: one document a line, and one line a job."""
+
 DEFAULT_MAX_SEQUENCES = 16
 DEFAULT_MAX_STEP_TOKENS = 512
 
@@ -108,6 +111,9 @@ class Settings(BaseSettings):
     health_file: Path | None = None
     """A file whose age tells probes how a worker is: renewed every 5 s while it takes jobs and its
     engine advances."""
+
+    log_format: LogFormat = "text"
+    """How workers and gateways log: ``text``, or ``json`` with one line a job."""
 
     flush_interval_ms: int = Field(20, ge=1, le=50)
     """How often the publisher writes new tokens to the jobs' streams."""
