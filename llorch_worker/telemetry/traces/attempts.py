@@ -86,7 +86,7 @@ class AttemptSpans:
             parent,
             SpanKind.INTERNAL if instrumented.is_recording() else SpanKind.CONSUMER,
             message_attributes("process", "process", queue, claim.job_id)
-            | {"celery.task_name": request.task, "llorch.attempt": claim.attempt},
+            | {"llorch.attempt": claim.attempt},
             start_time=began_ns,
         )
         # The instrumentation would take its own context off before ours.
@@ -160,8 +160,6 @@ class AttemptSpans:
             asked
             | {
                 "gen_ai.request.model": result.model,
-                "gen_ai.response.model": result.model,
-                "gen_ai.response.id": result.id,
                 "gen_ai.response.finish_reasons": reasons,
                 "gen_ai.usage.input_tokens": usage.prompt,
                 "gen_ai.usage.cache_read.input_tokens": usage.cached,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from llorch_worker import __version__
 from llorch_worker.broker.queues import normal_queue
-from llorch_worker.contract import TASK_NAME, LlorchError
+from llorch_worker.contract import LlorchError
 
 SCOPE = "llorch_worker"
 
@@ -63,5 +63,4 @@ def message_attributes(name: str, kind: str, queue: str, job_id: str) -> dict[st
         "messaging.operation.type": kind,
         "messaging.destination.name": queue,
         "messaging.message.id": job_id,
-        "celery.task_name": TASK_NAME,
     }

@@ -89,7 +89,6 @@ def test_attributes_follow_the_conventions(spans: dict[str, Received]) -> None:
     assert request.attributes["http.response.status_code"] == 200
     assert request.attributes["url.query"] == "REDACTED"
     told = {name: value for name, value in process.attributes.items() if name.startswith("gen_ai.")}
-    job_id = process.attributes["messaging.message.id"]
     assert told.pop("gen_ai.usage.input_tokens") > 0
     assert told == {
         "gen_ai.operation.name": "text_completion",
@@ -98,8 +97,6 @@ def test_attributes_follow_the_conventions(spans: dict[str, Received]) -> None:
         "gen_ai.request.max_tokens": 8,
         "gen_ai.request.temperature": 0.5,
         "gen_ai.request.seed": 7,
-        "gen_ai.response.model": "demo",
-        "gen_ai.response.id": job_id,
         "gen_ai.response.finish_reasons": ["length"],
         "gen_ai.usage.cache_read.input_tokens": 0,
         "gen_ai.usage.output_tokens": 8,
