@@ -91,7 +91,9 @@ def test_http_shows_nothing(
 ) -> None:
     body = {"model": "toy", "prompt": SECRET, "max_tokens": 20, "stream": stream, "stop": SECRET}
     for wrong in ({}, {"max_tokens": SECRET}, {"logit_bias": {SECRET: SECRET}}):
-        answer = httpx.post(f"{gateway.url}/v1/completions?prompt={SECRET}", json=body | wrong)
+        answer = httpx.post(
+            f"{gateway.url}/v1/completions?prompt={SECRET}", json=body | wrong, timeout=60
+        )
         assert answer.status_code == (400 if wrong else 200)
     collector.wait_until_named("POST /v1/completions")
     collector.wait_until_named("publish llorch.toy")

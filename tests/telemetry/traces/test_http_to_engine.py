@@ -44,7 +44,9 @@ def complete(
 ) -> httpx.Response:
     body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8} | fields
     headers = {"traceparent": f"00-{trace}-{CALLER}-01"}
-    return httpx.post(f"{gateway.url}/v1/completions{query}", json=body, headers=headers)
+    return httpx.post(
+        f"{gateway.url}/v1/completions{query}", json=body, headers=headers, timeout=60
+    )
 
 
 @pytest.fixture(scope="module")
