@@ -7,7 +7,7 @@ Two measurements on the demo model:
 - Pairs. Two workers with the same model, one plain, one with telemetry, get the same jobs by turns.
   Shown are the tokens a second and the processor time a job of the worker's process.
 - Parts. What the code of traces and log adds to one job, run here in a loop: spans made, encoded
-  and sent, and the line formatted and written. It is free of the noise of a whole worker.
+  and sent, and one JSON line written instead of Celery's two. It is free of the noise of a worker.
 
 Bound: telemetry takes at most 1% of the engine's throughput.
 """
@@ -29,6 +29,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
+from celery import Celery
+from celery.app.trace import LOG_RECEIVED, LOG_SUCCESS
+from celery.utils.log import ColorFormatter
 
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.ended_jobs import EndedJobs
@@ -140,9 +143,9 @@ def parts(url: str, log: Path, tokens: int, job_ms: float) -> None:
     from llorch_worker.telemetry.traces.attempts import AttemptSpans
 
     handler = logging.FileHandler(log)
-    handler.setFormatter(JsonFormatter())
     handler.addFilter(Repeats())
     logging.getLogger().addHandler(handler)
+    celery_logger = logging.getLogger("celery.app.trace")
     logging.getLogger().setLevel(logging.INFO)
     spans, observed = AttemptSpans(), EndedJobs()
     observed.observe(log_job)
@@ -172,6 +175,10 @@ def parts(url: str, log: Path, tokens: int, job_ms: float) -> None:
         (observed if told else unobserved).note(claim, "here", result, "0" * 32 if told else None)
         if told:
             spans._end(task, "SUCCESS", result, fields)
+        else:
+            about = {"id": job_id, "name": TASK_NAME, "runtime": 0.1, "return_value": repr(result)}
+            celery_logger.info(LOG_RECEIVED, about)
+            celery_logger.info(LOG_SUCCESS, about)
         HELD_CLAIMS.discard(claim)
 
     def cpu_us(told: bool) -> float:
@@ -184,7 +191,9 @@ def parts(url: str, log: Path, tokens: int, job_ms: float) -> None:
             tracing.close()
         return (time.process_time() - began_s) / JOBS_IN_PARTS * 1e6
 
+    handler.setFormatter(ColorFormatter(Celery().conf.worker_log_format, use_color=False))
     plain_us = cpu_us(False)
+    handler.setFormatter(JsonFormatter())
     added_us = cpu_us(True) - plain_us
     share = added_us / job_ms / 1e3
     print(f"\nspans, export and log line: {added_us:.0f} us a job of processor time: {share:.2%}")

@@ -18,7 +18,7 @@ from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, enqueue_time_s
 from llorch_worker.broker.queues import normal_queue_of
-from llorch_worker.contract import TASK_NAME, GenerationResult, LlorchError
+from llorch_worker.contract import TASK_NAME, GenerationResult, LlorchError, Timings
 from llorch_worker.telemetry.traces.publishing import SCOPE, carried, message_attributes
 
 _REQUEST_ATTRIBUTES = {
@@ -53,6 +53,8 @@ class AttemptSpans:
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer(SCOPE, __version__)
+        # Those that carry a trace.
+        self._headers = tuple(propagate.get_global_textmap().fields)
 
     def connect(self) -> None:
         signals.task_prerun.connect(self._begin)
@@ -74,7 +76,10 @@ class AttemptSpans:
         claim = HELD_CLAIMS.get((request.properties or {}).get("delivery_tag", ""))
         if claim is None:
             return
-        parent = propagate.extract(_text_headers(request))
+        headers = {name: request.get(name) for name in self._headers}
+        # Anyone may have written them.
+        text = {name: value for name, value in headers.items() if isinstance(value, str)}
+        parent = propagate.extract(text)
         instrumented = trace.get_current_span()
         if instrumented.is_recording():
             # opentelemetry-instrumentation-celery has made the consumer's span.
@@ -123,59 +128,57 @@ class AttemptSpans:
     def _tell(
         self, attempt: _Attempt, state: str | None, end: Any, fields: Mapping[str, Any]
     ) -> None:
-        span, claim = attempt.span, attempt.claim
-        span.set_attribute("gen_ai.provider.name", "llorch")
-        span.set_attribute(
-            "gen_ai.operation.name", "chat" if "messages" in fields else "text_completion"
-        )
-        queued_ns = _queued_ns(attempt)
+        claim, queued_ns = attempt.claim, _queued_ns(attempt)
         # A worker that died has not told of the wait.
         if attempt.enqueued_s is not None and (claim.first or claim.attempt > 1):
             first_ns = attempt.began_ns - (claim.claimed_ms - claim.first_claimed_ms) * 1_000_000
             self._part(attempt.queue_parent, "queue", queued_ns, first_ns)
+        told: dict[str, Any] = {
+            "gen_ai.provider.name": "llorch",
+            "gen_ai.operation.name": "chat" if "messages" in fields else "text_completion",
+        }
         if state is not None and not HELD_CLAIMS.has_ended(claim):
             # It was handed back, or another worker has taken it over.
-            span.set_attribute("llorch.outcome", "continues elsewhere")
-            return
-        match end:
-            case GenerationResult():
-                self._tell_of_success(attempt, end, fields, queued_ns)
-            case _ if state == states.IGNORED:
-                span.set_attribute("llorch.outcome", "cancelled")
-            case _:
-                span.set_attribute("llorch.outcome", "failed")
-                _fail(span, end.code if isinstance(end, LlorchError) else "INTERNAL")
+            told["llorch.outcome"] = "continues elsewhere"
+        elif isinstance(end, GenerationResult):
+            told |= _of_request(fields) | _of_result(end)
+            self._engine_parts(attempt.span, queued_ns, end.timings)
+        elif state == states.IGNORED:
+            told["llorch.outcome"] = "cancelled"
+        else:
+            told["llorch.outcome"] = "failed"
+            _fail(attempt.span, end.code if isinstance(end, LlorchError) else "INTERNAL")
+        attempt.span.set_attributes(told)
 
-    def _tell_of_success(
-        self, attempt: _Attempt, result: GenerationResult, fields: Mapping[str, Any], queued_ns: int
-    ) -> None:
-        usage, timings = result.usage, result.timings
-        reasons = [choice.finish_reason for choice in result.choices]
-        asked = {
-            attribute: fields[name]
-            for name, attribute in _REQUEST_ATTRIBUTES.items()
-            if isinstance(fields.get(name), int | float)
-        }
-        attempt.span.set_attributes(
-            asked
-            | {
-                "gen_ai.request.model": result.model,
-                "gen_ai.response.finish_reasons": reasons,
-                "gen_ai.usage.input_tokens": usage.prompt,
-                "gen_ai.usage.cache_read.input_tokens": usage.cached,
-                "gen_ai.usage.output_tokens": usage.completion,
-                "llorch.outcome": reasons[0],
-            }
-        )
-        ours = trace.set_span_in_context(attempt.span)
+    def _engine_parts(self, attempt: Span, queued_ns: int, timings: Timings) -> None:
+        parent = trace.set_span_in_context(attempt)
         started_ns = queued_ns + round(timings.queue_ms * 1e6)
         first_ns = queued_ns + round(timings.first_token_ms * 1e6)
-        ended_ns = first_ns + round(timings.decode_ms * 1e6)
-        self._part(ours, "prefill", started_ns, first_ns)
-        self._part(ours, "decode", first_ns, ended_ns)
+        self._part(parent, "prefill", started_ns, first_ns)
+        self._part(parent, "decode", first_ns, first_ns + round(timings.decode_ms * 1e6))
 
     def _part(self, parent: Context, name: str, start_ns: int, end_ns: int) -> None:
         self._tracer.start_span(name, parent, start_time=start_ns).end(end_ns)
+
+
+def _of_request(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        attribute: fields[name]
+        for name, attribute in _REQUEST_ATTRIBUTES.items()
+        if isinstance(fields.get(name), int | float)
+    }
+
+
+def _of_result(result: GenerationResult) -> dict[str, Any]:
+    reasons = [choice.finish_reason for choice in result.choices]
+    return {
+        "gen_ai.request.model": result.model,
+        "gen_ai.response.finish_reasons": reasons,
+        "gen_ai.usage.input_tokens": result.usage.prompt,
+        "gen_ai.usage.cache_read.input_tokens": result.usage.cached,
+        "gen_ai.usage.output_tokens": result.usage.completion,
+        "llorch.outcome": reasons[0],
+    }
 
 
 def _queued_ns(attempt: _Attempt) -> int:
@@ -184,13 +187,6 @@ def _queued_ns(attempt: _Attempt) -> int:
     if since_s is None:
         since_s = attempt.claim.first_claimed_ms / 1e3
     return attempt.began_ns - round(max(0.0, claimed_s - since_s) * 1e9)
-
-
-def _text_headers(request: Any) -> dict[str, str]:
-    """The headers that carry a trace, as far as they are text: anyone may have written them."""
-    names = propagate.get_global_textmap().fields
-    headers = {name: request.get(name) for name in names}
-    return {name: value for name, value in headers.items() if isinstance(value, str)}
 
 
 def _fail(span: Span, code: str) -> None:
