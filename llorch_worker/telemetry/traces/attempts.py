@@ -11,7 +11,7 @@ from typing import Any
 from celery import Task, signals, states
 from opentelemetry import context, propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode
 
 from llorch_worker import __version__
 from llorch_worker.broker.claims import Claim
@@ -38,7 +38,7 @@ _REQUEST_ATTRIBUTES = {
 class _Attempt:
     claim: Claim
     span: Span
-    queue_parent: Context
+    queue_parent: SpanContext
     """The message's producer; without one, the span itself."""
     token: Token[Context] | None
     """Takes the span's context off the thread."""
@@ -53,6 +53,8 @@ class AttemptSpans:
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer(SCOPE, __version__)
+        # Of our own provider; others have no such thing.
+        self._add_past = getattr(trace.get_tracer_provider(), "add_past", self._start_and_end)
         # Those that carry a trace.
         self._headers = tuple(propagate.get_global_textmap().fields)
 
@@ -98,13 +100,13 @@ class AttemptSpans:
         ours = trace.set_span_in_context(span, parent)
         token = None if instrumented.is_recording() else context.attach(ours)
         about = span.get_span_context()
-        begins = not trace.get_current_span(parent).get_span_context().is_valid
+        producer = trace.get_current_span(parent).get_span_context()
         # For the log. A job whose producer is not traced has its first trace id now.
         request.traceparent = f"00-{about.trace_id:032x}-{about.span_id:016x}-01"
         request.llorch_attempt = _Attempt(
             claim,
             span,
-            ours if begins else parent,
+            producer if producer.is_valid else about,
             token,
             began_ns,
             enqueue_time_s(request.get(ENQUEUED_AT)),
@@ -132,7 +134,7 @@ class AttemptSpans:
         # A worker that died has not told of the wait.
         if attempt.enqueued_s is not None and (claim.first or claim.attempt > 1):
             first_ns = attempt.began_ns - (claim.claimed_ms - claim.first_claimed_ms) * 1_000_000
-            self._part(attempt.queue_parent, "queue", queued_ns, first_ns)
+            self._add_past("queue", attempt.queue_parent, queued_ns, first_ns)
         told: dict[str, Any] = {
             "gen_ai.provider.name": "llorch",
             "gen_ai.operation.name": "chat" if "messages" in fields else "text_completion",
@@ -151,14 +153,16 @@ class AttemptSpans:
         attempt.span.set_attributes(told)
 
     def _engine_parts(self, attempt: Span, queued_ns: int, timings: Timings) -> None:
-        parent = trace.set_span_in_context(attempt)
+        parent = attempt.get_span_context()
         started_ns = queued_ns + round(timings.queue_ms * 1e6)
         first_ns = queued_ns + round(timings.first_token_ms * 1e6)
-        self._part(parent, "prefill", started_ns, first_ns)
-        self._part(parent, "decode", first_ns, first_ns + round(timings.decode_ms * 1e6))
+        self._add_past("prefill", parent, started_ns, first_ns)
+        self._add_past("decode", parent, first_ns, first_ns + round(timings.decode_ms * 1e6))
 
-    def _part(self, parent: Context, name: str, start_ns: int, end_ns: int) -> None:
-        self._tracer.start_span(name, parent, start_time=start_ns).end(end_ns)
+    def _start_and_end(self, name: str, parent: SpanContext, start_ns: int, end_ns: int) -> None:
+        """See :meth:`Provider.add_past`."""
+        within = trace.set_span_in_context(trace.NonRecordingSpan(parent))
+        self._tracer.start_span(name, within, start_time=start_ns).end(end_ns)
 
 
 def _of_request(fields: Mapping[str, Any]) -> dict[str, Any]:
