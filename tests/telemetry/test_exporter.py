@@ -124,4 +124,4 @@ def test_unknown_paths_and_taken_ports_are_told(exporter: str) -> None:
     port = exporter.rpartition(":")[2]
     ran = run("exporter", "--port", port, "--json")
     assert ran.code == 1
-    assert "CANNOT_LISTEN" in ran.err
+    assert ran.json["error"]["code"] == "CANNOT_LISTEN"
