@@ -81,7 +81,6 @@ def test_compiled_kernels_outlive_their_container(services: Any) -> None:
 
 def test_every_setting_reaches_the_worker(services: Any) -> None:
     settings = {f"LLORCH_{name.upper()}" for name in Settings.model_fields}
-    settings |= {"LLORCH_METRICS_PORT", "LLORCH_METRICS_HOST"}
     assert set(services["worker"]["environment"]) == settings
 
 
@@ -246,6 +245,6 @@ def test_the_image_runs_as_a_plain_user_and_is_stopped_by_sigterm() -> None:
     lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
     final = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM")) :]
     assert "USER 10001" in final
-    assert any("[worker,gateway,flower]" in line for line in final)
+    assert any("[worker,gateway,flower,metrics]" in line for line in final)
     assert "STOPSIGNAL SIGTERM" in final
     assert 'ENTRYPOINT ["tini", "--", "llorch"]' in final

@@ -6,16 +6,21 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from llorch_worker.client import Client
 from llorch_worker.contract.errors import ERROR_CLASSES
-from tests.prometheus import Prometheus, running_prometheus
-from tests.services import LOCALHOST
+from llorch_worker.gateway.keys import new_key
+from tests.gateways import running_gateway
+from tests.services import REAL_APP, RedisServer, free_port, running_worker
+from tests.telemetry.exporters import running_exporter
+from tests.telemetry.prometheus_server import Prometheus, running_server
 from tests.waiting import wait_until
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML")
@@ -33,57 +38,19 @@ DASHBOARD = DEPLOY / "grafana" / "dashboards" / "llorch.json"
 MANUAL = REPOSITORY / "docs" / "MONITORING.md"
 GATEWAY_KEY = "/run/llorch/gateway-key"
 
-WORKER = ("model_name", "engine", "instance")
-FLEET = ("model_name",)
-QUEUES = ("model_name", "priority")
-GAUGES = {
-    "llorch_num_requests_running": WORKER,
-    "llorch_num_requests_waiting": WORKER,
-    "llorch_kv_cache_usage_perc": WORKER,
-    "llorch_lease_age_seconds": WORKER,
-    "llorch_memory_bytes": (*WORKER, "part"),
-    "llorch_model_load_seconds": WORKER,
-    "llorch_fleet_queue_length": QUEUES,
-    "llorch_fleet_oldest_job_age_seconds": QUEUES,
-    "llorch_fleet_workers": FLEET,
-    "llorch_fleet_slots": FLEET,
-    "llorch_fleet_running": FLEET,
-    "llorch_fleet_waiting": FLEET,
-    "llorch_fleet_saturation": FLEET,
-    "llorch_fleet_dead_letters": (),
-    "llorch_redis_up": (),
-    "llorch_redis_memory_bytes": (),
-    "llorch_redis_memory_max_bytes": (),
-    "llorch_gateway_open_requests": (),
-}
-COUNTERS = {
-    "llorch_prefix_cache_queries_total": WORKER,
-    "llorch_prefix_cache_hits_total": WORKER,
-    "llorch_prompt_tokens_total": WORKER,
-    "llorch_generation_tokens_total": WORKER,
-    "llorch_num_preemptions_total": WORKER,
-    "llorch_request_success_total": (*WORKER, "finished_reason"),
-    "llorch_job_attempts_total": WORKER,
-    "llorch_job_redeliveries_total": WORKER,
-    "llorch_job_resumes_total": WORKER,
-    "llorch_fenced_writes_total": WORKER,
-    "llorch_jobs_ended_total": (*WORKER, "outcome"),
-    "llorch_job_errors_total": (*WORKER, "code"),
-    "llorch_engine_steps_total": WORKER,
-    "llorch_gateway_requests_total": ("method", "route", "status"),
-}
-HISTOGRAMS = {
-    "llorch_time_to_first_token_seconds": WORKER,
-    "llorch_inter_token_latency_seconds": WORKER,
-    "llorch_e2e_request_latency_seconds": WORKER,
-    "llorch_request_queue_time_seconds": WORKER,
-    "llorch_request_prefill_time_seconds": WORKER,
-    "llorch_request_decode_time_seconds": WORKER,
-    "llorch_iteration_tokens_total": WORKER,
-    "llorch_gateway_request_seconds": ("route",),
-}
-EXPORTED = {*GAUGES, *COUNTERS} | {
-    f"{name}_{suffix}" for name in HISTOGRAMS for suffix in ("bucket", "sum", "count")
+# tests/telemetry holds this table against what a running fleet exports.
+METRICS = dict(
+    re.findall(
+        r"^\| `(llorch_\w+)` \| (\w+)",
+        (REPOSITORY / "docs" / "METRICS.md").read_text(),
+        re.MULTILINE,
+    )
+)
+"""The kind of each metric."""
+EXPORTED = {
+    f"{name}{suffix}"
+    for name, kind in METRICS.items()
+    for suffix in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))
 }
 """Every name that a worker, an exporter or a gateway shows."""
 
@@ -126,21 +93,9 @@ def asked_for(text: str) -> set[str]:
     return set(re.findall(r"[A-Za-z_:]*llorch_[A-Za-z_0-9:]*", bare))
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """The configuration of Compose in a folder of its own, with a key for the gateway."""
-    shutil.copytree(PROMETHEUS, tmp_path / "prometheus")
-    key = tmp_path / "key"
-    key.write_text("none")
-    copied = tmp_path / "prometheus" / "prometheus.yml"
-    text = copied.read_text()
-    assert GATEWAY_KEY in text
-    copied.write_text(text.replace(GATEWAY_KEY, str(key)))
-    return copied
-
-
 @needs_promtool
-def test_prometheus_accepts_the_configuration_and_the_rules(config: Path) -> None:
+def test_prometheus_accepts_the_configuration_and_the_rules(tmp_path: Path) -> None:
+    config = configured(tmp_path, key="none", exporter="exporter:9390", gateway="gateway:8080")
     promtool("check", "config", str(config))
     promtool("check", "rules", str(RECORDS), str(ALERTS))
 
@@ -199,66 +154,83 @@ def test_the_error_codes_that_are_not_the_services_fault_exist() -> None:
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """With our rules, and with every metric, whose counters grow."""
-    folder = tmp_path_factory.mktemp("prometheus")
-    registry = CollectorRegistry()
-    grow = [_metric(registry, name) for name in (*GAUGES, *COUNTERS, *HISTOGRAMS)]
-    server, thread = start_http_server(0, LOCALHOST, registry)
-    config = folder / "prometheus.yml"
-    config.write_text(
-        yaml.safe_dump(
-            {
-                "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
-                "rule_files": [str(RECORDS), str(ALERTS)],
-                "scrape_configs": [
-                    {
-                        "job_name": "llorch-workers",
-                        "static_configs": [{"targets": [f"{LOCALHOST}:{server.server_port}"]}],
-                    }
-                ],
-            }
+def prometheus(
+    redis_server: RedisServer,
+    client: Client,
+    stories260k: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Prometheus]:
+    """As in Compose, but without Flower: with a worker, an exporter and a gateway with keys."""
+    folder = tmp_path_factory.mktemp("monitoring")
+    key, entry = new_key("prometheus")
+    (folder / "keys.toml").write_text(f"{entry}operator = true\n")
+    with ExitStack() as running:
+        exporter = running.enter_context(running_exporter(redis_server.url, folder))
+        gateway = running.enter_context(
+            running_gateway(redis_server.url, folder, keys=folder / "keys.toml")
         )
-    )
+        config = configured(
+            folder,
+            key=key,
+            exporter=exporter.removeprefix("http://"),
+            gateway=gateway.url.removeprefix("http://"),
+        )
+        server = running.enter_context(running_server(config, folder))
+        running.enter_context(
+            running_worker(
+                redis_server.url,
+                folder,
+                app=REAL_APP,
+                model=stories260k / "f32.gguf",
+                model_name="stories",
+                metrics_port=free_port(),
+            )
+        )
+        ready = 'count(up{job=~"llorch-(exporter|workers|gateway)"} == 1)'
+        wait_until(lambda: server.value(ready) == 3, what="three targets")
 
-    def counted(running: Prometheus) -> bool:
-        for each in grow:
-            each()
-        return bool(running.query("rate(llorch_engine_steps_total[1m]) > 0 and on () ALERTS"))
+        def counted() -> bool:
+            client.submit(prompt="Once", max_tokens=4).result(30)
+            httpx.get(f"{gateway.url}/health").raise_for_status()
+            grown = ("llorch_request_success_total", "llorch_gateway_requests_total")
+            return all(server.value(f"sum(rate({name}[1m]))") > 0 for name in grown)
 
-    try:
-        with running_prometheus(config, folder) as running:
-            wait_until(lambda: counted(running), what="two scrapes and the first alert")
-            yield running
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        wait_until(counted, what="counters that grow")
+        yield server
 
 
-def _metric(registry: CollectorRegistry, name: str) -> Callable[[], None]:
-    """Makes a metric of one series, and returns what lets it grow."""
-    every = GAUGES | COUNTERS | HISTOGRAMS
-    labels = [label for label in every[name] if label != "instance"]
-    values = ["x"] * len(labels)
-    if name in HISTOGRAMS:
-        histogram = Histogram(name, name, labels, registry=registry)
-        return lambda: (histogram.labels(*values) if labels else histogram).observe(1)
-    kind = Gauge if name in GAUGES else Counter
-    metric = kind(name, name, labels, registry=registry)
-    return lambda: (metric.labels(*values) if labels else metric).inc()
+def configured(folder: Path, *, key: str, exporter: str, gateway: str) -> Path:
+    """A copy of Compose's configuration, with these addresses, that looks every second."""
+    shutil.copytree(PROMETHEUS, folder / "prometheus")
+    (folder / "key").write_text(key)
+    config = folder / "prometheus" / "prometheus.yml"
+    text = config.read_text()
+    for ours, theirs in {
+        "exporter:9390": exporter,
+        "gateway:8080": gateway,
+        GATEWAY_KEY: str(folder / "key"),
+    }.items():
+        assert ours in text
+        text = text.replace(ours, theirs)
+    config.write_text(re.sub(r"(_interval: )\d+s", r"\g<1>1s", text))
+    return config
+
+
+def test_a_worker_goes_by_the_name_that_llorch_top_gives_it(prometheus: Prometheus) -> None:
+    ((labels, _),) = prometheus.values("llorch_num_requests_running")
+    assert labels["instance"] == "w1@test"
+    assert "worker" not in labels
 
 
 def test_prometheus_evaluates_every_rule(prometheus: Prometheus) -> None:
-    loaded = prometheus.rules()
-    assert {rule["name"] for rule in loaded} == RECORDED | set(ALERT_RULES)
-    assert {rule["health"] for rule in loaded} == {"ok"}
+    loaded = {rule["name"]: rule["health"] for rule in prometheus.rules()}
+    assert loaded == dict.fromkeys(RECORDED | set(ALERT_RULES), "ok")
     for name in RECORDED:
-        assert prometheus.query(name), name
+        assert prometheus.values(name), name
 
 
 def test_every_query_of_the_dashboard_finds_series(prometheus: Prometheus) -> None:
-    empty = [expression for expression in queries() if not prometheus.query(expression)]
+    empty = [expression for expression in queries() if not prometheus.values(expression)]
     assert not empty
 
 

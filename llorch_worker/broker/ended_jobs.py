@@ -1,9 +1,11 @@
-"""The jobs that ended last, for people who look: how long each took, and none of its content."""
+"""The jobs that ended: how long each took, and none of its content. Everything that counts or shows
+ended jobs takes them from here."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -39,16 +41,28 @@ class EndedJob(BaseModel):
 
 
 class EndedJobs:
-    """What this process has ended since it last told Redis.
+    """The jobs that this process ends: each is told to all observers and, later, to Redis.
 
     Thread-safe. The worker's announcer publishes them every few seconds, so they cost a job no
     round trip. Those of a worker that is killed in between are missing from the list.
     """
 
     def __init__(self) -> None:
+        self._observers: tuple[Callable[[EndedJob], None], ...] = ()
         self._untold: deque[EndedJob] = deque(maxlen=MOST_ENDED_JOBS)
 
+    def observe(self, observer: Callable[[EndedJob], None]) -> None:
+        """Calls ``observer`` with each job once its end is stored, in the thread that ended it.
+
+        It must neither wait nor raise: Celery would take its error for the job's.
+        """
+        self._observers += (observer,)
+
+    def forget(self, observer: Callable[[EndedJob], None]) -> None:
+        self._observers = tuple(known for known in self._observers if known != observer)
+
     def note(self, claim: Claim, worker: str, end: GenerationResult | LlorchError) -> None:
+        """Notes a job whose end this process has just stored."""
         fields = {
             "id": claim.job_id,
             "model": model_of(claim.list_key),
@@ -65,6 +79,8 @@ class EndedJobs:
             case _:
                 ended = EndedJob(**fields, outcome="failed", error=end.code)
         self._untold.append(ended)
+        for observer in self._observers:
+            observer(ended)
 
     def publish(self, client: Redis) -> None:
         """Adds them to the list in Redis. A call that raises ``RedisError`` loses its jobs."""

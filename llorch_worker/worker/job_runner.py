@@ -30,8 +30,8 @@ from llorch_worker.contract import (
     OutOfMemory,
 )
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
+from llorch_worker.worker.deliveries import Deliveries
 from llorch_worker.worker.delivery import Delivery
-from llorch_worker.worker.job_window import JobWindow
 from llorch_worker.worker.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ class JobRunner:
         active_jobs: ActiveJobs,
         publisher: Publisher,
         client: redis.Redis,
-        job_window: JobWindow,
         *,
         hostname: str,
         key_ttl_s: int,
@@ -72,11 +71,11 @@ class JobRunner:
         self._active_jobs = active_jobs
         self._publisher = publisher
         self._redis = client
-        self._job_window = job_window
         self._hostname = hostname
         self._key_ttl_s = key_ttl_s
         self._is_cancelled = is_cancelled
         self._end_worker = end_worker
+        self.deliveries = Deliveries()
 
     def run(self, delivery: Delivery) -> GenerationResult:
         """Runs one claimed job and waits for its end. Tokens that are not yet in the job's stream
@@ -88,20 +87,14 @@ class JobRunner:
         """
         job = self._active_jobs.enter(delivery.claim)
         try:
-            result = self._run(job, delivery)
-        except Cancelled:
-            raise
-        except LlorchError:
-            self._job_window.failed()
-            raise
+            return self._run(job, delivery)
         finally:
             self._active_jobs.leave(job)
-        self._job_window.succeeded(result)
-        return result
 
     def _run(self, job: ActiveJob, delivery: Delivery) -> GenerationResult:
         claim = delivery.claim
         page = self._read_journal(claim)
+        self.deliveries.note(claim, has_journal=bool(page.journal))
         # Above all entries of earlier claims, even of those that Redis has lost but a reader has
         # seen: fences are times.
         self._publisher.open(claim, max(page.next_entry, claim.fence))

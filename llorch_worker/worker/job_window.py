@@ -6,8 +6,8 @@ import time
 from collections import deque
 from typing import NamedTuple
 
+from llorch_worker.broker.ended_jobs import EndedJob
 from llorch_worker.broker.recent_jobs import WINDOW_S, RecentJobs, by_bucket
-from llorch_worker.contract import GenerationResult
 
 MOST_JOBS = 2_000
 """A worker that ends more in the window reports the last ones."""
@@ -28,20 +28,20 @@ class JobWindow:
         self._began_s = time.monotonic()
         self._ended: deque[tuple[float, _Succeeded | None]] = deque(maxlen=MOST_JOBS)
 
-    def succeeded(self, result: GenerationResult) -> None:
-        timings, usage = result.timings, result.usage
-        job = _Succeeded(
-            queue_ms=timings.queue_ms,
-            first_token_ms=timings.first_token_ms,
-            e2e_ms=timings.first_token_ms + timings.decode_ms,
-            prompt_tokens=usage.prompt,
-            # A resumed job also finds what it generated before.
-            cached_tokens=min(usage.cached, usage.prompt),
-        )
-        self._ended.append((time.monotonic(), job))
-
-    def failed(self) -> None:
-        self._ended.append((time.monotonic(), None))
+    def add(self, job: EndedJob) -> None:
+        if job.outcome == "cancelled":
+            return
+        timed = None
+        if job.timings is not None and job.usage is not None:
+            timed = _Succeeded(
+                queue_ms=job.timings.queue_ms,
+                first_token_ms=job.timings.first_token_ms,
+                e2e_ms=job.timings.first_token_ms + job.timings.decode_ms,
+                prompt_tokens=job.usage.prompt,
+                # A resumed job also finds what it generated before.
+                cached_tokens=min(job.usage.cached, job.usage.prompt),
+            )
+        self._ended.append((time.monotonic(), timed))
 
     def read(self) -> RecentJobs:
         now_s = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llorch_worker.broker import ended_jobs, keys
-from llorch_worker.broker.ended_jobs import MOST_ENDED_JOBS, EndedJobs
+from llorch_worker.broker.ended_jobs import MOST_ENDED_JOBS, EndedJob, EndedJobs
 from llorch_worker.client import Client
 from llorch_worker.contract import (
     Cancelled,
@@ -54,3 +54,12 @@ def test_the_list_and_what_waits_for_it_are_bounded(client: Client) -> None:
     assert client.redis.ttl(keys.ENDED_JOBS) > 0
     (newest,) = ended_jobs.ended_jobs(client.redis, 1)
     assert newest.id == str(MOST_ENDED_JOBS + 4)
+
+
+def test_observers_are_told_each_end_until_they_are_forgotten() -> None:
+    ended, seen = EndedJobs(), list[EndedJob]()
+    ended.observe(seen.append)
+    ended.note(CLAIM, "w@h", RESULT)
+    ended.forget(seen.append)
+    ended.note(CLAIM, "w@h", Cancelled("secret"))
+    assert [(job.id, job.outcome, job.usage) for job in seen] == [("j", "stop", RESULT.usage)]

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import pytest
 
+from llorch_worker.broker.ended_jobs import EndedJob
 from llorch_worker.broker.recent_jobs import WINDOW_S, percentile_ms
-from llorch_worker.contract import GenerationResult
-from llorch_worker.contract.result import Choice, Timings, Usage
+from llorch_worker.contract import Timings, Usage
 from llorch_worker.worker.job_window import MOST_JOBS, JobWindow
 
 
-def result(*, queue_ms: float = 10, cached: int = 0) -> GenerationResult:
-    return GenerationResult(
+def done(*, cached: int = 0) -> EndedJob:
+    return EndedJob(
         id="a job",
         model="toy",
-        choices=(Choice(index=0, text="", token_ids=(), finish_reason="stop"),),
-        usage=Usage(prompt=100, cached=cached, completion=5),
-        seed=1,
-        timings=Timings(
-            queue_ms=queue_ms, prefill_ms=40, first_token_ms=queue_ms + 40, decode_ms=500
-        ),
         worker="w@test",
+        attempts=1,
+        ended_at=0,
+        outcome="stop",
+        usage=Usage(prompt=100, cached=cached, completion=5),
+        timings=Timings(queue_ms=10, prefill_ms=40, first_token_ms=50, decode_ms=500),
     )
+
+
+def without_result(outcome: Literal["failed", "cancelled"]) -> EndedJob:
+    return done().model_copy(update={"outcome": outcome, "usage": None, "timings": None})
 
 
 def test_jobs_are_timed_from_their_enqueueing() -> None:
     window = JobWindow()
-    window.succeeded(result(cached=25))
-    window.succeeded(result(cached=250))
-    window.failed()
+    window.add(done(cached=25))
+    window.add(done(cached=250))
+    window.add(without_result("failed"))
+    window.add(without_result("cancelled"))
     found = window.read()
     assert (found.ended, found.failed) == (3, 1)
     assert found.cache_hits == 0.625  # of a resumed job at most its prompt counts
@@ -41,9 +46,9 @@ def test_jobs_are_timed_from_their_enqueueing() -> None:
 
 def test_older_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     window, now_s = JobWindow(), time.monotonic()
-    window.failed()
+    window.add(without_result("failed"))
     monkeypatch.setattr(time, "monotonic", lambda: now_s + WINDOW_S + 60)
-    window.succeeded(result())
+    window.add(done())
     found = window.read()
     assert (found.ended, found.failed) == (1, 0)
     assert found.jobs_per_min == pytest.approx(60 / WINDOW_S)
@@ -54,10 +59,10 @@ def test_a_fast_worker_reports_its_last_jobs_and_their_true_rate(
 ) -> None:
     now_s = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    window, one = JobWindow(), result()
+    window, one = JobWindow(), done()
     for _ in range(3 * MOST_JOBS):
         now_s += 0.001
-        window.succeeded(one)
+        window.add(one)
     now_s += 1
     found = window.read()
     assert found.ended == MOST_JOBS
