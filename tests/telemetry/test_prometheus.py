@@ -216,6 +216,15 @@ def _freeze_with_jobs(stage: Stage, worker: WorkerProcess, address: str) -> None
     wait_until(lambda: running() == 0, timeout_s=END_S)
 
 
+def test_a_job_that_waits_shows_its_age(stage: Stage) -> None:
+    first, second = stage.workers
+    with first.paused(), second.paused():
+        job = stage.client.submit(prompt=PROMPT, max_tokens=1)
+        for gauge in ("llorch_fleet_queue_length", "llorch_fleet_oldest_job_age_seconds"):
+            wait_until(lambda g=gauge: stage.prometheus.value(f"max({g})") > 0, what=gauge)
+    job.result(END_S)
+
+
 def test_gauges_return_to_zero_after_clients_that_hang_up(stage: Stage) -> None:
     body = {"model": "stories", "prompt": PROMPT, "max_tokens": LONG, "stream": True}
 
