@@ -21,6 +21,9 @@ KvDtype = Literal["auto", "fp8", "int8"]
 """How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
 
+LogFormat = Literal["text", "json"]
+"""``text``: lines to read; ``json``: one document a line, and one line a job."""
+
 DEFAULT_MAX_SEQUENCES = 16
 DEFAULT_MAX_STEP_TOKENS = 512
 
@@ -111,6 +114,14 @@ class Settings(BaseSettings):
     health_file: Path | None = None
     """A file whose age tells probes how a worker is: renewed every 5 s while it takes jobs and its
     engine advances."""
+
+    metrics_port: int | None = Field(None, ge=1, le=65535)
+    """Serves metrics to Prometheus at the first free of 20 ports from here; by default nowhere."""
+    metrics_host: str = "127.0.0.1"
+    """The address for metrics. Whoever reaches it may read them."""
+
+    log_format: LogFormat = "text"
+    """How workers, gateways and exporters log: ``text``, or ``json`` with one line a job."""
 
     flush_interval_ms: int = Field(20, ge=1, le=50)
     """How often the publisher writes new tokens to the jobs' streams."""
