@@ -99,7 +99,9 @@ def test_activations_that_fit_eight_bits_multiply_exactly(kernels, type_, weight
 def test_a_plain_matrix_multiplies_like_in_float64(kernels, rows, columns, tokens, weight_file):
     values = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float16)
     x = torch.randn(tokens, columns).bfloat16()
-    linear = loaded(kernels, weight_file, values.view(np.uint8), GGMLQuantizationType.F16, rows, columns)
+    linear = loaded(
+        kernels, weight_file, values.view(np.uint8), GGMLQuantizationType.F16, rows, columns
+    )
 
     expected = x.double() @ torch.from_numpy(values).bfloat16().double().T
     assert relative_error(linear(x, wide=True), expected) < 1e-6
