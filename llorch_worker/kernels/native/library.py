@@ -75,7 +75,7 @@ def native_kernels(wanted: Variant | Literal["auto"] = "auto") -> NativeKernels:
 @functools.cache
 def _load(variant: Variant) -> NativeKernels:
     if not LIBRARY.exists():
-        raise NativeUnavailable("this package was built without them, for lack of a C compiler")
+        raise NativeUnavailable("this package was built without them: there was no C compiler")
     try:
         # The kernels use torch's OpenMP library: its symbols are looked up when they are loaded. A
         # second library would have its own pool of threads, and the waiting threads of each pool
