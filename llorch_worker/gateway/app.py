@@ -16,6 +16,7 @@ from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.console import files as console_files
 from llorch_worker.gateway.console import routes as console_routes
 from llorch_worker.gateway.gateway import Gateway
+from llorch_worker.gateway.loopback import LoopbackOnly
 from llorch_worker.gateway.open_requests import OpenRequests
 from llorch_worker.gateway.routes import (
     batches,
@@ -64,7 +65,14 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         await gateway.close()
         console.close()
 
-    app = FastAPI(title="llorch gateway", version=__version__, lifespan=running)
+    # FastAPI's pages of documentation load scripts from elsewhere, on the console's origin.
+    app = FastAPI(
+        title="llorch gateway",
+        version=__version__,
+        lifespan=running,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.gateway = gateway
     app.state.console = console
     errors.install(app)
@@ -83,6 +91,8 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
         )
+    if own.keys is None:
+        app.add_middleware(LoopbackOnly)
     app.add_middleware(requests.middleware)
     _document_400_for_422(app)
     return app

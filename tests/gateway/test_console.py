@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from llorch_worker.broker import dead_letters, journal, keys, scripts
 from llorch_worker.client import Client
 from llorch_worker.contract import InternalError, Started, Tokens
-from llorch_worker.gateway.keys import new_key
 from tests.broker.jobs import TERMS, take
-from tests.gateways import GatewayProcess, running_gateway
+from tests.gateway.consoles import GUEST, OPERATOR, console_gateway
+from tests.gateways import GatewayProcess
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, wait_until
 
@@ -30,7 +29,6 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the 
 QUICK_LEASE = {"lease_s": 1, "sweep_s": 0.5, "TOY_STEP_MS": 5, "model_name": "toy"}
 PATIENCE_MS = 30_000
 EVIL = "<img src=x onerror=alert(1)>"
-OPERATOR, GUEST = new_key("ops"), new_key("guest")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -49,8 +47,6 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("console")
-    file = folder / "keys.toml"
-    file.write_text(f"{OPERATOR[1]}operator = true\n{GUEST[1]}")
     with ExitStack() as stack:
 
         def start(name: str) -> WorkerProcess:
@@ -60,7 +56,7 @@ def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -
             return worker
 
         first = start("w1")
-        gateway = stack.enter_context(running_gateway(redis_server.url, folder, keys=file))
+        gateway = stack.enter_context(console_gateway(redis_server.url, folder))
         yield Fleet(gateway, start, first.wait_ready())
 
 
@@ -280,32 +276,6 @@ def test_a_key_opens_the_console_and_only_an_operators_shows_the_fleet(
     assert not [url for url in here.urls if OPERATOR[0] in url or GUEST[0] in url]
 
 
-@pytest.fixture
-def plain(fleet: Fleet) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fleet.gateway.url, timeout=60) as client:
-        yield client
-
-
-def test_what_operators_do_needs_their_key_and_json(plain: httpx.Client) -> None:
-    def answer(method: str, path: str, key: str | None, **options: Any) -> int:
-        headers = options.pop("headers", {})
-        if key is not None:
-            headers = headers | {"Authorization": f"Bearer {key}"}
-        return plain.request(method, f"/console/api/{path}", headers=headers, **options).status_code
-
-    for path in ("fleet", "jobs", "dead-letters"):
-        keys = (None, "llorch-wrong", GUEST[0], OPERATOR[0])
-        assert [answer("GET", path, key) for key in keys] == [401, 401, 403, 200]
-    for path in ("dead-letters/retry", "dead-letters/drop"):
-        body = {"ids": ["x"]}
-        assert answer("POST", path, GUEST[0], json=body) == 403
-        assert answer("POST", path, OPERATOR[0], json=body) == 200
-        # A page of another origin can send such a request without asking the gateway first.
-        for simple in ({}, {"Content-Type": "text/plain"}):
-            text = json.dumps(body)
-            assert answer("POST", path, OPERATOR[0], headers=simple, content=text) == 400
-
-
 def test_axe_finds_nothing_serious_in_light_and_dark(
     fleet: Fleet, visit: Callable[..., Visit], client: Client
 ) -> None:
@@ -335,18 +305,3 @@ def serious(here: Visit) -> list[str]:
             if each["impact"] in ("serious", "critical"):
                 found.append(f"{scheme}: {each['id']}")
     return found
-
-
-def test_the_pages_files_are_checked_by_etag_and_load_nothing_from_elsewhere(
-    plain: httpx.Client,
-) -> None:
-    for path in ("/", "/console/main.js", "/console/console.css"):
-        first = plain.get(path)
-        policy = first.headers["content-security-policy"]
-        assert "default-src 'none'; script-src 'self'" in policy
-        assert "unsafe" not in policy
-        assert first.headers["x-content-type-options"] == "nosniff"
-        again = {"If-None-Match": first.headers["etag"]}
-        assert plain.get(path, headers=again).status_code == 304
-    assert plain.get("/console/routes.py").status_code == 404
-    assert plain.get("/console/..%2froutes.py").status_code == 404
