@@ -81,7 +81,8 @@ def test_a_job_out_of_attempts_becomes_a_letter_with_its_history(producer: Clien
     assert sorted(times) == times
     assert times[-1] <= letter.died_ms
     assert letter.message_bytes == len(letter.message) > 100
-    assert "message" not in repr(letter)
+    assert letter.message not in repr(letter)
+    assert "raw" not in repr(letter)
 
 
 def test_a_retried_job_goes_on_from_its_journal_with_all_attempts(producer: Client) -> None:
@@ -186,6 +187,24 @@ def test_a_malformed_letter_has_its_own_id_and_cannot_be_retried(producer: Clien
     assert not first.retriable
     assert dead_letters.find(producer.redis, second.id) == second
     assert dead_letters.find(producer.redis, "malformed-") is None
+
+
+def test_letters_are_listed_and_found_without_reading_other_messages(
+    producer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More than a call parses.
+    jobs = [producer.submit(prompt="x" * 400_000, metadata={"é": n}) for n in range(5)]
+    for claim in take(producer.redis):
+        dead_letters.bury(producer.redis, claim, "for a reason")
+    producer.redis.lpush("llorch.toy", b"no json")
+    take_lapsed(producer)
+    whole = list(dead_letters.letters(producer.redis))
+    heads = list(dead_letters.heads(producer.redis))
+    for head, letter in zip(heads, whole, strict=True):
+        assert {name: getattr(letter, name) for name in vars(head)} == vars(head)
+    wanted = [jobs[1].id, whole[0].id, "unknown"]
+    found = dead_letters.find_all(producer.redis, wanted)
+    assert list(found.values()) == [whole[0], *(it for it in whole if it.id == jobs[1].id)]
 
 
 def test_the_oldest_letters_are_forgotten(
