@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.dead_letters import DeadLetter
+from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import (
@@ -18,7 +21,8 @@ from llorch_worker.contract import (
     Started,
     Tokens,
 )
-from tests.broker.jobs import TERMS, sweep, take
+from llorch_worker.worker.delivery import Delivery
+from tests.broker.jobs import TERMS, load, sweep, take
 
 LAPSED = replace(TERMS, lease_ms=-1, max_attempts=2, max_deaths=2)
 """Claims whose worker dies at once."""
@@ -107,6 +111,27 @@ def test_a_retried_job_goes_on_from_its_journal_with_all_attempts(producer: Clie
     # A reader that had read up to the old end misses no token either.
     later = [entry.event for entry in job.stream(from_id=seen[-1].entry_id, timeout=1)]
     assert [i for e in later if isinstance(e, Tokens) for i in e.ids] == [known]
+
+
+def test_a_retried_job_waits_since_its_retry_and_its_deadline_counts_from_the_start(
+    producer: Client,
+) -> None:
+    hour_ago_s = time.time() - 3_600
+    producer.submit(prompt="x")
+    (message,) = producer.redis.lrange("llorch.toy", 0, -1)
+    old = re.sub(rf'(?<="{ENQUEUED_AT}": )[\d.]+', str(hour_ago_s), str(message))
+    producer.redis.lset("llorch.toy", 0, old)
+    (claim,) = take_lapsed(producer)
+    assert claim.retried_ms is None
+    dead_letters.refuse(producer.redis, claim, "died", InternalError("died"), TERMS)
+    retry(producer, the_letter(producer))
+    oldest_s = load(producer.redis).queues["normal"].oldest_s
+    assert oldest_s is not None
+    assert oldest_s < 1_800
+    (claim,) = take_lapsed(producer)
+    delivery = Delivery(claim, enqueued_at_s=hour_ago_s)
+    assert delivery.queued_at_s() == pytest.approx(hour_ago_s, abs=60)
+    assert delivery.retried_at_s() == pytest.approx(time.time(), abs=60)
 
 
 def test_a_retried_job_without_journal_starts_anew(producer: Client) -> None:
