@@ -158,7 +158,7 @@ def test_only_settings_that_exist_are_set(documents: list[Document]) -> None:
     given = set(settings(documents))
     for name in ("worker", "gateway"):
         given |= {v for v in pod(documents, name)[2] if v.startswith("LLORCH_")}
-    assert given - known <= {"LLORCH_METRICS_PORT", "LLORCH_METRICS_HOST"}
+    assert given <= known
 
 
 def test_what_an_autoscaler_counts_has_no_number_of_its_own(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
@@ -17,6 +18,7 @@ from llorch_worker.gateway.console import files as console_files
 from llorch_worker.gateway.console import routes as console_routes
 from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.loopback import LoopbackOnly
+from llorch_worker.gateway.measuring import measuring
 from llorch_worker.gateway.open_requests import OpenRequests
 from llorch_worker.gateway.routes import (
     batches,
@@ -25,6 +27,7 @@ from llorch_worker.gateway.routes import (
     files,
     health,
     jobs,
+    metrics,
     models,
     responses,
     tokens,
@@ -32,10 +35,12 @@ from llorch_worker.gateway.routes import (
 )
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
+from llorch_worker.telemetry.metrics.gateway_metrics import GatewayMetrics
 
 FILES_PATH = "/v1/files"
 _ROUTERS = (
     health.router,
+    metrics.router,
     models.router,
     completions.router,
     chat.router,
@@ -55,6 +60,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     gateway = Gateway(settings, own)
     console = console_routes.Console(settings.redis_url)
     requests = OpenRequests()
+    measured = GatewayMetrics(settings.redis_url)
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
@@ -64,6 +70,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         await requests.ended()
         await gateway.close()
         console.close()
+        measured.close()
 
     # FastAPI's pages of documentation load scripts from elsewhere, on the console's origin.
     app = FastAPI(
@@ -75,6 +82,8 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     )
     app.state.gateway = gateway
     app.state.console = console
+    app.state.metrics = measured
+    app.state.scrapes = CapacityLimiter(metrics.MOST_SCRAPES)
     errors.install(app)
     for router in _ROUTERS:
         app.include_router(router)
@@ -94,6 +103,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     if own.keys is None:
         app.add_middleware(LoopbackOnly)
     app.add_middleware(requests.middleware)
+    app.add_middleware(measuring, metrics=measured)
     _document_400_for_422(app)
     return app
 
