@@ -165,6 +165,8 @@ def test_a_job_is_cancelled_by_a_click_and_by_a_key(
     }.items():
         latch = make_latch(end)
         here.generate(latch.prompt(after=2))
+        # The output of the last job stays until this one is submitted.
+        here.see("#state", "Generating")
         here.see("#output", "w1")
         stop()
         here.see("#state", "Cancelled")
