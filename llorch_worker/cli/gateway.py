@@ -38,6 +38,7 @@ def gateway(
     from llorch_worker.gateway.app import create_app
     from llorch_worker.gateway.loopback import is_loopback
     from llorch_worker.gateway.settings import GatewaySettings
+    from llorch_worker.telemetry.logs.setup import configure
 
     given = {"host": host, "port": port}
     try:
@@ -51,10 +52,11 @@ def gateway(
             f"{own.host} is reachable from elsewhere: set LLORCH_GATEWAY_KEYS to a file of keys, "
             "which `llorch gateway-key` makes",
         )
-    app = create_app(settings, own)
-    logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s] %(message)s")
+    configure(settings.log_format)
+    logging.getLogger("uvicorn.access").addFilter(_without_query)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_without_message)
+    app = create_app(settings, own)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -92,6 +94,14 @@ def _without_message(record: logging.LogRecord) -> bool:
     if record.exc_info and record.exc_info[1] is not None:
         defect = InternalError(f"a defect: {type(record.exc_info[1]).__name__}")
         record.exc_info = (InternalError, defect, record.exc_info[2])
+    return True
+
+
+def _without_query(record: logging.LogRecord) -> bool:
+    """uvicorn logs an URL with its query, which may be anything."""
+    match record.args:
+        case (client, method, str(path), *rest):
+            record.args = (client, method, path.partition("?")[0], *rest)
     return True
 
 

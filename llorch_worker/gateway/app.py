@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from socket import gethostname
 from typing import Any
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
@@ -20,6 +21,7 @@ from llorch_worker.gateway.gateway import Gateway
 from llorch_worker.gateway.loopback import LoopbackOnly
 from llorch_worker.gateway.measuring import measuring
 from llorch_worker.gateway.open_requests import OpenRequests
+from llorch_worker.gateway.request_spans import REQUEST_SPANS, without_query
 from llorch_worker.gateway.routes import (
     batches,
     chat,
@@ -36,6 +38,7 @@ from llorch_worker.gateway.routes import (
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.metrics.gateway_metrics import GatewayMetrics
+from llorch_worker.telemetry.traces.tracing import is_traced, start_tracing
 
 FILES_PATH = "/v1/files"
 _ROUTERS = (
@@ -71,12 +74,15 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         await gateway.close()
         console.close()
         measured.close()
+        await to_thread.run_sync(tracing.close)
 
+    tracing = start_tracing("llorch-gateway", gethostname())
     # FastAPI's pages of documentation load scripts from elsewhere, on the console's origin.
     app = FastAPI(
         title="llorch gateway",
         version=__version__,
         lifespan=running,
+        telemetry=REQUEST_SPANS,
         docs_url=None,
         redoc_url=None,
     )
@@ -104,6 +110,8 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         app.add_middleware(LoopbackOnly)
     app.add_middleware(requests.middleware)
     app.add_middleware(measuring, metrics=measured)
+    if is_traced():
+        app.add_middleware(without_query)
     _document_400_for_422(app)
     return app
 
