@@ -18,6 +18,7 @@ from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.console import files as console_files
 from llorch_worker.gateway.console import routes as console_routes
 from llorch_worker.gateway.gateway import Gateway
+from llorch_worker.gateway.loopback import LoopbackOnly
 from llorch_worker.gateway.measuring import measuring
 from llorch_worker.gateway.open_requests import OpenRequests
 from llorch_worker.gateway.request_spans import REQUEST_SPANS, without_query
@@ -76,8 +77,14 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         await to_thread.run_sync(tracing.close)
 
     tracing = start_tracing("llorch-gateway", gethostname())
+    # FastAPI's pages of documentation load scripts from elsewhere, on the console's origin.
     app = FastAPI(
-        title="llorch gateway", version=__version__, lifespan=running, telemetry=REQUEST_SPANS
+        title="llorch gateway",
+        version=__version__,
+        lifespan=running,
+        telemetry=REQUEST_SPANS,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.gateway = gateway
     app.state.console = console
@@ -99,6 +106,8 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
         )
+    if own.keys is None:
+        app.add_middleware(LoopbackOnly)
     app.add_middleware(requests.middleware)
     app.add_middleware(measuring, metrics=measured)
     if is_traced():

@@ -36,7 +36,8 @@ class Repeats(logging.Filter):
         self._clock = clock
         self._seen: dict[tuple[str, int, str], _Repeated] = {}
         self._look_at_s = 0.0
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may log while its thread holds the lock.
+        self._lock = threading.RLock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         self._tell(self._ended())

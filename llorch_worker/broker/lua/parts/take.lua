@@ -91,7 +91,8 @@ local function begin(id, message, list, record, terms, eta_ms)
   -- A worker claims only what it has room for, so a job starts with its claim.
   store_state(id, document_of(terms.started, id))
   return {id, message, attempts, fence, list, redis.call('HGET', job, 'first_claim_ms'), claimed_ms,
-    first, redis.call('EXISTS', cancel_key(id)), suspect, eta_ms or false}
+    first, redis.call('EXISTS', cancel_key(id)), suspect, eta_ms or false,
+    redis.call('HGET', job, 'retried_ms')}
 end
 
 -- Settle a message that was popped from `list`. Returns
