@@ -52,6 +52,18 @@ def job(job_id: str) -> str:
     return f"{PREFIX}job:{job_id}"
 
 
+def bell(queue: str) -> str:
+    """List with at most one entry, a ring, which wakes one of the workers that wait for jobs in
+    ``queue``. A ring holds no job. See :mod:`llorch_worker.broker.doorbell`."""
+    return f"{PREFIX}bell:{queue}"
+
+
+def watch(model: str) -> str:
+    """The model's number of workers. Exists while one of them watches its lists for producers that
+    do not ring; see :mod:`llorch_worker.broker.watch`."""
+    return f"{PREFIX}watch:{model}"
+
+
 def worker(hostname: str) -> str:
     """JSON of :class:`llorch_worker.broker.registry.WorkerCard`, with a TTL of a few seconds."""
     return f"{PREFIX}workers:{hostname}"

@@ -1,4 +1,4 @@
--- Put a job into its queue, once, if the queue has room. On refusal, nothing is written.
+-- Put a job into its queue, once, if the queue has room, and wake a worker. On refusal, nothing is written.
 --
 -- The first write may grow: a server at maxmemory refuses it, and nothing is left behind.
 --
@@ -39,4 +39,5 @@ if idempotency ~= '' then
   redis.call('HSET', job_key(job_id), 'idempotency', idempotency)
 end
 redis.call('LPUSH', KEYS[1], before .. now_s .. after)
+ring(bell_of(KEYS[1]))
 return {'sent', job_id}

@@ -1,9 +1,14 @@
 -- Code that all scripts share. The loader (scripts.py) puts the names of keys and queues (LEASES,
 -- job_key(job_id), ... from keys.py and queues.py) before it, and the script after it.
 
+-- Read once: a script is one moment.
+local clock_us
 local function now_us()
-  local clock = redis.call('TIME')
-  return clock[1] * 1000000 + clock[2]
+  if not clock_us then
+    local clock = redis.call('TIME')
+    clock_us = clock[1] * 1000000 + clock[2]
+  end
+  return clock_us
 end
 
 -- Leases, deadlines and letters all use Redis' own clock.

@@ -70,9 +70,13 @@ local function release_due(scheduled, limit)
   end
 end
 
+local begun = 0
+
 -- Claim a job. Returns its values in the order that claim.lua returns.
 local function begin(id, message, list, record, terms, eta_ms)
-  local job, now = job_key(id), now_us()
+  -- Of jobs that are claimed together, the later has the greater fence.
+  local job, now = job_key(id), now_us() + begun
+  begun = begun + 1
   local claimed_ms = math.floor(now / 1000)
   local attempts = record.attempts + 1
   -- Taken from the clock rather than counted from 1: a claim that a failover lost must not have the
