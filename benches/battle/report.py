@@ -66,6 +66,8 @@ def print_table(outcomes: Sequence[Outcome], terms: Terms) -> None:
             console.print(f"  {kind}: {told}")
         if outcome.findings.replies:
             console.print(f"  replies to commands: {outcome.findings.replies}")
+        if outcome.unexpected_exits:
+            console.print(f"  died unasked, with exit codes: {', '.join(outcome.unexpected_exits)}")
         for fault, named in outcome.findings.suspects.items():
             console.print(f"  {fault}: {', '.join(named)}", soft_wrap=True)
 

@@ -124,6 +124,19 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._wake_reader.close()
         self._wake_writer.close()
 
+    def stop(self) -> None:
+        """Waits for running jobs, unless a cold shutdown has begun.
+
+        Celery then calls this inside its signal handler. What the signal interrupted may hold a
+        lock that the jobs' threads need, or be about to give them a job, so that waiting here could
+        last for ever. Celery calls ``terminate`` at the next turn of its loop, which this ends.
+        """
+        if not state.should_terminate:
+            super().stop()
+            return
+        self._state = self.CLOSE
+        self.wake()
+
     def on_terminate(self) -> None:
         """Cold shutdown: running jobs go back to their queues."""
         self._hand_back_all()
@@ -131,8 +144,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def wake(self) -> None:
         """Ends the event loop's wait, which a signal alone does not do. Thread-safe."""
-        # A full socket already wakes the loop, which then reads everything.
-        with suppress(BlockingIOError):
+        # A full socket already wakes the loop, which then reads everything; a pool that has stopped
+        # has closed its own.
+        with suppress(OSError):
             self._wake_writer.send(b"\0")
 
     def _hand_back_all(self) -> None:
@@ -146,7 +160,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         Running the loop here also hands back a job that was popped at the last moment, and sends
         heartbeats.
         """
-        # A cold shutdown runs this inside a signal handler, perhaps during a turn of the loop.
+        # A cold shutdown may have interrupted a turn of the loop.
         turning = self._hub is not None and not state.should_terminate
         if turning:
             # A loop that ended with an error has forgotten its readers.
@@ -269,8 +283,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
                     self._report(*self._left.pop())
 
     def _report(self, work: _Work, callback: Callback, value: Any) -> None:
-        # First, because a signal during the callback may begin a cold shutdown, which waits for
-        # all running work.
         del self._running[work.pid]
         self.active_jobs.forget(work.task_id)
         self._call(work, callback, value)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from celery.exceptions import BackendStoreError, Reject
+from celery.worker import state
 from kombu.asynchronous import Hub
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -221,3 +223,39 @@ def test_a_task_whose_acceptance_fails_goes_back_and_leaves_its_thread_free(
     later = apply(pool, int)
     turn_until(hub, lambda: later.ended)
     assert later.returned == [0]
+
+
+@pytest.mark.timeout(20)
+def test_a_cold_shutdown_during_an_acceptance_waits_for_nothing_inside_its_signal_handler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state, "should_terminate", None)
+    pool = EnginePool(limit=1)
+    pool.start()
+    caller = Caller()
+
+    def shut_down(*_: object) -> None:
+        # What Celery's handler does at last.
+        state.should_terminate = True
+        pool.stop()
+
+    def accept(pid: int, _time_s: float) -> None:
+        caller.pid = pid
+        signal.raise_signal(signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, shut_down)
+    try:
+        pool.apply_async(
+            str,
+            accept_callback=accept,
+            callback=caller.success,
+            error_callback=caller.failure,
+            correlation_id="job",
+        )
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert not caller.ended, "only the handler has run"
+    late = apply(pool, str, "late")
+    assert isinstance(late.failed[0], Reject), "it begins no more work"
+    pool.terminate()
+    assert caller.ended
