@@ -130,9 +130,9 @@ def claim(
             *(claim.job_id for claim in held if claim.suspect),
         ],
         [
-            queues.scheduled(model),
             keys.watch(model),
             *map(keys.bell, queues.ordered(consumed)),
+            queues.scheduled(model),
             queues.suspects(model),
             *queues.lists(consumed),
         ],

@@ -9,7 +9,7 @@
 -- The caller looks at everything, so rings for its queues are spent. If it leaves jobs, it rings for
 -- the next worker: see doorbell.py. It leaves other workers their share of many jobs.
 --
--- KEYS: the scheduled jobs, the number of workers, the bells of the queues, the list of suspects, then
+-- KEYS: the number of workers, the bells of the queues, the scheduled jobs, the list of suspects, then
 -- the queues' lists, the most urgent first (kombu pushes left, so the head is right). Each step of
 -- priority has one list for each queue, in the order of the bells.
 --
@@ -41,8 +41,9 @@ local limit = tonumber(ARGV[12]) -- the most jobs to take
 local queues = tonumber(ARGV[13])
 local rung = ARGV[14] == '1' -- whether a ring made the caller look
 local held_suspects = {unpack(ARGV, 15)} -- ids of the suspects that the caller holds
-local scheduled, workers = KEYS[1], KEYS[2]
-local bells = {unpack(KEYS, 3, 2 + queues)}
+local workers = KEYS[1]
+local bells = {unpack(KEYS, 2, 1 + queues)}
+local scheduled = KEYS[2 + queues]
 local SUSPECTS = 3 + queues -- positions in KEYS
 local MAIN = SUSPECTS + queues -- nearly all jobs wait here: the last queue's list without a priority
 local suspects = KEYS[SUSPECTS]
@@ -53,20 +54,16 @@ local bytes = 0
 local waiting = {} -- by position in KEYS
 local reschedules = false
 
--- How many jobs wait in each list. Nearly all are empty: one command rules out many.
-local function count_waiting()
-  local filled = redis.call('EXISTS', unpack(KEYS, SUSPECTS))
-  if filled > 0 then
-    waiting[MAIN] = redis.call('LLEN', KEYS[MAIN])
-    filled = filled - (waiting[MAIN] > 0 and 1 or 0)
-  end
-  for first = SUSPECTS, filled > 0 and #KEYS or 0, queues do
-    local last = math.min(first + queues - 1, #KEYS)
-    if redis.call('EXISTS', unpack(KEYS, first, last)) > 0 then
-      for i = first, last do
-        waiting[i] = waiting[i] or redis.call('LLEN', KEYS[i])
-      end
+-- How many jobs wait in each list, from position `first` on.
+local function count_waiting(first)
+  local last = math.min(first + queues - 1, #KEYS)
+  if redis.call('EXISTS', unpack(KEYS, first, last)) > 0 then
+    for i = first, last do
+      waiting[i] = waiting[i] or redis.call('LLEN', KEYS[i])
     end
+  end
+  if last < #KEYS then
+    count_waiting(last + 1)
   end
 end
 
@@ -119,12 +116,22 @@ for _, id in ipairs(held_suspects) do
     most_peers, suspects_held = math.min(most_peers, peers), suspects_held + 1
   end
 end
-local next_due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
-if next_due and tonumber(next_due) <= now_ms() then
-  release_due(scheduled, limit)
-  reschedules = true
+-- Nearly all keys are empty: one command rules out many.
+local next_due
+local filled = redis.call('EXISTS', unpack(KEYS, SUSPECTS - 1))
+if filled > 0 then
+  waiting[MAIN] = redis.call('LLEN', KEYS[MAIN])
+  filled = filled - (waiting[MAIN] > 0 and 1 or 0)
 end
-count_waiting()
+if filled > 0 then
+  next_due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
+  if next_due and tonumber(next_due) <= now_ms() then
+    release_due(scheduled, limit)
+    reschedules = true
+    waiting = {}
+  end
+  count_waiting(SUSPECTS)
+end
 
 local shared = {} -- whether the queue is any worker's
 for queue, bell in ipairs(bells) do
