@@ -23,6 +23,7 @@ from kombu import transport as kombu_transports
 from kombu.log import get_logger
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
+from kombu.utils.json import dumps
 from redis.exceptions import RedisError, ResponseError
 
 from llorch_worker.broker import claims, dead_letters, keys, queues
@@ -115,6 +116,8 @@ class ClaimChannel(kombu_redis.Channel):
     worker: str
     consumes_jobs = False
     """Whether this is the worker's channel for jobs, also while all its queues are cancelled."""
+    heard_by: int | None = None
+    """How many subscribers got the last message of a fanout exchange, such as an event."""
     allowance: Callable[[], int] = staticmethod(lambda: MOST_JOBS_A_CLAIM)
     """The most jobs to claim now. If that is none, whoever sets it calls :meth:`look_again`."""
 
@@ -122,7 +125,7 @@ class ClaimChannel(kombu_redis.Channel):
         self.delivered: dict[str, Claim] = {}
         self._model = ""
         self._doorbell = Doorbell()
-        self._rung = False
+        self._rung = self._waited_in_vain = False
         self._refused = False
         self._not_before_s = 0.0
         self._kept_parameters: dict[str, Any] = {}
@@ -141,6 +144,7 @@ class ClaimChannel(kombu_redis.Channel):
         """Claims at the next turn of the loop, with or without a ring."""
         if self.consumes_jobs:
             self._not_before_s = 0.0
+            self._waited_in_vain = False
             self._in_poll = None
 
     def refuse(self, delivery_tag: str, reason: str, error: Exception) -> None:
@@ -172,6 +176,14 @@ class ClaimChannel(kombu_redis.Channel):
             # the error would keep workers from starting, and only they can make room.
             logger.warning("not bound to %s: Redis is at its maxmemory", exchange)
 
+    def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
+        if options.get("_publish_batch") is not None:
+            super()._put_fanout(exchange, message, routing_key, **options)
+            return
+        topics, document = self._get_publish_topics(exchange, routing_key), dumps(message)
+        with self.conn_or_acquire() as client:
+            self.heard_by = sum(client.publish(topic, document) for topic in topics)
+
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         if self.connection is None or self.connection.client is None:
             return dict(self._kept_parameters)
@@ -198,7 +210,10 @@ class ClaimChannel(kombu_redis.Channel):
             # one that has no room takes no ring.
             with self.conn_or_acquire() as client:
                 self._rung |= self._doorbell.leave(connection, client)
-        if time.monotonic() < self._not_before_s or not self._look():
+        if time.monotonic() < self._not_before_s:
+            return
+        waited_in_vain, self._waited_in_vain = self._waited_in_vain, False
+        if not (waited_in_vain and self._nothing_waits()) and not self._look():
             return
         if connection._sock is None:
             return
@@ -214,9 +229,16 @@ class ClaimChannel(kombu_redis.Channel):
         self._in_poll = None
         try:
             self._rung |= self._doorbell.read(self.client.connection)
+            self._waited_in_vain = not self._rung
         except ResponseError as error:
             self._pause(error)
         return True
+
+    def _nothing_waits(self) -> bool:
+        """Asks in one command, which an idle worker repeats for ever."""
+        mine = [queues.suspects(self._model), queues.scheduled(self._model)]
+        with self.conn_or_acquire() as client:
+            return not client.exists(*mine, *queues.lists(self.active_queues))
 
     def _look(self) -> bool:
         """Claims and delivers jobs; whether there is room left, and nothing but a ring or a timer

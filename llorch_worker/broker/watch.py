@@ -17,9 +17,11 @@ from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.scripts import run_script
 
 LEASE_S = 1.8
+KEEP_S = 1.2
+"""How often the watcher renews it."""
 LOOK_S = 1.0
 """How often the watcher looks at everything, and how often the others try to become it."""
-COUNT_S = 5.0
+COUNT_S = 10.0
 """How often the watcher counts the workers."""
 
 
@@ -57,8 +59,8 @@ def leave(client: Redis, model: str) -> None:
 
 
 def ring_for_all(client: Redis, model: str) -> float | None:
-    """Rings if jobs for any worker wait; returns when the next scheduled job is due, in seconds
-    from now, or None."""
+    """Rings if jobs for any worker wait or are due. Returns after how many seconds to look again,
+    because jobs wait, now or for their time; None if there are none."""
     return _ring(client, [*queues.shared_lists(model), queues.scheduled(model)])
 
 
@@ -72,5 +74,5 @@ def _ring(client: Redis, names: list[str]) -> float | None:
     # A pop changes a list too, and mostly empties it.
     if not client.exists(*names):
         return None
-    again_ms: int = run_script(client, "ring", [], names)
-    return again_ms / 1e3 if again_ms >= 0 else None
+    due_ms: int = run_script(client, "ring", [], names)
+    return min(LOOK_S, due_ms / 1e3) if due_ms > 0 else LOOK_S

@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
-from llorch_worker.broker import claims, worker_queues
+from llorch_worker.broker import claims, keys, worker_queues
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.redis_outage import RedisOutage
@@ -33,7 +33,8 @@ class LeaseKeeper:
     while the worker drains or its broker connection is down.
 
     It sweeps twice in every ``sweep_s``, so that a job resumes within a lease and ``sweep_s`` with
-    some time for its claim.
+    some time for its claim. One sweeper is enough for a fleet, so a worker that knows of another
+    does not; it learns within three seconds that the other has died.
 
     An engine that finishes no step for ``watchdog_s`` hangs. The process then exits, because
     nothing in it could end the jobs, and the leases lapse.
@@ -51,15 +52,19 @@ class LeaseKeeper:
         stalled_for_s: Callable[[], float],
         on_lost: Callable[[Claim], None],
         on_away: Callable[[], None],
+        sweeps: Callable[[], bool] = lambda: True,
     ) -> None:
         """``on_lost`` is called with a claim that was lost, ``on_away`` whenever Redis does not
-        answer."""
+        answer. ``sweeps``: whether this worker sweeps now; False while another does."""
         self._redis = client
         self._settings = settings
         self._lease_ms = round(settings.lease_s * 1e3)
         self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
         self._on_away = on_away
+        self._sweeps = sweeps
+        self._leases_exist = True
+        self._reroute_at_s = 0.0
         self._renewal = RedisOutage("cannot renew leases", "renewing leases again")
         self._sweeping = RedisOutage(
             "cannot look for jobs of dead workers", "looking for jobs of dead workers again"
@@ -94,7 +99,7 @@ class LeaseKeeper:
             if cut_off or now_s - began_s >= self._settings.lease_s:
                 sweep_at_s = now_s + self._settings.lease_s
             cut_off = False
-            if now_s >= sweep_at_s:
+            if now_s >= sweep_at_s and self._sweeps():
                 sweep_at_s = now_s + sweep_every_s
                 cut_off = isinstance(self._attempt(self._sweep, self._sweeping), _AWAY)
 
@@ -125,12 +130,28 @@ class LeaseKeeper:
         return self._stalled_for_s() >= self._settings.watchdog_s
 
     def _renew(self) -> None:
-        # Runs even without claims, to notice when Redis is away.
         held = HELD_CLAIMS.all()
+        self._leases_exist = bool(held)
+        if not held:
+            # For the sweep, and to notice when Redis is away.
+            self._leases_exist = bool(self._redis.exists(keys.LEASES))
+            return
         for claim in claims.renew(self._redis, held, lease_ms=self._lease_ms):
             self._on_lost(claim)
 
     def _sweep(self) -> None:
+        if self._leases_exist:
+            self._return_jobs()
+        if time.monotonic() >= self._reroute_at_s:
+            moved = worker_queues.reroute(self._redis, self._settings.direct_grace_s)
+            # Only now: a look that failed is repeated with the next sweep.
+            self._reroute_at_s = time.monotonic() + self._settings.sweep_s
+            for queue, jobs in moved.items():
+                logger.warning(
+                    "the worker of %s is gone; any worker may take its %d jobs", queue, jobs
+                )
+
+    def _return_jobs(self) -> None:
         swept = claims.sweep(
             self._redis, lease_ms=self._lease_ms, max_deaths=self._settings.max_deaths
         )
@@ -140,9 +161,6 @@ class LeaseKeeper:
                 "last attempt",
                 job_id,
             )
-        moved = worker_queues.reroute(self._redis, self._settings.direct_grace_s)
-        for queue, jobs in moved.items():
-            logger.warning("the worker of %s is gone; any worker may take its %d jobs", queue, jobs)
 
 
 def _exit() -> None:

@@ -15,7 +15,7 @@ from llorch_worker.broker import keys, watch
 from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.broker.queues import is_job_queue, queue_of
 from llorch_worker.broker.redis_outage import RedisOutage
-from llorch_worker.broker.watch import COUNT_S, LEASE_S, LOOK_S
+from llorch_worker.broker.watch import COUNT_S, KEEP_S, LEASE_S, LOOK_S
 
 logger = get_logger(__name__)
 
@@ -26,6 +26,9 @@ RUNG_S = 0.01
 PAUSE_S = 0.001
 """Between two looks, so that many pushes cost few."""
 TRUST_S = 3 * LOOK_S
+ACTIVE_S = 10.0
+"""How long after the last change a ring may still be lost. Later only news may be."""
+IDLE_LOOK_S = 5.0
 
 
 class QueueWatcher:
@@ -90,6 +93,7 @@ class QueueWatcher:
     def _ring_until_lost(self, news: QueueNews | None) -> None:
         keep_at_s = look_at_s = count_at_s = time.monotonic()
         held_until_s = keep_at_s + LEASE_S
+        active_until_s = keep_at_s + ACTIVE_S
         check_at_s: dict[str, float] = {}
         while not self._stop.is_set():
             now_s = time.monotonic()
@@ -102,14 +106,18 @@ class QueueWatcher:
                     return
                 if now_s >= count_at_s:
                     count_at_s = now_s + COUNT_S
-                held_until_s, keep_at_s = now_s + LEASE_S, now_s + LOOK_S
+                held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
             if now_s >= look_at_s:
                 check_at_s.clear()
-                due_s = watch.ring_for_all(self._redis, self._model)
-                look_at_s = now_s + min(LOOK_S, LOOK_S if due_s is None else due_s)
+                after_s = watch.ring_for_all(self._redis, self._model)
+                if after_s is None:
+                    idle = news is not None and now_s >= active_until_s
+                    after_s = IDLE_LOOK_S if idle else LOOK_S
+                look_at_s = now_s + after_s
             elif changed := [name for name, at_s in check_at_s.items() if at_s <= now_s]:
-                due_s = watch.ring_for_changed(self._redis, self._model, changed)
-                look_at_s = min(look_at_s, now_s + (LOOK_S if due_s is None else due_s))
+                after_s = watch.ring_for_changed(self._redis, self._model, changed)
+                look_at_s = min(look_at_s, now_s + (LOOK_S if after_s is None else after_s))
+                active_until_s = now_s + ACTIVE_S
                 for name in changed:
                     del check_at_s[name]
                 self._stop.wait(PAUSE_S)

@@ -71,6 +71,7 @@ class Residency:
             on_lost=active_jobs.lose,
             on_cancelled=active_jobs.cancel,
         )
+        self._watcher = QueueWatcher(self._redis, engine.model_name)
         self._leases_redis = connect(
             settings.redis_url, reply_timeout_s=settings.lease_s / RENEWALS_A_LEASE
         )
@@ -80,6 +81,7 @@ class Residency:
             stalled_for_s=engine.stalled_for_s,
             on_lost=active_jobs.lose,
             on_away=self._warn_of_absent_redis,
+            sweeps=self.sweeps,
         )
         self._listener = CancelListener(self._redis, active_jobs)
         self._job_window = JobWindow()
@@ -94,7 +96,6 @@ class Residency:
             end_worker=on_broken,
         )
         self._announcer = Announcer(self._redis, hostname, self._worker_card)
-        self._watcher = QueueWatcher(self._redis, engine.model_name)
         self._token_desk = TokenDesk(self._redis, engine.model_name, lambda: engine.tokenizer)
         self._check = ResidencyCheck(
             lambda: violation(engine, self._assignment), settings.residency_check_s, self.leave
@@ -129,6 +130,10 @@ class Residency:
         logger.critical("%s; the worker ends and its jobs resume elsewhere", reason)
         self._active_jobs.hand_back_all()
         self._on_broken()
+
+    def sweeps(self) -> bool:
+        """Whether this worker does what one of a fleet must do: no other is known to do it."""
+        return not self._watcher.elsewhere
 
     def stats(self) -> dict[str, Any]:
         """The engine's figures as plain JSON. ``device`` is our name for the card, ``gpu3``,

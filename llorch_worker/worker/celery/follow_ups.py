@@ -9,6 +9,7 @@ stored the end. Redis keeps such jobs in a sorted set until a worker has done th
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
@@ -17,6 +18,7 @@ from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.message import read_task
 from llorch_worker.broker.redis_outage import RedisOutage
@@ -31,10 +33,14 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class FollowUps:
-    """A thread that looks as often as the sweep for jobs of dead workers: see ``leases.py``."""
+    """A thread that looks for such jobs within ``sweep_s``."""
 
-    def __init__(self, app: Celery, settings: Settings, hostname: str) -> None:
+    def __init__(
+        self, app: Celery, settings: Settings, hostname: str, *, sweeps: Callable[[], bool]
+    ) -> None:
+        """``sweeps``: whether this worker looks; False while another of the fleet does."""
         self._app = app
+        self._sweeps = sweeps
         self._redis = connect(settings.redis_url)
         self._settings = settings
         self._hostname = hostname
@@ -52,7 +58,9 @@ class FollowUps:
         self._redis.close()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._settings.sweep_s / 2):
+        while not self._stop.wait(0.8 * self._settings.sweep_s):
+            if not self._sweeps():
+                continue
             try:
                 while taken := self._take():
                     with self._app.events.default_dispatcher(hostname=self._hostname) as events:
@@ -64,6 +72,8 @@ class FollowUps:
                 self._outage.over()
 
     def _take(self) -> list[Any]:
+        if not self._redis.exists(keys.FOLLOW_UPS):
+            return []
         lease_ms = round(self._settings.lease_s * 1e3)
         taken: list[Any] = run_script(self._redis, "follow_up", [lease_ms, AT_ONCE_JOBS])
         return taken
