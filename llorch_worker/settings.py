@@ -109,6 +109,11 @@ class Settings(BaseSettings):
     """A file whose age tells probes how a worker is: renewed every 5 s while it takes jobs and its
     engine advances."""
 
+    metrics_port: int | None = Field(None, ge=1, le=65535)
+    """Serves metrics to Prometheus at the first free of 20 ports from here; by default nowhere."""
+    metrics_host: str = "127.0.0.1"
+    """The address for metrics. Whoever reaches it may read them."""
+
     flush_interval_ms: int = Field(20, ge=1, le=50)
     """How often the publisher writes new tokens to the jobs' streams."""
     stream_ttl_s: int = Field(24 * 3600, ge=1)

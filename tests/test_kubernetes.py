@@ -152,7 +152,7 @@ def test_only_settings_that_exist_are_set(documents: list[Document]) -> None:
     given = set(settings(documents))
     for name in ("worker", "gateway"):
         given |= {v for v in pod(documents, name)[2] if v.startswith("LLORCH_")}
-    assert given - known <= {"LLORCH_METRICS_PORT", "LLORCH_METRICS_HOST"}
+    assert given <= known
 
 
 def test_flower_keeps_its_tasks_and_shows_jobs_as_llorch_up_does(documents: list[Document]) -> None:

@@ -54,6 +54,7 @@ class ToyStats:
     kv_blocks_free: int
     prompt_tokens_total: int
     cached_tokens_total: int
+    preempted_total: int
     frozen_objects: int
     """Objects that the process's garbage collector ignores, if ``TOY_COUNTS_FROZEN`` is set:
     counting takes long."""
@@ -154,6 +155,7 @@ class ToyEngine:
             kv_blocks_free=1,
             prompt_tokens_total=0,
             cached_tokens_total=0,
+            preempted_total=0,
             frozen_objects=gc.get_freeze_count() if "TOY_COUNTS_FROZEN" in os.environ else 0,
         )
 
@@ -162,6 +164,9 @@ class ToyEngine:
         return ("blocks.0.weight on cpu",) if path and Path(path).exists() else ()
 
     def warm_up(self) -> None: ...
+
+    def observe(self, observer: object) -> None:
+        """Has no steps to tell of."""
 
     def fall_ill(self) -> None:
         self.healthy = False

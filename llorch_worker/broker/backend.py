@@ -88,6 +88,7 @@ class _OneEnd(Backend):  # type: ignore[misc]
             ],
         )
         if tag and not stored:
+            HELD_CLAIMS.note_fenced()
             # Celery must not go on as if the job had this state: the job runs again, or has.
             raise Reject("another delivery of the job has taken over", requeue=True)
         if claim is not None and event:

@@ -28,6 +28,8 @@ class HeldClaims:
         self._claims: dict[str, Claim] = {}
         self._ended: set[Claim] = set()
         self._last_entries: dict[Claim, LastEntries] = {}
+        self.fenced_writes = 0
+        """Writes of tokens or results that Redis refused because their claim was lost."""
         # Reentrant: a signal handler may settle claims while its thread holds the lock.
         self._lock = threading.RLock()
 
@@ -58,6 +60,11 @@ class HeldClaims:
     def has_ended(self, claim: Claim) -> bool:
         with self._lock:
             return claim in self._ended
+
+    def note_fenced(self) -> None:
+        """Notes that Redis refused a write because its claim was lost."""
+        with self._lock:
+            self.fenced_writes += 1
 
     def get(self, delivery_tag: str) -> Claim | None:
         with self._lock:

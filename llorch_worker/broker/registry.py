@@ -48,6 +48,17 @@ class WorkerCard(_Card):
     last_seen: float
     engine: dict[str, Any]
     recent: RecentJobs = RecentJobs()
+    metrics_host: str | None = None
+    metrics_port: int | None = None
+    """Where it serves metrics; None if it does not."""
+
+    @property
+    def metrics_address(self) -> str | None:
+        """``host:port``, for Prometheus."""
+        if self.metrics_host is None or self.metrics_port is None:
+            return None
+        host = f"[{self.metrics_host}]" if ":" in self.metrics_host else self.metrics_host
+        return f"{host}:{self.metrics_port}"
 
     @property
     def running(self) -> int:

@@ -13,6 +13,7 @@ from llorch_worker.cli import (
     dead,
     demo,
     doctor,
+    exporter,
     gateway,
     generate,
     inspect,
@@ -27,7 +28,7 @@ from llorch_worker.cli.terminal.command_line import command_line
 
 _COMMANDS = {
     "Start here": (demo.demo, doctor.doctor),
-    "Serve": (up.up, worker.worker, gateway.gateway, gateway.gateway_key),
+    "Serve": (up.up, worker.worker, gateway.gateway, gateway.gateway_key, exporter.exporter),
     "Jobs": (generate.generate, submit.submit, watch.watch, cancel.cancel),
     "Inspect": (status.status, top.top, inspect.inspect),
 }

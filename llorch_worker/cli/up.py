@@ -68,6 +68,8 @@ def up(
     if workers is not None and workers < 1:
         raise usage_error(f"--workers must be at least 1 (got {workers})")
     extras.require("worker")
+    if settings.metrics_port is not None:
+        extras.require("metrics")
     from llorch_worker.stack.placement import worker_devices
     from llorch_worker.stack.programs import find_redis_server
     from llorch_worker.stack.stack import Plan, Stack

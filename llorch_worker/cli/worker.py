@@ -24,6 +24,8 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     printed once it takes jobs. The log always goes to stderr.
     """
     extras.require("worker")
+    if settings.metrics_port is not None:
+        extras.require("metrics")
     _refuse_other_tasks()
     from llorch_worker.broker.cluster import Cluster
 

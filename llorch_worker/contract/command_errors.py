@@ -43,6 +43,7 @@ EXTRA_OF_MODULE: Final = {
     "fsspec": "gateway",
     "httpcore": "gateway",
     "standardwebhooks": "gateway",
+    "prometheus_client": "metrics",
     "plotly": "bench",
 }
 """Top-level module -> the extra that installs it."""

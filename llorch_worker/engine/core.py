@@ -22,6 +22,7 @@ from llorch_worker.contract import (
 )
 from llorch_worker.engine.device.step_errors import is_device_lost, is_out_of_memory
 from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.observer import StepObserver
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs, ScoredTokens
 from llorch_worker.engine.runner import Launch, Runner, StepOutput
 from llorch_worker.engine.sampling.sampler import RowLogprobs, Sampled
@@ -72,6 +73,8 @@ class EngineCore:
         self._with_deadline: set[Generation] = set()
         self._ahead: LaunchedStep | None = None
         """The step that was launched ahead; it is delivered next."""
+        self.observer: StepObserver | None = None
+        """Any thread may set it."""
 
     @property
     def has_work(self) -> bool:
@@ -160,9 +163,12 @@ class EngineCore:
             self._survive(plan, error)
             return
         self.scheduler.advance(plan)
-        wanted = sum(s.state is not SequenceState.FINISHED for s in output.sequences)
-        self._counters.count_step(plan, wanted)
-        self._deliver(output, time.monotonic())
+        going = [s for s in output.sequences if s.state is not SequenceState.FINISHED]
+        self._counters.count_step(plan, len(going))
+        now_s = time.monotonic()
+        if self.observer is not None:
+            self.observer.step(plan, going, now_s)
+        self._deliver(output, now_s)
 
     def _settle(self) -> None:
         """Delivers the step that was launched ahead, so that the device is idle."""
@@ -211,6 +217,8 @@ class EngineCore:
         assert sequence.prompt_logprobs is not None
         sequence.prompt_logprobs.take(scored)
         if sequence.ended:
+            if self.observer is not None and not sequence.generated_count:
+                self.observer.prefilled(sequence)
             self.scheduler.finish(sequence)
             if sequence.finish_reason is None:
                 sequence.close("length")
@@ -227,6 +235,8 @@ class EngineCore:
         sequence.append(token_id)
         forced = sequence.append_forced()
         self._counters.count_forced(len(forced))
+        if forced and self.observer is not None:
+            self.observer.forced(len(forced))
         if sequence.finish_reason is not None:
             # Before the event, so that the blocks are free when it is sent, or after this step.
             self.scheduler.finish(sequence)

@@ -27,6 +27,7 @@ from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.memory.placement import resolve_device
 from llorch_worker.engine.memory.resident_tensors import measured_bytes, misplaced_tensors
 from llorch_worker.engine.memory.workspace import scored_rows
+from llorch_worker.engine.observer import StepObserver
 from llorch_worker.engine.request_checks import check_model, checked_prompt
 from llorch_worker.engine.resume import resume
 from llorch_worker.engine.runner import Runner
@@ -112,9 +113,9 @@ class Engine:
             config, cache.shape, max_sequences=max_sequences, max_step_tokens=max_step_tokens
         )
         runner = Runner(model, cache, sampler, device, queue, scored_rows=self._scored_rows)
-        core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
+        self._core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
         self._thread = EngineThread(
-            core, name=f"llorch-engine-{model_name}", begin=partial(use_device, device)
+            self._core, name=f"llorch-engine-{model_name}", begin=partial(use_device, device)
         )
 
     @classmethod
@@ -319,6 +320,10 @@ class Engine:
             preempted_total=self._scheduler.preempted_total,
             steps_total=counters.steps_total,
         )
+
+    def observe(self, observer: StepObserver | None) -> None:
+        """Tells ``observer`` of each step from now on, in place of an earlier one; None ends it."""
+        self._core.observer = observer
 
     @property
     def healthy(self) -> bool:

@@ -97,6 +97,8 @@ class Sequence:
         """Blocks that are kept free for the rest of its prefill."""
         self.cached_tokens = 0
         """Tokens of the prompt that were found in the KV cache and never computed for it."""
+        self.token_s: float | None = None
+        """When its last token came, in monotonic seconds. Only an observer of steps keeps it."""
         self.most_computed = 0
         """The most tokens that had keys and values before a preemption."""
         self._forced_count = 0

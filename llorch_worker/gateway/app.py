@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
@@ -16,6 +17,7 @@ from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.console import files as console_files
 from llorch_worker.gateway.console import routes as console_routes
 from llorch_worker.gateway.gateway import Gateway
+from llorch_worker.gateway.measuring import measuring
 from llorch_worker.gateway.open_requests import OpenRequests
 from llorch_worker.gateway.routes import (
     batches,
@@ -24,6 +26,7 @@ from llorch_worker.gateway.routes import (
     files,
     health,
     jobs,
+    metrics,
     models,
     responses,
     tokens,
@@ -31,10 +34,12 @@ from llorch_worker.gateway.routes import (
 )
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
+from llorch_worker.telemetry.metrics.gateway_metrics import GatewayMetrics
 
 FILES_PATH = "/v1/files"
 _ROUTERS = (
     health.router,
+    metrics.router,
     models.router,
     completions.router,
     chat.router,
@@ -54,6 +59,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     gateway = Gateway(settings, own)
     console = console_routes.Console(settings.redis_url)
     requests = OpenRequests()
+    measured = GatewayMetrics(settings.redis_url)
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
@@ -63,10 +69,13 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         await requests.ended()
         await gateway.close()
         console.close()
+        measured.close()
 
     app = FastAPI(title="llorch gateway", version=__version__, lifespan=running)
     app.state.gateway = gateway
     app.state.console = console
+    app.state.metrics = measured
+    app.state.scrapes = CapacityLimiter(metrics.MOST_SCRAPES)
     errors.install(app)
     for router in _ROUTERS:
         app.include_router(router)
@@ -84,6 +93,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
             allow_headers=["*"],
         )
     app.add_middleware(requests.middleware)
+    app.add_middleware(measuring, metrics=measured)
     _document_400_for_422(app)
     return app
 

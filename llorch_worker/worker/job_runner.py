@@ -30,6 +30,7 @@ from llorch_worker.contract import (
     OutOfMemory,
 )
 from llorch_worker.worker.active_jobs import ActiveJob, ActiveJobs
+from llorch_worker.worker.deliveries import Deliveries
 from llorch_worker.worker.delivery import Delivery
 from llorch_worker.worker.publisher import Publisher
 
@@ -74,6 +75,7 @@ class JobRunner:
         self._key_ttl_s = key_ttl_s
         self._is_cancelled = is_cancelled
         self._end_worker = end_worker
+        self.deliveries = Deliveries()
 
     def run(self, delivery: Delivery) -> GenerationResult:
         """Runs one claimed job and waits for its end. Tokens that are not yet in the job's stream
@@ -92,6 +94,7 @@ class JobRunner:
     def _run(self, job: ActiveJob, delivery: Delivery) -> GenerationResult:
         claim = delivery.claim
         page = self._read_journal(claim)
+        self.deliveries.note(claim, has_journal=bool(page.journal))
         # Above all entries of earlier claims, even of those that Redis has lost but a reader has
         # seen: fences are times.
         self._publisher.open(claim, max(page.next_entry, claim.fence))

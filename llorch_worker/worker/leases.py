@@ -69,6 +69,7 @@ class LeaseKeeper:
         self._sweeping = RedisOutage(
             "cannot look for jobs of dead workers", "looking for jobs of dead workers again"
         )
+        self._renewed_s = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-leases", daemon=True)
 
@@ -78,6 +79,10 @@ class LeaseKeeper:
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
+
+    def age_s(self) -> float:
+        """Seconds since Redis last took a renewal; at first, since the worker's start."""
+        return time.monotonic() - self._renewed_s
 
     def _run(self) -> None:
         sweep_every_s = self._settings.sweep_s / 2
@@ -135,8 +140,9 @@ class LeaseKeeper:
         if not held:
             # For the sweep, and to notice when Redis is away.
             self._leases_exist = bool(self._redis.exists(keys.LEASES))
-            return
-        for claim in claims.renew(self._redis, held, lease_ms=self._lease_ms):
+        lost = claims.renew(self._redis, held, lease_ms=self._lease_ms) if held else []
+        self._renewed_s = time.monotonic()
+        for claim in lost:
             self._on_lost(claim)
 
     def _sweep(self) -> None:

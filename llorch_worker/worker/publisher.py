@@ -13,7 +13,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from llorch_worker.broker import journal, keys, scripts
 from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.held_claims import LastEntries
+from llorch_worker.broker.held_claims import HELD_CLAIMS, LastEntries
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.contract import Event, Tokens
 from llorch_worker.settings import Settings
@@ -255,6 +255,7 @@ class Publisher:
             outbox.lost = True
             outbox.events, outbox.sending = [], []
             outbox.settled.set()
+        HELD_CLAIMS.note_fenced()
         logger.warning(
             "lost the claim on job %s: another worker has it, or Redis lost its data",
             outbox.claim.job_id,

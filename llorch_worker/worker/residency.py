@@ -33,6 +33,8 @@ from llorch_worker.worker.token_desk import TokenDesk
 
 if TYPE_CHECKING:
     from llorch_worker.engine import Engine
+    from llorch_worker.telemetry.metrics.worker_metrics import WorkerFigures
+    from llorch_worker.worker.metrics_endpoint import MetricsEndpoint
 
 logger = get_logger(__name__)
 
@@ -54,8 +56,10 @@ class Residency:
         assignment: Assignment,
         *,
         on_broken: Callable[[], None],
+        load_s: float = 0.0,
     ) -> None:
-        """``on_broken`` is called once the engine cannot run any more."""
+        """``on_broken`` is called once the engine cannot run any more. ``load_s``: how long loading
+        and warming up the model took."""
         self._engine = engine
         self._active_jobs = active_jobs
         self._settings = settings
@@ -63,6 +67,7 @@ class Residency:
         self._on_broken = on_broken
         self._warned_of_absent_redis = False
         self._assignment = assignment
+        self._load_s = load_s
         self._started_at = time.time()
         self._redis = connect(settings.redis_url)
         self._publisher = Publisher(
@@ -100,6 +105,7 @@ class Residency:
         self._check = ResidencyCheck(
             lambda: violation(engine, self._assignment), settings.residency_check_s, self.leave
         )
+        self._metrics = self._serve_metrics()
 
     def start(self) -> None:
         ENDED_JOBS.observe(self._job_window.add)
@@ -113,6 +119,8 @@ class Residency:
 
     def close(self) -> None:
         """Ends the engine and the threads. Jobs must have ended before."""
+        if self._metrics is not None:
+            self._metrics.close()
         self._check.close()
         ENDED_JOBS.forget(self._job_window.add)
         self._announcer.close()
@@ -175,6 +183,29 @@ class Residency:
             self._settings.drain_s,
         )
 
+    def _serve_metrics(self) -> MetricsEndpoint | None:
+        host, first_port = self._settings.metrics_host, self._settings.metrics_port
+        if first_port is None:
+            return None
+        # Here, because it needs an extra.
+        from llorch_worker.worker.metrics_endpoint import MetricsEndpoint
+
+        return MetricsEndpoint(self._engine, self._worker_figures, host, first_port)
+
+    def _worker_figures(self) -> WorkerFigures:
+        from llorch_worker.telemetry.metrics.worker_metrics import WorkerFigures
+
+        deliveries = self.job_runner.deliveries
+        return WorkerFigures(
+            stats=self._engine.stats(),
+            attempts=deliveries.attempts,
+            redeliveries=deliveries.redeliveries,
+            resumes=deliveries.resumes,
+            fenced_writes=HELD_CLAIMS.fenced_writes,
+            lease_age_s=self._leases.age_s(),
+            load_s=self._load_s,
+        )
+
     def _worker_card(self) -> WorkerCard:
         return WorkerCard(
             hostname=self._hostname,
@@ -188,4 +219,6 @@ class Residency:
             last_seen=time.time(),
             engine=self.stats(),
             recent=self._job_window.read(),
+            metrics_host=None if self._metrics is None else self._metrics.host,
+            metrics_port=None if self._metrics is None else self._metrics.port,
         )

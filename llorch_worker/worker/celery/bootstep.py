@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import bootsteps, signals
@@ -64,6 +65,11 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._signs = SignsOfLife(health_file)
         except OSError as error:
             _give_up(f"cannot write LLORCH_HEALTH_FILE {health_file}: {error.strerror}")
+        if worker.app.settings.metrics_port is not None and find_spec("prometheus_client") is None:
+            _give_up(
+                "LLORCH_METRICS_PORT needs prometheus_client: pip install "
+                '"llorch-worker[metrics]", or unset it'
+            )
         # Attributes, because signals hold their receivers weakly.
         self._note_interrupt, self._note_ready = self._on_shutting_down, self._on_ready
         signals.worker_shutting_down.connect(self._note_interrupt)
@@ -76,8 +82,10 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         trace_logger.addFilter(_HandBackInOneLine())
         try:
             assignment = self._assign_device(worker)
+            began_s = time.monotonic()
             engine = self._load(worker, assignment)
             engine.warm_up()
+            load_s = time.monotonic() - began_s
             # A full collection over torch's and Celery's objects would delay every job.
             gc.collect()
             gc.freeze()
@@ -98,6 +106,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             worker.pool.active_jobs,
             assignment,
             on_broken=_shut_down,
+            load_s=load_s,
         )
         residency.start()
         worker.pool.figures = residency.figures

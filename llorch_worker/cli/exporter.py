@@ -1,0 +1,64 @@
+"""``llorch exporter``: the fleet's metrics for Prometheus."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from llorch_worker.cli.options import JsonOption, settings_options
+from llorch_worker.cli.terminal import extras
+from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.settings import Settings
+
+DEFAULT_PORT = 9390
+
+
+@settings_options("redis_url")
+def exporter(
+    settings: Settings,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 for any.", min=0, max=65535)
+    ] = DEFAULT_PORT,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell Prometheus of the fleet: queues, workers, saturation, Redis.
+
+    /metrics has the figures, /targets lists the workers that serve their own (HTTP service
+    discovery), /health says that this process lives. It asks for no keys. With --json, the URL is
+    printed once it listens.
+    """
+    extras.require("metrics")
+    from llorch_worker.telemetry.metrics.exporter import Exporter
+
+    try:
+        server = Exporter(settings.redis_url, host, port)
+    except OSError as error:
+        raise CommandError(
+            "CANNOT_LISTEN",
+            f"cannot listen at {host}:{port}: {error.strerror}; --port and --host choose another "
+            "place",
+        ) from None
+    logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s] %(message)s")
+    signal.signal(signal.SIGTERM, _end)
+    url = f"http://{host}:{server.server_port}"
+    screen = Screen(as_json=as_json)
+    if as_json:
+        screen.document({"url": url})
+    else:
+        screen.note(
+            f"The fleet's metrics are at {url}/metrics, its workers at {url}/targets", "bold"
+        )
+    try:
+        server.serve_forever()
+    finally:
+        server.server_close()
+
+
+def _end(*_: Any) -> None:
+    sys.exit(0)

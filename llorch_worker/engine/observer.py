@@ -1,0 +1,23 @@
+"""Whoever counts what the engine's steps do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import Protocol
+
+from llorch_worker.engine.scheduler import StepPlan
+from llorch_worker.engine.sequence import Sequence
+
+
+class StepObserver(Protocol):
+    """Called on the engine's thread. It must neither wait nor raise: every job waits for it."""
+
+    def step(self, plan: StepPlan, sequences: Items[Sequence], now_s: float) -> None:
+        """A step was computed, and each of ``sequences`` has a new token at ``now_s``, monotonic
+        seconds. The observer keeps ``token_s`` of the sequences."""
+
+    def forced(self, tokens: int) -> None:
+        """A grammar added ``tokens`` to a text, with a token of this step."""
+
+    def prefilled(self, sequence: Sequence) -> None:
+        """The prompt of a sequence that generates nothing was computed."""

@@ -1,0 +1,26 @@
+"""What Prometheus asks for. Only operators may ask, because it tells of the whole fleet."""
+
+from __future__ import annotations
+
+import anyio
+from anyio import CapacityLimiter
+from fastapi import APIRouter, Depends, Request, Response
+from prometheus_client.exposition import choose_encoder
+
+from llorch_worker.gateway.console.routes import operator
+from llorch_worker.telemetry.metrics.gateway_metrics import GatewayMetrics
+
+router = APIRouter(include_in_schema=False, dependencies=[Depends(operator)])
+
+MOST_SCRAPES = 2
+"""As many threads may wait for Redis; the other requests have theirs."""
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """This gateway's requests and the whole fleet."""
+    found: GatewayMetrics = request.app.state.metrics
+    limiter: CapacityLimiter = request.app.state.scrapes
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    body = await anyio.to_thread.run_sync(encode, found.registry, limiter=limiter)
+    return Response(body, media_type=None, headers={"Content-Type": content_type})

@@ -1,0 +1,1 @@
+"""Metrics for Prometheus: of a worker, of a gateway, and of the whole fleet."""

@@ -1,0 +1,112 @@
+"""The metrics of all workers together, read from Redis. Any gateway or exporter tells the same."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from redis import Redis
+from redis.exceptions import RedisError
+
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.fleet import Fleet, ModelLoad, read_fleet
+
+logger = logging.getLogger(__name__)
+
+FRESH_S = 1.0
+REPLY_TIMEOUT_S = 2.0
+"""Prometheus waits for 10 s; a lost command is sent three times."""
+
+_BY_MODEL: Final[dict[str, tuple[str, Callable[[ModelLoad], float]]]] = {
+    "workers": ("Live workers.", lambda load: load.workers),
+    "slots": ("Sequences that the workers can run at once.", lambda load: load.slots),
+    "running": ("Sequences in the workers, up to 5 s ago.", lambda load: load.running),
+    "waiting": ("Jobs that wait in Redis.", lambda load: load.waiting),
+    "saturation": (
+        "(running + waiting) / slots, or the sum itself without slots.",
+        lambda load: (load.running + load.waiting) / max(1, load.slots),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Reading:
+    fleet: Fleet
+    used_bytes: int
+    limit_bytes: int
+
+
+class FleetCollector(Collector):
+    """Reads Redis at most once a second, however many ask. Thread-safe."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis: Redis = connect(redis_url, reply_timeout_s=REPLY_TIMEOUT_S)
+        self._reading = threading.Lock()
+        self._last: _Reading | None = None
+        self._read_at_s = float("-inf")
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def collect(self) -> Iterable[Metric]:
+        """Only ``llorch_redis_up 0`` while Redis does not answer: old figures would mislead."""
+        found = self._read()
+        yield GaugeMetricFamily(
+            "llorch_redis_up", "Whether Redis answers.", value=float(found is not None)
+        )
+        if found is None:
+            return
+        yield GaugeMetricFamily(
+            "llorch_redis_memory_bytes", "Memory that Redis uses.", value=found.used_bytes
+        )
+        yield GaugeMetricFamily(
+            "llorch_redis_memory_max_bytes", "Redis' limit; 0 for none.", value=found.limit_bytes
+        )
+        yield GaugeMetricFamily(
+            "llorch_fleet_dead_letters", "Dead letters.", value=found.fleet.dead_letters
+        )
+        yield from _queues(found.fleet)
+        for name, (help, read) in _BY_MODEL.items():
+            gauge = GaugeMetricFamily(f"llorch_fleet_{name}", help, labels=("model_name",))
+            for load in found.fleet.models:
+                gauge.add_metric((load.model,), read(load))
+            yield gauge
+
+    def _read(self) -> _Reading | None:
+        with self._reading:
+            if time.monotonic() - self._read_at_s > FRESH_S:
+                try:
+                    memory = self._redis.info("memory")
+                    self._last = _Reading(
+                        fleet=read_fleet(self._redis),
+                        used_bytes=int(memory["used_memory"]),
+                        limit_bytes=int(memory["maxmemory"]),
+                    )
+                except RedisError as error:
+                    if self._last is not None:
+                        logger.warning("no figures of the fleet: %s", error)
+                    self._last = None
+                self._read_at_s = time.monotonic()
+            return self._last
+
+
+def _queues(fleet: Fleet) -> Iterable[Metric]:
+    labels = ("model_name", "priority")
+    length = GaugeMetricFamily("llorch_fleet_queue_length", "Jobs that wait.", labels=labels)
+    age = GaugeMetricFamily(
+        "llorch_fleet_oldest_job_age_seconds",
+        "How long the first in line has waited; 0 without jobs.",
+        labels=labels,
+    )
+    for load in fleet.models:
+        for priority, queue in load.queues.items():
+            length.add_metric((load.model, priority), queue.jobs)
+            age.add_metric((load.model, priority), queue.oldest_s or 0.0)
+    yield length
+    yield age

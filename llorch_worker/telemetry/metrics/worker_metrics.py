@@ -1,0 +1,220 @@
+"""The metrics of one worker: vLLM's, under our prefix, and our own.
+
+What Prometheus asks for is read when it asks. Only a job's end is noted when it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, get_args
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from llorch_worker.broker.ended_jobs import EndedJob
+from llorch_worker.contract.errors import ERROR_CLASSES
+from llorch_worker.contract.result import FinishReason
+from llorch_worker.telemetry.metrics.buckets import FIRST_TOKEN_S, REQUEST_S
+from llorch_worker.telemetry.metrics.step_figures import StepFigures
+
+if TYPE_CHECKING:
+    from llorch_worker.engine import EngineStats
+
+LABELS: Final = ("model_name", "engine")
+ENGINE: Final = "0"
+"""vLLM numbers the engines of one process; a worker has one."""
+
+
+@dataclass(frozen=True)
+class WorkerFigures:
+    """What a worker knows of itself at the moment when it is asked."""
+
+    stats: EngineStats
+    attempts: int
+    redeliveries: int
+    resumes: int
+    fenced_writes: int
+    lease_age_s: float
+    load_s: float
+
+
+Read = Callable[[WorkerFigures, StepFigures], float]
+
+_GAUGES: Final[dict[str, tuple[str, Read]]] = {
+    "num_requests_running": (
+        "Sequences in the running batch.",
+        lambda worker, _: worker.stats.running,
+    ),
+    "num_requests_waiting": (
+        "Sequences that wait in the engine for a slot or for KV blocks.",
+        lambda worker, _: worker.stats.waiting,
+    ),
+    "kv_cache_usage_perc": (
+        "Share of the KV blocks that sequences hold; 1 means all.",
+        lambda worker, _: 1 - worker.stats.kv_blocks_free / max(1, worker.stats.kv_blocks_total),
+    ),
+    "lease_age_seconds": (
+        "Seconds since the worker last renewed its leases.",
+        lambda worker, _: worker.lease_age_s,
+    ),
+    "model_load_seconds": (
+        "Seconds that loading and warming up the model took.",
+        lambda worker, _: worker.load_s,
+    ),
+}
+_COUNTERS: Final[dict[str, tuple[str, Read]]] = {
+    "prefix_cache_queries": (
+        "Tokens of prompts that were looked for in the KV cache.",
+        lambda _, steps: steps.looked_up_tokens,
+    ),
+    "prefix_cache_hits": (
+        "Tokens of prompts that were found in the KV cache.",
+        lambda _, steps: steps.found_tokens,
+    ),
+    "prompt_tokens": (
+        "Tokens of prompts that were prefilled, found ones included.",
+        lambda _, steps: steps.prompt_tokens,
+    ),
+    "generation_tokens": (
+        "Generated tokens.",
+        lambda _, steps: steps.generated_tokens,
+    ),
+    "num_preemptions": (
+        "Sequences that gave up their KV blocks to others.",
+        lambda worker, _: worker.stats.preempted_total,
+    ),
+    "job_attempts": (
+        "Jobs that the worker began to run.",
+        lambda worker, _: worker.attempts,
+    ),
+    "job_redeliveries": (
+        "Of these, jobs that had been claimed before.",
+        lambda worker, _: worker.redeliveries,
+    ),
+    "job_resumes": (
+        "Of these, jobs that went on after tokens of an earlier attempt.",
+        lambda worker, _: worker.resumes,
+    ),
+    "fenced_writes": (
+        "Writes of tokens or results that Redis refused because the claim was lost.",
+        lambda worker, _: worker.fenced_writes,
+    ),
+    "engine_steps": (
+        "Steps of the engine.",
+        lambda _, steps: steps.step_tokens.count,
+    ),
+}
+
+
+class WorkerMetrics:
+    """The registry that a worker serves, and the observer of its jobs' ends."""
+
+    def __init__(
+        self, model_name: str, read: Callable[[], WorkerFigures], steps: StepFigures
+    ) -> None:
+        # Otherwise each counter has a second series with the time of its creation.
+        disable_created_metrics()
+        self._model_name = model_name
+        self.registry = registry = CollectorRegistry()
+        registry.register(_Live(model_name, read, steps))
+        ProcessCollector(registry=registry)
+        self._ended = self._counter("jobs_ended", "Jobs that ended here.", "outcome")
+        self._errors = self._counter("job_errors", "Jobs that failed, by their error.", "code")
+        self._success = self._counter(
+            "request_success", "Jobs that ended with a result.", "finished_reason"
+        )
+        # From 0 on: the rate of a series that begins with 1 does not show that first job.
+        for reason in get_args(FinishReason):
+            self._success.labels(model_name, ENGINE, reason)
+        for outcome in (*get_args(FinishReason), "failed"):
+            self._ended.labels(model_name, ENGINE, outcome)
+        for code in ERROR_CLASSES:
+            self._errors.labels(model_name, ENGINE, code)
+        self._first_token = self._histogram(
+            "time_to_first_token", "From the enqueueing to the first token.", FIRST_TOKEN_S
+        )
+        self._whole = self._histogram("e2e_request_latency", "From the enqueueing to the end.")
+        self._queue = self._histogram(
+            "request_queue_time", "From the enqueueing to the first step."
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time", "From the first step to the first token."
+        )
+        self._decode = self._histogram("request_decode_time", "From the first token to the end.")
+
+    def job_ended(self, job: EndedJob) -> None:
+        """Counts a job's end. The histograms hold successes only, as vLLM's do."""
+        labels = (self._model_name, ENGINE)
+        self._ended.labels(*labels, job.outcome).inc()
+        if job.error is not None:
+            self._errors.labels(*labels, job.error).inc()
+        timings = job.timings
+        if timings is None:
+            return
+        self._success.labels(*labels, job.outcome).inc()
+        for histogram, duration_ms in (
+            (self._first_token, timings.first_token_ms),
+            (self._whole, timings.first_token_ms + timings.decode_ms),
+            (self._queue, timings.queue_ms),
+            (self._prefill, timings.prefill_ms),
+            (self._decode, timings.decode_ms),
+        ):
+            histogram.labels(*labels).observe(duration_ms / 1e3)
+
+    def _counter(self, name: str, help: str, label: str) -> Counter:
+        return Counter(f"llorch_{name}", help, (*LABELS, label), registry=self.registry)
+
+    def _histogram(self, name: str, help: str, bounds: tuple[float, ...] = REQUEST_S) -> Histogram:
+        histogram = Histogram(
+            f"llorch_{name}_seconds", help, LABELS, registry=self.registry, buckets=bounds
+        )
+        histogram.labels(self._model_name, ENGINE)
+        return histogram
+
+
+class _Live(Collector):
+    """What is read at each scrape."""
+
+    def __init__(
+        self, model_name: str, read: Callable[[], WorkerFigures], steps: StepFigures
+    ) -> None:
+        self._labels = (model_name, ENGINE)
+        self._read = read
+        self._steps = steps
+
+    def collect(self) -> Iterable[Metric]:
+        worker, steps = self._read(), self._steps
+        for name, (help, read) in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"llorch_{name}", help, labels=LABELS)
+            gauge.add_metric(self._labels, read(worker, steps))
+            yield gauge
+        for name, (help, read) in _COUNTERS.items():
+            counter = CounterMetricFamily(f"llorch_{name}", help, labels=LABELS)
+            counter.add_metric(self._labels, read(worker, steps))
+            yield counter
+        memory = GaugeMetricFamily(
+            "llorch_memory_bytes", "Bytes that the engine holds.", labels=(*LABELS, "part")
+        )
+        for part, size_bytes in worker.stats.bytes.items():
+            memory.add_metric((*self._labels, part), size_bytes)
+        yield memory
+        for name, help, tally in (
+            ("inter_token_latency_seconds", "From a token to the next one.", steps.token_gaps),
+            ("iteration_tokens_total", "Tokens that a step computes.", steps.step_tokens),
+        ):
+            histogram = HistogramMetricFamily(f"llorch_{name}", help, labels=LABELS)
+            histogram.add_metric(self._labels, tally.buckets(), tally.sum)
+            yield histogram

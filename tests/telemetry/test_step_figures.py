@@ -1,0 +1,105 @@
+"""What the engine tells of its steps adds up to what its jobs return."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.contract import GenerationRequest, GenerationResult, Journal
+from llorch_worker.contract.journal import JournalledChoice
+from llorch_worker.engine import Engine
+from llorch_worker.telemetry.metrics.step_figures import StepFigures
+from tests.engine.structured import AS_RECORD, asking
+
+PROMPT = "Once upon a time there was a little girl named Lily who loved to play outside"
+TIMEOUT_S = 60
+
+
+@pytest.fixture
+def engine(stories260k: Path) -> Iterator[Engine]:
+    with Engine.load(stories260k / "f32.gguf", device="cpu", max_sequences=4) as engine:
+        yield engine
+
+
+@pytest.fixture
+def figures(engine: Engine) -> StepFigures:
+    figures = StepFigures()
+    engine.observe(figures)
+    return figures
+
+
+def run(engine: Engine, *requests: GenerationRequest) -> list[GenerationResult]:
+    generations = [engine.submit(request) for request in requests]
+    return [generation.result(TIMEOUT_S) for generation in generations]
+
+
+def test_tokens_add_up_to_those_of_the_results(engine: Engine, figures: StepFigures) -> None:
+    requests = [
+        GenerationRequest(prompt=f"{number} {PROMPT}", max_tokens=5 + 3 * number, seed=number)
+        for number in range(9)
+    ]
+    results = run(engine, *requests)
+    completion = sum(result.usage.completion for result in results)
+    assert figures.generated_tokens == completion
+    assert figures.prompt_tokens == sum(result.usage.prompt for result in results)
+    assert figures.looked_up_tokens == figures.prompt_tokens
+    assert figures.found_tokens == sum(result.usage.cached for result in results)
+    # Every token but the first of each text has a gap.
+    assert figures.token_gaps.count == completion - len(results)
+    longest_s = max(result.timings.decode_ms for result in results) / 1e3
+    assert 0 < figures.token_gaps.sum <= longest_s * len(results)
+    # All but the last token of a text are computed, and all of its prompt that was not found.
+    computed = figures.prompt_tokens - figures.found_tokens + completion - len(results)
+    assert figures.step_tokens.sum == computed
+    assert figures.step_tokens.count <= completion
+
+
+def test_a_prompt_that_comes_again_is_found(engine: Engine, figures: StepFigures) -> None:
+    request = GenerationRequest(prompt=PROMPT, max_tokens=2, temperature=0)
+    (first,) = run(engine, request)
+    assert (figures.found_tokens, first.usage.cached) == (0, 0)
+    (second,) = run(engine, request)
+    assert figures.found_tokens == second.usage.cached > 0
+
+
+def test_a_prompt_counts_once_for_all_choices(engine: Engine, figures: StepFigures) -> None:
+    (result,) = run(engine, GenerationRequest(prompt=PROMPT, max_tokens=6, n=3, seed=1))
+    assert figures.prompt_tokens == result.usage.prompt
+    assert figures.looked_up_tokens == 3 * result.usage.prompt
+    assert figures.generated_tokens == result.usage.completion
+    assert figures.token_gaps.count == result.usage.completion - 3
+
+
+def test_a_prompt_that_is_only_scored_counts(engine: Engine, figures: StepFigures) -> None:
+    request = GenerationRequest(prompt=PROMPT, max_tokens=0, prompt_logprobs=1)
+    (result,) = run(engine, request)
+    assert figures.prompt_tokens == result.usage.prompt
+    assert (figures.generated_tokens, figures.token_gaps.count) == (0, 0)
+
+
+def test_tokens_that_a_grammar_forces_count(engine: Engine, figures: StepFigures) -> None:
+    (result,) = run(engine, asking(**AS_RECORD))
+    assert json.loads(result.text)
+    assert figures.generated_tokens == result.usage.completion
+    assert figures.token_gaps.count == result.usage.completion - 1
+    assert figures.step_tokens.count < result.usage.completion, "no token was forced"
+
+
+def test_a_resumed_job_counts_what_it_generates_here(engine: Engine, figures: StepFigures) -> None:
+    request = GenerationRequest(prompt=PROMPT, max_tokens=20, seed=3, ignore_eos=True)
+    (whole,) = run(engine, request)
+    before = figures.generated_tokens
+    ids = whole.choices[0].token_ids[:15]
+    text = whole.text[:10]
+    journal = Journal({0: JournalledChoice(ids, text)})
+    assert engine.submit(request, journal=journal).result(TIMEOUT_S).text == whole.text
+    assert figures.generated_tokens - before == 5
+
+
+def test_an_engine_without_an_observer_keeps_no_times(engine: Engine) -> None:
+    generation = engine.submit(GenerationRequest(prompt=PROMPT, max_tokens=3))
+    generation.result(TIMEOUT_S)
+    assert [sequence.token_s for sequence in generation.sequences] == [None]
