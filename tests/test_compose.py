@@ -177,6 +177,50 @@ def test_every_setting_reaches_the_gateway_and_its_files_are_kept(services: Any)
     assert f"install --directory --owner llorch {folder}" in (REPOSITORY / "Dockerfile").read_text()
 
 
+def test_monitoring_starts_only_when_asked_for_and_listens_on_localhost_only(services: Any) -> None:
+    monitoring = {"exporter", "prometheus", "grafana"}
+    profiles = {name: service.get("profiles") for name, service in services.items()}
+    assert {name for name, profile in profiles.items() if profile == ["monitoring"]} == monitoring
+    published = [port for name in monitoring for port in services[name].get("ports", [])]
+    assert len(published) == 2
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_monitoring_runs_versions_that_are_named(services: Any) -> None:
+    for name in ("prometheus", "grafana"):
+        assert re.search(r":v?\d+\.\d+\.\d+$", services[name]["image"])
+    assert services["exporter"]["image"] == services["worker"]["image"]
+
+
+def test_grafana_lets_everyone_look_and_nobody_log_in(services: Any) -> None:
+    given = services["grafana"]["environment"]
+    assert given["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert given["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert given["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+
+
+def test_prometheus_finds_every_service_by_its_name_and_port(services: Any) -> None:
+    config = yaml.safe_load((REPOSITORY / "deploy/prometheus/prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    targets = {
+        target
+        for job in jobs.values()
+        for static in job.get("static_configs", [])
+        for target in static["targets"]
+    }
+    *_, exporter_port = services["exporter"]["command"]
+    _, _, gateway_port = services["gateway"]["ports"][0].rpartition(":")
+    _, _, flower_port = services["flower"]["ports"][0].rpartition(":")
+    assert targets == {
+        f"exporter:{exporter_port}", f"gateway:{gateway_port}", f"flower:{flower_port}",
+    }  # fmt: skip
+    (discovery,) = jobs["llorch-workers"]["http_sd_configs"]
+    assert discovery["url"] == f"http://exporter:{exporter_port}/targets"
+    assert services["worker"]["environment"]["LLORCH_METRICS_HOST"] == "0.0.0.0"
+    (key,) = services["prometheus"]["configs"]
+    assert jobs["llorch-gateway"]["authorization"]["credentials_file"] == key["target"]
+
+
 @pytest.mark.skipif(compose_command() is None, reason="needs a docker compose client")
 @pytest.mark.parametrize("login", ["admin:secret", None])
 def test_the_client_accepts_the_file_only_with_a_login(login: str | None) -> None:

@@ -38,6 +38,11 @@ class Prometheus:
         assert len(found) <= 1, found
         return found[0][1] if found else float("nan")
 
+    def rules(self) -> list[dict[str, Any]]:
+        """Its rules, with their health."""
+        groups = self._http.get("/api/v1/rules").json()["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
     def ready(self) -> bool:
         try:
             return self._http.get("/-/ready").status_code == 200
@@ -50,9 +55,6 @@ def running_prometheus(
     folder: Path, *, targets_url: str, static: Sequence[str]
 ) -> Iterator[Prometheus]:
     """Scrapes the workers that ``targets_url`` lists, and the ``static`` ones, ``host:port``."""
-    binary = shutil.which("prometheus")
-    if binary is None:
-        pytest.skip("needs Prometheus: apt-get install prometheus")
     config: dict[str, Any] = {
         "global": {"scrape_interval": SCRAPE_INTERVAL, "scrape_timeout": SCRAPE_INTERVAL},
         "scrape_configs": [
@@ -65,13 +67,23 @@ def running_prometheus(
     }
     file = folder / "prometheus.yml"
     file.write_text(json.dumps(config))  # YAML contains JSON
+    with running_server(file, folder) as server:
+        yield server
+
+
+@contextmanager
+def running_server(config: Path, folder: Path) -> Iterator[Prometheus]:
+    """Prometheus with this configuration, which keeps its data and its log in ``folder``."""
+    binary = shutil.which("prometheus")
+    if binary is None:
+        pytest.skip("needs Prometheus: apt-get install prometheus")
     address = f"{LOCALHOST}:{free_port()}"
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             tethered(
                 binary,
-                f"--config.file={file}",
-                f"--storage.tsdb.path={folder / 'prometheus'}",
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address={address}",
                 "--log.level=warn",
             ),
