@@ -27,8 +27,8 @@ from llorch_worker.broker.queues import normal_queue
 from llorch_worker.contract import TASK_NAME, GenerationRequest
 from tests.services import own_redis, running_worker, wait_until
 
-SETTLE_S = 3.0
-"""Until new workers have one watcher, which has counted them."""
+SETTLE_S = 13.0
+"""Until the watcher has counted the workers, and looks as rarely as it does when all are idle."""
 IDLE_S = 10.0
 GIVE_UP_S = 60.0
 REQUEST = {"prompt": "x", "max_tokens": 1}

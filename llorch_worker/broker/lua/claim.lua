@@ -51,15 +51,19 @@ terms.suspects = suspects
 local claims, letters, unlisted, unlisted_bytes = {}, {}, 0, 0
 local most_peers, suspects_held = math.huge, 0
 local bytes = 0
-local waiting = {} -- by position in KEYS
+local waiting = {[SUSPECTS] = 0} -- jobs, by position in KEYS
+local filled_lists = {} -- positions of the queues' lists that hold jobs, the most urgent first
 local reschedules = false
 
--- How many jobs wait in each list, from position `first` on.
+-- Note how many jobs wait in each list, from position `first` on.
 local function count_waiting(first)
   local last = math.min(first + queues - 1, #KEYS)
   if redis.call('EXISTS', unpack(KEYS, first, last)) > 0 then
     for i = first, last do
-      waiting[i] = waiting[i] or redis.call('LLEN', KEYS[i])
+      waiting[i] = redis.call('LLEN', KEYS[i])
+      if waiting[i] > 0 and i > SUSPECTS then
+        filled_lists[#filled_lists + 1] = i
+      end
     end
   end
   if last < #KEYS then
@@ -78,7 +82,7 @@ local function take_next(i)
   waiting[i] = waiting[i] - 1
   local outcome, found, peers = take(message, list, terms, most_peers, suspects_held)
   if outcome == 'wait' then
-    waiting[SUSPECTS] = (waiting[SUSPECTS] or 0) + 1
+    waiting[SUSPECTS] = waiting[SUSPECTS] + 1
   end
   if outcome == 'wait' and i == SUSPECTS then
     redis.call('RPUSH', list, message)
@@ -103,7 +107,7 @@ end
 
 -- Take jobs of a list until the call has `most` claims.
 local function take_from(i, most)
-  while (waiting[i] or 0) > 0 and #claims < math.min(most, limit) and bytes < MOST_BYTES
+  while waiting[i] > 0 and #claims < math.min(most, limit) and bytes < MOST_BYTES
       and take_next(i) do end
 end
 
@@ -128,32 +132,32 @@ if filled > 0 then
   if next_due and tonumber(next_due) <= now_ms() then
     release_due(scheduled, limit)
     reschedules = true
-    waiting = {}
   end
   count_waiting(SUSPECTS)
+elseif waiting[MAIN] then
+  filled_lists[1] = MAIN
 end
 
-local shared = {} -- whether the queue is any worker's
-for queue, bell in ipairs(bells) do
-  shared[queue] = not bell:find(WORKER_MARK, 1, true)
+local function bell_at(i)
+  return bells[(i - SUSPECTS - 1) % queues + 1]
 end
-local function queue_of(i)
-  return (i - SUSPECTS - 1) % queues + 1
+local function is_shared(i) -- whether any worker may take its jobs
+  return not bell_at(i):find(WORKER_MARK, 1, true)
 end
 
 local all = 0
-for i = SUSPECTS + 1, #KEYS do
-  all = all + (shared[queue_of(i)] and waiting[i] or 0)
+for _, i in ipairs(filled_lists) do
+  all = all + (is_shared(i) and waiting[i] or 0)
 end
 local share = all
 if all > 1 then
   share = math.ceil(all / math.max(1, tonumber(redis.call('GET', workers) or 1)))
 end
 take_from(SUSPECTS, limit)
-for i = SUSPECTS + 1, #KEYS do
+for _, i in ipairs(filled_lists) do
   local before = #claims
-  take_from(i, shared[queue_of(i)] and before + share or limit)
-  if shared[queue_of(i)] then
+  take_from(i, is_shared(i) and before + share or limit)
+  if is_shared(i) then
     share = share - (#claims - before)
   end
 end
@@ -166,12 +170,12 @@ if next_due then
   again_ms = math.max(0, next_due - now_ms())
 end
 local left = {} -- bell -> true
-for i = SUSPECTS + 1, #claims > 0 and #KEYS or 0 do
-  if (waiting[i] or 0) > 0 and shared[queue_of(i)] then
-    left[bells[queue_of(i)]] = true
+for _, i in ipairs(#claims > 0 and filled_lists or {}) do
+  if waiting[i] > 0 and is_shared(i) then
+    left[bell_at(i)] = true
   end
 end
-if (waiting[SUSPECTS] or 0) > 0 then
+if waiting[SUSPECTS] > 0 then
   again_ms = again_ms < 0 and SUSPECTS_WAIT_MS or math.min(again_ms, SUSPECTS_WAIT_MS)
   -- Another worker may take it. One that was rung for it and may not does not ring on: workers that
   -- all hold suspects would never stop.
