@@ -19,6 +19,12 @@ CANCEL_CHANNEL = f"{PREFIX}cancel"
 LEASES = f"{PREFIX}leases"
 """Sorted set: job id -> when its lease ends, in ms by Redis' own clock."""
 
+
+def turn(work: str) -> str:
+    """Exists for a while after one worker of the fleet did this ``work``, so that no other does."""
+    return f"{PREFIX}turn:{work}"
+
+
 FOLLOW_UPS = f"{PREFIX}follow_ups"
 """Sorted set: id of an ended job after whose end Celery has more to do -> when a worker may take
 this up, in ms by Redis' own clock. See :mod:`llorch_worker.worker.celery.follow_ups`."""

@@ -6,11 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import redis
 from celery.utils.log import get_logger
 from redis.exceptions import ConnectionError as NoConnection
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import claims, keys, worker_queues
@@ -33,8 +34,8 @@ class LeaseKeeper:
     while the worker drains or its broker connection is down.
 
     It sweeps twice in every ``sweep_s``, so that a job resumes within a lease and ``sweep_s`` with
-    some time for its claim. One sweeper is enough for a fleet, so a worker that knows of another
-    does not; it learns within three seconds that the other has died.
+    some time for its claim. One sweep is enough for a fleet, so workers take turns: a key that
+    expires tells that one has swept.
 
     An engine that finishes no step for ``watchdog_s`` hangs. The process then exits, because
     nothing in it could end the jobs, and the leases lapse.
@@ -52,17 +53,15 @@ class LeaseKeeper:
         stalled_for_s: Callable[[], float],
         on_lost: Callable[[Claim], None],
         on_away: Callable[[], None],
-        sweeps: Callable[[], bool] = lambda: True,
     ) -> None:
         """``on_lost`` is called with a claim that was lost, ``on_away`` whenever Redis does not
-        answer. ``sweeps``: whether this worker sweeps now; False while another does."""
+        answer."""
         self._redis = client
         self._settings = settings
         self._lease_ms = round(settings.lease_s * 1e3)
         self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
         self._on_away = on_away
-        self._sweeps = sweeps
         self._leases_exist = True
         self._reroute_at_s = 0.0
         self._renewal = RedisOutage("cannot renew leases", "renewing leases again")
@@ -104,7 +103,7 @@ class LeaseKeeper:
             if cut_off or now_s - began_s >= self._settings.lease_s:
                 sweep_at_s = now_s + self._settings.lease_s
             cut_off = False
-            if now_s >= sweep_at_s and self._sweeps():
+            if now_s >= sweep_at_s:
                 sweep_at_s = now_s + sweep_every_s
                 cut_off = isinstance(self._attempt(self._sweep, self._sweeping), _AWAY)
 
@@ -146,16 +145,37 @@ class LeaseKeeper:
             self._on_lost(claim)
 
     def _sweep(self) -> None:
+        every_s = self._settings.sweep_s / 2
         if self._leases_exist:
-            self._return_jobs()
+            self._in_turn("sweep", every_s, self._return_jobs)
         if time.monotonic() >= self._reroute_at_s:
-            moved = worker_queues.reroute(self._redis, self._settings.direct_grace_s)
+            self._in_turn("reroute", 2 * every_s, self._reroute)
             # Only now: a look that failed is repeated with the next sweep.
-            self._reroute_at_s = time.monotonic() + self._settings.sweep_s
-            for queue, jobs in moved.items():
-                logger.warning(
-                    "the worker of %s is gone; any worker may take its %d jobs", queue, jobs
-                )
+            self._reroute_at_s = time.monotonic() + 2 * every_s
+
+    def _in_turn(self, work: str, every_s: float, act: Callable[[], None]) -> None:
+        """Calls ``act``, unless a worker has done this ``work`` within about ``every_s``."""
+        key = keys.turn(work)
+        # Somewhat less, so that the worker that did it may do it again when its own time comes.
+        ms = max(1, round(0.9e3 * every_s))
+        try:
+            free = self._redis.set(key, 1, nx=True, px=ms)
+        except ResponseError:
+            # At maxmemory, all do it.
+            free = True
+        if not free:
+            return
+        try:
+            act()
+        except RedisError:
+            with suppress(RedisError):
+                self._redis.delete(key)
+            raise
+
+    def _reroute(self) -> None:
+        moved = worker_queues.reroute(self._redis, self._settings.direct_grace_s)
+        for queue, jobs in moved.items():
+            logger.warning("the worker of %s is gone; any worker may take its %d jobs", queue, jobs)
 
     def _return_jobs(self) -> None:
         swept = claims.sweep(

@@ -25,7 +25,6 @@ RUNG_S = 0.01
 """How long the worker that was rung has to claim before the watcher looks whether a job is left."""
 PAUSE_S = 0.001
 """Between two looks, so that many pushes cost few."""
-TRUST_S = 3 * LOOK_S
 ACTIVE_S = 10.0
 """How long after the last change a ring may still be lost. Later only news may be."""
 IDLE_LOOK_S = 5.0
@@ -37,7 +36,6 @@ class QueueWatcher:
     def __init__(self, client: redis.Redis, model: str) -> None:
         self._redis = client
         self._model = model
-        self._elsewhere_until_s = 0.0
         self._refused = False
         self._outage = RedisOutage("cannot watch the queues", "watching the queues again")
         self._stop = threading.Event()
@@ -50,19 +48,11 @@ class QueueWatcher:
         self._stop.set()
         self._thread.join()
 
-    @property
-    def elsewhere(self) -> bool:
-        """Whether another worker was the watcher a moment ago."""
-        return time.monotonic() < self._elsewhere_until_s
-
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 if watch.acquire(self._redis, self._model):
-                    self._elsewhere_until_s = 0.0
                     self._watch()
-                else:
-                    self._elsewhere_until_s = time.monotonic() + TRUST_S
             except RedisError as error:
                 self._outage.failed(error)
             else:

@@ -86,7 +86,6 @@ class Residency:
             stalled_for_s=engine.stalled_for_s,
             on_lost=active_jobs.lose,
             on_away=self._warn_of_absent_redis,
-            sweeps=self.sweeps,
         )
         self._listener = CancelListener(self._redis, active_jobs)
         self._job_window = JobWindow()
@@ -138,10 +137,6 @@ class Residency:
         logger.critical("%s; the worker ends and its jobs resume elsewhere", reason)
         self._active_jobs.hand_back_all()
         self._on_broken()
-
-    def sweeps(self) -> bool:
-        """Whether this worker does what one of a fleet must do: no other is known to do it."""
-        return not self._watcher.elsewhere
 
     def stats(self) -> dict[str, Any]:
         """The engine's figures as plain JSON. ``device`` is our name for the card, ``gpu3``,

@@ -133,7 +133,7 @@ def test_workers_take_turns(
     own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
 ) -> None:
     ran = []
-    # Not strictly: a worker that has waited for some seconds looks, and then waits behind the others.
+    # Not strictly: a worker that has waited for some seconds looks, and then waits again, last.
     for _ in range(12):
         ran.append(own_client.submit(prompt="x", max_tokens=2).result(GET_S).worker)
         wait_until(lambda: waiting(own_client.redis) == 3)

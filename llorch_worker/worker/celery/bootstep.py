@@ -110,9 +110,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         )
         residency.start()
         worker.pool.figures = residency.figures
-        self._follow_ups = FollowUps(
-            worker.app, worker.app.settings, worker.hostname, sweeps=residency.sweeps
-        )
+        self._follow_ups = FollowUps(worker.app, worker.app.settings, worker.hostname)
         self._follow_ups.start()
         self._residency = worker.app.residency = residency
         logger.info("%s is resident on %s, warm and ready", engine.model_name, assignment.name)

@@ -9,7 +9,6 @@ stored the end. Redis keeps such jobs in a sorted set until a worker has done th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
@@ -35,12 +34,8 @@ CLOSE_TIMEOUT_S = 2.0
 class FollowUps:
     """A thread that looks for such jobs within ``sweep_s``."""
 
-    def __init__(
-        self, app: Celery, settings: Settings, hostname: str, *, sweeps: Callable[[], bool]
-    ) -> None:
-        """``sweeps``: whether this worker looks; False while another of the fleet does."""
+    def __init__(self, app: Celery, settings: Settings, hostname: str) -> None:
         self._app = app
-        self._sweeps = sweeps
         self._redis = connect(settings.redis_url)
         self._settings = settings
         self._hostname = hostname
@@ -59,8 +54,6 @@ class FollowUps:
 
     def _run(self) -> None:
         while not self._stop.wait(0.8 * self._settings.sweep_s):
-            if not self._sweeps():
-                continue
             try:
                 while taken := self._take():
                     with self._app.events.default_dispatcher(hostname=self._hostname) as events:

@@ -93,9 +93,8 @@ local function begin(id, message, list, record, terms, eta_ms)
     redis.call('PERSIST', record.idempotency)
   end
   redis.call('ZADD', LEASES, claimed_ms + terms.lease_ms, id)
-  -- A worker claims only what it has room for, so a job starts with its claim. Who waits for a result
-  -- need not be woken for this.
-  redis.call('SET', result_key(id), document_of(terms.started, id))
+  -- A worker claims only what it has room for, so a job starts with its claim.
+  store_state(id, document_of(terms.started, id))
   -- A cancel of a job that was never claimed ends it.
   local cancelled = record.first_claim_ms and redis.call('EXISTS', cancel_key(id)) or 0
   return {id, message, attempts, fence, list, tostring(first_claim_ms), claimed_ms,
