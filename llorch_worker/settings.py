@@ -19,6 +19,9 @@ KvDtype = Literal["auto", "fp8", "int8"]
 """How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
 
+LogFormat = Literal["text", "json"]
+"""``text``: lines to read; ``json``: one document a line, and one line a job."""
+
 DEFAULT_MAX_SEQUENCES = 16
 DEFAULT_MAX_STEP_TOKENS = 512
 
@@ -113,6 +116,9 @@ class Settings(BaseSettings):
     """Serves metrics to Prometheus at the first free of 20 ports from here; by default nowhere."""
     metrics_host: str = "127.0.0.1"
     """The address for metrics. Whoever reaches it may read them."""
+
+    log_format: LogFormat = "text"
+    """How workers, gateways and exporters log: ``text``, or ``json`` with one line a job."""
 
     flush_interval_ms: int = Field(20, ge=1, le=50)
     """How often the publisher writes new tokens to the jobs' streams."""

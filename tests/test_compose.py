@@ -245,6 +245,6 @@ def test_the_image_runs_as_a_plain_user_and_is_stopped_by_sigterm() -> None:
     lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
     final = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM")) :]
     assert "USER 10001" in final
-    assert any("[worker,gateway,flower,metrics]" in line for line in final)
+    assert any("[worker,gateway,flower,metrics,otel]" in line for line in final)
     assert "STOPSIGNAL SIGTERM" in final
     assert 'ENTRYPOINT ["tini", "--", "llorch"]' in final

@@ -16,6 +16,7 @@ from llorch_worker.broker.queues import LOW_STEP, STEP_SEPARATOR, normal_queue, 
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
 from llorch_worker.stack.programs import FLOWER_DEFAULTS
+from tests.keda import ScaledObject, TriggerAuthentication
 from tests.probes import assert_tells_age
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML")
@@ -77,8 +78,13 @@ def settings(documents: list[Document]) -> dict[str, str]:
 def test_every_document_is_valid(documents: list[Document], scaled: list[Document]) -> None:
     assert len(documents) > 15
     for document in [*documents, *(each for each in scaled if each not in documents)]:
-        if not document["apiVersion"].startswith("keda.sh/"):
-            kubernetes_validate.validate(document, "1.37", strict=True)
+        match document["kind"]:
+            case "ScaledObject":
+                document = ScaledObject.model_validate(document).autoscaler()
+            case "TriggerAuthentication":
+                TriggerAuthentication.model_validate(document)
+                continue
+        kubernetes_validate.validate(document, "1.37", strict=True)
 
 
 def test_the_image_has_the_packages_version(documents: list[Document]) -> None:
@@ -153,6 +159,45 @@ def test_only_settings_that_exist_are_set(documents: list[Document]) -> None:
     for name in ("worker", "gateway"):
         given |= {v for v in pod(documents, name)[2] if v.startswith("LLORCH_")}
     assert given <= known
+
+
+def test_what_an_autoscaler_counts_has_no_number_of_its_own(
+    documents: list[Document], scaled: list[Document]
+) -> None:
+    for built_documents in (documents, scaled):
+        for each in built_documents:
+            if each["kind"] in ("HorizontalPodAutoscaler", "ScaledObject"):
+                target = each["spec"]["scaleTargetRef"]["name"]
+                assert "replicas" not in named(built_documents, "Deployment", target)
+
+
+def test_a_second_model_has_pods_of_its_own_and_the_same_ways(tmp_path: Path) -> None:
+    folder = shutil.copytree(MANIFESTS, tmp_path / "deploy" / "kubernetes")
+    text = (MANIFESTS.parents[1] / "docs" / "DEPLOYING.md").read_text()
+    (command,) = [part for part in text.split("```") if "worker-13b.yaml" in part]
+    subprocess.run(["sh", "-ec", command.removeprefix("sh\n")], cwd=tmp_path, check=True)
+    kustomization = folder / "kustomization.yaml"
+    listed = kustomization.read_text()
+    kustomization.write_text(
+        listed.replace("  - worker.yaml\n", "  - worker.yaml\n  - worker-13b.yaml\n")
+    )
+    both = built(folder)
+    templates = {}
+    for name, model in (("worker", "llama-2-7b"), ("worker-13b", "llama-2-13b")):
+        deployment = named(both, "Deployment", name)
+        templates[name] = deployment["template"]["metadata"]["labels"]
+        wanted = deployment["selector"]["matchLabels"]
+        assert wanted == named(both, "PodDisruptionBudget", name)["selector"]["matchLabels"]
+        assert wanted == {"app.kubernetes.io/name": "worker", "llorch-model": model}
+        assert wanted.items() <= templates[name].items()
+    assert pod(both, "worker-13b")[2].items() >= {
+        "LLORCH_MODEL": "/models/llama-2-13b.Q8_0.gguf", "LLORCH_MODEL_NAME": "llama-2-13b"
+    }.items()  # fmt: skip
+    # The policies select pods by this label alone.
+    (of_both,) = {labels["app.kubernetes.io/name"] for labels in templates.values()}
+    assert of_both in str(named(both, "NetworkPolicy", "to-redis")["podSelector"])
+    for document in both:
+        kubernetes_validate.validate(document, "1.37", strict=True)
 
 
 def test_flower_keeps_its_tasks_and_shows_jobs_as_llorch_up_does(documents: list[Document]) -> None:

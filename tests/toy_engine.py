@@ -107,6 +107,7 @@ class ToyEngine:
         worker: str = "local",
         attempt: int = 1,
         queued_at: float | None = None,
+        retried_at: float | None = None,
         journal: Journal | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> ToyGeneration:
@@ -118,7 +119,9 @@ class ToyEngine:
         emit = on_event or (lambda _: None)
         id = job_id or "local"
         known = len(journal.choices[0].token_ids) if journal else 0
-        generation = ToyGeneration(self, id, request, emit, worker, attempt, queued_at, known)
+        generation = ToyGeneration(
+            self, id, request, emit, worker, attempt, retried_at or queued_at, known
+        )
         with self._changed:
             breaks = ["break", "break once"] if attempt == 1 else ["break"]
             if (request.prompt or "") in breaks:

@@ -26,7 +26,7 @@ from redis.exceptions import TimeoutError as NoReply
 from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.held_claims import HELD_CLAIMS
-from llorch_worker.broker.message import encode_json
+from llorch_worker.broker.message import encode_json, trace_id
 from llorch_worker.broker.results import (
     FAILURE,
     REVOKED,
@@ -93,7 +93,8 @@ class _OneEnd(Backend):  # type: ignore[misc]
             raise Reject("another delivery of the job has taken over", requeue=True)
         if claim is not None and event:
             HELD_CLAIMS.note_end(claim)
-            ENDED_JOBS.note(claim, getattr(request, "hostname", None) or "", end)
+            worker = getattr(request, "hostname", None) or ""
+            ENDED_JOBS.note(claim, worker, end, trace_id(getattr(request, "traceparent", None)))
         return result
 
     def mark_as_done(

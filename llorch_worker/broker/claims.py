@@ -71,6 +71,8 @@ class Claim:
     """Whether a cancel was requested before the claim."""
     due_ms: int | None = None
     """Its ETA, if it had one that the script could read."""
+    retried_ms: int | None = None
+    """When its dead letter was last retried."""
     taken_s: float = field(default_factory=time.monotonic, compare=False)
     """When the claim arrived, by this process' monotonic clock."""
 
@@ -156,7 +158,7 @@ def claim(
 def _claim(
     job_id: Reply, message: Reply, attempt: int, fence: Reply, list_key: Reply,
     first_claimed_ms: Reply, claimed_ms: int, first: int, cancelled: int, suspect: int,
-    due_ms: int | None,
+    due_ms: int | None, retried_ms: Reply | None,
 ) -> Claim:  # fmt: skip
     """Parses a claim that ``lua/claim.lua`` returned."""
     return Claim(
@@ -171,6 +173,7 @@ def _claim(
         first=bool(first),
         cancelled=bool(cancelled),
         due_ms=due_ms,
+        retried_ms=None if retried_ms is None else int(retried_ms),
     )
 
 

@@ -29,22 +29,30 @@ RETRIES = 2
 """A failed command is sent again this often, each time over a new connection."""
 
 
-def connect(url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis.Redis:
+def connect(
+    url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S, retries: int = RETRIES
+) -> redis.Redis:
     """A client of the Redis at ``url``; connects on first use. Replies are str.
 
     redis-py's pool replaces connections that Redis closed, and behind Sentinel it asks for the
     master whenever it connects. This module adds a retry, for commands that reach a demoted
     master, and :func:`close_idle`.
     """
-    return cast(redis.Redis, _connect(url, redis, Retry, reply_timeout_s))
+    return cast(redis.Redis, _connect(url, redis, Retry, reply_timeout_s, retries))
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """:func:`connect` for asyncio."""
-    return cast(redis.asyncio.Redis, _connect(url, redis.asyncio, AsyncRetry, REPLY_TIMEOUT_S))
+    return cast(redis.asyncio.Redis, _connect(url, redis.asyncio, AsyncRetry))
 
 
-def _connect(url: str, library: Any, retry: Any, reply_timeout_s: float) -> object:
+def _connect(
+    url: str,
+    library: Any,
+    retry: Any,
+    reply_timeout_s: float = REPLY_TIMEOUT_S,
+    retries: int = RETRIES,
+) -> object:
     options = {
         # Like the worker's connection to its queues, so that Redis refuses the same on both.
         "protocol": 2,
@@ -54,7 +62,7 @@ def _connect(url: str, library: Any, retry: Any, reply_timeout_s: float) -> obje
         "socket_keepalive": True,
         "health_check_interval": HEALTH_CHECK_S,
         "max_connections": MAX_CONNECTIONS,
-        "retry": retry(ExponentialBackoff(cap=0.2, base=0.02), RETRIES),
+        "retry": retry(ExponentialBackoff(cap=0.2, base=0.02), retries),
     }
     with url_errors(url):
         if not is_sentinel(url):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
@@ -26,8 +26,8 @@ again; ``ended``: the job succeeded or was cancelled."""
 
 
 @dataclass(frozen=True)
-class DeadLetter:
-    """A message and why it is dead. Its ``repr`` hides the message, which holds a prompt."""
+class LetterHead:
+    """A dead letter without its message."""
 
     id: str
     """The job's id, or ``malformed-...`` if the message names none."""
@@ -37,18 +37,26 @@ class DeadLetter:
     history: tuple[tuple[str, int], ...]
     """The workers that claimed the job, in order, with unix times in ms by Redis' clock."""
     died_ms: int
-    message: str = field(repr=False)
-    """The message that the producer pushed; bytes that are not UTF-8 are replaced."""
-    raw: str = field(repr=False)
-    """The letter as Redis stores it; scripts find it by this value."""
+    message_bytes: int
 
     @property
     def model(self) -> str:
         return model_of(self.list_key)
 
     @property
-    def message_bytes(self) -> int:
-        return len(self.message.encode())
+    def retriable(self) -> bool:
+        """Whether a retry can help. A malformed message stays malformed."""
+        return self.reason != MALFORMED
+
+
+@dataclass(frozen=True)
+class DeadLetter(LetterHead):
+    """A message and why it is dead. Its ``repr`` hides the message, which holds a prompt."""
+
+    message: str = field(repr=False)
+    """The message that the producer pushed; bytes that are not UTF-8 are replaced."""
+    raw: str = field(repr=False)
+    """The letter as Redis stores it; scripts find it by this value."""
 
     @property
     def body(self) -> Any:
@@ -56,11 +64,6 @@ class DeadLetter:
         ``[args, kwargs, options]``."""
         task = read_task(self.message)
         return None if task is None else task[1]
-
-    @property
-    def retriable(self) -> bool:
-        """Whether a retry can help. A malformed message stays malformed."""
-        return self.reason != MALFORMED
 
 
 def bury(client: Redis, claim: Claim, reason: str) -> bool:
@@ -96,9 +99,50 @@ def letters(client: Redis) -> Iterator[DeadLetter]:
         start += PAGE_LETTERS
 
 
+def version(client: Redis) -> str:
+    """A text that differs whenever the list of letters has changed."""
+    return str(run_script(client, "letters", [0, 0])[1])
+
+
+def heads(client: Redis) -> Iterator[LetterHead]:
+    """All letters without their messages, which stay in Redis; the newest first."""
+    for head, _ in _heads(client):
+        yield head
+
+
 def find(client: Redis, letter_id: str) -> DeadLetter | None:
     """The newest letter with this id."""
-    return next((letter for letter in letters(client) if letter.id == letter_id), None)
+    return find_all(client, [letter_id]).get(letter_id)
+
+
+def find_all(client: Redis, letter_ids: Collection[str]) -> dict[str, DeadLetter]:
+    """The newest letter of each id that has one; only these letters leave Redis."""
+    found: dict[str, DeadLetter] = {}
+    wanted = set(letter_ids)
+    for head, raw in _heads(client, *wanted):
+        if raw:
+            found.setdefault(head.id, _read(raw))
+            if len(found) == len(wanted):
+                break
+    return found
+
+
+def _heads(client: Redis, *whole: str) -> Iterator[tuple[LetterHead, str]]:
+    """Heads, and the letters with the ids ``whole`` as Redis stores them; "" for others."""
+    place = 0
+    while page := run_script(client, "letters", [place, PAGE_LETTERS, *whole])[2]:
+        for letter_id, reason, list_key, attempts, history, died_ms, message_bytes, raw in page:
+            head = LetterHead(
+                id=letter_id,
+                reason=reason,
+                list_key=list_key,
+                attempts=attempts,
+                history=_history(history),
+                died_ms=died_ms,
+                message_bytes=message_bytes,
+            )
+            yield head, raw
+        place += len(page)
 
 
 def retry(client: Redis, letter: DeadLetter) -> Retried:
@@ -118,14 +162,20 @@ def drop(client: Redis, letter: DeadLetter) -> bool:
 
 def _read(raw: str) -> DeadLetter:
     stored: dict[str, Any] = json.loads(raw)
-    claims = [line.rpartition(" ") for line in stored["history"].splitlines()]
     return DeadLetter(
+        # As lua/letters.lua names it.
         id=stored["id"] or f"{MALFORMED}-{hashlib.sha1(raw.encode()).hexdigest()[:12]}",
         reason=stored["reason"],
         list_key=stored["list"],
         attempts=stored["attempts"],
-        history=tuple((worker, int(at_ms)) for worker, _, at_ms in claims),
+        history=_history(stored["history"]),
         died_ms=int(stored["at_ms"]),
+        message_bytes=len(stored["message"].encode()),
         message=stored["message"],
         raw=raw,
     )
+
+
+def _history(stored: str) -> tuple[tuple[str, int], ...]:
+    claims = [line.rpartition(" ") for line in stored.splitlines()]
+    return tuple((worker, int(at_ms)) for worker, _, at_ms in claims)

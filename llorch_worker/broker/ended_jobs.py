@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from redis import Redis
 
 from llorch_worker.broker import keys
@@ -38,6 +38,8 @@ class EndedJob(BaseModel):
     """The code of a failure."""
     usage: Usage | None = None
     timings: Timings | None = None
+    trace_id: str | None = Field(None, exclude=True)
+    """The trace that the job belongs to; for this process' observers only."""
 
 
 class EndedJobs:
@@ -61,7 +63,13 @@ class EndedJobs:
     def forget(self, observer: Callable[[EndedJob], None]) -> None:
         self._observers = tuple(known for known in self._observers if known != observer)
 
-    def note(self, claim: Claim, worker: str, end: GenerationResult | LlorchError) -> None:
+    def note(
+        self,
+        claim: Claim,
+        worker: str,
+        end: GenerationResult | LlorchError,
+        trace_id: str | None = None,
+    ) -> None:
         """Notes a job whose end this process has just stored."""
         fields = {
             "id": claim.job_id,
@@ -69,6 +77,7 @@ class EndedJobs:
             "worker": worker,
             "attempts": claim.attempt,
             "ended_at": time.time(),
+            "trace_id": trace_id,
         }
         match end:
             case GenerationResult():

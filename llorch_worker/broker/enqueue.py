@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from celery import Celery
 from redis import Redis
 from redis.exceptions import RedisError
@@ -27,12 +29,13 @@ def enqueue(
     model: ModelCard,
     job_id: str,
     worker: str | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> str:
     """Enqueues a job and returns ``job_id``, or the id of the first job with the request's
     idempotency key.
 
     ``worker``: the node name of the worker that should take the job. Jobs in its worker queue then
-    count against the limit too.
+    count against the limit too. ``headers`` go beside the message's own.
 
     Raises:
         QueueFull: the limit of waiting jobs is reached, or Redis has no memory for another.
@@ -40,7 +43,9 @@ def enqueue(
     """
     to = route(model.name, request.priority, worker)
     own = [] if worker is None else worker_lists(worker_queue(model.name, worker))
-    before, after = write_message(app, request, model=model.name, job_id=job_id, to=to)
+    before, after = write_message(
+        app, request, model=model.name, job_id=job_id, to=to, headers=headers or {}
+    )
     key = request.idempotency_key
     try:
         outcome, value = run_script(

@@ -34,8 +34,8 @@ class Queue:
 
     jobs: int
     oldest_s: float | None
-    """How long the first of them has waited since it was enqueued; None if there is none, or none
-    whose producer wrote the time."""
+    """How long the first of them has waited since it was enqueued, or retried; None if there is
+    none, or none whose producer wrote the time."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ModelLoad:
     slots: int
     """Sequences that the workers can run at once."""
     running: int
-    """Sequences that they run now, as of their last announcements."""
+    """Sequences in them, as of their last announcements; those that wait for KV blocks included."""
     tokens_per_s: float
     recent: RecentJobs
     """What ended in these workers in the last minutes."""
@@ -100,7 +100,7 @@ def _load(client: Redis, card: ModelCard, workers: Sequence[WorkerCard]) -> Mode
     now_s, *heads = run_script(client, "heads", [ENQUEUED_AT], lists)
     serving = [worker for worker in workers if worker.model == model]
     found: list[tuple[str, int, float | None]] = [
-        (lists[position - 1], jobs, float(now_s) - float(since) if text(since) else None)
+        (lists[position - 1], jobs, max(0.0, float(now_s) - float(since)) if text(since) else None)
         for position, jobs, since in heads
     ]
     return ModelLoad(

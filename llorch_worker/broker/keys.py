@@ -54,7 +54,7 @@ def job(job_id: str) -> str:
     Once it has lost a worker: ``deaths``, and since its last progress ``strikes``, ``alone`` and
     ``peers``, see ``lua/sweep.lua``. While no list has the message: ``message`` and ``list``.
     ``follow``: 1 if the message of a cancelled job is still in a list. ``buried``: 1 if its message
-    is a dead letter. ``retried_by``: the call that retried that."""
+    is a dead letter. ``retried_by``: the call that retried that, at ``retried_ms``."""
     return f"{PREFIX}job:{job_id}"
 
 

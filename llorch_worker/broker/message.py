@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery import Celery
@@ -21,15 +22,23 @@ ENQUEUED_AT = "llorch_enqueued_at"
 
 _TIME = f"@time{uuid()}@"
 """A placeholder; random, so that no field of a request can contain it."""
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _UNREADABLE = (
     binascii.Error, LookupError, TypeError, ValueError, AttributeError, RecursionError
 )  # fmt: skip
 
 
 def write_message(
-    app: Celery, request: GenerationRequest, *, model: str, job_id: str, to: Route
+    app: Celery,
+    request: GenerationRequest,
+    *,
+    model: str,
+    job_id: str,
+    to: Route,
+    headers: Mapping[str, str],
 ) -> tuple[str, str]:
-    """A job as ``app`` would send it, split in two where the enqueue time goes.
+    """A job as ``app`` would send it with these ``headers`` beside its own, split in two where the
+    enqueue time goes.
 
     ``lua/enqueue.lua`` inserts the time by Redis' clock.
     """
@@ -44,7 +53,7 @@ def write_message(
         kwargsrepr="{...}",
     )
     message: dict[str, Any] = {
-        "headers": {ENQUEUED_AT: _TIME} | task.headers,
+        "headers": {ENQUEUED_AT: _TIME, **headers} | task.headers,
         "body": base64.b64encode(encode_json(task.body)).decode(),
         "content-encoding": "utf-8",
         "content-type": "application/json",
@@ -107,3 +116,10 @@ def enqueue_time_s(header: object) -> float | None:
     if isinstance(header, int | float) and not isinstance(header, bool) and header > 0:
         return float(header)
     return None
+
+
+def trace_id(traceparent: object) -> str | None:
+    """The trace id in a header of this name, 32 hexadecimal digits; None if it is not one, as W3C's
+    Trace Context writes it. Any producer may have written it."""
+    found = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
+    return None if found is None else found[1]

@@ -15,6 +15,8 @@ from llorch_worker.broker.recent_jobs import RecentJobs
 ANNOUNCE_INTERVAL_S = 5.0
 WHOLE_EVERY = 6
 """One announcement of so many also renews the model's card."""
+LATE_S = 2.0
+"""A worker is silent once its next announcement is overdue by this much."""
 WORKER_TTL_S = worker_queues.GONE_AFTER_S
 
 
@@ -79,10 +81,24 @@ class WorkerCard(_Card):
         return float(self.engine.get("tokens_per_s", 0))
 
     @property
+    def kv_blocks(self) -> int:
+        """How many KV blocks it has; 0 if it does not say."""
+        return int(self.engine.get("kv_blocks_total", 0))
+
+    @property
+    def kv_blocks_used(self) -> int:
+        """How many of them sequences hold."""
+        return self.kv_blocks - int(self.engine.get("kv_blocks_free", self.kv_blocks))
+
+    @property
     def kv_used(self) -> float | None:
         """The share of the KV blocks that sequences hold; None if the worker does not say."""
-        blocks = int(self.engine.get("kv_blocks_total", 0))
-        return (blocks - int(self.engine["kv_blocks_free"])) / blocks if blocks else None
+        return self.kv_blocks_used / self.kv_blocks if self.kv_blocks else None
+
+    @property
+    def silent(self) -> bool:
+        """A killed worker stays listed until its announcement expires."""
+        return time.time() - self.last_seen > ANNOUNCE_INTERVAL_S + LATE_S
 
 
 def announce(client: redis.Redis, card: WorkerCard, *, whole: bool = True) -> WorkerCard | None:

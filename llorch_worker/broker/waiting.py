@@ -13,6 +13,8 @@ from llorch_worker.broker.queues import QUEUE_PREFIX, normal_queue, normal_queue
 
 SCANNED_AT_ONCE_KEYS = 5_000
 MOST_SCANS = 200
+SCAN_INTERVAL_S = 30.0
+"""How often whoever watches the fleet looks for unserved queues."""
 
 
 def lengths(client: Redis, lists: Iterable[str | bytes]) -> list[int]:

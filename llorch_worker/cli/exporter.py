@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 from typing import Annotated, Any
@@ -34,6 +33,7 @@ def exporter(
     printed once it listens.
     """
     extras.require("metrics")
+    from llorch_worker.telemetry.logs.setup import configure
     from llorch_worker.telemetry.metrics.exporter import Exporter
 
     try:
@@ -44,7 +44,7 @@ def exporter(
             f"cannot listen at {host}:{port}: {error.strerror}; --port and --host choose another "
             "place",
         ) from None
-    logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s] %(message)s")
+    configure(settings.log_format)
     signal.signal(signal.SIGTERM, _end)
     url = f"http://{host}:{server.server_port}"
     screen = Screen(as_json=as_json)

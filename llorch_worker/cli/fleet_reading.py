@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from llorch_worker.broker.waiting import SCAN_INTERVAL_S
 from llorch_worker.cli.terminal.screen import Screen, json_text
 from llorch_worker.contract.command_errors import explain
 from llorch_worker.contract.errors import BrokerUnavailable
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from llorch_worker.broker.cluster import Cluster
     from llorch_worker.broker.fleet import Fleet, ModelLoad
     from llorch_worker.broker.registry import WorkerCard
-
-SCAN_INTERVAL_S = 30.0
-"""How often queues that no worker serves are looked for: that takes a scan of all keys."""
 
 
 @dataclass(frozen=True)

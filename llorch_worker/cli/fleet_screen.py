@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from llorch_worker.broker.registry import WorkerCard
     from llorch_worker.cli.fleet_reading import FleetReader, Reading
 
-LATE_S = 2.0
+READING_LATE_S = 2.0
 """A reading that is overdue by this much has its age on the screen."""
 FOOT_LINES = 1
 TABLE_HEAD_LINES = 1
@@ -98,7 +98,7 @@ class FleetScreen:
         title = Text(self._title, "bold", no_wrap=True, overflow="ellipsis")
         title.append(f"  {time.strftime('%H:%M:%S')}", "not bold dim")
         age_s = time.time() - reading.at_s
-        late = age_s > self._interval_s + LATE_S
+        late = age_s > self._interval_s + READING_LATE_S
         if self._reader.away is None and not late:
             return title
         # A Redis that does not even refuse is told by the age alone.

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from llorch_worker.broker.queues import normal_queue
 from llorch_worker.broker.recent_jobs import Durations, percentile_ms
-from llorch_worker.broker.registry import ANNOUNCE_INTERVAL_S
 from llorch_worker.cli.terminal.screen import harmless
 from llorch_worker.contract.quantities import counted, human_ms, human_time
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from llorch_worker.broker.registry import WorkerCard
     from llorch_worker.cli.fleet_reading import Reading
 
-LATE_S = 2.0
-"""A worker is silent once its next announcement is overdue by this much."""
 NOTHING = "-"
 
 ModelColumns = Sequence[tuple[str, "Callable[[ModelLoad], str | Text]"]]
@@ -40,14 +37,9 @@ def _name(text: str, *, cut: bool = False) -> Text:
     return Text(harmless(text), overflow="ellipsis" if cut else "fold", no_wrap=cut)
 
 
-def is_silent(worker: WorkerCard) -> bool:
-    """A killed worker stays listed until its announcement expires."""
-    return time.time() - worker.last_seen > ANNOUNCE_INTERVAL_S + LATE_S
-
-
 def workers_table(workers: Sequence[WorkerCard]) -> Table:
     """A row for each worker, with whole names."""
-    seen = ["last seen"] if any(map(is_silent, workers)) else []
+    seen = ["last seen"] if any(worker.silent for worker in workers) else []
     made = _table(
         ("worker", "model", "device"),
         ("running", "waiting", "tokens/s", "KV used", "cached", *seen),
@@ -61,14 +53,14 @@ def workers_table(workers: Sequence[WorkerCard]) -> Table:
             f"{worker.waiting}",
             *_figures(worker),
             *(f"{_silence(worker)} ago" for _ in seen),
-            style="red" if is_silent(worker) else None,
+            style="red" if worker.silent else None,
         )
     return made
 
 
 def narrow_workers_table(workers: Sequence[WorkerCard]) -> Table:
     """A line for each worker; names are cut if there is no room for them."""
-    silent = ["silent"] if any(map(is_silent, workers)) else []
+    silent = ["silent"] if any(worker.silent for worker in workers) else []
     made = _table(("worker", "model"), ("running", "tokens/s", "KV used", "cached", *silent))
     for worker in workers:
         running = f"{worker.running}/{worker.max_sequences}"
@@ -77,8 +69,8 @@ def narrow_workers_table(workers: Sequence[WorkerCard]) -> Table:
             _name(worker.model, cut=True),
             f"{running} +{worker.waiting}" if worker.waiting else running,
             *_figures(worker),
-            *(_silence(worker) if is_silent(worker) else "" for _ in silent),
-            style="red" if is_silent(worker) else None,
+            *(_silence(worker) if worker.silent else "" for _ in silent),
+            style="red" if worker.silent else None,
         )
     return made
 
@@ -161,7 +153,7 @@ def models_table(models: Sequence[ModelLoad]) -> Table:
 
 def silence(workers: Sequence[WorkerCard]) -> Iterator[Text]:
     """A sentence for all silent workers, whose own lines may not be on the screen."""
-    if silent := [worker for worker in workers if is_silent(worker)]:
+    if silent := [worker for worker in workers if worker.silent]:
         last = min(silent, key=lambda worker: worker.last_seen)
         others = f", and {len(silent) - 1} more" if len(silent) > 1 else ""
         seen = f": {last.hostname}, last seen {_silence(last)} ago{others}"

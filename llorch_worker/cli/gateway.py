@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from typing import Annotated
 
@@ -37,7 +36,9 @@ def gateway(
     from pydantic import ValidationError
 
     from llorch_worker.gateway.app import create_app
+    from llorch_worker.gateway.loopback import is_loopback
     from llorch_worker.gateway.settings import GatewaySettings
+    from llorch_worker.telemetry.logs.setup import configure
 
     given = {"host": host, "port": port}
     try:
@@ -45,16 +46,17 @@ def gateway(
     except ValidationError as error:
         faults = "; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors())
         raise usage_error(faults) from None
-    if own.keys is None and not _is_loopback(own.host):
+    if own.keys is None and not is_loopback(own.host):
         raise CommandError(
             "KEYS_NEEDED",
             f"{own.host} is reachable from elsewhere: set LLORCH_GATEWAY_KEYS to a file of keys, "
             "which `llorch gateway-key` makes",
         )
-    app = create_app(settings, own)
-    logging.basicConfig(level=logging.INFO, format="[%(asctime)s: %(levelname)s] %(message)s")
+    configure(settings.log_format)
+    logging.getLogger("uvicorn.access").addFilter(_without_query)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_without_message)
+    app = create_app(settings, own)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -81,7 +83,8 @@ def gateway(
         screen.document({"url": url})
     else:
         screen.note(
-            f"The gateway and its console are at {url}, its endpoints at {url}/docs", "bold"
+            f"The gateway and its console are at {url}, its description at {url}/openapi.json",
+            "bold",
         )
     server.run(sockets)
 
@@ -91,6 +94,14 @@ def _without_message(record: logging.LogRecord) -> bool:
     if record.exc_info and record.exc_info[1] is not None:
         defect = InternalError(f"a defect: {type(record.exc_info[1]).__name__}")
         record.exc_info = (InternalError, defect, record.exc_info[2])
+    return True
+
+
+def _without_query(record: logging.LogRecord) -> bool:
+    """uvicorn logs an URL with its query, which may be anything."""
+    match record.args:
+        case (client, method, str(path), *rest):
+            record.args = (client, method, path.partition("?")[0], *rest)
     return True
 
 
@@ -105,12 +116,3 @@ def gateway_key(name: Annotated[str, typer.Argument(help="Whose key it is.")]) -
     key, entry = new_key(name)
     typer.echo(f'{entry}# max_jobs = 100\n# priority = "low"\n# operator = true')
     typer.echo(f"\nThe key, which is not stored: {key}", err=True)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -34,6 +34,7 @@ from llorch_worker.client.stream import (
 )
 from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
 from llorch_worker.settings import Settings
+from llorch_worker.telemetry.traces.publishing import publishing
 
 RESULT_POLL_S = 2.0
 """Results are announced by pub/sub. A reader also looks for its result this often."""
@@ -92,14 +93,17 @@ class Client:
             raise TypeError("submit() takes a request or its fields, not both")
         with self._in_use():
             model = self._admission.admit(request, self.model, worker)
-            job_id = enqueue(
-                self.redis,
-                self._app,
-                request,
-                model=model,
-                job_id=job_id or uuid(),
-                worker=worker,
-            )
+            job_id = job_id or uuid()
+            with publishing(model.name, job_id) as headers:
+                job_id = enqueue(
+                    self.redis,
+                    self._app,
+                    request,
+                    model=model,
+                    job_id=job_id,
+                    worker=worker,
+                    headers=headers,
+                )
         return Job(self, job_id)
 
     def job(self, job_id: str) -> Job:

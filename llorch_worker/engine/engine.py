@@ -217,6 +217,7 @@ class Engine:
         worker: str = "local",
         attempt: int = 1,
         queued_at: float | None = None,
+        retried_at: float | None = None,
         journal: Journal | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> Generation:
@@ -229,6 +230,8 @@ class Engine:
         Args:
             queued_at: unix time in s at which the job was enqueued; ``deadline_s``, ``queue_ms``
                 and ``first_token_ms`` count from it, or from now.
+            retried_at: unix time in s at which an ended job was enqueued once more; ``queue_ms``
+                and ``first_token_ms`` count from it.
             journal: the events of earlier attempts from the job's stream. The generation continues
                 there: tokens, text, logprobs and usage are those of an uninterrupted run, events
                 contain only new output, and complete choices do not run again. ``usage.cached`` and
@@ -278,6 +281,7 @@ class Engine:
             worker=worker,
             attempt=attempt,
             queued_at=queued_at,
+            retried_at=retried_at,
             on_event=on_event,
             request_cancel=self._thread.cancel,
         )

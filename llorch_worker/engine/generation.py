@@ -49,10 +49,12 @@ class Generation:
         worker: str,
         attempt: int,
         queued_at: float | None,
+        retried_at: float | None = None,
         on_event: Callable[[Event], None] | None,
         request_cancel: Callable[[Generation], None],
     ) -> None:
-        """``queued_at``: unix time in s at which the job was enqueued, if known."""
+        """``queued_at``: unix time in s at which the job was enqueued, if known; ``retried_at``:
+        and enqueued once more."""
         self.id = id
         self.request = request
         self.sequences = sequences
@@ -62,15 +64,13 @@ class Generation:
         self._on_event = on_event
         self._request_cancel = request_cancel
         # Durations use the monotonic clock; the wall clock is read only here.
-        now = time.monotonic()
-        waited_s = 0.0 if queued_at is None else max(0.0, time.time() - queued_at)
-        self._queued_s = now - waited_s
+        now, ahead_s = time.monotonic(), time.time() - time.monotonic()
+        enqueued_s = now if queued_at is None else min(now, queued_at - ahead_s)
+        self._queued_s = enqueued_s if retried_at is None else min(now, retried_at - ahead_s)
         self._started_s: float | None = None
         self._first_prefilled: Sequence | None = None
         self._first_token_s: float | None = None
-        self.deadline_s = (
-            None if request.deadline_s is None else self._queued_s + request.deadline_s
-        )
+        self.deadline_s = None if request.deadline_s is None else enqueued_s + request.deadline_s
 
         self._changed = threading.Condition()
         self._events: list[Event] = []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from socket import gethostname
 from typing import Any
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
@@ -17,8 +18,10 @@ from llorch_worker.gateway.body_limit import BodyLimit
 from llorch_worker.gateway.console import files as console_files
 from llorch_worker.gateway.console import routes as console_routes
 from llorch_worker.gateway.gateway import Gateway
+from llorch_worker.gateway.loopback import LoopbackOnly
 from llorch_worker.gateway.measuring import measuring
 from llorch_worker.gateway.open_requests import OpenRequests
+from llorch_worker.gateway.request_spans import REQUEST_SPANS, without_query
 from llorch_worker.gateway.routes import (
     batches,
     chat,
@@ -35,6 +38,7 @@ from llorch_worker.gateway.routes import (
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.metrics.gateway_metrics import GatewayMetrics
+from llorch_worker.telemetry.traces.tracing import is_traced, start_tracing
 
 FILES_PATH = "/v1/files"
 _ROUTERS = (
@@ -70,8 +74,18 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
         await gateway.close()
         console.close()
         measured.close()
+        await to_thread.run_sync(tracing.close)
 
-    app = FastAPI(title="llorch gateway", version=__version__, lifespan=running)
+    tracing = start_tracing("llorch-gateway", gethostname())
+    # FastAPI's pages of documentation load scripts from elsewhere, on the console's origin.
+    app = FastAPI(
+        title="llorch gateway",
+        version=__version__,
+        lifespan=running,
+        telemetry=REQUEST_SPANS,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.gateway = gateway
     app.state.console = console
     app.state.metrics = measured
@@ -92,8 +106,12 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
         )
+    if own.keys is None:
+        app.add_middleware(LoopbackOnly)
     app.add_middleware(requests.middleware)
     app.add_middleware(measuring, metrics=measured)
+    if is_traced():
+        app.add_middleware(without_query)
     _document_400_for_422(app)
     return app
 

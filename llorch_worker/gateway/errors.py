@@ -51,8 +51,8 @@ _CODES = {
 }
 
 _UNROUTED = {
-    404: "no such endpoint; /docs lists all, and OpenAI's begin with /v1",
-    405: "this endpoint takes another method; /docs lists all",
+    404: "no such endpoint; /openapi.json lists all, and OpenAI's begin with /v1",
+    405: "this endpoint takes another method; /openapi.json lists all",
 }
 
 ERRORS: dict[int | str, dict[str, Any]] = {

@@ -49,7 +49,15 @@ class Delivery:
         The wait is measured by Redis' clock, so a wrong clock of this machine neither shortens nor
         extends deadlines. If the producer sent no time, the first claim counts.
         """
-        claimed_s, since_s = self.claim.claimed_ms / 1e3, self.enqueued_at_s
-        if since_s is None:
-            since_s = self.claim.first_claimed_ms / 1e3
-        return time.time() - max(0.0, claimed_s - since_s)
+        since_s = self.enqueued_at_s
+        return self._here_s(self.claim.first_claimed_ms / 1e3 if since_s is None else since_s)
+
+    def retried_at_s(self) -> float | None:
+        """When its dead letter was last retried, by this machine's clock; None if it never was.
+
+        What is shown of the wait counts from there, and the deadline does not.
+        """
+        return None if self.claim.retried_ms is None else self._here_s(self.claim.retried_ms / 1e3)
+
+    def _here_s(self, since_s: float) -> float:
+        return time.time() - max(0.0, self.claim.claimed_ms / 1e3 - since_s)

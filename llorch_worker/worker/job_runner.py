@@ -168,6 +168,7 @@ class JobRunner:
                 worker=self._hostname,
                 attempt=claim.attempt,
                 queued_at=delivery.queued_at_s(),
+                retried_at=delivery.retried_at_s(),
                 journal=journal,
                 on_event=partial(self._publish, claim),
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.dead_letters import DeadLetter
+from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import (
@@ -18,7 +21,8 @@ from llorch_worker.contract import (
     Started,
     Tokens,
 )
-from tests.broker.jobs import TERMS, sweep, take
+from llorch_worker.worker.delivery import Delivery
+from tests.broker.jobs import TERMS, load, sweep, take
 
 LAPSED = replace(TERMS, lease_ms=-1, max_attempts=2, max_deaths=2)
 """Claims whose worker dies at once."""
@@ -81,7 +85,8 @@ def test_a_job_out_of_attempts_becomes_a_letter_with_its_history(producer: Clien
     assert sorted(times) == times
     assert times[-1] <= letter.died_ms
     assert letter.message_bytes == len(letter.message) > 100
-    assert "message" not in repr(letter)
+    assert letter.message not in repr(letter)
+    assert "raw" not in repr(letter)
 
 
 def test_a_retried_job_goes_on_from_its_journal_with_all_attempts(producer: Client) -> None:
@@ -106,6 +111,27 @@ def test_a_retried_job_goes_on_from_its_journal_with_all_attempts(producer: Clie
     # A reader that had read up to the old end misses no token either.
     later = [entry.event for entry in job.stream(from_id=seen[-1].entry_id, timeout=1)]
     assert [i for e in later if isinstance(e, Tokens) for i in e.ids] == [known]
+
+
+def test_a_retried_job_waits_since_its_retry_and_its_deadline_counts_from_the_start(
+    producer: Client,
+) -> None:
+    hour_ago_s = time.time() - 3_600
+    producer.submit(prompt="x")
+    (message,) = producer.redis.lrange("llorch.toy", 0, -1)
+    old = re.sub(rf'(?<="{ENQUEUED_AT}": )[\d.]+', str(hour_ago_s), str(message))
+    producer.redis.lset("llorch.toy", 0, old)
+    (claim,) = take_lapsed(producer)
+    assert claim.retried_ms is None
+    dead_letters.refuse(producer.redis, claim, "died", InternalError("died"), TERMS)
+    retry(producer, the_letter(producer))
+    oldest_s = load(producer.redis).queues["normal"].oldest_s
+    assert oldest_s is not None
+    assert oldest_s < 1_800
+    (claim,) = take_lapsed(producer)
+    delivery = Delivery(claim, enqueued_at_s=hour_ago_s)
+    assert delivery.queued_at_s() == pytest.approx(hour_ago_s, abs=60)
+    assert delivery.retried_at_s() == pytest.approx(time.time(), abs=60)
 
 
 def test_a_retried_job_without_journal_starts_anew(producer: Client) -> None:
@@ -186,6 +212,24 @@ def test_a_malformed_letter_has_its_own_id_and_cannot_be_retried(producer: Clien
     assert not first.retriable
     assert dead_letters.find(producer.redis, second.id) == second
     assert dead_letters.find(producer.redis, "malformed-") is None
+
+
+def test_letters_are_listed_and_found_without_reading_other_messages(
+    producer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More than a call parses.
+    jobs = [producer.submit(prompt="x" * 400_000, metadata={"é": n}) for n in range(5)]
+    for claim in take(producer.redis):
+        dead_letters.bury(producer.redis, claim, "for a reason")
+    producer.redis.lpush("llorch.toy", b"no json")
+    take_lapsed(producer)
+    whole = list(dead_letters.letters(producer.redis))
+    heads = list(dead_letters.heads(producer.redis))
+    for head, letter in zip(heads, whole, strict=True):
+        assert {name: getattr(letter, name) for name in vars(head)} == vars(head)
+    wanted = [jobs[1].id, whole[0].id, "unknown"]
+    found = dead_letters.find_all(producer.redis, wanted)
+    assert list(found.values()) == [whole[0], *(it for it in whole if it.id == jobs[1].id)]
 
 
 def test_the_oldest_letters_are_forgotten(

@@ -63,3 +63,12 @@ def test_observers_are_told_each_end_until_they_are_forgotten() -> None:
     ended.forget(seen.append)
     ended.note(CLAIM, "w@h", Cancelled("secret"))
     assert [(job.id, job.outcome, job.usage) for job in seen] == [("j", "stop", RESULT.usage)]
+
+
+def test_a_trace_is_told_to_observers_only(client: Client) -> None:
+    ended, seen = EndedJobs(), list[EndedJob]()
+    ended.observe(seen.append)
+    ended.note(CLAIM, "w@h", RESULT, "0af7651916cd43dd8448eb211c80319c")
+    assert seen[0].trace_id == "0af7651916cd43dd8448eb211c80319c"
+    ended.publish(client.redis)
+    assert seen[0].trace_id not in str(client.redis.lrange(keys.ENDED_JOBS, 0, -1))

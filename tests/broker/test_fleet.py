@@ -84,6 +84,14 @@ def test_the_first_of_a_line_is_timed(store: redis.Redis, producer: Client) -> N
     assert oldest_s == pytest.approx(3600, abs=60)
 
 
+@pytest.mark.parametrize("time_text", ["1.2.3", ".", "1e9", "9" * 90, '"1"'])
+def test_a_time_that_a_stranger_wrote_breaks_nothing(store: redis.Redis, time_text: str) -> None:
+    announce(store)
+    store.lpush(QUEUE, f'{{"headers": {{"{ENQUEUED_AT}": {time_text}, "id": "x"}}}}')
+    found = only_model(store).queues["normal"]
+    assert (found.jobs, found.oldest_s) in [(1, None), (1, 0.0)]
+
+
 def test_saturation_is_what_runs_and_waits_by_slots(store: redis.Redis) -> None:
     announce(store)
     push(store, "a", "b")

@@ -166,6 +166,11 @@ def test_timings_add_up_and_the_queue_counts_from_enqueueing(engine: Engine) -> 
     assert timings.first_token_ms == pytest.approx(timings.queue_ms + timings.prefill_ms)
     assert timings.prefill_ms > 0
     assert timings.decode_ms > 0
+    late = request.model_copy(update={"deadline_s": 10})
+    again = engine.submit(late, queued_at=time.time() - 30, retried_at=time.time() - 5)
+    result = again.result(timeout=60)
+    assert result.choices[0].finish_reason == "deadline", "which counts from the first enqueueing"
+    assert 5_000 <= result.timings.queue_ms < 30_000
     ahead = engine.submit(request, queued_at=time.time() + 3_600).result(timeout=60).timings
     assert ahead.queue_ms >= 0
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
-from llorch_worker.broker import dead_letters, journal, keys, scripts
+from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
+from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.ended_jobs import EndedJob
 from llorch_worker.client import Client
-from llorch_worker.contract import InternalError, Started, Tokens
+from llorch_worker.contract import InternalError, Started, Timings, Tokens
 from llorch_worker.gateway.keys import new_key
 from tests.broker.jobs import TERMS, take
-from tests.gateways import GatewayProcess, running_gateway
+from tests.gateway.consoles import GUEST, OPERATOR, console_gateway
+from tests.gateways import GatewayProcess
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, wait_until
 
@@ -30,7 +33,6 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the 
 QUICK_LEASE = {"lease_s": 1, "sweep_s": 0.5, "TOY_STEP_MS": 5, "model_name": "toy"}
 PATIENCE_MS = 30_000
 EVIL = "<img src=x onerror=alert(1)>"
-OPERATOR, GUEST = new_key("ops"), new_key("guest")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -49,8 +51,6 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("console")
-    file = folder / "keys.toml"
-    file.write_text(f"{OPERATOR[1]}operator = true\n{GUEST[1]}")
     with ExitStack() as stack:
 
         def start(name: str) -> WorkerProcess:
@@ -60,7 +60,7 @@ def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -
             return worker
 
         first = start("w1")
-        gateway = stack.enter_context(running_gateway(redis_server.url, folder, keys=file))
+        gateway = stack.enter_context(console_gateway(redis_server.url, folder))
         yield Fleet(gateway, start, first.wait_ready())
 
 
@@ -124,6 +124,15 @@ def visit(browser: Any, fleet: Fleet) -> Iterator[Callable[..., Visit]]:
         each.page.context.close()
 
 
+def write(client: Client, claim: Claim, *events: Started | Tokens) -> None:
+    """Writes events as the worker that holds the claim does."""
+    page = journal.read(client.redis, claim.job_id)
+    with client.redis.pipeline() as pipe:
+        scripts.load(client.redis, "append")
+        journal.queue_append(pipe, claim, page.next_entry, events)
+        pipe.execute()
+
+
 def words(number: int) -> str:
     return "".join(f"w{i} " for i in range(number))
 
@@ -156,6 +165,8 @@ def test_a_job_is_cancelled_by_a_click_and_by_a_key(
     }.items():
         latch = make_latch(end)
         here.generate(latch.prompt(after=2))
+        # The output of the last job stays until this one is submitted.
+        here.see("#state", "Generating")
         here.see("#output", "w1")
         stop()
         here.see("#state", "Cancelled")
@@ -170,15 +181,79 @@ def test_a_text_goes_on_after_the_death_of_its_worker_and_of_the_connection(
     here.see("#output", "w4")
     fleet.worker.process.kill()
     fleet.worker.process.wait()
-    fleet.worker = fleet.start_worker("w2")
     here.see("#state", "Paused")
+    fleet.worker = fleet.start_worker("w2")
     # A page that is loaded again finds its job, and begins where the job began.
     here.page.reload()
     here.see("#output", words(5).strip())
     here.see("#log", "attempt 2 on w2@test")
+    # What came before says nothing about the speed, and the time counts from the submit.
+    assert "/s" not in str(here.page.locator("#progress").text_content())
+    here.see("#log", "earlier attempt 1 on w1@test")
     latch.open()
     here.see("#state", "Finished")
     assert here.text() == words(12)
+
+
+def test_one_job_is_submitted_however_often_it_is_asked_for(
+    visit: Callable[..., Visit], latch: Latch
+) -> None:
+    here = visit()
+    here.page.locator("#prompt").fill(latch.prompt(after=2))
+    here.page.locator("#prompt").focus()
+    here.page.keyboard.down("Control")
+    for _ in range(3):
+        here.page.keyboard.down("Enter")
+    here.page.evaluate("() => [0, 1].map(() => document.forms[1].requestSubmit())")
+    here.see("#output", "w1")
+    here.page.keyboard.press("Enter")
+    assert sum(url.endswith("/v1/jobs") for url in here.urls) == 1
+    here.page.locator("#prompt").press("Escape")
+    here.see("#state", "Cancelled")
+
+
+def test_a_submit_whose_answer_was_lost_makes_no_second_job(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    lost = []
+
+    def lose(route: Any) -> None:
+        lost.append(route.fetch().json())
+        route.abort()
+
+    here.page.route("**/v1/jobs", lose, times=1)
+    here.generate("x", tokens=3)
+    here.see("#generate-error", "cannot be reached")
+    ids = []
+    for _ in range(2):
+        with here.page.expect_response("**/v1/jobs") as answer:
+            here.page.get_by_role("button", name="Generate").click()
+        ids.append(answer.value.json()["id"])
+        here.see("#state", "Finished")
+    # The same request is another job once it was answered.
+    assert ids[0] == lost[0]["id"] != ids[1]
+    here.faults.clear()  # Chromium tells of the lost answer
+
+
+def test_a_long_prompt_is_no_pause(
+    fleet: Fleet, visit: Callable[..., Visit], client: Client
+) -> None:
+    here = visit()
+    here.page.clock.install()
+    here.page.reload()
+    with fleet.worker.paused():
+        here.generate("x")
+        (claim,) = wait_until(lambda: take(client.redis, TERMS))
+        write(client, claim, Started(worker="w", model="toy", prompt_tokens=9, queue_ms=0))
+        here.see("#state", "Reading the prompt")
+        here.page.clock.fast_forward(60_000)
+        here.see("#progress", "1 min")
+        here.see("#state", "Reading the prompt")
+        write(client, claim, Tokens(index=0, ids=(1,), text="a"))
+        here.see("#state", "Generating")
+        here.page.clock.fast_forward(60_000)
+        here.see("#state", "Paused")
+        claims.fail(client.redis, claim, InternalError("died"), TERMS)
+        here.see("#state", "died")
 
 
 def test_generated_text_and_names_stay_text(
@@ -189,15 +264,11 @@ def test_generated_text_and_names_stay_text(
         here.generate("x")
         # This test plays a worker whose model writes HTML.
         (claim,) = wait_until(lambda: take(client.redis, TERMS, worker=EVIL))
-        events = [
+        events = (
             Started(worker=EVIL, model=EVIL, prompt_tokens=1, queue_ms=0),
             Tokens(index=0, ids=(1,), text=EVIL),
-        ]
-        page = journal.read(client.redis, claim.job_id)
-        with client.redis.pipeline() as pipe:
-            scripts.load(client.redis, "append")
-            journal.queue_append(pipe, claim, page.next_entry, events)
-            pipe.execute()
+        )
+        write(client, claim, *events)
         here.see("#output", EVIL)
         dead_letters.refuse(client.redis, claim, EVIL, InternalError(EVIL), TERMS)
         here.see("#state", EVIL)
@@ -231,6 +302,28 @@ def test_dead_letters_are_retried_and_dropped(
     assert jobs[1].status().state == "failed"
 
 
+def test_letters_come_and_go_while_their_number_stays(
+    visit: Callable[..., Visit], client: Client
+) -> None:
+    client.redis.lpush(keys.DEAD, *(letter(number) for number in range(101)))
+    here = visit()
+    here.see("#dead-more", "The newest 100 of 101.")
+    here.page.get_by_role("button", name="Drop job job-100").click()
+    here.page.get_by_role("button", name="Drop it").click()
+    here.see("#dead-status", "Job job-100 is dropped.")
+    client.redis.lpush(keys.DEAD, letter(101))
+    client.redis.rpop(keys.DEAD)
+    here.see("#letters", "job-101")
+    # What became of the last click stays.
+    here.see("#dead-status", "Job job-100 is dropped.")
+    client.redis.delete(keys.DEAD)
+
+
+def letter(number: int) -> str:
+    known = {"id": f"job-{number}", "reason": "died", "list": "llorch.toy", "attempts": 1}
+    return json.dumps(known | {"history": "", "at_ms": 1_000 * number, "message": "x"})
+
+
 def test_the_fleet_shows_queues_and_every_jobs_times(
     fleet: Fleet, visit: Callable[..., Visit], client: Client
 ) -> None:
@@ -249,6 +342,19 @@ def test_the_fleet_shows_queues_and_every_jobs_times(
         here.see("#job-list", job.id[:8])
     bar = here.page.locator("#job-list .bar").first.get_attribute("aria-label")
     assert bar.startswith("queued ")
+    # A job of yesterday does not shrink the others' bars to nothing.
+    yesterday = Timings(queue_ms=86_400_000, prefill_ms=1, first_token_ms=86_400_001, decode_ms=1)
+    ended = EndedJob(
+        id="yesterday", model="toy", worker="w", attempts=1, ended_at=time.time(), outcome="stop",
+        timings=yesterday,
+    )  # fmt: skip
+    client.redis.lpush(keys.ENDED_JOBS, ended.model_dump_json())
+    here.see("#job-list", "yesterday")
+    row = here.page.locator("#job-list [role=row]", has_text="yesterday")
+    assert row.locator(".bar.cut").count() == 1
+    widths = "bars => bars.map(bar => [...bar.children].reduce((w, i) => w + i.offsetWidth, 0))"
+    filled = here.page.locator("#job-list .bar:not(.cut)").evaluate_all(widths)
+    assert max(filled) > 10
     # On a phone the page scrolls in one direction only.
     here.page.set_viewport_size({"width": 390, "height": 844})
     root = "document.documentElement"
@@ -280,30 +386,36 @@ def test_a_key_opens_the_console_and_only_an_operators_shows_the_fleet(
     assert not [url for url in here.urls if OPERATOR[0] in url or GUEST[0] in url]
 
 
-@pytest.fixture
-def plain(fleet: Fleet) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fleet.gateway.url, timeout=60) as client:
-        yield client
+def test_a_revoked_key_sees_nothing_any_more(fleet: Fleet, visit: Callable[..., Visit]) -> None:
+    leaver, entry = new_key("leaver")
+    file = fleet.gateway.log.parent / "keys.toml"
+    known = file.read_text()
+    file.write_text(f"{known}{entry}operator = true\n")
+    here = visit(None)
+    here.page.get_by_label("Key of this gateway").fill(leaver)
+    here.page.get_by_role("button", name="Sign in").click()
+    here.generate("x", tokens=3)
+    here.see("#state", "Finished")
+    here.see("#workers", fleet.worker.hostname)
+    file.write_text(known)
+    here.see("#sign-in-error", "was revoked")
+    assert here.text() == ""
+    assert fleet.worker.hostname not in str(here.page.locator("main#console").text_content())
+    assert here.page.evaluate("() => sessionStorage.length") == 0
+    here.faults.clear()  # Chromium tells of each 401
 
 
-def test_what_operators_do_needs_their_key_and_json(plain: httpx.Client) -> None:
-    def answer(method: str, path: str, key: str | None, **options: Any) -> int:
-        headers = options.pop("headers", {})
-        if key is not None:
-            headers = headers | {"Authorization": f"Bearer {key}"}
-        return plain.request(method, f"/console/api/{path}", headers=headers, **options).status_code
-
-    for path in ("fleet", "jobs", "dead-letters"):
-        keys = (None, "llorch-wrong", GUEST[0], OPERATOR[0])
-        assert [answer("GET", path, key) for key in keys] == [401, 401, 403, 200]
-    for path in ("dead-letters/retry", "dead-letters/drop"):
-        body = {"ids": ["x"]}
-        assert answer("POST", path, GUEST[0], json=body) == 403
-        assert answer("POST", path, OPERATOR[0], json=body) == 200
-        # A page of another origin can send such a request without asking the gateway first.
-        for simple in ({}, {"Content-Type": "text/plain"}):
-            text = json.dumps(body)
-            assert answer("POST", path, OPERATOR[0], headers=simple, content=text) == 400
+def test_old_figures_are_called_old(
+    redis_server: RedisServer, fleet: Fleet, visit: Callable[..., Visit]
+) -> None:
+    here = visit()
+    here.see("#workers", fleet.worker.hostname)
+    with redis_server.paused():
+        here.see("#link", "the queue does not answer")
+        here.see("#age", "s old")
+    playwright.expect(here.page.locator("#age")).to_have_text("", timeout=PATIENCE_MS)
+    assert here.page.locator("#link").text_content() == ""
+    here.faults.clear()  # Chromium tells of each 503
 
 
 def test_axe_finds_nothing_serious_in_light_and_dark(
@@ -335,18 +447,3 @@ def serious(here: Visit) -> list[str]:
             if each["impact"] in ("serious", "critical"):
                 found.append(f"{scheme}: {each['id']}")
     return found
-
-
-def test_the_pages_files_are_checked_by_etag_and_load_nothing_from_elsewhere(
-    plain: httpx.Client,
-) -> None:
-    for path in ("/", "/console/main.js", "/console/console.css"):
-        first = plain.get(path)
-        policy = first.headers["content-security-policy"]
-        assert "default-src 'none'; script-src 'self'" in policy
-        assert "unsafe" not in policy
-        assert first.headers["x-content-type-options"] == "nosniff"
-        again = {"If-None-Match": first.headers["etag"]}
-        assert plain.get(path, headers=again).status_code == 304
-    assert plain.get("/console/routes.py").status_code == 404
-    assert plain.get("/console/..%2froutes.py").status_code == 404

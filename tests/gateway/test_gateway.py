@@ -54,7 +54,7 @@ def test_models_come_from_the_registry(answer: httpx.Client) -> None:
 def test_unknown_paths_and_methods_answer_in_the_shape_of_errors(http: httpx.Client) -> None:
     missing = http.get("/v1/nothing")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
-    assert "/docs" in missing.json()["error"]["message"]
+    assert "/openapi.json" in missing.json()["error"]["message"]
     wrong = http.delete("/v1/models")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
 

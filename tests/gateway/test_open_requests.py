@@ -24,7 +24,7 @@ def test_requests_that_are_cancelled_clean_up_first() -> None:
 
         requests = OpenRequests()
         transport = httpx.ASGITransport(requests.middleware(answer_never))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             asking = asyncio.create_task(http.get("/"))
             await begun.wait()
             asking.cancel()

@@ -250,7 +250,7 @@ def test_a_job_that_may_be_enqueued_keeps_its_webhook(
 
     async def post() -> httpx.Response:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             body = {"prompt": "x", "max_tokens": 2, "callback_url": "http://127.0.0.1:1/"}
             return await http.post("/v1/jobs", json=body)
 

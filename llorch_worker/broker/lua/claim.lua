@@ -15,7 +15,7 @@
 --
 -- Returns the claims, each {id, message, attempts, fence, list, ms of its first claim, ms of this one,
 -- 1 if it is the first claim, 1 if a cancel was requested, 1 if it is a suspect, its ETA in ms, or nil
--- for none that can be read}; the dead letters, each {id, or '' if it names no job; bytes}; how many
+-- for none that can be read, ms of its retry, or nil}; the dead letters, each {id, or '' if it names no job; bytes}; how many
 -- more dead letters there are; their bytes; when to look again, in ms from now, or -1. Thousands of
 -- messages in a row may be of cancelled jobs, copies or junk; the next call goes on with them.
 

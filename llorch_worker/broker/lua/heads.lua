@@ -1,8 +1,10 @@
 -- Which lists of KEYS hold jobs, how many, and since when the next one waits.
 --
--- Returns {now in s, {position in KEYS, jobs, enqueue time in s or ''}, ...}.
+-- Returns {now in s, {position in KEYS, jobs, time in s or ''}, ...}: when the job was enqueued, or
+-- retried.
 
 local enqueued_at = ARGV[1] -- the header, which our client writes first; stock producers do not
+local HEAD_BYTES = 300 -- of a message: they hold the header and the job's id
 
 -- Hundreds of workers have thousands of lists, nearly all empty: one command rules out many.
 local CHUNK = 50
@@ -15,8 +17,13 @@ for first = 1, #KEYS, CHUNK do
   for i = first, filled > 0 and last or 0 do
     local jobs = redis.call('LLEN', KEYS[i])
     if jobs > 0 then
-      local message = string.sub(redis.call('LINDEX', KEYS[i], -1), 1, 100)
-      local time = string.match(message, '"' .. enqueued_at .. '":%s*([%d.]+)')
+      local message = string.sub(redis.call('LINDEX', KEYS[i], -1), 1, HEAD_BYTES)
+      local time = string.match(message, '"' .. enqueued_at .. '":%s*(%d+%.?%d*)%s*[,}]')
+      local id = string.match(message, '"id":%s*"([^"\\]+)"')
+      local retried_ms = id and redis.pcall('HGET', job_key(id), 'retried_ms')
+      if type(retried_ms) == 'string' then
+        time = string.format('%.3f', tonumber(retried_ms) / 1000)
+      end
       found[#found + 1] = {i, jobs, time or ''}
     end
   end

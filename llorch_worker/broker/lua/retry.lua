@@ -44,7 +44,7 @@ if not entries.err and #entries > 0 then
 end
 
 redis.call('HSET', job, 'state', 'queued', 'list', letter.list, 'attempts', 0, 'progress', 0,
-  'retried_by', call_id,
+  'retried_by', call_id, 'retried_ms', string.format('%.0f', now_ms()),
   'history', letter.history .. string.format('(retried) %.0f\n', now_ms()))
 redis.call('HDEL', job, 'strikes', 'deaths', 'peers', 'alone', 'message', 'buried')
 redis.call('ZREM', FOLLOW_UPS, letter.id)

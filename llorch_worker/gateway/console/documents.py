@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel
 
-from llorch_worker.broker.dead_letters import DeadLetter
+from llorch_worker.broker.dead_letters import LetterHead
 from llorch_worker.broker.ended_jobs import EndedJob
 from llorch_worker.broker.fleet import Fleet, ModelLoad, Queue
 from llorch_worker.broker.registry import WorkerCard
@@ -23,7 +21,8 @@ class Session(BaseModel):
 
 
 class Worker(BaseModel):
-    """A worker's card. ``age_s``: how old its figures are, by the gateway's clock."""
+    """A worker's card. ``age_s``: how old its figures are, by the gateway's clock; ``silent``: too
+    old. Tokens are those of the prompts of its last jobs."""
 
     hostname: str
     model: str
@@ -31,19 +30,18 @@ class Worker(BaseModel):
     max_sequences: int
     up_s: float
     age_s: float
+    silent: bool
     running: int
     waiting: int
     tokens_per_s: float
     kv_blocks_total: int
     kv_blocks_used: int
-    prompt_tokens_total: int
-    """Prompt tokens that it computed; those that it found in its cache are the next."""
-    cached_tokens_total: int
+    prompt_tokens: int
+    cached_tokens: int
+    """How many of them were found in the KV cache."""
 
     @classmethod
     def of(cls, card: WorkerCard, now_s: float) -> Worker:
-        figures: dict[str, Any] = card.engine
-        total = figures.get("kv_blocks_total", 0)
         return cls(
             hostname=card.hostname,
             model=card.model,
@@ -51,13 +49,14 @@ class Worker(BaseModel):
             max_sequences=card.max_sequences,
             up_s=max(0.0, now_s - card.started_at),
             age_s=max(0.0, now_s - card.last_seen),
+            silent=card.silent,
             running=card.running,
             waiting=card.waiting,
             tokens_per_s=card.tokens_per_s,
-            kv_blocks_total=total,
-            kv_blocks_used=total - figures.get("kv_blocks_free", total),
-            prompt_tokens_total=figures.get("prompt_tokens_total", 0),
-            cached_tokens_total=figures.get("cached_tokens_total", 0),
+            kv_blocks_total=card.kv_blocks,
+            kv_blocks_used=card.kv_blocks_used,
+            prompt_tokens=card.recent.prompt_tokens,
+            cached_tokens=card.recent.cached_tokens,
         )
 
 
@@ -79,17 +78,28 @@ class Model(BaseModel):
         return cls(**{name: getattr(load, name) for name in cls.model_fields})
 
 
+class DeadLetters(BaseModel):
+    count: int
+    version: str
+    """Another one when their list has changed."""
+
+
 class FleetDocument(BaseModel):
     models: list[Model]
     workers: list[Worker]
-    dead_letters: int
+    unserved: dict[str, int]
+    """Queues of unknown models or workers, with their jobs."""
+    dead_letters: DeadLetters
 
     @classmethod
-    def of(cls, fleet: Fleet, now_s: float) -> FleetDocument:
+    def of(
+        cls, fleet: Fleet, unserved: dict[str, int], letters_version: str, now_s: float
+    ) -> FleetDocument:
         return cls(
             models=[Model.of(load) for load in fleet.models],
             workers=[Worker.of(card, now_s) for card in fleet.workers],
-            dead_letters=fleet.dead_letters,
+            unserved=unserved,
+            dead_letters=DeadLetters(count=fleet.dead_letters, version=letters_version),
         )
 
 
@@ -112,7 +122,7 @@ class Letter(BaseModel):
     retriable: bool
 
     @classmethod
-    def of(cls, letter: DeadLetter) -> Letter:
+    def of(cls, letter: LetterHead) -> Letter:
         return cls(
             id=letter.id,
             model=letter.model,
@@ -126,7 +136,8 @@ class Letter(BaseModel):
 
 
 class Letters(BaseModel):
-    """The newest letters; ``total`` counts all."""
+    """The newest letters; ``total`` counts all. A later ``version`` may have them already."""
 
     total: int
+    version: str
     letters: list[Letter]

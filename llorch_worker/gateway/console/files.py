@@ -14,7 +14,7 @@ _POLICY = {
     "script-src": "'self'",
     "style-src": "'self'",
     "connect-src": "'self'",
-    "img-src": "'self' data:",
+    "img-src": "'self'",
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",

@@ -11,11 +11,13 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, Field
 from redis import Redis
+from redis.exceptions import RedisError
 
 from llorch_worker.broker import dead_letters
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.ended_jobs import ended_jobs
 from llorch_worker.broker.fleet import read_fleet
+from llorch_worker.broker.waiting import SCAN_INTERVAL_S, unserved
 from llorch_worker.gateway.console.documents import (
     EndedJobs,
     FleetDocument,
@@ -29,6 +31,8 @@ from llorch_worker.gateway.gateway import TheCaller, TheGateway
 LISTED_JOBS = 50
 LISTED_LETTERS = 100
 FLEET_FRESH_S = 1.0
+REPLY_TIMEOUT_S = 2.0
+"""A page shows what it has and asks again, so that nobody waits for a Redis that hangs."""
 
 Outcome = dead_letters.Retried | Literal["malformed", "dropped"]
 
@@ -38,18 +42,35 @@ class Console:
     functions, which FastAPI runs in threads."""
 
     def __init__(self, redis_url: str) -> None:
-        self.redis: Redis = connect(redis_url)
+        self.redis: Redis = connect(redis_url, reply_timeout_s=REPLY_TIMEOUT_S, retries=0)
         self._reading = threading.Lock()
-        self._fleet: FleetDocument | None = None
+        self._fleet: FleetDocument | RedisError = RedisError("not read yet")
         self._read_at_s = float("-inf")
+        self._unserved: dict[str, int] = {}
+        self._scanned_at_s = float("-inf")
 
     def fleet(self) -> FleetDocument:
-        """The fleet as it was at most a second ago, however many pages ask."""
+        """The fleet as it was at most a second ago, however many pages ask. Raises ``RedisError``,
+        also if Redis did not answer then."""
         with self._reading:
-            if self._fleet is None or time.monotonic() - self._read_at_s > FLEET_FRESH_S:
-                self._fleet = FleetDocument.of(read_fleet(self.redis), time.time())
+            if time.monotonic() - self._read_at_s > FLEET_FRESH_S:
+                try:
+                    self._fleet = self._read()
+                except RedisError as error:
+                    self._fleet = error
+                # Now, so that it also holds for those who waited meanwhile.
                 self._read_at_s = time.monotonic()
+            if isinstance(self._fleet, RedisError):
+                raise self._fleet
             return self._fleet
+
+    def _read(self) -> FleetDocument:
+        fleet = read_fleet(self.redis)
+        if time.monotonic() - self._scanned_at_s > SCAN_INTERVAL_S:
+            self._unserved = unserved(self.redis)
+            self._scanned_at_s = time.monotonic()
+        version = dead_letters.version(self.redis)
+        return FleetDocument.of(fleet, self._unserved, version, time.time())
 
     def close(self) -> None:
         self.redis.close()
@@ -118,9 +139,13 @@ def jobs(console: TheConsole) -> EndedJobs:
 
 @operators.get("/dead-letters")
 def letters(console: TheConsole) -> Letters:
-    newest = islice(dead_letters.letters(console.redis), LISTED_LETTERS)
+    # First, so that a letter that comes meanwhile makes another one.
+    version = dead_letters.version(console.redis)
+    newest = islice(dead_letters.heads(console.redis), LISTED_LETTERS)
     return Letters(
-        total=dead_letters.count(console.redis), letters=[Letter.of(each) for each in newest]
+        total=dead_letters.count(console.redis),
+        version=version,
+        letters=[Letter.of(each) for each in newest],
     )
 
 
@@ -128,7 +153,7 @@ def letters(console: TheConsole) -> Letters:
 def retry(chosen: ChosenLetters, console: TheConsole) -> Outcomes:
     """Puts jobs back into their queues, with all their attempts."""
     outcomes: dict[str, Outcome] = dict.fromkeys(chosen.ids, "gone")
-    for letter in _found(console, chosen):
+    for letter in dead_letters.find_all(console.redis, chosen.ids).values():
         outcomes[letter.id] = (
             dead_letters.retry(console.redis, letter) if letter.retriable else "malformed"
         )
@@ -139,21 +164,10 @@ def retry(chosen: ChosenLetters, console: TheConsole) -> Outcomes:
 def drop(chosen: ChosenLetters, console: TheConsole) -> Outcomes:
     """Deletes letters for good. Their jobs stay failed."""
     outcomes: dict[str, Outcome] = dict.fromkeys(chosen.ids, "gone")
-    for letter in _found(console, chosen):
+    for letter in dead_letters.find_all(console.redis, chosen.ids).values():
         if dead_letters.drop(console.redis, letter):
             outcomes[letter.id] = "dropped"
     return Outcomes(outcomes=outcomes)
-
-
-def _found(console: Console, chosen: ChosenLetters) -> list[dead_letters.DeadLetter]:
-    """The newest letter of each id. Read to the end first: a list that shrinks skips some."""
-    found: dict[str, dead_letters.DeadLetter] = {}
-    for letter in dead_letters.letters(console.redis):
-        if letter.id in chosen.ids:
-            found.setdefault(letter.id, letter)
-            if len(found) == len(set(chosen.ids)):
-                break
-    return list(found.values())
 
 
 router.include_router(operators)

@@ -17,6 +17,7 @@ from llorch_worker.broker.claims import ClaimTerms
 from llorch_worker.contract.command_errors import explain
 from llorch_worker.contract.errors import BrokerRefused
 from llorch_worker.settings import Settings
+from llorch_worker.telemetry.logs.setup import CeleryLogs
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.celery import control
 from llorch_worker.worker.celery.bootstep import ResidencyStep
@@ -67,6 +68,7 @@ def _prepare_worker(sender: str, instance: Any, options: Mapping[str, Any], **_:
     ]
     # Before the worker's first connection.
     settings: Settings = instance.app.settings
+    CeleryLogs(settings.log_format).install()
     terms = ClaimTerms(
         lease_ms=round(settings.lease_s * 1e3),
         max_attempts=settings.max_attempts,

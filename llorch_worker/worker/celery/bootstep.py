@@ -20,6 +20,7 @@ from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
 from llorch_worker.contract import LlorchError, printable
+from llorch_worker.telemetry.traces.tracing import Tracing, is_traced, start_tracing
 from llorch_worker.worker.card.assignment import Assignment, assign_device
 from llorch_worker.worker.celery.follow_ups import FollowUps
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option
@@ -29,6 +30,7 @@ from llorch_worker.worker.signs_of_life import SignsOfLife
 
 if TYPE_CHECKING:
     from llorch_worker.engine import Engine
+    from llorch_worker.telemetry.traces.attempts import AttemptSpans
 
 logger = get_logger(__name__)
 
@@ -58,6 +60,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             handler.addFilter(_OneLine())
         self._residency: Residency | None = None
         self._follow_ups: FollowUps | None = None
+        self._tracing = Tracing()
+        self._attempt_spans: AttemptSpans | None = None
         self._interrupted = False
         self._worker = worker
         health_file = worker.app.settings.health_file
@@ -80,6 +84,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         # Celery's own handler logs the local variables of every frame, including prompts.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         trace_logger.addFilter(_HandBackInOneLine())
+        self._trace(worker.hostname)
         try:
             assignment = self._assign_device(worker)
             began_s = time.monotonic()
@@ -139,6 +144,17 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._follow_ups.close()
         if self._residency is not None:
             self._residency.close()
+        if self._attempt_spans is not None:
+            self._attempt_spans.disconnect()
+        self._tracing.close()
+
+    def _trace(self, hostname: str) -> None:
+        self._tracing = start_tracing("llorch-worker", hostname)
+        if is_traced():
+            from llorch_worker.telemetry.traces.attempts import AttemptSpans
+
+            self._attempt_spans = AttemptSpans()
+            self._attempt_spans.connect()
 
     def _on_ready(self, **_: Any) -> None:
         residency = self._residency

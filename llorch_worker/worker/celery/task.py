@@ -22,6 +22,7 @@ from llorch_worker.contract import (
     describe,
     summarise,
 )
+from llorch_worker.telemetry.traces.publishing import carried
 from llorch_worker.worker.celery.request import JobCancelled, JobRequest
 from llorch_worker.worker.delivery import Delivery
 from llorch_worker.worker.job_runner import HandedBack
@@ -49,7 +50,8 @@ class GenerateTask(JobTask):
     ) -> Any:
         """Celery's logs show sizes only. The app's router chooses the queue."""
         fields = dict(kwargs or {})
-        options["headers"] = {ENQUEUED_AT: time.time()} | (options.get("headers") or {})
+        own = {ENQUEUED_AT: time.time(), **carried()}
+        options["headers"] = own | (options.get("headers") or {})
         options["argsrepr"] = f"({describe(args)})" if args else "()"
         options["kwargsrepr"] = summarise(fields)
         return super().apply_async(args, fields, **options)

@@ -19,7 +19,8 @@ end
 
 local function read_record(id)
   local fields = redis.pcall('HMGET', job_key(id), 'state', 'attempts', 'history', 'list', 'fence',
-    'deaths', 'strikes', 'peers', 'alone', 'progress', 'idempotency', 'first_claim_ms')
+    'deaths', 'strikes', 'peers', 'alone', 'progress', 'idempotency', 'first_claim_ms',
+    'retried_ms')
   if fields.err then
     -- The id is such that the record's key is another of our keys.
     return nil
@@ -29,6 +30,7 @@ local function read_record(id)
     list = fields[4], fence = tonumber(fields[5] or 0), deaths = tonumber(fields[6] or 0),
     strikes = tonumber(fields[7] or 0), peers = tonumber(fields[8] or nil), alone = fields[9] == '1',
     progress = fields[10], idempotency = fields[11], first_claim_ms = fields[12],
+    retried_ms = fields[13],
   }
 end
 
@@ -98,7 +100,7 @@ local function begin(id, message, list, record, terms, eta_ms)
   -- A cancel of a job that was never claimed ends it.
   local cancelled = record.first_claim_ms and redis.call('EXISTS', cancel_key(id)) or 0
   return {id, message, attempts, fence, list, tostring(first_claim_ms), claimed_ms,
-    record.first_claim_ms and 0 or 1, cancelled, suspect, eta_ms or false}
+    record.first_claim_ms and 0 or 1, cancelled, suspect, eta_ms or false, record.retried_ms}
 end
 
 -- Settle a message that was popped from `list`. Returns

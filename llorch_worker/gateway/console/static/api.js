@@ -1,6 +1,8 @@
 // Requests to the gateway. The key is in the tab's session storage and in headers, never in a URL.
 
 const KEY = "llorch-key";
+/** The gateway itself gives a Redis that does not reply up sooner. */
+const ANSWER_MS = 10000;
 
 export const key = {
   get: () => sessionStorage.getItem(KEY),
@@ -47,6 +49,7 @@ export async function send(path, { method = "GET", headers = {}, body, signal } 
   return answer;
 }
 
+/** The document of an answer that comes soon. Raises what send() raises, or a TimeoutError. */
 export async function call(path, options) {
-  return (await send(path, options)).json();
+  return (await send(path, { ...options, signal: AbortSignal.timeout(ANSWER_MS) })).json();
 }

@@ -15,7 +15,7 @@ const OUTCOMES = {
 
 export class DeadLetters {
   constructor() {
-    this.count = null;
+    this.version = null;
     this.letters = [];
     this.rows = new Rows(
       byId("letters"),
@@ -28,23 +28,26 @@ export class DeadLetters {
     });
   }
 
-  /** Letters are read only when their number changes: their messages are as long as prompts. */
-  async counted(now) {
+  /** Called again and again. Letters are read only when their list has changed. */
+  async look({ count: number, version }) {
     const badge = byId("dead-badge");
-    badge.hidden = now === 0;
-    setText(badge, count(now));
-    if (now !== this.count) await this.#read();
+    badge.hidden = number === 0;
+    setText(badge, count(number));
+    if (version !== this.version) await this.#read();
+    this.#show();
   }
 
   async #read() {
-    const { total, letters } = await call("console/api/dead-letters");
-    this.count = total;
+    const { total, version, letters } = await call("console/api/dead-letters");
+    this.version = version;
     this.letters = letters;
     const more = total - letters.length;
-    setText(this.rows.empty, "No dead letters.");
+    setText(byId("dead-more"), more > 0 ? `The newest ${letters.length} of ${count(total)}.` : "");
     byId("retry-all").hidden = !letters.some((letter) => letter.retriable);
-    if (more > 0) setText(byId("dead-status"), `The newest ${letters.length} of ${count(total)}.`);
-    this.rows.show(letters, (letter) => letter.id, (cells, letter) => this.#fill(cells, letter));
+  }
+
+  #show() {
+    this.rows.show(this.letters, (letter) => letter.id, (cells, letter) => this.#fill(cells, letter));
   }
 
   #fill(cells, letter) {
@@ -85,6 +88,7 @@ export class DeadLetters {
       const { outcomes } = await call(`console/api/dead-letters/${what}`, { method: "POST", body: { ids } });
       setText(byId("dead-status"), summary(outcomes));
       await this.#read();
+      this.#show();
     } catch (error) {
       setText(byId("dead-status"), error.message);
     }

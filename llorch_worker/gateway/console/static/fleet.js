@@ -9,8 +9,7 @@ const RATES_KEPT = 60;
 
 const share = (part, whole) => (whole > 0 ? part / whole : null);
 const kvShare = (worker) => share(worker.kv_blocks_used, worker.kv_blocks_total);
-const hitShare = (worker) =>
-  share(worker.cached_tokens_total, worker.cached_tokens_total + worker.prompt_tokens_total);
+const hitShare = (worker) => share(worker.cached_tokens, worker.prompt_tokens);
 const load = (worker) => share(worker.running + worker.waiting, worker.max_sequences) ?? 0;
 const sum = (items, figure) => items.reduce((total, item) => total + figure(item), 0);
 
@@ -24,10 +23,11 @@ const ORDERS = {
 };
 
 export class Fleet {
-  /** `onDeadLetters(count)` hears how many there are. */
+  /** `onDeadLetters({count, version})` hears how many there are, and of each change. */
   constructor(onDeadLetters) {
     this.onDeadLetters = onDeadLetters;
     this.rates = [];
+    this.readAt = null;
     this.queues = new Rows(
       byId("queues"),
       {
@@ -62,6 +62,7 @@ export class Fleet {
 
   async look() {
     this.fleet = await call("console/api/fleet");
+    this.readAt = performance.now();
     this.#showTotals();
     this.#showQueues();
     this.#showWorkers();
@@ -74,19 +75,20 @@ export class Fleet {
     const oldest = Math.max(0, ...ages);
     const waiting = sum(models, (model) => model.waiting);
     const tokens = sum(workers, (worker) => worker.tokens_per_s);
-    const cached = sum(workers, (worker) => worker.cached_tokens_total);
-    const computed = sum(workers, (worker) => worker.prompt_tokens_total);
+    const cached = sum(workers, (worker) => worker.cached_tokens);
+    const prompts = sum(workers, (worker) => worker.prompt_tokens);
     const used = sum(workers, (worker) => worker.kv_blocks_used);
     const blocks = sum(workers, (worker) => worker.kv_blocks_total);
     const running = sum(models, (model) => model.running);
     const slots = sum(models, (model) => model.slots);
     setMeter(this.tiles.running, `${count(running)} / ${count(slots)}`, share(running, slots));
-    setText(this.tiles.workers, count(workers.length));
+    const silent = workers.filter((worker) => worker.silent).length;
+    this.tiles.workers.replaceChildren(count(workers.length), el("small", {}, silent ? ` ${count(silent)} silent` : ""));
     const age = waiting ? ` oldest ${duration(1000 * oldest)}` : "";
     this.tiles.waiting.replaceChildren(count(waiting), el("small", {}, age));
     setText(this.tiles.rate, rate(tokens));
     setMeter(this.tiles.kv, percent(share(used, blocks)), share(used, blocks));
-    setText(this.tiles.hits, percent(share(cached, cached + computed)));
+    setText(this.tiles.hits, percent(share(cached, prompts)));
     this.rates = [...this.rates, tokens].slice(-RATES_KEPT);
     draw(this.spark, this.rates);
   }
@@ -110,6 +112,12 @@ export class Fleet {
       setMeter(cells.saturation, model.workers ? percent(model.saturation) : "no worker", model.saturation);
       row.classList.toggle("alarm", stuck);
     });
+    const jobs = (number) => counted(number, "job waits", "jobs wait");
+    byId("unserved").replaceChildren(
+      ...Object.entries(this.fleet.unserved).map(([queue, number]) =>
+        el("li", {}, `${queue}: ${jobs(number)}, no worker serves it`),
+      ),
+    );
   }
 
   #showWorkers() {
@@ -121,8 +129,12 @@ export class Fleet {
     });
     wanted.sort(ORDERS[byId("worker-sort").value]);
     setText(this.workers.empty, words.length ? "No worker matches." : "No worker. llorch worker starts one.");
-    this.workers.show(wanted, (worker) => worker.hostname, (cells, worker) => {
-      setText(cells.name, worker.hostname);
+    this.workers.show(wanted, (worker) => worker.hostname, (cells, worker, row) => {
+      cells.name.replaceChildren(
+        worker.hostname,
+        ...(worker.silent ? [el("small", { class: "silence" }, ` silent for ${duration(1000 * worker.age_s)}`)] : []),
+      );
+      row.classList.toggle("alarm", worker.silent);
       setText(cells.model, worker.model);
       cells.name.title = `${worker.hostname} on ${worker.device}`;
       const queued = worker.waiting ? ` +${count(worker.waiting)}` : "";

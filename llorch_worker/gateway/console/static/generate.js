@@ -7,6 +7,9 @@ import { counted, duration, rate } from "./format.js";
 
 const SILENCE_MS = 2500;
 const TICK_MS = 500;
+/** A new connection begins with the events that the page missed, all at once. */
+const REPLAY_MS = 500;
+/** The job of this tab and when it was submitted, as `<id> <ms>`. */
 const JOB = "llorch-job";
 
 const ENDS = {
@@ -20,6 +23,9 @@ export class Generate {
   constructor(onEnd) {
     this.onEnd = onEnd;
     this.job = null;
+    this.submitting = false;
+    /** A request whose answer was lost: sent again, it has the same key and makes no second job. */
+    this.unanswered = null;
     this.form = byId("generate-form");
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -29,7 +35,7 @@ export class Generate {
     byId("prompt").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         event.preventDefault();
-        if (!this.job) this.form.requestSubmit();
+        if (!event.repeat) this.form.requestSubmit();
       }
     });
     byId("generate").addEventListener("keydown", (event) => {
@@ -40,8 +46,8 @@ export class Generate {
 
   async start() {
     await this.loadModels();
-    const known = sessionStorage.getItem(JOB);
-    if (known && !this.job) this.#follow(known);
+    const [id, begun] = sessionStorage.getItem(JOB)?.split(" ") ?? [];
+    if (id && !this.job && !this.submitting) this.#follow(id, { begun: Number(begun) || Date.now(), replays: true });
   }
 
   stop() {
@@ -68,7 +74,9 @@ export class Generate {
     this.#limit();
   }
 
+  /** One job at a time: does nothing while one is submitted or runs. */
   async submit() {
+    if (this.job || this.submitting) return;
     const kind = this.form.elements.kind.value;
     const prompt = byId("prompt").value;
     const request = {
@@ -78,14 +86,23 @@ export class Generate {
     };
     if (byId("model").value) request.model = byId("model").value;
     if (byId("priority").value) request.priority = byId("priority").value;
+    const text = JSON.stringify(request);
+    if (this.unanswered?.text !== text) this.unanswered = { text, key: randomKey() };
+    const headers = { "Idempotency-Key": this.unanswered.key };
     this.#fail([]);
     byId("submit").disabled = true;
+    this.submitting = true;
     try {
-      const job = await call("v1/jobs", { method: "POST", body: request });
-      this.#follow(job.id, request.model ?? "");
+      const { id } = await call("v1/jobs", { method: "POST", body: request, headers });
+      this.unanswered = null;
+      this.#follow(id, { model: request.model });
     } catch (error) {
       byId("submit").disabled = false;
-      this.#fail(error instanceof ApiError ? error.lines : ["The gateway cannot be reached."]);
+      const answered = error instanceof ApiError;
+      if (answered && error.status < 500) this.unanswered = null;
+      this.#fail(answered ? error.lines : ["The gateway cannot be reached."]);
+    } finally {
+      this.submitting = false;
     }
   }
 
@@ -105,7 +122,8 @@ export class Generate {
     }
   }
 
-  async #follow(jobId, model = "") {
+  /** `begun`: when it was submitted, as Unix time in ms; `replays`: the page was loaded since. */
+  async #follow(jobId, { model = "", begun = Date.now(), replays = false }) {
     const job = {
       id: jobId,
       model,
@@ -113,14 +131,20 @@ export class Generate {
       tokens: 0,
       attempts: 0,
       worker: "",
-      begunAt: performance.now(),
+      begunAt: performance.now() - Math.max(0, Date.now() - begun),
       heardAt: performance.now(),
-      firstTokenAt: null,
+      /** Whether its next connection begins with what happened long ago, and until when it does. */
+      replays,
+      liveAt: 0,
+      /** Tokens that came live, since when: replayed ones say nothing about the speed. */
+      timed: 0,
+      timedSince: null,
+      reading: false,
       paused: false,
       text: document.createTextNode(""),
     };
     this.job = job;
-    sessionStorage.setItem(JOB, jobId);
+    sessionStorage.setItem(JOB, `${jobId} ${begun}`);
     byId("output").replaceChildren(job.text);
     byId("log").replaceChildren();
     byId("submit").disabled = true;
@@ -143,10 +167,12 @@ export class Generate {
       }
     } finally {
       clearInterval(timer);
-      this.job = null;
-      sessionStorage.removeItem(JOB);
-      byId("submit").disabled = false;
-      byId("cancel").disabled = true;
+      if (this.job === job) {
+        this.job = null;
+        sessionStorage.removeItem(JOB);
+        byId("submit").disabled = false;
+        byId("cancel").disabled = true;
+      }
     }
   }
 
@@ -159,21 +185,24 @@ export class Generate {
       job.worker = event.worker;
       const again = job.attempts > 0;
       job.attempts = event.attempt;
-      this.#note(
-        job,
-        again
-          ? `attempt ${event.attempt} on ${event.worker}, after a pause of ${duration(silentMs)}`
-          : `attempt ${event.attempt} on ${event.worker}, queued for ${duration(event.queue_ms)}`,
-      );
-      this.#say(again ? `Resumed by ${event.worker}, attempt ${event.attempt}` : "Generating");
+      job.reading = true;
+      job.timedSince = null;
+      const what = `attempt ${event.attempt} on ${event.worker}`;
+      const pause = now < job.liveAt ? "" : `, after a pause of ${duration(silentMs)}`;
+      this.#note(job, what + (again ? pause : `, queued for ${duration(event.queue_ms)}`));
+      this.#say(again ? `Resumed by ${event.worker}, attempt ${event.attempt}` : stateOf(job));
     } else if (event.type === "tokens") {
-      job.firstTokenAt ??= now;
       job.tokens += event.ids.length;
+      if (now < job.liveAt) job.timedSince = null;
+      else if (job.timedSince === null) [job.timedSince, job.timed] = [now, 0];
+      else job.timed += event.ids.length;
+      const changes = job.reading || job.paused;
+      job.reading = false;
+      if (changes) this.#say(stateOf(job));
       const output = byId("output");
       const atEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
       job.text.appendData(event.text);
       if (atEnd) output.scrollTop = output.scrollHeight;
-      if (job.paused) this.#say(`Generating, attempt ${job.attempts}`);
     } else {
       this.#end(job, event);
     }
@@ -203,7 +232,9 @@ export class Generate {
 
   #tick(job) {
     const now = performance.now();
-    if (job.attempts && !job.paused && now - job.heardAt > SILENCE_MS) {
+    // A long prompt takes longer than that before its first token.
+    const generates = job.attempts && !job.reading && !job.paused;
+    if (generates && now - job.heardAt > SILENCE_MS) {
       this.#pause(job, "no token; if the worker died, another goes on here");
     }
     this.#progress(job, now);
@@ -218,15 +249,17 @@ export class Generate {
 
   #resume(job) {
     job.heardAt = performance.now();
+    if (job.replays) job.liveAt = job.heardAt + REPLAY_MS;
+    job.replays = true;
     if (!job.paused) return;
     job.paused = false;
-    this.#say(job.attempts ? `Generating, attempt ${job.attempts}` : "Queued");
+    this.#say(stateOf(job));
   }
 
   #progress(job, now) {
     const parts = [counted(job.tokens, "token")];
-    const decodeMs = job.firstTokenAt === null ? 0 : job.heardAt - job.firstTokenAt;
-    if (job.tokens > 1 && decodeMs > 0) parts.push(`${rate(((job.tokens - 1) * 1000) / decodeMs)}/s`);
+    const timedMs = job.timedSince === null ? 0 : job.heardAt - job.timedSince;
+    if (job.timed && timedMs > 0) parts.push(`${rate((job.timed * 1000) / timedMs)}/s`);
     if (job.attempts > 1) parts.push(`attempt ${job.attempts}`);
     if (job.worker) parts.push(job.worker);
     parts.push(duration(now - job.begunAt));
@@ -234,7 +267,8 @@ export class Generate {
   }
 
   #note(job, text) {
-    const at = duration(performance.now() - job.begunAt);
+    const now = performance.now();
+    const at = now < job.liveAt ? "earlier" : duration(now - job.begunAt);
     byId("log").append(el("li", {}, el("span", { class: "at" }, at), ` ${text}`));
   }
 
@@ -250,4 +284,15 @@ export class Generate {
     const context = this.contexts?.get(byId("model").value);
     if (context) byId("max-tokens").max = context;
   }
+}
+
+function stateOf(job) {
+  if (!job.attempts) return "Queued";
+  if (job.reading) return "Reading the prompt";
+  return job.attempts > 1 ? `Generating, attempt ${job.attempts}` : "Generating";
+}
+
+function randomKey() {
+  // randomUUID() is missing where the page comes over plain HTTP from another machine.
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -6,6 +6,8 @@ import { ago, count, duration, shortId } from "./format.js";
 
 const SHOWN = 50;
 const PHASES = ["queued", "prefill", "decode"];
+/** A bar that is longer than this many median ones is cut, so that one job does not hide the rest. */
+const MOST_MEDIANS = 4;
 
 export class Jobs {
   constructor() {
@@ -37,7 +39,9 @@ export class Jobs {
     const all = new Map(this.own);
     for (const job of this.others) all.set(job.id, job);
     const shown = [...all.values()].sort((a, b) => b.ended_at - a.ended_at).slice(0, SHOWN);
-    const longest = Math.max(1, ...shown.map((job) => total(job) ?? 0));
+    const times = shown.map(total).filter((ms) => ms !== null).sort((a, b) => a - b);
+    const median = times[Math.floor((times.length - 1) / 2)] ?? 0;
+    const scale = Math.max(1, Math.min(times.at(-1) ?? 0, MOST_MEDIANS * median));
     this.rows.show(shown, (job) => job.id, (cells, job, row) => {
       const failed = job.outcome === "failed";
       setText(cells.outcome, failed ? (job.error ?? "failed").toLowerCase().replaceAll("_", " ") : job.outcome);
@@ -46,7 +50,7 @@ export class Jobs {
       setText(cells.model, job.model);
       setText(cells.worker, job.attempts > 1 ? `${job.worker} · attempt ${job.attempts}` : job.worker);
       setText(cells.tokens, job.usage ? `${count(job.usage.prompt)} → ${count(job.usage.completion)}` : "–");
-      bar(cells.time, job, longest);
+      bar(cells.time, job, scale);
       setText(cells.total, job.timings ? duration(total(job)) : "–");
       setText(cells.ended, ago(job.ended_at));
       row.classList.toggle("alarm", failed);
@@ -63,7 +67,7 @@ function total(job) {
   return phases(job)?.reduce((sum, ms) => sum + ms, 0) ?? null;
 }
 
-function bar(cell, job, longest) {
+function bar(cell, job, scale) {
   if (!cell.firstElementChild) {
     const made = el("span", { class: "bar", role: "img" });
     for (const name of PHASES) made.append(el("i", { class: name }));
@@ -76,7 +80,9 @@ function bar(cell, job, longest) {
     : "no timings";
   made.setAttribute("aria-label", said);
   made.title = said;
+  const whole = Math.max(scale, total(job) ?? 0);
+  made.classList.toggle("cut", whole > scale);
   PHASES.forEach((_, i) => {
-    made.children[i].style.width = `${(100 * (times?.[i] ?? 0)) / longest}%`;
+    made.children[i].style.width = `${(100 * (times?.[i] ?? 0)) / whole}%`;
   });
 }

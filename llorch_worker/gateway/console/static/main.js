@@ -4,18 +4,21 @@ import { ApiError, call, key, whenRefused } from "./api.js";
 import { DeadLetters } from "./dead_letters.js";
 import { byId, setText } from "./dom.js";
 import { Fleet } from "./fleet.js";
+import { duration } from "./format.js";
 import { Generate } from "./generate.js";
 import { Jobs } from "./jobs.js";
 import { Polling } from "./polling.js";
 
 const FLEET_MS = 2000;
+const OLD_MS = 3 * FLEET_MS;
+const REFUSED = "llorch-refused";
 const JOBS_MS = 5000;
 const MODELS_MS = 30000;
 
 const jobs = new Jobs();
 const generate = new Generate((job) => jobs.add(job));
 const letters = new DeadLetters();
-const fleet = new Fleet((count) => letters.counted(count));
+const fleet = new Fleet((dead) => letters.look(dead));
 const pollings = [
   new Polling(() => fleet.look(), FLEET_MS, showLink),
   new Polling(() => jobs.look(), JOBS_MS),
@@ -24,7 +27,15 @@ const models = new Polling(() => generate.loadModels(), MODELS_MS);
 
 function showLink(ok, error) {
   const away = error instanceof ApiError ? error.message : "the gateway cannot be reached";
-  setText(byId("link"), ok ? "" : `Figures are old: ${away}`);
+  setText(byId("link"), ok ? "" : away);
+  showAge();
+}
+
+/** An answer may also be late: the age is shown while nothing says why. */
+function showAge() {
+  const ageMs = fleet.readAt === null ? 0 : performance.now() - fleet.readAt;
+  const away = byId("link").textContent !== "";
+  setText(byId("age"), ageMs > OLD_MS || (away && ageMs) ? `Figures are ${duration(ageMs)} old` : "");
 }
 
 function showSignIn(message = "") {
@@ -39,8 +50,9 @@ function showSignIn(message = "") {
 async function enter() {
   const session = await call("console/api/session");
   if (!session.signed_in) {
-    const tried = key.get() !== null;
+    const tried = key.get() !== null || sessionStorage.getItem(REFUSED) !== null;
     key.forget();
+    sessionStorage.removeItem(REFUSED);
     showSignIn(tried ? "This key is unknown here, or was revoked." : "");
     return;
   }
@@ -58,26 +70,30 @@ async function enter() {
 /** Shows why the console does not open, and tries again. */
 async function open() {
   try {
-    setText(byId("link"), "");
     await enter();
+    setText(byId("link"), "");
   } catch (error) {
     showLink(false, error);
     setTimeout(open, 3000);
   }
 }
 
-whenRefused(() => {
+/** What this key saw must not stay for the next one, so the page begins anew. */
+function leave() {
+  generate.stop();
   key.forget();
-  showSignIn("This key is unknown here, or was revoked.");
+  location.reload();
+}
+
+whenRefused(() => {
+  sessionStorage.setItem(REFUSED, "yes");
+  leave();
 });
 byId("sign-in-form").addEventListener("submit", (event) => {
   event.preventDefault();
   key.set(byId("key").value.trim());
   open();
 });
-byId("sign-out").addEventListener("click", () => {
-  generate.stop();
-  key.forget();
-  location.reload();
-});
+byId("sign-out").addEventListener("click", leave);
+setInterval(showAge, 1000);
 open();

@@ -1,0 +1,1 @@
+"""How lines of the log look, and how often they repeat."""

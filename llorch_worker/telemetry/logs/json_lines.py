@@ -1,0 +1,42 @@
+"""Log lines as JSON documents, one a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import current_task
+
+
+class JsonFormatter(logging.Formatter):
+    """``extra={"fields": {...}}`` of a logging call adds fields to the document."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        document: dict[str, Any] = {
+            "time": at.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": record.process,
+        }
+        if current_task and current_task.request.id:
+            document["job_id"] = current_task.request.id
+        if (trace_id := _current_trace_id()) is not None:
+            document["trace_id"] = trace_id
+        document |= getattr(record, "fields", {})
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        # Only ASCII: no character of a name can control a terminal.
+        return json.dumps(document, default=str)
+
+
+def _current_trace_id() -> str | None:
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    span = trace.get_current_span().get_span_context()
+    return f"{span.trace_id:032x}" if span.is_valid else None

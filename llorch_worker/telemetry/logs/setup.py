@@ -1,0 +1,52 @@
+"""Puts the formats and filters of ``LLORCH_LOG_FORMAT`` onto handlers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import signals
+
+from llorch_worker.broker.ended_jobs import ENDED_JOBS
+from llorch_worker.settings import LogFormat
+from llorch_worker.telemetry.logs.job_line import is_of_celery, log_job
+from llorch_worker.telemetry.logs.json_lines import JsonFormatter
+from llorch_worker.telemetry.logs.repeats import Repeats
+
+TEXT = "[%(asctime)s: %(levelname)s] %(message)s"
+_LOGGERS_OF_TASKS = ("celery.app.trace", "celery.worker.strategy")
+
+
+def configure(log_format: LogFormat) -> None:
+    """Logs to stderr from level INFO on, in a process without Celery's logging."""
+    logging.basicConfig(level=logging.INFO, format=TEXT)
+    _dress(logging.getLogger(), log_format)
+
+
+class CeleryLogs:
+    """Lets Celery set up its logging, and dresses its handlers.
+
+    A JSON log has one line a job, of our own: Celery's lines about jobs are left out.
+    """
+
+    def __init__(self, log_format: LogFormat) -> None:
+        self._format = log_format
+
+    def install(self) -> None:
+        """Before Celery sets up its logging."""
+        signals.after_setup_logger.connect(self._on_set_up, weak=False)
+        signals.after_setup_task_logger.connect(self._on_set_up, weak=False)
+        if self._format == "json":
+            ENDED_JOBS.observe(log_job)
+            for name in _LOGGERS_OF_TASKS:
+                logging.getLogger(name).addFilter(lambda record: not is_of_celery(record))
+
+    def _on_set_up(self, logger: logging.Logger, **_: Any) -> None:
+        _dress(logger, self._format)
+
+
+def _dress(logger: logging.Logger, log_format: LogFormat) -> None:
+    for handler in logger.handlers:
+        handler.addFilter(Repeats())
+        if log_format == "json":
+            handler.setFormatter(JsonFormatter())
