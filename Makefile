@@ -29,8 +29,12 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# One stamp per set of extras; a newer pyproject.toml installs them again.
-$(VENV)/.installed-%: pyproject.toml | $(BIN)/python
+# One stamp per set of extras; a newer pyproject.toml installs them again, and newer sources of the
+# kernels compile those again.
+KERNELS := hatch_build.py $(wildcard llorch_worker/kernels/native/*.[ch]) \
+	llorch_worker/kernels/native/variants.py
+
+$(VENV)/.installed-%: pyproject.toml $(KERNELS) | $(BIN)/python
 	@echo "installing llorch-worker[$*] into $(VENV): torch is large; this takes minutes"
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"
 	touch $@

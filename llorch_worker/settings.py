@@ -13,8 +13,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo.gguf"
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-KernelChoice = Literal["auto", "torch"]
-"""``auto``: the fastest for this device and dtype; ``torch``: nothing compiled on this machine."""
+Variant = Literal["avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2"]
+"""The instruction sets that kernels for CPUs are compiled for."""
+KernelChoice = Literal["auto", "torch", Variant]
+"""``auto``: the fastest for this device and dtype; ``torch``: torch's own; or a CPU's variant."""
 KvDtype = Literal["auto", "fp8", "int8"]
 """How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
@@ -71,7 +73,8 @@ class Settings(BaseSettings):
     dtype: Dtype = "auto"
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
     kernels: KernelChoice = "auto"
-    """See ``KernelChoice``."""
+    """``auto`` (the fastest), ``torch``, or the instruction set of a CPU: ``avx2``, ``avxvnni``,
+    ``avx512``, ``avx512vnni`` or ``avx512bf16``."""
     kv_dtype: KvDtype = "auto"
     """Keys and values: ``auto`` (the compute dtype), ``fp8`` or ``int8``."""
     cuda_graphs: bool = True

@@ -95,5 +95,5 @@ def test_workers_share_the_locks_of_their_cards(worker: dict[str, list[str]]) ->
     assert given["LLORCH_DEVICE_LOCKS"] == f"/run/{folder}"
     assert worker["RuntimeDirectoryPreserve"] == ["yes"]
     (cache,) = worker["CacheDirectory"]
-    for variable in ("HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR"):
+    for variable in ("HOME", "TRITON_CACHE_DIR"):
         assert given[variable].startswith(f"/var/cache/{cache}")

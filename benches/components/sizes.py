@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from llorch_worker.cache import CacheShape, UnifiedCache
+from llorch_worker.kernels import find_native_kernels
 from llorch_worker.kernels.arena import Arena
 from llorch_worker.kernels.native.tiles import Bf16Tiles
-from llorch_worker.weights import DenseLinear, Linear, select_linears
-from llorch_worker.weights.native_linear import NativeLinear, NativeLinears
+from llorch_worker.weights import DenseLinear, Linear
+from llorch_worker.weights.native_linear import NativeLinear
 
 HIDDEN = 4096
 HEADS = 32
@@ -54,11 +55,13 @@ class KnownLinear:
 def linear(out_features: int, in_features: int, dtype: torch.dtype, seed: int = 1) -> KnownLinear:
     """A linear layer around ``matrix``."""
     weight = matrix(out_features, in_features, dtype, seed)
-    if not isinstance(select_linears(torch.device("cpu"), dtype), NativeLinears):
+    native = find_native_kernels() if dtype is torch.bfloat16 else None
+    if native is None:
         return KnownLinear(weight, DenseLinear(weight))
     tiles = Bf16Tiles.empty(Arena(), *weight.shape)
     tiles[:out_features] = weight
-    return KnownLinear(weight, NativeLinear((Bf16Tiles.pack_in_place(tiles, out_features),)))
+    packed = Bf16Tiles.pack_in_place(native, tiles, out_features)
+    return KnownLinear(weight, NativeLinear((packed,)))
 
 
 def cache(dtype: torch.dtype, context_tokens: int = CONTEXT_TOKENS) -> UnifiedCache:

@@ -226,7 +226,7 @@ def _kernels(plan: LoadPlan, *, wanted: str) -> Check:
     if absence is None:
         return Check("kernels", "ok", f"{chosen}: {plan.kernels.reason}")
     finding = f"{chosen}; native kernels are unavailable: {absence}"
-    remedy = "native kernels need gcc and a CPU with AVX-512 BF16 and VNNI"
+    remedy = "take a wheel, or install gcc and install llorch-worker again; the CPU needs AVX2"
     return Check("kernels", "warn", finding, remedy)
 
 

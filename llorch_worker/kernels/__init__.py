@@ -17,8 +17,8 @@ from llorch_worker.kernels.openmp import end_own_threads
 from llorch_worker.kernels.select import (
     ChosenOps,
     choose_ops,
+    find_native_kernels,
     native_absence,
-    native_kernels_load,
     select_sample,
     select_truncate_rows,
 )
@@ -37,8 +37,8 @@ __all__ = [
     "TruncateRows",
     "choose_ops",
     "end_own_threads",
+    "find_native_kernels",
     "native_absence",
-    "native_kernels_load",
     "select_sample",
     "select_truncate_rows",
 ]

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from typing import Literal
 
 import torch
 
 from llorch_worker.kernels import torch_ops
 from llorch_worker.kernels.interface import FusedSample, Ops, TruncateRows
 from llorch_worker.kernels.invariant_ops import InvariantOps
-from llorch_worker.kernels.native.compiler import NativeUnavailable
-from llorch_worker.kernels.native.library import native_library
+from llorch_worker.kernels.native.library import (
+    NativeKernels,
+    NativeUnavailable,
+    native_kernels,
+)
 from llorch_worker.kernels.native.native_ops import NativeOps
 from llorch_worker.kernels.native.truncate_rows import truncate_rows
 from llorch_worker.kernels.torch_ops import TorchOps
-from llorch_worker.settings import KernelChoice, KvDtype
+from llorch_worker.settings import KernelChoice, KvDtype, Variant
 
 FP8_CAPABILITY = (8, 9)
 """Ada and later cards convert float8 e4m3; Triton refuses to compile it for earlier ones."""
@@ -38,7 +43,7 @@ def choose_ops(
     kv_dtype: KvDtype = "auto",
     batch_invariant: bool = False,
 ) -> ChosenOps:
-    """The operations for a model in ``dtype`` on ``device``. The first call may compile.
+    """The operations for a model in ``dtype`` on ``device``.
 
     With ``batch_invariant`` a row's result has the same bits in every batch.
     """
@@ -61,9 +66,11 @@ def choose_ops(
     if refusal is not None:
         return ChosenOps(torch_ops, refusal)
     try:
-        return ChosenOps(NativeOps(native_library()), "the fastest on this processor")
+        native = native_kernels(kernels)
     except NativeUnavailable as missing:
         return ChosenOps(torch_ops, f"no native kernels: {missing}")
+    why = "the fastest on this processor" if kernels == "auto" else "requested"
+    return ChosenOps(NativeOps(native), f"{native.variant}, {why}")
 
 
 def select_sample(device: torch.device, kernels: KernelChoice = "auto") -> FusedSample | None:
@@ -80,27 +87,27 @@ def select_sample(device: torch.device, kernels: KernelChoice = "auto") -> Fused
 def select_truncate_rows(
     device: torch.device, dtype: torch.dtype, kernels: KernelChoice = "auto"
 ) -> TruncateRows | None:
-    """The kernel that truncates for a model in ``dtype`` on ``device``.
-
-    None when there is none, or when the compiler would have to run for it alone: a bfloat16 model
-    has the native kernels compiled anyway.
-    """
-    wanted = device.type == "cpu" and dtype is torch.bfloat16 and kernels != "torch"
-    return truncate_rows if wanted and native_kernels_load() else None
+    """The kernel that truncates for a model in ``dtype`` on ``device``, if there is one."""
+    if device.type != "cpu" or dtype is not torch.bfloat16:
+        return None
+    native = find_native_kernels(kernels)
+    return None if native is None else partial(truncate_rows, native)
 
 
-def native_kernels_load() -> bool:
-    """Whether this machine has native kernels for the CPU. The first call may compile."""
-    return native_absence() is None
-
-
-def native_absence() -> str | None:
-    """The reason why this machine has no native kernels for the CPU, or None.
-
-    The first call may compile.
-    """
+def find_native_kernels(kernels: KernelChoice = "auto") -> NativeKernels | None:
+    """The native kernels of this choice for the CPU, if this machine runs them."""
+    if kernels == "torch":
+        return None
     try:
-        native_library()
+        return native_kernels(kernels)
+    except NativeUnavailable:
+        return None
+
+
+def native_absence(kernels: Variant | Literal["auto"] = "auto") -> str | None:
+    """The reason why this machine does not run these native kernels for the CPU, or None."""
+    try:
+        native_kernels(kernels)
     except NativeUnavailable as missing:
         return str(missing)
     return None

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU with AVX-512: quantised matrices stay quantised, others are bfloat16."""
+"""Linear layers of the native kernels: quantised matrices stay so, others are bfloat16."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType
 
 from llorch_worker.kernels.arena import Arena
 from llorch_worker.kernels.fixed_linear import fixed_linear
+from llorch_worker.kernels.native.library import NativeKernels
 from llorch_worker.kernels.native.tiles import TILE_ROWS, Bf16Tiles, QuantisedTiles
 from llorch_worker.model_files.model_file import Bytes
 from llorch_worker.weights.checkpoint import Checkpoint, TakeRows
@@ -43,10 +44,11 @@ class NativeLinear:
 class NativeLinears:
     """Keeps matrices in tiles; see ``Linears``."""
 
-    name = "native AVX-512"
     shared = None
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: NativeKernels) -> None:
+        self.name = f"native {kernels.variant}"
+        self._kernels = kernels
         self._arena = Arena()
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
@@ -73,12 +75,13 @@ class NativeLinears:
         rows, columns = weight.shape
         matrix = Bf16Tiles.empty(self._arena, rows, columns)
         weight.read_into(checkpoint, matrix[:rows])
-        return Bf16Tiles.pack_in_place(matrix, rows)
+        return Bf16Tiles.pack_in_place(self._kernels, matrix, rows)
 
     def _quantised_tiles(
         self, checkpoint: Checkpoint, weight: FusedWeight, form: GroupForm
     ) -> QuantisedTiles:
         tiles = QuantisedTiles.empty(
+            self._kernels,
             self._arena,
             *weight.shape,
             bits=form.bits,

@@ -8,10 +8,11 @@ from importlib.util import find_spec
 import torch
 import torch.nn.functional as F
 
-from llorch_worker.kernels import native_kernels_load
+from llorch_worker.kernels import find_native_kernels
 from llorch_worker.kernels.fixed_linear import fixed_linear
 from llorch_worker.settings import KernelChoice
 from llorch_worker.weights.linear import DenseLinears, Linears
+from llorch_worker.weights.native_linear import NativeLinears
 from llorch_worker.weights.quantised_linear import QuantisedLinears
 
 
@@ -29,16 +30,15 @@ def select_linears(
     every batch; native products always have it.
     """
     product = fixed_linear if batch_invariant else F.linear
-    quantised = kernels == "auto" and dtype is not torch.float32
-    # Kernels are imported where they run: Triton reads the environment at import, and a card's
-    # worker needs no C compiler.
+    quantised = kernels != "torch" and dtype is not torch.float32
+    # Imported where it runs: Triton reads the environment at import.
     if quantised and device.type == "cuda" and find_spec("triton") is not None:
         from llorch_worker.kernels.triton.quantised_linear import quantised_linear
 
         multiply = partial(quantised_linear, batch_invariant=batch_invariant)
         return QuantisedLinears(device, dtype, multiply, product)
-    if quantised and device.type == "cpu" and dtype is torch.bfloat16 and native_kernels_load():
-        from llorch_worker.weights.native_linear import NativeLinears
-
-        return NativeLinears()
+    if device.type == "cpu" and dtype is torch.bfloat16:
+        native = find_native_kernels(kernels)
+        if native is not None:
+            return NativeLinears(native)
     return DenseLinears(device, dtype, product)

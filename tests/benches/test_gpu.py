@@ -19,7 +19,7 @@ from benches.gpu.measures import Bench
 from benches.gpu.peer import measure_peer
 from benches.gpu.report import Report
 from llorch_worker.engine.device import graphs as decode_graphs
-from llorch_worker.kernels import native_kernels_load
+from llorch_worker.kernels import find_native_kernels
 from tests.benches.program import run_program
 from tests.benches.tiny_llama import CPU, RATES, TINY
 from tests.engine.recording import Recorder
@@ -45,7 +45,7 @@ def test_a_figure_is_out_before_the_next_is_made(tmp_path: Path, capsys: Any) ->
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
     """The program for a tiny model on the CPU, with made-up rates and graphs without a card."""
-    if not native_kernels_load():
+    if find_native_kernels() is None:
         pytest.skip("bfloat16 without native kernels takes long")
     monkeypatch.setattr(program, "LLAMA_2_7B", TINY)
     monkeypatch.setattr(device_rates, "measure_rates", lambda *_: RATES)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.kernels import native_kernels_load
+from llorch_worker.kernels import find_native_kernels
 from tests.cli.command import run
 
 
@@ -71,7 +71,7 @@ def test_it_fits_80_columns(demo_model: Path) -> None:
 
 
 def test_the_dtype_of_weights_says_which_stay_quantised(stories260k: Path) -> None:
-    native = native_kernels_load()
+    native = find_native_kernels()
     for file, dtype, kept in (
         ("q8_0.gguf", "bfloat16", "Q8_0, the rest in bfloat16" if native else "bfloat16"),
         ("q8_0.gguf", "float32", "float32"),
@@ -83,7 +83,7 @@ def test_the_dtype_of_weights_says_which_stay_quantised(stories260k: Path) -> No
 
 
 def test_blocks_of_another_size_in_memory_say_their_bits(random256: Path) -> None:
-    if not native_kernels_load():
+    if find_native_kernels() is None:
         pytest.skip("needs a processor that keeps blocks as they are")
     for file, kept in (
         ("q4_0.gguf", "Q4_0"),

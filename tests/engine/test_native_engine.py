@@ -10,6 +10,7 @@ from llorch_worker.contract import GenerationRequest, InternalError
 from llorch_worker.engine import Engine
 from llorch_worker.kernels import native_absence
 from llorch_worker.settings import KvDtype
+from tests.kernels.native import runnable_variants
 
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea. " * 3
 
@@ -50,3 +51,13 @@ def test_the_native_kernel_truncates_with_every_kv_dtype(
         pytest.raises(InternalError),
     ):
         plain.submit(request).result(timeout=60)
+
+
+def test_every_variant_writes_the_same_greedy_text(stories260k: Path) -> None:
+    request = GenerationRequest(prompt="Once upon a time", max_tokens=48, temperature=0)
+    texts = {}
+    for variant in runnable_variants():
+        with Engine.load(stories260k / "q8_0.gguf", device="cpu", kernels=variant) as engine:
+            assert engine.stats().dtype == "bfloat16"
+            texts[variant] = engine.submit(request).result(timeout=60).text
+    assert len(set(texts.values())) == 1, texts

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
+from typing import Literal
 
 import pytest
 
-from llorch_worker.kernels.native.compiler import NativeUnavailable
-from llorch_worker.kernels.native.library import native_library
+from llorch_worker.kernels.native.library import NativeKernels, NativeUnavailable, native_kernels
+from llorch_worker.kernels.native.variants import VARIANTS
+from llorch_worker.settings import Variant
 
 
-def library_or_skip() -> ctypes.CDLL:
+def native_or_skip(variant: Variant | Literal["auto"] = "auto") -> NativeKernels:
     try:
-        return native_library()
+        return native_kernels(variant)
     except NativeUnavailable as reason:
         pytest.skip(str(reason))
+
+
+def runnable_variants() -> list[Variant]:
+    """Those that this machine can run, or a skip if there is none."""
+    native_or_skip()
+    runnable = []
+    for variant in VARIANTS:
+        try:
+            native_kernels(variant)
+        except NativeUnavailable:
+            continue
+        runnable.append(variant)
+    return runnable

@@ -18,7 +18,7 @@ from llorch_worker.kernels.triton import TritonOps
 from llorch_worker.kernels.triton.quantised_linear import quantised_linear
 from llorch_worker.settings import KvDtype
 from tests.kernels.interpreter import DEVICE, INTERPRETED
-from tests.kernels.native import library_or_skip
+from tests.kernels.native import native_or_skip
 from tests.kernels.paged import Scene, scene
 from tests.kernels.test_attention import NoMask
 from tests.sizes import sized
@@ -28,7 +28,7 @@ def make_ops(name: str) -> Ops:
     if name == "native":
         if not INTERPRETED:
             pytest.skip("tensors are on a card")
-        return NativeOps(library_or_skip())
+        return NativeOps(native_or_skip())
     return InvariantOps() if name == "torch" else TritonOps(processors=16, batch_invariant=True)
 
 

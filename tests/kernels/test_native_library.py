@@ -1,115 +1,73 @@
-"""Building native kernels: compiled once, or not at all, with a reason."""
+"""Which native kernels a machine gets, and what they may contain."""
 
 from __future__ import annotations
 
-import os
-import shlex
+import bisect
+import re
+import shutil
 import subprocess
-import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
+from llorch_worker.contract.errors import InvalidLoadOption
+from llorch_worker.engine.memory.placement import check_kernels
 from llorch_worker.kernels import choose_ops, native_absence
-from llorch_worker.kernels.native import compiler
-from llorch_worker.kernels.native.compiler import NativeUnavailable
-from llorch_worker.settings import KernelChoice
-from tests.kernels.native import library_or_skip
+from llorch_worker.kernels.native import library, variants
+from llorch_worker.kernels.native.library import (
+    LIBRARY,
+    NativeUnavailable,
+    native_kernels,
+)
+from llorch_worker.kernels.native.variants import VARIANTS
+from llorch_worker.settings import KernelChoice, Variant
+from tests.kernels.native import native_or_skip
 
 CPU = torch.device("cpu")
 
+HASWELL = {"avx2", "fma", "f16c"}
+SKYLAKE = HASWELL | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 
-def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
-    library_or_skip()
-    command = "from llorch_worker.kernels.native.library import native_library; native_library()"
-    # The real compiler without optimisation, for speed.
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    quick = programs / "cc"
-    quick.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler._compiler())} "$@" -O0\n')
-    quick.chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "XDG_CACHE_HOME": str(tmp_path),
-    }
-    starting = [
-        subprocess.Popen([sys.executable, "-c", command], env=environment) for _ in range(2)
-    ]
-    assert [process.wait() for process in starting] == [0, 0]
-    kept = [path.suffix for path in (tmp_path / "llorch-worker").iterdir()]
-    assert sorted(kept) == [".lock", ".so"]
+PROCESSORS: dict[str, tuple[set[str], Variant]] = {
+    "Haswell, Zen 3": (HASWELL, "avx2"),
+    "Alder Lake": (HASWELL | {"avx_vnni"}, "avxvnni"),
+    "Skylake": (SKYLAKE, "avx512"),
+    "Ice Lake": (SKYLAKE | {"avx512_vnni"}, "avx512vnni"),
+    "Zen 4": (SKYLAKE | {"avx512_vnni", "avx512_bf16"}, "avx512bf16"),
+}
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache folder, not yet created; the processor suits and the compiler does nothing."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compiler, "_processor", lambda: "some processor")
-    install_compiler(monkeypatch, tmp_path / "programs", "exit 0")
-    return tmp_path / "llorch-worker"
-
-
-def install_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    """Put a ``cc`` that runs ``script``, except for ``--version``, on the PATH."""
-    folder.mkdir(exist_ok=True)
-    program = folder / "cc"
-    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo cc 1 && exit\n{script}\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
-
-
-def refuse(match: str) -> None:
-    with pytest.raises(NativeUnavailable, match=match):
-        compiler.shared_object(link_openmp=False)
-
-
-def test_a_missing_compiler_is_reported(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(cache))
-    refuse("no C compiler")
-
-
-def test_a_compile_error_is_reported_and_leaves_no_files(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_processor_gets_the_fastest_variant_that_it_runs(
+    monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    install_compiler(monkeypatch, tmp_path / "programs", 'echo "x.c:1: error: no" >&2; exit 1')
-    refuse(r"failed: x\.c:1: error: no")
-    assert [path.suffix for path in cache.iterdir()] == [".lock"]
-    assert cache.stat().st_mode & 0o777 == 0o700
+    flags, fastest = PROCESSORS[name]
+    monkeypatch.setattr(variants, "_processor_flags", lambda: flags)
+    monkeypatch.setattr(library, "_load", lambda variant: variant)
+    assert native_kernels() == fastest
+    for variant in VARIANTS:
+        if set(VARIANTS[variant]) <= flags:
+            assert native_kernels(variant) == variant
+        else:
+            with pytest.raises(NativeUnavailable, match="the processor lacks avx"):
+                native_kernels(variant)
 
 
-def test_a_cache_folder_that_cannot_be_made_is_reported(cache: Path) -> None:
-    cache.write_text("a file")
-    refuse("XDG_CACHE_HOME")
+def test_every_variant_is_a_setting() -> None:
+    assert tuple(VARIANTS) == get_args(Variant)
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
-def test_a_cache_folder_that_others_can_write_to_is_refused(cache: Path, mode: int) -> None:
-    cache.mkdir()
-    cache.chmod(mode)
-    refuse("writable by other users")
-
-
-def test_a_cache_folder_of_another_user_is_refused(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache.mkdir(mode=0o700)
-    owner = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    # Root's files are trusted, and the tests may run as root.
-    monkeypatch.setattr(compiler, "ROOT", owner + 2)
-    refuse("belongs to another user")
-
-
-@pytest.mark.usefixtures("cache")
-def test_a_user_without_a_home_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", homeless)
-    refuse("no home folder")
+def test_a_variant_that_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "_processor_flags", lambda: HASWELL)
+    with pytest.raises(
+        InvalidLoadOption,
+        match="kernels avx512vnni cannot run here: the processor lacks avx512f, avx512bw, ",
+    ):
+        check_kernels("avx512vnni", CPU)
+    with pytest.raises(InvalidLoadOption, match="kernels avx2 are for a CPU; for cuda:0 take auto"):
+        check_kernels("avx2", torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(
@@ -129,12 +87,85 @@ def test_torch_is_chosen_with_the_reason(
     assert reason in chosen.reason
 
 
-def test_without_native_kernels_a_model_uses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise NativeUnavailable("the processor lacks avx512_vnni")
-
-    monkeypatch.setattr("llorch_worker.kernels.select.native_library", missing)
+def test_a_processor_without_avx2_uses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "_processor_flags", lambda: {"sse4_2", "avx"})
     chosen = choose_ops(CPU, torch.bfloat16, head_dim=64)
     assert chosen.ops.name == "torch"
-    assert "lacks avx512_vnni" in chosen.reason
-    assert native_absence() == "the processor lacks avx512_vnni"
+    assert "need x86-64 Linux with AVX2; this machine lacks avx2, fma, f16c" in chosen.reason
+
+
+@pytest.fixture
+def fresh_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads as if for the first time, on a processor that suits."""
+    monkeypatch.setattr(variants, "_processor_flags", lambda: HASWELL)
+    monkeypatch.setattr(library, "_load", library._load.__wrapped__)
+
+
+@pytest.mark.usefixtures("fresh_library")
+def test_a_package_without_kernels_uses_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "kernels.so")
+    chosen = choose_ops(CPU, torch.bfloat16, head_dim=64)
+    assert chosen.ops.name == "torch"
+    absence = native_absence()
+    assert absence is not None
+    assert "built without them" in absence
+    assert absence in chosen.reason
+
+
+@pytest.mark.usefixtures("fresh_library")
+def test_a_damaged_library_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    damaged = tmp_path / "kernels.so"
+    damaged.write_bytes(b"not a library")
+    monkeypatch.setattr(library, "LIBRARY", damaged)
+    assert "cannot be loaded" in (native_absence() or "")
+
+
+BEYOND: dict[Variant, str] = {
+    "avx2": r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|[23]\d)|\bvpdp",
+    "avxvnni": r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|[23]\d)",
+    "avx512": r"\bv(pdp|dpbf16|cvtne)",
+    "avx512vnni": r"\bv(dpbf16|cvtne)",
+}
+"""Instructions and registers that a variant's processors may lack."""
+
+
+def test_no_variant_holds_an_instruction_beyond_its_own() -> None:
+    native_or_skip()
+    for program in ("readelf", "objdump"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is missing")
+    # Local functions have one name in all variants; the files they come from are in order.
+    starts = list[tuple[int, str]]()
+    files = dict[str, int]()
+    variant = ""
+    for line in output("readelf", "--syms", "--wide", str(LIBRARY)):
+        match = re.match(r" *\d+: (\w+) +\S+ (\w+) +(\w+) +\w+ +\S+ (\S+)$", line)
+        if match is None:
+            continue
+        address, kind, scope, name = match.groups()
+        if kind == "FILE":
+            number = files[name] = files.get(name, -1) + 1
+            variant = list(VARIANTS)[number] if (LIBRARY.parent / name).exists() else ""
+        elif kind == "FUNC" and int(address, 16):
+            exported = re.match(r"llorch_([a-z0-9]+)_", name)
+            owner = variant if scope == "LOCAL" else exported[1] if exported else ""
+            starts.append((int(address, 16), owner))
+    starts.sort()
+    counts = dict.fromkeys(VARIANTS, 0)
+    for line in output("objdump", "--disassemble", "--no-show-raw-insn", str(LIBRARY)):
+        match = re.match(r" +([0-9a-f]+):\t(.*)", line)
+        if match is None:
+            continue
+        place = bisect.bisect_right(starts, (int(match[1], 16), "~")) - 1
+        owner = starts[place][1] if place >= 0 else ""
+        if owner in BEYOND:
+            assert not re.search(BEYOND[owner], match[2]), f"{owner}: {match[2]}"
+        if owner:
+            counts[owner] += 1
+    assert min(counts.values()) > 1000
+
+
+def output(*command: str) -> list[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

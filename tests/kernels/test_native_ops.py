@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from llorch_worker.cache import CausalMasks
 from llorch_worker.kernels import LayerKV, Ops, TorchOps
 from llorch_worker.kernels.native.native_ops import NativeOps
-from tests.kernels.native import library_or_skip
+from llorch_worker.kernels.native.variants import VARIANTS
+from tests.kernels.native import native_or_skip
 from tests.kernels.paged import Scene, scene
 
 TORCH = TorchOps()
@@ -19,9 +20,9 @@ DTYPE = torch.bfloat16
 TOLERANCE = {"atol": 1e-2, "rtol": 1.6e-2}
 
 
-@pytest.fixture(scope="module")
-def native() -> NativeOps:
-    return NativeOps(library_or_skip())
+@pytest.fixture(scope="module", params=VARIANTS)
+def native(request: pytest.FixtureRequest) -> NativeOps:
+    return NativeOps(native_or_skip(request.param))
 
 
 def randoms(*shape: int, spread: float = 1.0) -> torch.Tensor:
@@ -75,9 +76,9 @@ def test_rope_rotates_and_writes_like_the_twin(
     assert torch.equal(results[0][2], results[1][2]), "values are copied"
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
+@pytest.fixture(scope="module", params=["torch", *VARIANTS])
 def ops(request: pytest.FixtureRequest) -> Ops:
-    return TORCH if request.param == "torch" else NativeOps(library_or_skip())
+    return TORCH if request.param == "torch" else NativeOps(native_or_skip(request.param))
 
 
 def decode(ops: Ops, made: Scene) -> torch.Tensor:
@@ -91,7 +92,7 @@ SHAPES = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=40), SHAPES, st.integers(0, 99))
 def test_decode_of_any_ragged_batch_follows_the_definition(
     ops: Ops, contexts: list[int], shape: tuple[int, int, int], seed: int
@@ -103,7 +104,7 @@ def test_decode_of_any_ragged_batch_follows_the_definition(
     torch.testing.assert_close(decode(ops, made).double(), made.expected(), **TOLERANCE)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     st.lists(
         st.integers(1, 300).flatmap(lambda c: st.tuples(st.integers(1, c), st.just(c))),

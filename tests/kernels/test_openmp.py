@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from llorch_worker.kernels.openmp import torch_openmp
-from tests.kernels.native import library_or_skip
+from tests.kernels.native import native_or_skip
 
 COUNT_THREADS = """
 import os
@@ -53,7 +53,7 @@ def fresh_process(code: str) -> str:
 
 
 def test_torch_and_the_kernels_share_one_openmp_and_its_threads() -> None:
-    library_or_skip()
+    native_or_skip()
     assert fresh_process(OPENMP) == "native 1 0"
 
 

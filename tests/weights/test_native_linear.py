@@ -9,16 +9,18 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.kernels.native.library import NativeKernels
+from llorch_worker.kernels.native.variants import VARIANTS
 from llorch_worker.weights import FusedWeight, Part
 from llorch_worker.weights.groups import group_form
 from llorch_worker.weights.native_linear import NativeLinears
-from tests.kernels.native import library_or_skip
+from tests.kernels.native import native_or_skip, runnable_variants
 from tests.weights.quantised import QUANTISED, random_rows
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _native() -> None:
-    library_or_skip()
+@pytest.fixture(scope="module", params=VARIANTS)
+def kernels(request: pytest.FixtureRequest) -> NativeKernels:
+    return native_or_skip(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +29,9 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def loaded(weight_file, raw, type_, rows, columns):
+def loaded(kernels, weight_file, raw, type_, rows, columns):
     checkpoint = weight_file(w=(raw, type_))
-    return NativeLinears().load(checkpoint, FusedWeight((Part("w", (rows, columns)),)))
+    return NativeLinears(kernels).load(checkpoint, FusedWeight((Part("w", (rows, columns)),)))
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -38,14 +40,16 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 16, 17, 40])
 @pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
-def test_a_quantised_matrix_multiplies_like_its_dequantised_twin(type_, tokens, weight_file):
+def test_a_quantised_matrix_multiplies_like_its_dequantised_twin(
+    kernels, type_, tokens, weight_file
+):
     rows, columns = 72, 512  # four and a half tiles
     raw = random_rows(type_, rows, columns, seed=tokens)
     checkpoint = weight_file(w=(raw, type_))
     x = torch.randn(tokens, columns).bfloat16()
 
     weight = FusedWeight((Part("w", (rows, columns)),))
-    linears = NativeLinears()
+    linears = NativeLinears(kernels)
 
     linear = linears.load(checkpoint, weight)
 
@@ -60,12 +64,29 @@ def test_a_quantised_matrix_multiplies_like_its_dequantised_twin(type_, tokens, 
 
 
 @pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
-def test_activations_that_fit_eight_bits_multiply_exactly(type_, weight_file):
+def test_all_variants_multiply_a_quantised_matrix_to_the_same_bits(type_, weight_file):
+    rows, columns = 72, 512
+    checkpoint = weight_file(w=(random_rows(type_, rows, columns, seed=1), type_))
+    weight = FusedWeight((Part("w", (rows, columns)),))
+    layers = [
+        NativeLinears(native_or_skip(variant)).load(checkpoint, weight)
+        for variant in runnable_variants()
+    ]
+    for tokens in (1, 5, 23):
+        x = (torch.randn(tokens, columns) * 10).bfloat16()
+        x[0, :32] = 0
+        products = [layer(x, wide=True) for layer in layers]
+        for product in products:
+            assert torch.equal(product, products[0])
+
+
+@pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
+def test_activations_that_fit_eight_bits_multiply_exactly(kernels, type_, weight_file):
     rows, columns = 32, 256
     raw = random_rows(type_, rows, columns, seed=1)
     x = torch.randint(-127, 128, (5, columns)).float()
     x[:, ::16] = 127  # the largest of each group: rounding to 8 bits changes nothing
-    linear = loaded(weight_file, raw, type_, rows, columns)
+    linear = loaded(kernels, weight_file, raw, type_, rows, columns)
 
     expected = x.double() @ torch.from_numpy(dequantize(raw, type_)).double().T
     # Scales of K types are kept with 11 bits.
@@ -75,29 +96,33 @@ def test_activations_that_fit_eight_bits_multiply_exactly(type_, weight_file):
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 64), (16, 32), (31, 34), (48, 256), (72, 512)])
 @pytest.mark.parametrize("tokens", [1, 3, 8, 9, 33])
-def test_a_plain_matrix_multiplies_like_in_float64(rows, columns, tokens, weight_file):
+def test_a_plain_matrix_multiplies_like_in_float64(kernels, rows, columns, tokens, weight_file):
     values = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float16)
     x = torch.randn(tokens, columns).bfloat16()
-    linear = loaded(weight_file, values.view(np.uint8), GGMLQuantizationType.F16, rows, columns)
+    linear = loaded(
+        kernels, weight_file, values.view(np.uint8), GGMLQuantizationType.F16, rows, columns
+    )
 
     expected = x.double() @ torch.from_numpy(values).bfloat16().double().T
     assert relative_error(linear(x, wide=True), expected) < 1e-6
 
 
 @pytest.mark.parametrize("type_", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.F16])
-def test_a_step_without_logits_multiplies_no_rows(type_, weight_file):
+def test_a_step_without_logits_multiplies_no_rows(kernels, type_, weight_file):
     raw = random_rows(GGMLQuantizationType.Q4_0, 40, 64, seed=0)
     if type_ is GGMLQuantizationType.F16:
         raw = np.ones((40, 64), np.float16).view(np.uint8)
-    linear = NativeLinears().load(weight_file(w=(raw, type_)), FusedWeight((Part("w", (40, 64)),)))
+    linear = NativeLinears(kernels).load(
+        weight_file(w=(raw, type_)), FusedWeight((Part("w", (40, 64)),))
+    )
     assert linear(torch.empty(0, 64).bfloat16(), wide=True).shape == (0, 40)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
-def test_infinite_or_nan_activations_give_no_finite_results(type_, value, weight_file):
+def test_infinite_or_nan_activations_give_no_finite_results(kernels, type_, value, weight_file):
     raw = random_rows(type_, 40, 256, seed=0)
-    linear = loaded(weight_file, raw, type_, 40, 256)
+    linear = loaded(kernels, weight_file, raw, type_, 40, 256)
     for column in range(0, 256, 15):
         x = torch.randn(2, 256).bfloat16()
         x[1, column] = value
@@ -106,7 +131,7 @@ def test_infinite_or_nan_activations_give_no_finite_results(type_, value, weight
         assert not out[1].isfinite().any()
 
 
-def test_parts_of_different_types_become_rows_of_one_layer(weight_file):
+def test_parts_of_different_types_become_rows_of_one_layer(kernels, weight_file):
     parts = {
         "q": (random_rows(GGMLQuantizationType.Q4_K, 40, 256, 0), GGMLQuantizationType.Q4_K),
         "k": (random_rows(GGMLQuantizationType.Q4_K, 24, 256, 1), GGMLQuantizationType.Q4_K),
@@ -116,7 +141,7 @@ def test_parts_of_different_types_become_rows_of_one_layer(weight_file):
     weight = FusedWeight(tuple(Part(n, (len(raw), 256)) for n, (raw, _) in parts.items()))
     x = torch.randn(3, 256).bfloat16()
 
-    linears = NativeLinears()
+    linears = NativeLinears(kernels)
     linear = linears.load(checkpoint, weight)
 
     whole = np.concatenate([dequantize(raw, type_) for raw, type_ in parts.values()])
@@ -125,9 +150,9 @@ def test_parts_of_different_types_become_rows_of_one_layer(weight_file):
     assert linear.weight_bytes == linears.weight_bytes(checkpoint, weight)
 
 
-def test_a_row_is_the_same_alone_and_in_company(weight_file):
+def test_a_row_is_the_same_alone_and_in_company(kernels, weight_file):
     raw = random_rows(GGMLQuantizationType.Q4_0, 64, 256, seed=0)
-    linear = loaded(weight_file, raw, GGMLQuantizationType.Q4_0, 64, 256)
+    linear = loaded(kernels, weight_file, raw, GGMLQuantizationType.Q4_0, 64, 256)
     x = torch.randn(37, 256).bfloat16()
 
     together = linear(x, wide=True)
@@ -144,9 +169,9 @@ def test_a_row_is_the_same_alone_and_in_company(weight_file):
         (GGMLQuantizationType.Q8_0, 34, np.nan),
     ],
 )
-def test_scales_too_large_for_float16_are_refused(weight_file, type_, at, scale):
+def test_scales_too_large_for_float16_are_refused(kernels, weight_file, type_, at, scale):
     raw = random_rows(type_, 16, 256, seed=0)
     raw[3, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
     checkpoint = weight_file(w=(raw, type_))
     with pytest.raises(ModelLoadFailed, match="tensor w has weights that are out of range"):
-        NativeLinears().load(checkpoint, FusedWeight((Part("w", (16, 256)),)))
+        NativeLinears(kernels).load(checkpoint, FusedWeight((Part("w", (16, 256)),)))

@@ -17,7 +17,7 @@ from llorch_worker.contract.quantities import human_bytes
 from llorch_worker.engine.device.graphs import records_decode
 from llorch_worker.engine.memory.free_memory import free_bytes
 from llorch_worker.engine.memory.kept_types import KeptType, kept_types
-from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
+from llorch_worker.engine.memory.placement import check_kernels, resolve_device, resolve_dtype
 from llorch_worker.engine.memory.workspace import workspace_bytes
 from llorch_worker.kernels import ChosenOps, choose_ops
 from llorch_worker.model import LlamaConfig, model_bytes, parameter_count, resolve_config
@@ -200,6 +200,7 @@ def plan_load(
         if value < 1:
             raise InvalidLoadOption(f"{name} must be at least 1 (got {value})")
     place = resolve_device(device)
+    check_kernels(kernels, place)
     checkpoint = open_checkpoint(Path(path))
     config = resolve_config(checkpoint)
     compute = resolve_dtype(dtype, place, parameters=parameter_count(config), kernels=kernels)

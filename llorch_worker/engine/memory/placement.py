@@ -8,8 +8,9 @@ import re
 import torch
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.devices import DeviceUnavailable, no_such_card, usable_cards
-from llorch_worker.kernels import native_kernels_load
+from llorch_worker.kernels import find_native_kernels, native_absence
 from llorch_worker.settings import KernelChoice
 
 DTYPES = {
@@ -56,21 +57,37 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def check_kernels(kernels: KernelChoice, device: torch.device) -> None:
+    """Refuse native kernels that cannot run here.
+
+    Raises:
+        InvalidLoadOption: another device, or a processor without their instructions.
+    """
+    if kernels == "auto" or kernels == "torch":
+        return
+    if device.type != "cpu":
+        raise InvalidLoadOption(f"kernels {kernels} are for a CPU; for {device} take auto or torch")
+    absence = native_absence(kernels)
+    if absence is not None:
+        raise InvalidLoadOption(f"kernels {kernels} cannot run here: {absence}; take auto")
+
+
 def resolve_dtype(
     name: str, device: torch.device, *, parameters: int, kernels: KernelChoice = "auto"
 ) -> torch.dtype:
     """The compute dtype of a model with this many parameters.
 
     ``auto`` is bfloat16 on CUDA. On the CPU it is float32, the exact reference, for small models
-    and on processors without native kernels. Otherwise it is bfloat16, which leaves quantised
-    matrices quantised.
+    and on processors without native kernels. Otherwise, and with the native kernels that
+    ``kernels`` names, it is bfloat16, which leaves quantised matrices quantised.
 
     Raises:
         ModelLoadFailed: the name is unknown.
     """
     if name == "auto":
         if device.type == "cpu" and (
-            parameters < EXACT_PARAMETERS or kernels != "auto" or not native_kernels_load()
+            find_native_kernels(kernels) is None
+            or (kernels == "auto" and parameters < EXACT_PARAMETERS)
         ):
             return torch.float32
         return torch.bfloat16

@@ -1,1 +1,1 @@
-"""Kernels in C for CPUs with AVX-512 BF16 and VNNI, compiled on the machine that runs them."""
+"""Kernels in C for x86-64 CPUs with AVX2 or AVX-512, compiled when the package is built."""

@@ -1,67 +1,94 @@
-"""The compiled kernels, loaded once per process."""
+"""The compiled kernels of one variant, loaded once per process."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
 
-from llorch_worker.kernels.native.compiler import NativeUnavailable, shared_object
+from llorch_worker.kernels.native.variants import VARIANTS, missing_flags
 from llorch_worker.kernels.openmp import torch_openmp
+from llorch_worker.settings import Variant
 
-_TYPES = {
+LIBRARY = Path(__file__).with_name("kernels.so")
+"""All variants; ``hatch_build.py`` compiles it when the package is built."""
+
+SYSTEM_OPENMP = "libgomp.so.1"
+
+_TYPES: dict[str, Any] = {
     "P": ctypes.c_void_p,  # a tensor's data_ptr()
     "L": ctypes.c_int64,
     "I": ctypes.c_int,
     "F": ctypes.c_float,
 }
 _SIGNATURES = {
-    "llorch_rms_norm": "PPPLLFI",
-    "llorch_add_rms_norm": "PPPPLLFI",
-    "llorch_silu_and_mul": "PPLLI",
-    "llorch_rope_and_write": "PPPPPPLLLLI",
-    "llorch_paged_attention_partials": "PL>L",
-    "llorch_paged_attention": "PPPPPPPLLLLLLI>I",
-    "llorch_pack_codes": "PPLLII",
-    "llorch_pack_scales": "PPLLF",
-    "llorch_pack_blocks": "PPPPLLLI>I",
-    "llorch_quantised_work_bytes": "LLL>L",
-    "llorch_quantised_linear": "PPPPPLIPLLLIIIFI",
-    "llorch_pack_bf16": "PPLLI",
-    "llorch_bf16_linear": "PPPLILLLI",
-    "llorch_truncate_rows": "PPPPPPPLLI",
-    "llorch_truncate_rows_work_bytes": "LI>L",
+    "rms_norm": "PPPLLFI",
+    "add_rms_norm": "PPPPLLFI",
+    "silu_and_mul": "PPLLI",
+    "rope_and_write": "PPPPPPLLLLI",
+    "paged_attention_partials": "PL>L",
+    "paged_attention": "PPPPPPPLLLLLLI>I",
+    "pack_codes": "PPLLII",
+    "pack_scales": "PPLLF",
+    "pack_blocks": "PPPPLLLI>I",
+    "quantised_work_bytes": "LLIL>L",
+    "quantised_linear": "PPPPPLIPLLLIIIFI",
+    "pack_bf16": "PPLLI",
+    "bf16_linear": "PPPLILLLI",
+    "truncate_rows": "PPPPPPPLLI",
+    "truncate_rows_work_bytes": "LI>L",
 }
 """Argument types, and after ``>`` the type of the result."""
 
 
-def native_library() -> ctypes.CDLL:
-    """The library, compiled unless this machine already has it. Its calls release the GIL.
+class NativeUnavailable(Exception):
+    """The native kernels cannot be used here; the message says why."""
+
+
+class NativeKernels(SimpleNamespace):
+    """A variant's functions under the names of ``_SIGNATURES``. Calls release the GIL."""
+
+    variant: Variant
+
+
+def native_kernels(wanted: Variant | Literal["auto"] = "auto") -> NativeKernels:
+    """The kernels of a variant, or of the fastest one that this processor runs.
 
     Raises:
-        NativeUnavailable: with the reason; every call raises the same one.
+        NativeUnavailable: the processor lacks instructions, or the package was built without
+            kernels.
     """
-    outcome = _load()
-    if isinstance(outcome, NativeUnavailable):
-        raise outcome
-    return outcome
+    if wanted != "auto":
+        missing = missing_flags(wanted)
+        if missing:
+            raise NativeUnavailable(f"the processor lacks {', '.join(missing)}")
+        return _load(wanted)
+    for variant in VARIANTS:
+        if not missing_flags(variant):
+            return _load(variant)
+    lacks = ", ".join(missing_flags("avx2"))
+    raise NativeUnavailable(f"the kernels need x86-64 Linux with AVX2; this machine lacks {lacks}")
 
 
 @functools.cache
-def _load() -> ctypes.CDLL | NativeUnavailable:
+def _load(variant: Variant) -> NativeKernels:
+    if not LIBRARY.exists():
+        raise NativeUnavailable("this package was built without them: there was no C compiler")
     try:
-        # The kernels use torch's OpenMP library. A second one would have its own pool of threads,
-        # and the waiting threads of each pool would spin while the other one works.
-        openmp = torch_openmp()
-        if openmp is not None:
-            ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
-        library = ctypes.CDLL(str(shared_object(link_openmp=openmp is None)))
-    except NativeUnavailable as reason:
-        return reason
+        # The kernels use torch's OpenMP library: its symbols are looked up when they are loaded. A
+        # second library would have its own pool of threads, and the waiting threads of each pool
+        # would spin while the other one works.
+        ctypes.CDLL(str(torch_openmp() or SYSTEM_OPENMP), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:  # from the dynamic linker
-        return NativeUnavailable(f"the compiled kernels cannot be loaded: {error}")
+        raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
+    kernels = NativeKernels(variant=variant)
     for name, signature in _SIGNATURES.items():
         arguments, _, result = signature.partition(">")
-        function = getattr(library, name)
+        function = library[f"llorch_{variant}_{name}"]
         function.argtypes = [_TYPES[code] for code in arguments]
         function.restype = _TYPES[result] if result else None
-    return library
+        setattr(kernels, name, function)
+    return kernels

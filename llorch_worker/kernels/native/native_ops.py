@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
 from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
+from llorch_worker.kernels.native.library import NativeKernels
 from llorch_worker.kernels.native.paged_attention import NativeAttention
 from llorch_worker.settings import KvDtype
 
@@ -20,8 +19,8 @@ class NativeOps:
     name = "native"
     recordable = False
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    def __init__(self, kernels: NativeKernels) -> None:
+        self._kernels = kernels
 
     @staticmethod
     def refusal(dtype: torch.dtype, head_dim: int, kv_dtype: KvDtype) -> str | None:
@@ -39,7 +38,7 @@ class NativeOps:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)
         threads = torch.get_num_threads()
-        self._library.llorch_rms_norm(
+        self._kernels.rms_norm(
             x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, eps, threads
         )
         return out
@@ -50,13 +49,13 @@ class NativeOps:
         out = torch.empty_like(x)
         threads = torch.get_num_threads()
         pointers = (x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr())
-        self._library.llorch_add_rms_norm(*pointers, *x.shape, eps, threads)
+        self._kernels.add_rms_norm(*pointers, *x.shape, eps, threads)
         return out, residual
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         tokens, both = gate_up.shape
         out = gate_up.new_empty(tokens, both // 2)
-        self._library.llorch_silu_and_mul(
+        self._kernels.silu_and_mul(
             gate_up.data_ptr(), out.data_ptr(), tokens, both // 2, torch.get_num_threads()
         )
         return out
@@ -71,7 +70,7 @@ class NativeOps:
     ) -> None:
         tokens, heads, head_dim = qkv.shape
         kv_heads = kv.keys.shape[2]
-        self._library.llorch_rope_and_write(
+        self._kernels.rope_and_write(
             qkv.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
@@ -86,7 +85,7 @@ class NativeOps:
         )
 
     def paged_decode(self, sequences: PagedSequences) -> PagedAttention:
-        return NativeAttention(self._library, sequences)
+        return NativeAttention(self._kernels, sequences)
 
     def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:  # noqa: ARG002 - positions imply the mask
-        return NativeAttention(self._library, sequences)
+        return NativeAttention(self._kernels, sequences)

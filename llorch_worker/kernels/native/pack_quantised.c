@@ -7,7 +7,7 @@
 static inline long tiles_of(long count) { return (count + TILE_ROWS - 1) / TILE_ROWS; }
 
 // codes[count][columns], one byte each.
-void llorch_pack_codes(
+void KERNEL(pack_codes)(
     const uint8_t *codes, uint8_t *tiles, long count, long columns, int bits, int group
 ) {
     const long half = group / 8;  // vectors of a group of 4-bit codes
@@ -31,7 +31,7 @@ void llorch_pack_codes(
 }
 
 // values[count][groups] divided by the factor, as float16.
-void llorch_pack_scales(
+void KERNEL(pack_scales)(
     const float *values, uint16_t *tiles, long count, long groups, float factor
 ) {
     for (long t = 0; t < tiles_of(count); t++) {
@@ -49,7 +49,7 @@ void llorch_pack_scales(
 // bytes, columns 0 to 15 in the low halves) and Q8_0 (32 signed bytes; `flip` 0x80 makes them
 // unsigned). Row r comes from rows[order[r]], or from rows[r] without an order. Returns 0 if a
 // scale is infinite or NaN.
-int llorch_pack_blocks(
+int KERNEL(pack_blocks)(
     const uint8_t *rows, const int64_t *order, uint8_t *tiles, uint16_t *scales,
     long count, long blocks, long code_bytes, int flip
 ) {

@@ -2,7 +2,7 @@
 // cache. Decode and prefill are the same kernel with few or many queries.
 //
 // The queries of all heads that share a KV head form one matrix, so that one pass over its keys
-// serves them all. A tile of TILE_KEYS keys is converted once into the layout of dpbf16ps (pairs of
+// serves them all. A tile of TILE_KEYS keys is converted once into pairs (of
 // head dimensions, keys side by side), and the values likewise (pairs of keys, dimensions side by
 // side). Each group of ROWS query rows then keeps its scores in registers from the products through
 // the online softmax (arXiv 2205.14135) in float32.
@@ -10,12 +10,11 @@
 // A token's result does not depend on other tokens, on other sequences or on the number of threads:
 // its context is always divided into pieces of SPLIT_KEYS keys, which are combined in order. In
 // decode the pieces are separate tasks.
-#include "bfloat16.h"
+#include "vector.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define TILE_KEYS 64
 #define TILE_ROWS 64
@@ -24,6 +23,9 @@
 #define ROWS 4
 #define TASKS_PER_THREAD 2
 #define VECTORS (TILE_KEYS / LANES)
+// Vectors of scores or sums for each row: with ROWS, as many as fit the registers.
+#define SCORE_VECTORS (LANES == 16 ? 4 : 2)
+#define SUM_VECTORS 2
 
 // Some query rows of one sequence against some of its keys, for each KV head. Rows are numbered by
 // token, then by the heads of a group.
@@ -69,31 +71,6 @@ static __attribute__((noinline)) void join(float *sums, float *largest, float *t
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// 16 rows of 16 dwords, transposed in registers.
-static inline void transpose(__m512i row[16]) {
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(row[i], row[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(row[i], row[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        row[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        row[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        row[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        row[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 8; i++) {
-        row[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        row[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    }
-}
-
 // Offsets of the tile's tokens in elements from the layer's start; -1 beyond the end, where memory
 // may hold anything.
 static void locate(const struct problem *p, const int64_t *table, int64_t first_key, int64_t count,
@@ -116,110 +93,105 @@ static void prefetch(const bf16 *cells, const int64_t offsets[TILE_KEYS], int64_
     for (int64_t i = 0; i < TILE_KEYS; i++) {
         if (offsets[i] < 0) return;
         for (int64_t dim = 0; dim < head_dim; dim += 32)
-            _mm_prefetch((const char *)(cells + offsets[i] + dim), _MM_HINT_T1);
+            __builtin_prefetch(cells + offsets[i] + dim, 0, 2);
     }
 }
 
 // packed: [head_dim / 2][TILE_KEYS] dwords, each two adjacent dimensions of one key.
 static void pack_keys(const bf16 *keys, const int64_t offsets[TILE_KEYS], int64_t head_dim,
-                      __m512i *packed) {
-    for (int64_t dim = 0; dim < head_dim; dim += 32)
+                      ints *packed) {
+    for (int64_t dim = 0; dim < head_dim; dim += 2 * LANES)
         for (int vector = 0; vector < VECTORS; vector++) {
-            __m512i row[16];
-            for (int i = 0; i < 16; i++) {
+            ints row[LANES];
+            for (int i = 0; i < LANES; i++) {
                 int64_t offset = offsets[vector * LANES + i];
-                row[i] = offset < 0 ? _mm512_setzero_si512()
-                                    : _mm512_loadu_si512(keys + offset + dim);
+                row[i] = offset < 0 ? splat_int(0) : load_ints(keys + offset + dim);
             }
             transpose(row);
-            for (int i = 0; i < 16; i++) packed[(dim / 2 + i) * VECTORS + vector] = row[i];
+            for (int i = 0; i < LANES; i++) packed[(dim / 2 + i) * VECTORS + vector] = row[i];
         }
 }
 
 // packed: [TILE_KEYS / 2][head_dim] dwords, each one dimension of two adjacent values.
 static void pack_values(const bf16 *values, const int64_t offsets[TILE_KEYS], int64_t head_dim,
-                        __m512i *packed) {
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
-                                         8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+                        ints *packed) {
     for (int64_t pair = 0; pair < TILE_KEYS / 2; pair++)
-        for (int64_t dim = 0; dim < head_dim; dim += 32) {
+        for (int64_t dim = 0; dim < head_dim; dim += 2 * LANES) {
             int64_t even = offsets[2 * pair], odd = offsets[2 * pair + 1];
-            __m512i a = _mm512_setzero_si512(), b = a;
-            if (even >= 0) a = _mm512_loadu_si512(values + even + dim);
-            if (odd >= 0) b = _mm512_loadu_si512(values + odd + dim);
-            __m512i *to = packed + (pair * head_dim + dim) / LANES;
-            to[0] = _mm512_permutex2var_epi16(a, low, b);
-            to[1] = _mm512_permutex2var_epi16(a, high, b);
+            ints a = splat_int(0), b = a;
+            if (even >= 0) a = load_ints(values + even + dim);
+            if (odd >= 0) b = load_ints(values + odd + dim);
+            interleave(a, b, packed + (pair * head_dim + dim) / LANES);
         }
-}
-
-static inline __m512bh broadcast_pair(const bf16 *pair) {
-    return (__m512bh)_mm512_set1_epi32(*(const int32_t *)pair);
 }
 
 // `count` rows against a tile: scores, softmax so far, weighted values.
 // queries: [count][head_dim]; visible: how many of the tile's keys each row may see.
-static inline __attribute__((always_inline)) void attend_rows(
-    const int count, const bf16 *queries, const __m512i *keys, const __m512i *values,
+ALWAYS_INLINE void attend_rows(
+    const int count, const bf16 *queries, const ints *keys, const ints *values,
     const int64_t *visible, int64_t head_dim, float scale, float *sums, float *largest,
     float *total) {
-    __m512 scores[ROWS][VECTORS];
-    for (int r = 0; r < count; r++)
-        for (int v = 0; v < VECTORS; v++) scores[r][v] = _mm512_setzero_ps();
-    for (int64_t pair = 0; pair < head_dim / 2; pair++) {
-        const __m512i *k = keys + pair * VECTORS;
-        for (int r = 0; r < count; r++) {
-            __m512bh q = broadcast_pair(queries + r * head_dim + 2 * pair);
-            for (int v = 0; v < VECTORS; v++)
-                scores[r][v] = _mm512_dpbf16_ps(scores[r][v], q, (__m512bh)k[v]);
+    floats scores[ROWS][VECTORS];
+    for (int first = 0; first < VECTORS; first += SCORE_VECTORS) {
+        floats some[ROWS][SCORE_VECTORS];
+        for (int r = 0; r < count; r++)
+            for (int v = 0; v < SCORE_VECTORS; v++) some[r][v] = zeros();
+        for (int64_t pair = 0; pair < head_dim / 2; pair++) {
+            const ints *k = keys + pair * VECTORS + first;
+            pairs some_keys[SCORE_VECTORS];
+            for (int v = 0; v < SCORE_VECTORS; v++) some_keys[v] = pairs_of(k[v]);
+            for (int r = 0; r < count; r++) {
+                const pairs q = broadcast_pair(queries + r * head_dim + 2 * pair);
+                for (int v = 0; v < SCORE_VECTORS; v++)
+                    some[r][v] = add_products(some[r][v], q, some_keys[v]);
+            }
         }
+        for (int r = 0; r < count; r++)
+            for (int v = 0; v < SCORE_VECTORS; v++) scores[r][first + v] = some[r][v];
     }
 
     _Alignas(64) bf16 weights[ROWS][TILE_KEYS];
-    const __m512 nothing = _mm512_set1_ps(-INFINITY);
+    const floats nothing = splat(-INFINITY);
     float correction[ROWS];
     for (int r = 0; r < count; r++) {
-        __m512 top = nothing;
+        floats top = nothing;
         for (int v = 0; v < VECTORS; v++) {
-            __mmask16 seen = first_lanes(visible[r] - v * LANES);
-            __m512 scaled = _mm512_mul_ps(scores[r][v], _mm512_set1_ps(scale));
-            scores[r][v] = _mm512_mask_mov_ps(nothing, seen, scaled);
-            top = _mm512_max_ps(top, scores[r][v]);
+            const mask seen = first_lanes(visible[r] - v * LANES);
+            scores[r][v] = chosen_or(seen, scores[r][v] * splat(scale), nothing);
+            top = larger(top, scores[r][v]);
         }
-        float highest = fmaxf(largest[r], _mm512_reduce_max_ps(top));
-        __m512 sum = _mm512_setzero_ps();
+        const float highest = fmaxf(largest[r], largest_of(top));
+        floats sum = zeros();
         for (int v = 0; v < VECTORS; v++) {
-            __m512 weight = exp2_lanes(_mm512_sub_ps(scores[r][v], _mm512_set1_ps(highest)));
-            __m256i narrow = narrowed(weight);
-            _mm256_store_si256((__m256i *)(weights[r] + v * LANES), narrow);
-            sum = _mm512_add_ps(sum, widen(narrow));
+            const halves narrow = narrowed(exp2_lanes(scores[r][v] - splat(highest)));
+            store_halves(weights[r] + v * LANES, narrow);
+            sum += widen(narrow);
         }
         correction[r] = exp2f(largest[r] - highest);
-        total[r] = total[r] * correction[r] + _mm512_reduce_add_ps(sum);
+        total[r] = total[r] * correction[r] + sum_of(sum);
         largest[r] = highest;
     }
 
     // Later rows see at least as many keys as earlier ones.
-    const int64_t pairs = (smaller(visible[count - 1], TILE_KEYS) + 1) / 2;
-    for (int64_t dim = 0; dim < head_dim; dim += 32) {
-        __m512 sum[ROWS][2];
+    const int64_t seen_pairs = (smaller(visible[count - 1], TILE_KEYS) + 1) / 2;
+    for (int64_t dim = 0; dim < head_dim; dim += SUM_VECTORS * LANES) {
+        floats sum[ROWS][SUM_VECTORS];
         for (int r = 0; r < count; r++)
-            for (int v = 0; v < 2; v++) {
-                __m512 before = _mm512_load_ps(sums + r * head_dim + dim + v * LANES);
-                sum[r][v] = _mm512_mul_ps(before, _mm512_set1_ps(correction[r]));
-            }
-        for (int64_t pair = 0; pair < pairs; pair++) {
-            const __m512i *v = values + (pair * head_dim + dim) / LANES;
+            for (int v = 0; v < SUM_VECTORS; v++)
+                sum[r][v] = load(sums + r * head_dim + dim + v * LANES) * splat(correction[r]);
+        for (int64_t pair = 0; pair < seen_pairs; pair++) {
+            const ints *at = values + (pair * head_dim + dim) / LANES;
+            pairs some_values[SUM_VECTORS];
+            for (int v = 0; v < SUM_VECTORS; v++) some_values[v] = pairs_of(at[v]);
             for (int r = 0; r < count; r++) {
-                __m512bh weight = broadcast_pair(weights[r] + 2 * pair);
-                sum[r][0] = _mm512_dpbf16_ps(sum[r][0], weight, (__m512bh)v[0]);
-                sum[r][1] = _mm512_dpbf16_ps(sum[r][1], weight, (__m512bh)v[1]);
+                const pairs weight = broadcast_pair(weights[r] + 2 * pair);
+                for (int v = 0; v < SUM_VECTORS; v++)
+                    sum[r][v] = add_products(sum[r][v], weight, some_values[v]);
             }
         }
         for (int r = 0; r < count; r++)
-            for (int v = 0; v < 2; v++)
-                _mm512_store_ps(sums + r * head_dim + dim + v * LANES, sum[r][v]);
+            for (int v = 0; v < SUM_VECTORS; v++)
+                store(sums + r * head_dim + dim + v * LANES, sum[r][v]);
     }
 }
 
@@ -230,8 +202,8 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
     struct rows later;
     struct rows *const piece = u->end_key - u->first_key > SPLIT_KEYS ? &later : rows;
     const int64_t all_rows = heads * u->rows;
-    _Alignas(64) __m512i keys[MAX_HEAD_DIM / 2 * VECTORS];
-    _Alignas(64) __m512i values[TILE_KEYS / 2 * MAX_HEAD_DIM / LANES];
+    _Alignas(64) ints keys[MAX_HEAD_DIM / 2 * VECTORS];
+    _Alignas(64) ints values[TILE_KEYS / 2 * MAX_HEAD_DIM / LANES];
     const int64_t *table = p->tables + u->sequence * p->table_stride;
     const int64_t context = p->context_lengths[u->sequence];
     const int64_t first_position = context - p->query_lengths[u->sequence];
@@ -290,9 +262,9 @@ static void write_row(const struct problem *p, const struct unit *u, int64_t kv_
     const int64_t token = p->first_rows[u->sequence] + row / p->group;
     const int64_t head = kv_head * p->group + row % p->group;
     bf16 *out = p->out + (token * p->heads + head) * p->head_dim;
-    const __m512 share = _mm512_set1_ps(1.0f / total);
+    const floats share = splat(1.0f / total);
     for (int64_t i = 0; i < p->head_dim; i += LANES)
-        store(out + i, _mm512_mul_ps(_mm512_loadu_ps(sums + i), share));
+        store_halves(out + i, narrowed(load(sums + i) * share));
 }
 
 static float *partial(const struct problem *p, const struct unit *u, int64_t split, int64_t kv_head,
@@ -389,8 +361,8 @@ static int64_t heads_at_once(const struct problem *p, const struct unit *units, 
     return heads;
 }
 
-// The number of partial results that `llorch_paged_attention` stores.
-int64_t llorch_paged_attention_partials(const int64_t *sequences, int64_t count) {
+// The number of partial results that `paged_attention` stores.
+int64_t KERNEL(paged_attention_partials)(const int64_t *sequences, int64_t count) {
     int64_t partials = 0;
     for (int64_t s = 0; s < count; s++) {
         int64_t splits = splits_of(sequences[count + s], sequences[2 * count + s]);
@@ -402,9 +374,9 @@ int64_t llorch_paged_attention_partials(const int64_t *sequences, int64_t count)
 // qkv: [tokens, heads + 2 * kv_heads, head_dim], contiguous and rotated; keys, values: [blocks,
 // block_size, kv_heads, head_dim], including the new tokens; out: [tokens, heads * head_dim].
 // sequences: [3, count]: first rows, query lengths, context lengths; tables: [count, table_stride].
-// partials: room for llorch_paged_attention_partials(..) * heads * (head_dim + 2) floats.
+// partials: room for paged_attention_partials(..) * heads * (head_dim + 2) floats.
 // head_dim is a multiple of 32, at most 256. Returns -1 if there is no memory for the plan.
-int llorch_paged_attention(const bf16 *qkv, const bf16 *keys, const bf16 *values, bf16 *out,
+int KERNEL(paged_attention)(const bf16 *qkv, const bf16 *keys, const bf16 *values, bf16 *out,
                            const int64_t *sequences, const int64_t *tables, float *partials,
                            int64_t count, int64_t table_stride, int64_t block_size, int64_t heads,
                            int64_t kv_heads, int64_t head_dim, int threads) {

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
 from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
+from llorch_worker.kernels.native.library import NativeKernels
 
 
 class NativeAttention:
     """Sequences with any number of new tokens each; see ``PagedAttention``."""
 
-    def __init__(self, library: ctypes.CDLL, sequences: PagedSequences) -> None:
-        self._attend = library.llorch_paged_attention
+    def __init__(self, kernels: NativeKernels, sequences: PagedSequences) -> None:
+        self._attend = kernels.paged_attention
         self._lengths = torch.tensor(
             (sequences.first_rows, sequences.query_lengths, sequences.context_lengths)
         )
         self._tables = sequences.block_tables.contiguous()
         self._block_size = sequences.block_size
-        self._partial_count = library.llorch_paged_attention_partials(
+        self._partial_count = kernels.paged_attention_partials(
             self._lengths.data_ptr(), len(sequences.first_rows)
         )
         self._partials = torch.empty(0)

@@ -1,4 +1,4 @@
-// Products of bfloat16 activations with quantised weights, on AVX-512 VNNI.
+// Products of bfloat16 activations with quantised weights.
 //
 //     weight = scale * (code - zero) + offset
 //
@@ -11,40 +11,47 @@
 // of bytes are the fastest on these processors, and the sums are exact within a group.
 #include "tiles.h"
 
-// Rounds one group of activations to int8; returns its scale and the sum of the rounded values.
-ALWAYS_INLINE float quantise_group(const bf16 *x, int8_t *codes, int32_t *sum, int group) {
-    __m512 values[2];
-    const int halves = group / 16;
-    __m512i top = _mm512_setzero_si512();
-    for (int h = 0; h < halves; h++) {
-        __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(x + 16 * h)));
-        values[h] = _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+// Rows whose sums fit the registers beside a vector of codes and what unpacks it.
+enum { ROWS_AT_ONCE = LANES == 16 ? 16 : 8 };
+
+// Rounds one group of activations to int8, stored for codes of `bits` (see vector.h); returns its
+// scale and the sum of the rounded values.
+ALWAYS_INLINE float quantise_group(const bf16 *x, uint8_t *codes, int32_t *sum, int bits, int group) {
+    floats values[TILE_ROWS * 2 / LANES];
+    const int vectors = group / LANES;
+    ints top = splat_int(0);
+    UNROLL for (int v = 0; v < vectors; v++) {
+        values[v] = load_bf16(x + v * LANES);
         // As an integer, a NaN is larger than all numbers, so the scale and every output become NaN
         // too. A maximum of floats would lose it.
-        top = _mm512_max_epi32(top, _mm512_castps_si512(_mm512_abs_ps(values[h])));
+        top = larger_int(top, as_ints(magnitude(values[v])));
     }
-    const int32_t bits = _mm512_reduce_max_epi32(top);
+    const int32_t largest_bits = largest_int_of(top);
     float largest;
-    memcpy(&largest, &bits, 4);
-    __m512 to_codes = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
-    __m512i total = _mm512_setzero_si512();
-    for (int h = 0; h < halves; h++) {
-        __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(values[h], to_codes));
+    memcpy(&largest, &largest_bits, 4);
+    const floats to_codes = splat(largest > 0 ? 127.0f / largest : 0.0f);
+    ints total = splat_int(0);
+    UNROLL for (int v = 0; v < vectors; v++) {
         // A NaN became the smallest integer, which would overflow the sum.
-        rounded = _mm512_max_epi32(rounded, _mm512_set1_epi32(-127));
-        _mm_storeu_si128((__m128i *)(codes + 16 * h), _mm512_cvtsepi32_epi8(rounded));
-        total = _mm512_add_epi32(total, rounded);
+        const ints whole = larger_int(nearest_ints(values[v] * to_codes), splat_int(-127));
+        if (ACTIVATION_BYTES(bits) == 1) {
+            store_bytes(codes + v * LANES, whole);
+        } else {
+            store_crossed_16(codes + 2 * v * LANES, whole);
+        }
+        total = added(total, whole);
     }
-    *sum = _mm512_reduce_add_epi32(total);
+    *sum = sum_of_ints(total);
     return largest / 127.0f;
 }
 
+// The rows that a pass multiplies at once, together, so that one pointer reaches all of them.
 typedef struct {
-    const int8_t *codes;     // [rows][columns]
-    const float *scales;     // [rows][groups]
-    const int32_t *zeros;    // [rows][groups], -zero * (sum of codes): the start of the dot product
-    const float *sums;       // [rows][groups], scale * (sum of codes): the factor of an offset
-    long columns, groups;
+    const uint8_t *codes;    // [groups][rows][group], each of ACTIVATION_BYTES
+    const float *scales;     // [groups][rows]
+    const int32_t *zeros;    // [groups][rows], -zero * (sum of codes): the start of the dot product
+    const float *sums;       // [groups][rows], scale * (sum of codes): the factor of an offset
+    long groups;
 } Activations;
 
 typedef struct {
@@ -52,130 +59,129 @@ typedef struct {
     const uint16_t *scales, *offsets;
 } Tile;
 
-// `rows` activations from row m on times one tile; rows, bits, group and has_offsets are constants.
+// Vector `v` of a group's codes, of the lanes from `first` on.
+ALWAYS_INLINE ints codes_at(const uint8_t *group_codes, int bits, int vectors, int v, int first) {
+    const int line = bits == 4 ? v % (vectors / 2) : v;
+    const uint8_t *at = group_codes + line * CACHE_LINE + 4 * first;
+    // Unpacking is faster than memory: prefetch the next lines in time.
+    if (first == 0 && v == line) __builtin_prefetch(at + (bits == 4 ? 2048 : 4096));
+    const ints codes = load_ints(at);
+    if (bits == 8) return codes;
+    return bits_and(v == line ? codes : shifted_right_16(codes, 4), splat_int(0x0f0f0f0f));
+}
+
+// `rows` activations from row m on times one tile; rows, bits and group are constants.
 ALWAYS_INLINE void multiply_tile(
-    int rows, int bits, int group, int has_offsets,
+    int rows, int bits, int group,
     const Activations *x, long m, Tile tile, Output out, long column, int lanes
 ) {
-    __m512 sums[16];
-    __m512i weights[8];
-    const int vectors = group / 4;
-    const __m512i low_half = _mm512_set1_epi8(15);
-    UNROLL for (int r = 0; r < rows; r++) sums[r] = _mm512_setzero_ps();
+    floats sums[TILE_VECTORS][ROWS_AT_ONCE];
+    const int vectors = group / 4, row_bytes = group * ACTIVATION_BYTES(bits);
+    UNROLL for (int t = 0; t < TILE_VECTORS; t++) {
+        UNROLL for (int r = 0; r < rows; r++) sums[t][r] = zeros();
+    }
     for (long g = 0; g < x->groups; g++) {
-        if (bits == 4) {
-            const uint8_t *packed = tile.codes + g * group * (TILE_ROWS / 2);
-            UNROLL for (int p = 0; p < vectors / 2; p++) {
-                __m512i both = _mm512_load_si512(packed + p * CACHE_LINE);
-                // Unpacking is faster than memory: prefetch the next lines in time.
-                _mm_prefetch((const char *)packed + p * CACHE_LINE + 2048, _MM_HINT_T0);
-                weights[p] = _mm512_and_si512(both, low_half);
-                weights[p + vectors / 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
+        const uint8_t *group_codes = tile.codes + g * group * TILE_ROWS * bits / 8;
+        UNROLL for (int t = 0; t < TILE_VECTORS; t++) {
+            const int first = t * LANES;
+            const floats scale = load_f16(tile.scales + g * TILE_ROWS + first);
+            const uint8_t *x_codes = loaded_again(x->codes + g * rows * row_bytes);
+            const long at = g * rows;
+            ints dots[ROWS_AT_ONCE];
+            UNROLL for (int r = 0; r < rows; r++) {
+                dots[r] = dots_from(bits, x->zeros[at + r]);
             }
-        } else {
-            const uint8_t *bytes = tile.codes + g * group * TILE_ROWS;
             UNROLL for (int v = 0; v < vectors; v++) {
-                weights[v] = _mm512_load_si512(bytes + v * CACHE_LINE);
-                _mm_prefetch((const char *)bytes + v * CACHE_LINE + 4096, _MM_HINT_T0);
+                const ints codes = codes_at(group_codes, bits, vectors, v, first);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    dots[r] = add_dots(bits, dots[r], codes, x_codes + r * row_bytes, v);
+                }
             }
-        }
-        const __m256i *scale_row = (const __m256i *)(tile.scales + g * TILE_ROWS);
-        __m512 scale = _mm512_cvtph_ps(_mm256_load_si256(scale_row));
-        __m512 offset = _mm512_setzero_ps();
-        if (has_offsets) {
-            const __m256i *offset_row = (const __m256i *)(tile.offsets + g * TILE_ROWS);
-            offset = _mm512_cvtph_ps(_mm256_load_si256(offset_row));
-        }
-        UNROLL for (int r = 0; r < rows; r++) {
-            const int8_t *codes = x->codes + (m + r) * x->columns + g * group;
-            long at = (m + r) * x->groups + g;
-            __m512i dot = _mm512_set1_epi32(x->zeros[at]);
-            UNROLL for (int v = 0; v < vectors; v++) {
-                int32_t four;
-                memcpy(&four, codes + 4 * v, 4);
-                dot = _mm512_dpbusd_epi32(dot, weights[v], _mm512_set1_epi32(four));
+            UNROLL for (int r = 0; r < rows; r++) {
+                const floats scaled = floats_of(all_dots(bits, dots[r], x->zeros[at + r])) * scale;
+                sums[t][r] = multiply_add(scaled, splat(x->scales[at + r]), sums[t][r]);
             }
-            __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale);
-            sums[r] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(x->scales[at]), sums[r]);
-            if (has_offsets) {
-                sums[r] = _mm512_fmadd_ps(offset, _mm512_set1_ps(x->sums[at]), sums[r]);
+            if (tile.offsets == 0) continue;
+            const floats offset = load_f16(tile.offsets + g * TILE_ROWS + first);
+            UNROLL for (int r = 0; r < rows; r++) {
+                sums[t][r] = multiply_add(offset, splat(x->sums[at + r]), sums[t][r]);
             }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) store_lanes(out, m + r, column, sums[r], lanes);
+    UNROLL for (int t = 0; t < TILE_VECTORS; t++) {
+        UNROLL for (int r = 0; r < rows; r++) {
+            store_output(out, m + r, column + t * LANES, sums[t][r], lanes - t * LANES);
+        }
+    }
 }
 
 // A function for each form, with all loops over rows and vectors unrolled.
-#define ROWS(N, BITS, GROUP, OFFSETS) \
-    case N: multiply_tile(N, BITS, GROUP, OFFSETS, x, m, tile, out, column, lanes); break;
-#define FORM(NAME, BITS, GROUP, OFFSETS) \
+#define ROWS(N, BITS, GROUP) \
+    case N: multiply_tile(N, BITS, GROUP, x, m, tile, out, column, lanes); break;
+#if LANES == 16
+#define MORE_ROWS(BITS, GROUP) \
+    ROWS(9, BITS, GROUP) ROWS(10, BITS, GROUP) ROWS(11, BITS, GROUP) ROWS(12, BITS, GROUP) \
+    ROWS(13, BITS, GROUP) ROWS(14, BITS, GROUP) ROWS(15, BITS, GROUP) ROWS(16, BITS, GROUP)
+#else
+#define MORE_ROWS(BITS, GROUP)
+#endif
+#define FORM(NAME, BITS, GROUP) \
     static void NAME( \
         int rows, const Activations *x, long m, Tile tile, Output out, long column, int lanes \
     ) { \
         switch (rows) { \
-            ROWS(1, BITS, GROUP, OFFSETS) ROWS(2, BITS, GROUP, OFFSETS) \
-            ROWS(3, BITS, GROUP, OFFSETS) ROWS(4, BITS, GROUP, OFFSETS) \
-            ROWS(5, BITS, GROUP, OFFSETS) ROWS(6, BITS, GROUP, OFFSETS) \
-            ROWS(7, BITS, GROUP, OFFSETS) ROWS(8, BITS, GROUP, OFFSETS) \
-            ROWS(9, BITS, GROUP, OFFSETS) ROWS(10, BITS, GROUP, OFFSETS) \
-            ROWS(11, BITS, GROUP, OFFSETS) ROWS(12, BITS, GROUP, OFFSETS) \
-            ROWS(13, BITS, GROUP, OFFSETS) ROWS(14, BITS, GROUP, OFFSETS) \
-            ROWS(15, BITS, GROUP, OFFSETS) ROWS(16, BITS, GROUP, OFFSETS) \
+            ROWS(1, BITS, GROUP) ROWS(2, BITS, GROUP) ROWS(3, BITS, GROUP) ROWS(4, BITS, GROUP) \
+            ROWS(5, BITS, GROUP) ROWS(6, BITS, GROUP) ROWS(7, BITS, GROUP) ROWS(8, BITS, GROUP) \
+            MORE_ROWS(BITS, GROUP) \
         } \
     }
-FORM(nibbles_32, 4, 32, 0)
-FORM(nibbles_32_offset, 4, 32, 1)
-FORM(nibbles_16, 4, 16, 0)
-FORM(nibbles_16_offset, 4, 16, 1)
-FORM(bytes_32, 8, 32, 0)
-FORM(bytes_32_offset, 8, 32, 1)
-FORM(bytes_16, 8, 16, 0)
-FORM(bytes_16_offset, 8, 16, 1)
-
-enum { ROWS_AT_ONCE = 16 };
+FORM(nibbles_16, 4, 16)
+FORM(nibbles_32, 4, 32)
+FORM(bytes_16, 8, 16)
+FORM(bytes_32, 8, 32)
 
 typedef void (*Form)(int, const Activations *, long, Tile, Output, long, int);
 
-static Form form_of(int bits, int group, int has_offsets) {
-    static const Form forms[2][2][2] = {
-        {{nibbles_16, nibbles_16_offset}, {nibbles_32, nibbles_32_offset}},
-        {{bytes_16, bytes_16_offset}, {bytes_32, bytes_32_offset}},
-    };
-    return forms[bits == 8][group == 32][has_offsets];
+static Form form_of(int bits, int group) {
+    if (bits == 4) return group == 32 ? nibbles_32 : nibbles_16;
+    return group == 32 ? bytes_32 : bytes_16;
 }
 
 // The size of `work` for one call.
-long llorch_quantised_work_bytes(long rows, long columns, long group) {
-    return rows * columns + CACHE_LINE + 3 * 4 * rows * (columns / group);
+long KERNEL(quantised_work_bytes)(long rows, long columns, int bits, long group) {
+    return rows * columns * ACTIVATION_BYTES(bits) + CACHE_LINE + 3 * 4 * rows * (columns / group);
 }
 
 // y[:, :outputs] = x[rows][columns] times the transpose of the weights. Scales and offsets are
-// stored divided by `factor`; work has llorch_quantised_work_bytes bytes.
-void llorch_quantised_linear(
+// stored divided by `factor`; work has quantised_work_bytes bytes.
+void KERNEL(quantised_linear)(
     const bf16 *x, const uint8_t *codes, const uint16_t *scales, const uint16_t *offsets,
     void *y, long y_stride, int wide, uint8_t *work,
     long rows, long outputs, long columns, int bits, int group, int zero, float factor, int threads
 ) {
     const long groups = columns / group, tiles = (outputs + TILE_ROWS - 1) / TILE_ROWS;
-    int8_t *x_codes = (int8_t *)work;
-    float *x_scales = (float *)(work + (rows * columns + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
+    const long code_bytes = ACTIVATION_BYTES(bits), all_codes = rows * columns * code_bytes;
+    float *x_scales = (float *)(work + (all_codes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
     int32_t *x_zeros = (int32_t *)(x_scales + rows * groups);
     float *x_sums = (float *)(x_zeros + rows * groups);
-    const Activations activations = {x_codes, x_scales, x_zeros, x_sums, columns, groups};
     const Output out = {y, y_stride, wide};
-    const Form form = form_of(bits, group, offsets != 0);
+    const Form form = form_of(bits, group);
     const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(tiles, threads);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
         for (long i = 0; i < rows * groups; i++) {
+            const long row = i / groups, m = row / piece * piece;
+            const long count = rows - m < piece ? rows - m : piece;
+            const long at = m * groups + i % groups * count + row - m;
+            const bf16 *from = x + i * group;
+            uint8_t *to = work + at * group * code_bytes;
             int32_t sum;
-            float scale = group == 32
-                ? quantise_group(x + i * 32, x_codes + i * 32, &sum, 32)
-                : quantise_group(x + i * 16, x_codes + i * 16, &sum, 16);
-            x_scales[i] = scale * factor;
-            x_zeros[i] = -zero * sum;
-            x_sums[i] = x_scales[i] * (float)sum;
+            const float scale = group == 32 ? quantise_group(from, to, &sum, bits, 32)
+                                            : quantise_group(from, to, &sum, bits, 16);
+            x_scales[at] = scale * factor;
+            x_zeros[at] = -zero * sum;
+            x_sums[at] = x_scales[at] * (float)sum;
         }
 #pragma omp for schedule(dynamic, share)
         for (long t = 0; t < tiles; t++) {
@@ -188,6 +194,10 @@ void llorch_quantised_linear(
             };
             for (long m = 0; m < rows; m += piece) {
                 const int count = (int)(rows - m < piece ? rows - m : piece);
+                const long at = m * groups;
+                const Activations activations = {
+                    work + at * group * code_bytes, x_scales + at, x_zeros + at, x_sums + at, groups,
+                };
                 form(count, &activations, m, tile, out, first, lanes);
             }
         }

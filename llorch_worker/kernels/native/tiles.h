@@ -1,14 +1,9 @@
 // Shared by the linear kernels: tiles of 16 output rows, and how results are stored.
 #pragma once
 
-#include <string.h>
+#include "vector.h"
 
-#include "bfloat16.h"
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
-
-enum { TILE_ROWS = 16, CACHE_LINE = 64 };
+enum { TILE_ROWS = 16, TILE_VECTORS = TILE_ROWS / LANES, CACHE_LINE = 64 };
 
 // The output of one call: y[m * stride + column], bf16 or float32.
 typedef struct {
@@ -17,13 +12,12 @@ typedef struct {
     int wide;
 } Output;
 
-ALWAYS_INLINE void store_lanes(Output out, long m, long column, __m512 values, int lanes) {
-    const __mmask16 mask = first_lanes(lanes);
-    long at = m * out.stride + column;
+ALWAYS_INLINE void store_output(Output out, long m, long column, floats values, int count) {
+    const long at = m * out.stride + column;
     if (out.wide) {
-        _mm512_mask_storeu_ps((float *)out.y + at, mask, values);
+        store_some((float *)out.y + at, values, count);
     } else {
-        _mm256_mask_storeu_epi16((bf16 *)out.y + at, mask, narrowed(values));
+        store_some_bf16((bf16 *)out.y + at, values, count);
     }
 }
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from llorch_worker.kernels.arena import ALIGNMENT_BYTES, Arena
-from llorch_worker.kernels.native.library import native_library
+from llorch_worker.kernels.native.library import NativeKernels
 
 TILE_ROWS = 16
 
@@ -26,6 +26,7 @@ def tile_count(rows: int) -> int:
 class QuantisedTiles:
     """``weight = factor * (scale * (code - zero) + offset)``, kept as codes, scales and offsets."""
 
+    kernels: NativeKernels
     codes: torch.Tensor
     """[tiles, 16 * columns * bits / 8] uint8"""
     scales: torch.Tensor
@@ -48,6 +49,7 @@ class QuantisedTiles:
     @classmethod
     def empty(
         cls,
+        kernels: NativeKernels,
         arena: Arena,
         rows: int,
         columns: int,
@@ -65,6 +67,7 @@ class QuantisedTiles:
             return arena.empty(tiles, columns // group, TILE_ROWS, dtype=torch.float16)
 
         return cls(
+            kernels=kernels,
             codes=arena.empty(tiles, TILE_ROWS * columns * bits // 8, dtype=torch.uint8),
             scales=table(),
             offsets=table() if has_offsets else None,
@@ -88,8 +91,7 @@ class QuantisedTiles:
         ``codes``: [rows, columns]; ``scales``, ``offsets``: [rows, columns / group], contiguous.
         """
         first = _first_tile(first_row)
-        library = native_library()
-        library.llorch_pack_codes(
+        self.kernels.pack_codes(
             codes.ctypes.data,
             self.codes[first:].data_ptr(),
             len(codes),
@@ -99,7 +101,7 @@ class QuantisedTiles:
         )
         for values, tiles in ((scales, self.scales), (offsets, self.offsets)):
             if values is not None and tiles is not None:
-                library.llorch_pack_scales(
+                self.kernels.pack_scales(
                     values.ctypes.data,
                     tiles[first:].data_ptr(),
                     len(values),
@@ -116,7 +118,7 @@ class QuantisedTiles:
         all scales are finite.
         """
         first = _first_tile(first_row)
-        finite = native_library().llorch_pack_blocks(
+        finite = self.kernels.pack_blocks(
             rows.ctypes.data,
             None if order is None else order.ctypes.data,
             self.codes[first:].data_ptr(),
@@ -138,12 +140,11 @@ class QuantisedTiles:
 
         ``x``: [tokens, columns] bfloat16, contiguous; ``out``: [tokens, any] bfloat16 or float32.
         """
-        library = native_library()
         tokens = len(x)
-        work_bytes = library.llorch_quantised_work_bytes(tokens, self.columns, self.group)
+        work_bytes = self.kernels.quantised_work_bytes(tokens, self.columns, self.bits, self.group)
         work = torch.empty(work_bytes + ALIGNMENT_BYTES, dtype=torch.uint8)
         work_start = work.data_ptr()
-        library.llorch_quantised_linear(
+        self.kernels.quantised_linear(
             x.data_ptr(),
             self.codes.data_ptr(),
             self.scales.data_ptr(),
@@ -167,6 +168,7 @@ class QuantisedTiles:
 class Bf16Tiles:
     """A bfloat16 matrix in tiles."""
 
+    kernels: NativeKernels
     weights: torch.Tensor
     """[tiles * 16, columns], in tile order; rows beyond the last are 0."""
     rows: int
@@ -184,17 +186,17 @@ class Bf16Tiles:
         return weights
 
     @classmethod
-    def pack_in_place(cls, weights: torch.Tensor, rows: int) -> Bf16Tiles:
+    def pack_in_place(cls, kernels: NativeKernels, weights: torch.Tensor, rows: int) -> Bf16Tiles:
         """Reorder ``weights``, made by ``empty`` and filled row by row, into tiles."""
         columns = weights.shape[1]
         if columns % 2:
             raise ValueError(f"{columns} columns do not form pairs")
         threads = torch.get_num_threads()
         work = torch.empty(threads * TILE_ROWS * columns, dtype=torch.bfloat16)
-        native_library().llorch_pack_bf16(
+        kernels.pack_bf16(
             weights.data_ptr(), work.data_ptr(), len(weights) // TILE_ROWS, columns, threads
         )
-        return cls(weights, rows)
+        return cls(kernels, weights, rows)
 
     @property
     def nbytes(self) -> int:
@@ -202,7 +204,7 @@ class Bf16Tiles:
 
     def multiply_into(self, x: torch.Tensor, out: torch.Tensor, column: int) -> None:
         """See ``QuantisedTiles.multiply_into``."""
-        native_library().llorch_bf16_linear(
+        self.kernels.bf16_linear(
             x.data_ptr(),
             self.weights.data_ptr(),
             out.data_ptr() + column * out.itemsize,

@@ -4,22 +4,14 @@
 // or adding up their mass, so it is exact. engine/sampling/truncation.py does the same in NumPy.
 #include <math.h>
 #include <omp.h>
-#include <string.h>
 
-#include "bfloat16.h"
+#include "vector.h"
 
 enum { MOST_BINS = 2048 };
 static const int SHIFTS[] = {21, 10, 0}, BINS[] = {2048, 2048, 1024};
 
 // Lowers a bound on float32 weights, whose exponentials have rounding errors.
 static const double SLACK = 0.99;
-
-// Keys sort as the values do: the bits of negative floats sort in reverse.
-static inline uint32_t key_of(float value) {
-    int32_t bits;
-    memcpy(&bits, &value, 4);
-    return (uint32_t)bits ^ ((uint32_t)(bits >> 31) | 0x80000000u);
-}
 
 static inline float value_of(uint32_t key) {
     const uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
@@ -80,26 +72,26 @@ static float floor_reaching(uint32_t *keys, float *masses, long count, double ta
     return value_of(found);
 }
 
-// Sixteen values from place i on; beyond the row's end values are -inf and weights 0.
-static inline __m512 values_at(const float *values, long i, long vocab) {
-    const __m512 nothing = _mm512_set1_ps(-INFINITY);
-    return _mm512_mask_loadu_ps(nothing, first_lanes(vocab - i), values + i);
+// A vector of values from place i on, -inf beyond the row's end.
+static inline floats values_at(const float *values, long i, long vocab) {
+    return load_some(values + i, vocab - i, splat(-INFINITY));
 }
 
-static inline __m512 weights_at(const float *weights, long i, long vocab) {
-    return _mm512_maskz_loadu_ps(first_lanes(vocab - i), weights + i);
+// Keys sort as the values do: the bits of negative floats sort in reverse. As the bits of floats.
+static inline floats keys_of(floats values) {
+    const ints bits = as_ints(values);
+    return as_floats(bits_xor(bits, bits_or(shifted_right(bits, 31), splat_int(INT32_MIN))));
 }
 
 // The keys of the values at or above `bound`; returns how many.
 static long keys_from(const float *values, long vocab, float bound, uint32_t *keys) {
     long count = 0;
     for (long i = 0; i < vocab; i += LANES) {
-        const __m512 some = values_at(values, i, vocab);
-        const __mmask16 high = _mm512_cmp_ps_mask(some, _mm512_set1_ps(bound), _CMP_GE_OQ);
-        float chosen[LANES];
-        const int found = __builtin_popcount(high & first_lanes(vocab - i));
-        _mm512_storeu_ps(chosen, _mm512_maskz_compress_ps(high & first_lanes(vocab - i), some));
-        for (int j = 0; j < found; j++) keys[count++] = key_of(chosen[j]);
+        const floats some = values_at(values, i, vocab);
+        const mask high = at_least(some, splat(bound)) & first_lanes(vocab - i);
+        // Whole vectors are written; the next store overwrites what lies beyond the last.
+        store_chosen(keys + count, high, keys_of(some));
+        count += __builtin_popcount(high);
     }
     return count;
 }
@@ -110,11 +102,10 @@ static float kth_largest_of_row(const float *values, long vocab, long k, uint32_
     const long block = 8 * LANES;
     long maxima = 0;
     for (long i = 0; i + block <= vocab; i += block) {
-        __m512 top = _mm512_loadu_ps(values + i);
-        for (int v = 1; v < 8; v++) top = _mm512_max_ps(top, _mm512_loadu_ps(values + i + v * LANES));
-        float lanes[LANES];
-        _mm512_storeu_ps(lanes, top);
-        for (int j = 0; j < LANES; j++) keys[maxima++] = key_of(lanes[j]);
+        floats top = load(values + i);
+        for (int v = 1; v < 8; v++) top = larger(top, load(values + i + v * LANES));
+        store((float *)(keys + maxima), keys_of(top));
+        maxima += LANES;
     }
     const float bound = k <= maxima ? kth_largest(keys, maxima, k) : -INFINITY;
     return kth_largest(keys, keys_from(values, vocab, bound, keys), k);
@@ -124,19 +115,16 @@ static float kth_largest_of_row(const float *values, long vocab, long k, uint32_
 static double mass_from(
     const float *weights, const float *values, long vocab, float floor, long *count
 ) {
-    __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
+    doubles sums = no_doubles();
     *count = 0;
     for (long i = 0; i < vocab; i += LANES) {
-        const __mmask16 kept = first_lanes(vocab - i) & _mm512_cmp_ps_mask(
-            values_at(values, i, vocab), _mm512_set1_ps(floor), _CMP_GE_OQ
-        );
-        const __m512 some = _mm512_maskz_mov_ps(kept, weights_at(weights, i, vocab));
-        low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(some)));
-        const __m256d upper = _mm512_extractf64x4_pd(_mm512_castps_pd(some), 1);
-        high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm256_castpd_ps(upper)));
+        const floats weight = load_some(weights + i, vocab - i, zeros());
+        const floats value = values_at(values, i, vocab);
+        const mask kept = at_least(value, splat(floor)) & first_lanes(vocab - i);
+        sums = add_to_doubles(sums, chosen_or(kept, weight, zeros()));
         *count += __builtin_popcount(kept);
     }
-    return _mm512_reduce_add_pd(_mm512_add_pd(low, high));
+    return sum_of_doubles(sums);
 }
 
 // Keys and masses of the tokens at or above `floor` that weigh `bound` or more; returns how many.
@@ -146,24 +134,21 @@ static long candidates(
 ) {
     long count = 0;
     for (long i = 0; i < vocab; i += LANES) {
-        const __m512 value = values_at(values, i, vocab), weight = weights_at(weights, i, vocab);
-        const __mmask16 chosen = first_lanes(vocab - i)
-            & _mm512_cmp_ps_mask(value, _mm512_set1_ps(floor), _CMP_GE_OQ)
-            & _mm512_cmp_ps_mask(weight, _mm512_set1_ps(bound), _CMP_GE_OQ);
-        // Whole vectors are written; the next store overwrites what lies beyond the last.
-        _mm512_storeu_ps(masses + count, _mm512_maskz_compress_ps(chosen, weight));
-        const __m512i bits = _mm512_castps_si512(_mm512_maskz_compress_ps(chosen, value));
-        const __m512i flips = _mm512_or_si512(_mm512_srai_epi32(bits, 31), _mm512_set1_epi32(INT32_MIN));
-        _mm512_storeu_si512(keys + count, _mm512_xor_si512(bits, flips));
+        const floats value = values_at(values, i, vocab);
+        const floats weight = load_some(weights + i, vocab - i, zeros());
+        const mask chosen = first_lanes(vocab - i) & at_least(value, splat(floor))
+            & at_least(weight, splat(bound));
+        store_chosen(masses + count, chosen, weight);
+        store_chosen(keys + count, chosen, keys_of(value));
         count += __builtin_popcount(chosen);
     }
     return count;
 }
 
-static float largest_of(const float *values, long vocab) {
-    __m512 top = _mm512_set1_ps(-INFINITY);
-    for (long i = 0; i < vocab; i += LANES) top = _mm512_max_ps(top, values_at(values, i, vocab));
-    return _mm512_reduce_max_ps(top);
+static float largest_of_row(const float *values, long vocab) {
+    floats top = splat(-INFINITY);
+    for (long i = 0; i < vocab; i += LANES) top = larger(top, values_at(values, i, vocab));
+    return largest_of(top);
 }
 
 static void truncate_row(
@@ -171,7 +156,7 @@ static void truncate_row(
     uint32_t *keys, float *masses
 ) {
     if (isnan(weights[0])) return;  // a damaged row has no threshold
-    float floor = largest_of(values, vocab) + log_min_p;
+    float floor = largest_of_row(values, vocab) + log_min_p;
     if (top_k < vocab) floor = fmaxf(floor, kth_largest_of_row(values, vocab, top_k, keys));
     if (top_p < 1) {
         long count;
@@ -191,10 +176,10 @@ static void truncate_row(
 }
 
 // The bytes of `work` for one call: keys and masses for each thread, and a vector behind each.
-long llorch_truncate_rows_work_bytes(long vocab, int threads) { return threads * 2 * (vocab + LANES) * 4; }
+long KERNEL(truncate_rows_work_bytes)(long vocab, int threads) { return threads * 2 * (vocab + LANES) * 4; }
 
 // Truncates `count` rows of weights[any][vocab] in place: row i, or rows[i] if rows is given.
-void llorch_truncate_rows(
+void KERNEL(truncate_rows)(
     float *weights, const float *values, const int64_t *rows, const float *log_min_p,
     const int64_t *top_k, const double *top_p, uint32_t *work, long count, long vocab, int threads
 ) {

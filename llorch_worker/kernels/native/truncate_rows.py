@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from llorch_worker.kernels.native.library import native_library
+from llorch_worker.kernels.native.library import NativeKernels
 
 
 def truncate_rows(
+    kernels: NativeKernels,
     weights: torch.Tensor,
     scaled: torch.Tensor,
     rows: torch.Tensor | None,
@@ -15,12 +16,11 @@ def truncate_rows(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
 ) -> None:
-    """See ``TruncateRows``. Tensors are contiguous and on the CPU."""
-    library = native_library()
+    """See ``TruncateRows``, after the first argument. Tensors are contiguous and on the CPU."""
     threads = torch.get_num_threads()
     vocab = weights.shape[-1]
-    work = torch.empty(library.llorch_truncate_rows_work_bytes(vocab, threads), dtype=torch.uint8)
-    library.llorch_truncate_rows(
+    work = torch.empty(kernels.truncate_rows_work_bytes(vocab, threads), dtype=torch.uint8)
+    kernels.truncate_rows(
         weights.data_ptr(),
         scaled.data_ptr(),
         None if rows is None else rows.data_ptr(),

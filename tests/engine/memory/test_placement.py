@@ -5,7 +5,7 @@ import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.engine.memory.placement import resolve_device, resolve_dtype
-from llorch_worker.kernels import native_kernels_load
+from llorch_worker.kernels import find_native_kernels
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -54,7 +54,7 @@ def test_a_device_that_is_not_there_is_refused_and_never_replaced(name: str, sen
 
 
 def test_the_compute_dtype_is_exact_where_that_is_cheap_and_fast_elsewhere() -> None:
-    fast = torch.bfloat16 if native_kernels_load() else torch.float32
+    fast = torch.bfloat16 if find_native_kernels() else torch.float32
     assert resolve_dtype("auto", CPU, parameters=1_000_000) is torch.float32
     assert resolve_dtype("auto", CPU, parameters=1_000_000_000) is fast
     assert resolve_dtype("auto", CPU, parameters=10**9, kernels="torch") is torch.float32

@@ -1,0 +1,87 @@
+"""Compiles the kernels for CPUs when a wheel or an editable install is built.
+
+All variants go into one shared library. Without a C compiler the package is built without it, and
+workers use torch's kernels. ``python hatch_build.py`` compiles, and builds nothing else.
+
+The library is no extension module: ctypes loads it, so one wheel fits every Python. Nothing links
+OpenMP: its symbols are those of torch's own library, which is loaded before (``library.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import runpy
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+NATIVE = Path(__file__).parent / "llorch_worker" / "kernels" / "native"
+LIBRARY = NATIVE / "kernels.so"
+FLAGS = (
+    *("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno"),
+    # These two would compute all products before the first sum, and keep them on the stack.
+    *("-fno-tree-reassoc", "-fno-tree-ter"),
+)
+
+
+class CompiledKernels(BuildHookInterface[Any]):
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+        LIBRARY.unlink(missing_ok=True)  # never one of other sources
+        reason = why_not()
+        if reason is not None:
+            self.app.display_warning(f"no kernels for CPUs: {reason}; workers will use torch's")
+            return
+        compile_kernels()
+        build_data["pure_python"] = False
+        build_data["artifacts"].append(str(LIBRARY.relative_to(self.root)))
+        tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{tag}"
+
+
+def why_not() -> str | None:
+    """The reason why there is nothing to compile, or nothing to compile it with; or None."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return "they are for Linux on x86-64"
+    return None if shutil.which(compiler()) else f"no C compiler {compiler()} on the PATH"
+
+
+def compiler() -> str:
+    return os.environ.get("CC", "cc")
+
+
+def compile_kernels() -> None:
+    """Compile every source once a variant.
+
+    Raises:
+        subprocess.CalledProcessError: a source does not compile.
+    """
+    variants = runpy.run_path(str(NATIVE / "variants.py"))
+    with tempfile.TemporaryDirectory(dir=NATIVE) as scratch:
+
+        def compiled(variant: str, source: Path) -> str:
+            target = f"{scratch}/{variant}-{source.stem}.o"
+            flags = (*FLAGS, *variants["compiler_flags"](variant))
+            subprocess.run([compiler(), *flags, "-c", str(source), "-o", target], check=True)
+            return target
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            jobs = [
+                pool.submit(compiled, variant, source)
+                for variant in variants["VARIANTS"]
+                for source in sorted(NATIVE.glob("*.c"))
+            ]
+            objects = [job.result() for job in jobs]
+        built = f"{scratch}/{LIBRARY.name}"
+        subprocess.run([compiler(), "-shared", *objects, "-lm", "-o", built], check=True)
+        os.replace(built, LIBRARY)  # a worker that has the old one open keeps it
+
+
+if __name__ == "__main__":
+    compile_kernels()
