@@ -259,7 +259,7 @@ class WorkerProcess:
         # Above log level INFO, no line says so.
         with connect(self.redis_url) as client:
             names = [c["cmd"] for c in client.client_list()]
-            return self.card() is not None and "brpop" in names
+            return self.card() is not None and "blpop" in names
 
     def card(self) -> registry.WorkerCard | None:
         with connect(self.redis_url) as client:

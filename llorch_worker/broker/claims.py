@@ -17,7 +17,7 @@ from typing import NamedTuple
 from kombu.log import get_logger
 from redis import Redis
 
-from llorch_worker.broker import queues
+from llorch_worker.broker import keys, queues
 from llorch_worker.broker.results import (
     decode_state,
     failure_document,
@@ -93,19 +93,20 @@ class Taken(NamedTuple):
 def claim(
     client: Redis,
     *,
-    lists: Sequence[str],
-    model: str,
+    consumed: Sequence[str],
     held: Iterable[Claim],
     limit: int,
     worker: str,
     terms: ClaimTerms,
+    rung: bool = False,
 ) -> Taken:
-    """Claims up to ``limit`` jobs of ``model``: suspects if that is safe, then from ``lists`` in
-    order.
+    """Claims up to ``limit`` jobs: suspects if that is safe, then from the ``consumed`` queues of
+    one model, the most urgent first. Of many jobs for all workers it takes this worker's share.
 
-    ``held``: the claims that the caller already has. New dead letters are logged, the first few
-    one by one.
+    ``held``: the claims that the caller already has; ``rung``: whether a bell made it look. New
+    dead letters are logged, the first few one by one.
     """
+    model = queues.model_of(consumed[0])
     exhausted = AttemptsExhausted(
         f"{terms.max_attempts} attempts without progress, or {terms.max_deaths} in all, ended with "
         "the death of the worker"
@@ -126,9 +127,17 @@ def claim(
             encode_event(Failed(error=exhausted.document())),
             encode_event(CancelledEvent()),
             limit,
+            len(consumed),
+            int(rung),
             *(claim.job_id for claim in held if claim.suspect),
         ],
-        [queues.suspects(model), queues.scheduled(model), *lists],
+        [
+            keys.watch(model),
+            *map(keys.bell, queues.ordered(consumed)),
+            queues.scheduled(model),
+            queues.suspects(model),
+            *queues.lists(consumed),
+        ],
     )
     for job_id, size in letters:
         if job_id:

@@ -19,6 +19,12 @@ CANCEL_CHANNEL = f"{PREFIX}cancel"
 LEASES = f"{PREFIX}leases"
 """Sorted set: job id -> when its lease ends, in ms by Redis' own clock."""
 
+
+def turn(work: str) -> str:
+    """Exists for a while after one worker of the fleet did this ``work``, so that no other does."""
+    return f"{PREFIX}turn:{work}"
+
+
 FOLLOW_UPS = f"{PREFIX}follow_ups"
 """Sorted set: id of an ended job after whose end Celery has more to do -> when a worker may take
 this up, in ms by Redis' own clock. See :mod:`llorch_worker.worker.celery.follow_ups`."""
@@ -50,6 +56,18 @@ def job(job_id: str) -> str:
     ``follow``: 1 if the message of a cancelled job is still in a list. ``buried``: 1 if its message
     is a dead letter. ``retried_by``: the call that retried that, at ``retried_ms``."""
     return f"{PREFIX}job:{job_id}"
+
+
+def bell(queue: str) -> str:
+    """List with at most one entry, a ring, which wakes one of the workers that wait for jobs in
+    ``queue``. A ring holds no job. See :mod:`llorch_worker.broker.doorbell`."""
+    return f"{PREFIX}bell:{queue}"
+
+
+def watch(model: str) -> str:
+    """The model's number of workers. Exists while one of them watches its lists for producers that
+    do not ring; see :mod:`llorch_worker.broker.watch`."""
+    return f"{PREFIX}watch:{model}"
 
 
 def worker(hostname: str) -> str:

@@ -1,9 +1,10 @@
-"""Notifications from Redis that one of a model's lists has changed."""
+"""Notifications from Redis that a model's lists or their bells have changed."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from llorch_worker.broker import keys
 from llorch_worker.broker.queues import normal_queue
 
 TRACKING_CHANNEL = "__redis__:invalidate"
@@ -12,40 +13,30 @@ TRACKING_CHANNEL = "__redis__:invalidate"
 class QueueNews:
     """Key tracking (``CLIENT TRACKING ... BCAST``) on a connection that waits for nothing else.
 
-    News arrives within a millisecond, covers every priority, and costs nothing while the queue is
-    idle. It says only that something changed, so each one leads to a claim.
+    News arrives within a millisecond, covers every priority and every worker queue, and costs
+    nothing while the queues are idle. It names what changed, but not how: a pop is news too.
     """
 
-    def __init__(self) -> None:
-        self._socket: Any = None
+    def __init__(self, connection: Any, model: str) -> None:
+        """Asks for news; raises ResponseError if the user is not allowed to."""
+        self._connection = connection
+        client_id = self._call("CLIENT", "ID")
+        queue = normal_queue(model)
+        # Two prefixes cover all lists and bells of a model, and those of models with longer names.
+        prefixes = ("PREFIX", queue, "PREFIX", keys.bell(queue))
+        self._call("CLIENT", "TRACKING", "ON", "REDIRECT", client_id, "BCAST", *prefixes)
+        self._call("SUBSCRIBE", TRACKING_CHANNEL)
 
-    def listen(self, connection: Any, model: str) -> None:
-        """Asks for news, once for each socket that ``connection`` opens."""
-        if self._socket is connection._sock:
-            return
-        client_id = _call(connection, "CLIENT", "ID")
-        while not isinstance(client_id, int):
-            # The reply to a BRPOP of kombu's: mingle waited for replies on this channel.
-            client_id = connection.read_response()
-        # One prefix covers all lists of a model; Redis refuses overlapping ones.
-        redirect = ("REDIRECT", client_id, "BCAST", "PREFIX", normal_queue(model))
-        _call(connection, "CLIENT", "TRACKING", "ON", *redirect)
-        _call(connection, "SUBSCRIBE", TRACKING_CHANNEL)
-        self._socket = connection._sock
+    def read(self, timeout_s: float) -> set[str]:
+        """The keys that have changed; waits ``timeout_s`` for the first."""
+        changed: set[str] = set()
+        while self._connection.can_read(timeout=0 if changed else timeout_s):
+            message = self._connection.read_response(disable_decoding=True)
+            # Without keys if the whole database was emptied.
+            for name in message[2] or ():
+                changed.add(name.decode(errors="replace"))
+        return changed
 
-    @staticmethod
-    def read(connection: Any) -> None:
-        """Reads everything that has arrived."""
-        try:
-            while connection.can_read(timeout=0):
-                connection.read_response()
-        except Exception:
-            # The next turn of the loop opens it and registers it again.
-            connection.disconnect()
-            raise
-
-
-def _call(connection: Any, *command: Any) -> Any:
-    # No health check first: its PING would take the reply to a pending BRPOP.
-    connection.send_command(*command, check_health=False)
-    return connection.read_response()
+    def _call(self, *command: Any) -> Any:
+        self._connection.send_command(*command, check_health=False)
+        return self._connection.read_response()

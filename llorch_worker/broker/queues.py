@@ -96,10 +96,16 @@ def queues(model: str, worker: str | None = None) -> tuple[str, ...]:
     return *(f"{queue}{HIGH_SUFFIX}" for queue in normal), *normal
 
 
+def ordered(consumed: Iterable[str]) -> list[str]:
+    """The ``consumed`` queues of one worker, the most urgent first."""
+    return sorted(consumed, key=lambda name: (HIGH_SUFFIX not in name, WORKER_MARK not in name))
+
+
 def lists(consumed: Iterable[str]) -> list[str]:
-    """The Redis lists of the ``consumed`` queues of one worker, the most urgent first."""
-    ordered = sorted(consumed, key=lambda name: (HIGH_SUFFIX not in name, WORKER_MARK not in name))
-    return [Route(queue, step).list_key for step in PRIORITY_STEPS for queue in ordered]
+    """The Redis lists of the ``consumed`` queues of one worker, the most urgent first: for each
+    priority step, one for each queue."""
+    in_order = ordered(consumed)
+    return [Route(queue, step).list_key for step in PRIORITY_STEPS for queue in in_order]
 
 
 def shared_lists(model: str) -> list[str]:

@@ -13,6 +13,8 @@ from llorch_worker.broker.queues import worker_queue
 from llorch_worker.broker.recent_jobs import RecentJobs
 
 ANNOUNCE_INTERVAL_S = 5.0
+WHOLE_EVERY = 6
+"""One announcement of so many also renews the model's card."""
 LATE_S = 2.0
 """A worker is silent once its next announcement is overdue by this much."""
 WORKER_TTL_S = worker_queues.GONE_AFTER_S
@@ -99,23 +101,26 @@ class WorkerCard(_Card):
         return time.time() - self.last_seen > ANNOUNCE_INTERVAL_S + LATE_S
 
 
-def announce(client: redis.Redis, card: WorkerCard) -> WorkerCard | None:
-    """Writes the cards of the worker and its model, and marks its worker queue as served.
+def announce(client: redis.Redis, card: WorkerCard, *, whole: bool = True) -> WorkerCard | None:
+    """Writes the card of the worker and marks its worker queue as served. The ``whole``, also the
+    model's card and the index of workers, is written too if Redis has no card of the worker.
 
     Returns the previous card under the worker's name.
     """
-    model = ModelCard(
-        name=card.model,
-        max_context=card.max_context,
-        queue_limit=card.queue_limit,
-        last_seen=time.time(),
-    )
-    with client.pipeline(transaction=False) as pipe:
-        pipe.hset(keys.MODELS, model.name, model.model_dump_json())
-        pipe.sadd(keys.WORKERS, card.hostname)
-        pipe.get(keys.worker(card.hostname))
-        pipe.set(keys.worker(card.hostname), card.model_dump_json(), ex=WORKER_TTL_S)
-        *_, replaced, _ = pipe.execute()
+    document = card.model_dump_json()
+    # redis-py's annotations do not know that this returns the old value.
+    replaced: Any = client.set(keys.worker(card.hostname), document, ex=WORKER_TTL_S, get=True)
+    if whole or replaced is None:
+        model = ModelCard(
+            name=card.model,
+            max_context=card.max_context,
+            queue_limit=card.queue_limit,
+            last_seen=time.time(),
+        )
+        with client.pipeline(transaction=False) as pipe:
+            pipe.hset(keys.MODELS, model.name, model.model_dump_json())
+            pipe.sadd(keys.WORKERS, card.hostname)
+            pipe.execute()
     worker_queues.mark_seen(client, worker_queue(card.model, card.hostname))
     return None if replaced is None else WorkerCard.model_validate_json(replaced)
 

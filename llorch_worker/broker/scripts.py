@@ -24,9 +24,11 @@ Reply = str | bytes
 
 _PARTS = {
     "cancel": ("lists",),
-    "claim": ("lists", "message", "take"),
+    "claim": ("lists", "bells", "message", "take"),
+    "enqueue": ("bells",),
     "release": ("lists",),
     "reroute": ("lists",),
+    "ring": ("bells",),
     "sweep": ("lists",),
 }
 _NAMES = {
@@ -43,7 +45,9 @@ _NAMES = {
     "STEP_SEPARATOR": queues.STEP_SEPARATOR,
     "WORKER_MARK": queues.WORKER_MARK,
 }
-_KEYS_BY_ID = (keys.job, keys.events, keys.result, keys.cancel, keys.gateway_document)
+_KEYS_BY_ID = (
+    keys.job, keys.events, keys.result, keys.cancel, keys.bell, keys.gateway_document,
+)  # fmt: skip
 
 
 @cache

@@ -77,11 +77,14 @@ async def ask(client: redis.asyncio.Redis, model: str, question: TokenQuestion) 
     return answered.answer or {}
 
 
-def take(client: redis.Redis, model: str, timeout_s: float) -> tuple[str, TokenQuestion] | None:
-    """The next question and its id; None if none comes for ``timeout_s``, or if it cannot be
-    read."""
-    popped = client.blpop([keys.token_questions(model)], timeout_s)
-    if popped is None:
+def take(
+    client: redis.Redis, model: str, taker: str, timeout_s: float
+) -> tuple[str, TokenQuestion] | None:
+    """The next question and its id; None if none comes for ``timeout_s``, if it cannot be read, or
+    if :func:`wake` is called for this ``taker``."""
+    questions = keys.token_questions(model)
+    popped: Any = client.blpop([questions, keys.token_answer(taker)], timeout_s)
+    if popped is None or popped[0] != questions:
         return None
     try:
         asked = _Asked.model_validate_json(popped[1])
@@ -90,6 +93,15 @@ def take(client: redis.Redis, model: str, timeout_s: float) -> tuple[str, TokenQ
         logger.warning("dropped a question about tokens that cannot be read")
         return None
     return asked.id, asked.question
+
+
+def wake(client: redis.Redis, taker: str) -> None:
+    """Ends the wait of :func:`take`."""
+    key = keys.token_answer(taker)
+    with client.pipeline(transaction=True) as pipe:
+        pipe.rpush(key, "")
+        pipe.expire(key, KEPT_S)
+        pipe.execute()
 
 
 def reply(client: redis.Redis, question_id: str, answer: dict[str, Any] | LlorchError) -> None:

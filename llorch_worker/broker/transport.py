@@ -4,8 +4,8 @@ Stock producers push to the same lists. kombu's own Redis transport pops a messa
 registers it afterwards, and loses it if the worker dies in between. This one claims it with one
 script that pops, counts the attempt and registers the lease (``lua/claim.lua``).
 
-A script cannot block, so a worker with room waits for news of its lists: see :mod:`queue_news`. A
-slow timer covers news that a failing connection lost.
+A script cannot block, so a worker with room looks first, and then waits until a bell of its queues
+rings: see :mod:`doorbell`. It looks again every few seconds in any case.
 
 A job outlives its connection: it keeps running through a reconnect and is settled over another
 connection when it ends.
@@ -13,6 +13,8 @@ connection when it ends.
 
 from __future__ import annotations
 
+import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,14 +23,16 @@ from kombu import transport as kombu_transports
 from kombu.log import get_logger
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
-from redis.exceptions import ResponseError
+from kombu.utils.json import dumps
+from redis.exceptions import RedisError, ResponseError
 
-from llorch_worker.broker import claims, dead_letters, queues
-from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker import claims, dead_letters, keys, queues
+from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
 from llorch_worker.broker.connection import is_out_of_memory
+from llorch_worker.broker.doorbell import Doorbell
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
-from llorch_worker.broker.queue_news import QueueNews
+from llorch_worker.broker.scripts import run_script
 from llorch_worker.broker.unheard_claims import UNHEARD_CLAIMS
 from llorch_worker.broker.waiting import lengths
 from llorch_worker.contract import Fault, InvalidRequest
@@ -36,7 +40,12 @@ from llorch_worker.contract import Fault, InvalidRequest
 logger = get_logger(__name__)
 
 LOOK_AGAIN_S = 1.0
-"""The longest time that a job waits if the news of it was lost, or a suspect once it may run."""
+"""A look that Redis refused is repeated after this time. A worker times jobs that are due within
+it; for later ones, whoever watches the queues rings."""
+WAIT_S = 5.0
+"""How long an idle worker waits for a ring before it looks."""
+JITTER = 0.2
+"""Workers that started together must not all look at once."""
 MOST_JOBS_A_CLAIM = 64
 
 
@@ -83,9 +92,6 @@ class ClaimQoS(kombu_redis.QoS):
         claim = self.channel.delivered.pop(delivery_tag, None)
         if claim is None:
             return False
-        if not self.can_consume():
-            # This makes room, and jobs that already wait cause no news.
-            self.channel.look_again()
         try:
             if not HELD_CLAIMS.has_ended(claim):
                 with self.channel.conn_or_acquire() as client:
@@ -110,26 +116,35 @@ class ClaimChannel(kombu_redis.Channel):
     worker: str
     consumes_jobs = False
     """Whether this is the worker's channel for jobs, also while all its queues are cancelled."""
+    heard_by: int | None = None
+    """How many subscribers got the last message of a fanout exchange, such as an event."""
     allowance: Callable[[], int] = staticmethod(lambda: MOST_JOBS_A_CLAIM)
     """The most jobs to claim now. If that is none, whoever sets it calls :meth:`look_again`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.delivered: dict[str, Claim] = {}
-        self._news = QueueNews()
+        self._model = ""
+        self._doorbell = Doorbell()
+        self._rung = self._waited_in_vain = False
         self._refused = False
+        self._not_before_s = 0.0
         self._kept_parameters: dict[str, Any] = {}
         super().__init__(*args, **kwargs)
 
     def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
         tag = super().basic_consume(queue, *args, **kwargs)
         if queues.is_job_queue(queue):
-            self.consumes_jobs = True
+            self.consumes_jobs, self._model = True, queues.model_of(queue)
+            # kombu takes a connection for dead that gets no reply in this time and some more.
+            self.brpop_timeout = WAIT_S * (1 + JITTER)
             self.look_again()
         return tag
 
     def look_again(self) -> None:
-        """Claims at the next turn of the loop, with or without news."""
+        """Claims at the next turn of the loop, with or without a ring."""
         if self.consumes_jobs:
+            self._not_before_s = 0.0
+            self._waited_in_vain = False
             self._in_poll = None
 
     def refuse(self, delivery_tag: str, reason: str, error: Exception) -> None:
@@ -161,78 +176,131 @@ class ClaimChannel(kombu_redis.Channel):
             # the error would keep workers from starting, and only they can make room.
             logger.warning("not bound to %s: Redis is at its maxmemory", exchange)
 
+    def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
+        if options.get("_publish_batch") is not None:
+            super()._put_fanout(exchange, message, routing_key, **options)
+            return
+        topics, document = self._get_publish_topics(exchange, routing_key), dumps(message)
+        with self.conn_or_acquire() as client:
+            self.heard_by = sum(client.publish(topic, document) for topic in topics)
+
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         if self.connection is None or self.connection.client is None:
             return dict(self._kept_parameters)
-        # News comes as a pub/sub message in RESP2 and as a push in RESP3; we read the former.
+        # In RESP3 other replies may come before that of a BLPOP.
         parameters: dict[str, Any] = super()._connparams(asynchronous) | {"protocol": 2}
         if not asynchronous:
             self._kept_parameters = parameters
         return parameters
 
-    # In place of kombu's BRPOP: start to wait, then read what arrived -----------------------------
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        cancelled = super()._basic_cancel(consumer_tag)
+        self._stop_waiting()
+        return cancelled
+
+    # In place of kombu's BRPOP: look, wait for a ring, read it, look again ------------------------
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         if not self.consumes_jobs:
             super()._brpop_start(timeout)
             return
-        # Listen first, then look: later pushes are news, and earlier ones are seen now.
-        self._news.listen(self.client.connection, queues.model_of(self.active_queues[0]))
-        self._look()
+        connection = self.client.connection
+        if self._doorbell.waits(connection):
+            # A timer or a command asks for a look. A worker claims only while it does not wait, so
+            # one that has no room takes no ring.
+            with self.conn_or_acquire() as client:
+                self._rung |= self._doorbell.leave(connection, client)
+        if time.monotonic() < self._not_before_s:
+            return
+        waited_in_vain, self._waited_in_vain = self._waited_in_vain, False
+        if not (waited_in_vain and self._nothing_waits()) and not self._look():
+            return
+        if connection._sock is None:
+            return
+        bells = map(keys.bell, queues.ordered(self.active_queues))
+        self._doorbell.wait(connection, tuple(bells), _wait_s())
+        self._in_poll = connection
+        self._brpop_sent_at = time.monotonic()
 
     def _brpop_read(self, **options: Any) -> Any:
         if not self.consumes_jobs:
             return super()._brpop_read(**options)
-        # Cleared first, so that the next turn starts over if the news cannot be read.
+        # The next turn of the loop looks.
         self._in_poll = None
-        self._look()
+        try:
+            self._rung |= self._doorbell.read(self.client.connection)
+            self._waited_in_vain = not self._rung
+        except ResponseError as error:
+            self._pause(error)
         return True
 
-    def _look(self) -> None:
-        connection = self.client.connection
-        self._news.read(connection)
-        # Wait again even if the claim will fill all room: kombu stops polling until there is room,
-        # but closes a connection that receives data while nothing is awaited. This comes before
-        # the claim, because a delivery that ends at once asks to look again.
-        self._in_poll = connection
-        # No reply is overdue. kombu drops a connection whose BRPOP gets no reply in time.
-        self._brpop_sent_at = None
+    def _nothing_waits(self) -> bool:
+        """Asks in one command, which an idle worker repeats for ever."""
+        mine = [queues.suspects(self._model), queues.scheduled(self._model)]
+        with self.conn_or_acquire() as client:
+            return not client.exists(*mine, *queues.lists(self.active_queues))
+
+    def _look(self) -> bool:
+        """Claims and delivers jobs; whether there is room left, and nothing but a ring or a timer
+        brings more."""
         consumed = self.active_queues
         if not consumed or not (most := self.allowance()):
-            return
-        taken = self._claim(consumed, most)
-        self._deliver_claims(taken, consumed)
-        if len(taken) == most:
-            # More may wait, and jobs that already wait cause no news.
-            self.look_again()
-
-    def _claim(self, consumed: list[str], most: int) -> list[Claim]:
+            return False
         if self.qos.prefetch_count:
             most = min(most, self.qos.prefetch_count - len(HELD_CLAIMS))
+        taken = self._claim(consumed, most)
+        if taken is None:
+            return False
+        self._deliver_claims(taken.claims, consumed)
+        again_s = taken.look_again_s
+        if again_s is not None and again_s < LOOK_AGAIN_S:
+            self.connection.look_again_in(again_s)
+        return again_s != 0 and self.qos.can_consume() and bool(self.allowance())
+
+    def _claim(self, consumed: list[str], most: int) -> Taken | None:
+        """None if Redis refuses."""
+        rung, self._rung = self._rung, False
         try:
             with self.conn_or_acquire() as client, UNHEARD_CLAIMS.around_claim(client, self.worker):
-                taken, look_again_s = claims.claim(
+                taken = claims.claim(
                     client,
-                    lists=queues.lists(consumed),
-                    model=queues.model_of(consumed[0]),
+                    consumed=consumed,
                     held=HELD_CLAIMS.all(),
                     limit=most,
                     worker=self.worker,
                     terms=self.terms,
+                    rung=rung,
                 )
         except ResponseError as error:
             # A server that cannot save, or became a replica, may accept writes again later.
             # Raising the error would end the worker.
-            if not self._refused:
-                logger.error("cannot claim jobs, will retry: %s", error)
-            self._refused = True
-            return []
+            self._pause(error)
+            return None
         if self._refused:
             logger.info("claiming jobs again")
             self._refused = False
-        if look_again_s is not None and look_again_s < LOOK_AGAIN_S:
-            self.connection.look_again_in(look_again_s)
         return taken
+
+    def _pause(self, error: ResponseError) -> None:
+        """Looks again after a while, because Redis refused."""
+        if not self._refused:
+            logger.error("cannot claim jobs, will retry: %s", error)
+        self._refused = True
+        self._not_before_s = time.monotonic() + LOOK_AGAIN_S
+        self.connection.look_again_in(LOOK_AGAIN_S)
+
+    def _stop_waiting(self) -> None:
+        """Ends the wait of a worker that takes fewer jobs from now on. A ring goes on."""
+        connection = self.client.connection
+        if not self.consumes_jobs or connection is None or not self._doorbell.waits(connection):
+            return
+        self._in_poll = None
+        try:
+            with self.conn_or_acquire() as client:
+                if self._doorbell.leave(connection, client):
+                    run_script(client, "ring", [], queues.shared_lists(self._model))
+        except RedisError as error:
+            logger.warning("a ring may be lost, and costs a second: %s", error)
 
     def _deliver_claims(self, taken: Iterable[Claim], consumed: list[str]) -> None:
         waiting = deque(taken)
@@ -274,6 +342,10 @@ class ClaimChannel(kombu_redis.Channel):
         HELD_CLAIMS.discard(claim)
 
 
+def _wait_s() -> float:
+    return WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
+
+
 def _headers_of(claim: Claim, headers: dict[str, Any]) -> dict[str, Any]:
     """The message's headers for this claim: Celery need not wait for an ETA that has come, nor end
     a job that expired after its first claim."""
@@ -296,17 +368,18 @@ class ClaimTransport(kombu_redis.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
         self._loop = loop
-        # Before Celery reconnects, it cancels what the old connection registered.
-        loop.call_repeatedly(LOOK_AGAIN_S, self._look_again)
+        # What asked for a look before belonged to a connection that is lost.
+        self._next_look = None
 
     def look_again_in(self, seconds: float) -> None:
-        """Claims after ``seconds``, with or without news."""
+        """Claims after ``seconds``, with or without a ring."""
         if self._next_look is not None:
             self._next_look.cancel()
         if self._loop is not None:
             self._next_look = self._loop.call_later(seconds, self._look_again)
 
     def _look_again(self) -> None:
+        self._next_look = None
         for channel in tuple(self.cycle._channels):
             channel.look_again()
 

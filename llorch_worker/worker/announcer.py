@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import count
 
 import redis
 from celery.utils.log import get_logger
@@ -28,6 +29,7 @@ class Announcer:
         self._make_card = make_card
         self._outage = RedisOutage("cannot announce the worker", "announcing the worker again")
         self._announced = self._warned = False
+        self._numbers = count()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-announcer", daemon=True)
 
@@ -54,7 +56,8 @@ class Announcer:
     def _announce(self) -> None:
         card = self._make_card()
         try:
-            replaced = registry.announce(self._redis, card)
+            whole = next(self._numbers) % registry.WHOLE_EVERY == 0
+            replaced = registry.announce(self._redis, card, whole=whole)
             ENDED_JOBS.publish(self._redis)
         except RedisError as error:
             self._outage.failed(error)

@@ -6,14 +6,15 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import redis
 from celery.utils.log import get_logger
 from redis.exceptions import ConnectionError as NoConnection
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as NoReply
 
-from llorch_worker.broker import claims, worker_queues
+from llorch_worker.broker import claims, keys, worker_queues
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.redis_outage import RedisOutage
@@ -33,7 +34,8 @@ class LeaseKeeper:
     while the worker drains or its broker connection is down.
 
     It sweeps twice in every ``sweep_s``, so that a job resumes within a lease and ``sweep_s`` with
-    some time for its claim.
+    some time for its claim. One sweep is enough for a fleet, so workers take turns: a key that
+    expires tells that one has swept.
 
     An engine that finishes no step for ``watchdog_s`` hangs. The process then exits, because
     nothing in it could end the jobs, and the leases lapse.
@@ -60,6 +62,8 @@ class LeaseKeeper:
         self._stalled_for_s = stalled_for_s
         self._on_lost = on_lost
         self._on_away = on_away
+        self._leases_exist = True
+        self._reroute_at_s = 0.0
         self._renewal = RedisOutage("cannot renew leases", "renewing leases again")
         self._sweeping = RedisOutage(
             "cannot look for jobs of dead workers", "looking for jobs of dead workers again"
@@ -130,14 +134,50 @@ class LeaseKeeper:
         return self._stalled_for_s() >= self._settings.watchdog_s
 
     def _renew(self) -> None:
-        # Runs even without claims, to notice when Redis is away.
         held = HELD_CLAIMS.all()
-        lost = claims.renew(self._redis, held, lease_ms=self._lease_ms)
+        self._leases_exist = bool(held)
+        if not held:
+            # For the sweep, and to notice when Redis is away.
+            self._leases_exist = bool(self._redis.exists(keys.LEASES))
+        lost = claims.renew(self._redis, held, lease_ms=self._lease_ms) if held else []
         self._renewed_s = time.monotonic()
         for claim in lost:
             self._on_lost(claim)
 
     def _sweep(self) -> None:
+        every_s = self._settings.sweep_s / 2
+        if self._leases_exist:
+            self._in_turn("sweep", every_s, self._return_jobs)
+        if time.monotonic() >= self._reroute_at_s:
+            self._in_turn("reroute", 2 * every_s, self._reroute)
+            # Only now: a look that failed is repeated with the next sweep.
+            self._reroute_at_s = time.monotonic() + 2 * every_s
+
+    def _in_turn(self, work: str, every_s: float, act: Callable[[], None]) -> None:
+        """Calls ``act``, unless a worker has done this ``work`` within about ``every_s``."""
+        key = keys.turn(work)
+        # Somewhat less, so that the worker that did it may do it again when its own time comes.
+        ms = max(1, round(0.9e3 * every_s))
+        try:
+            free = self._redis.set(key, 1, nx=True, px=ms)
+        except ResponseError:
+            # At maxmemory, all do it.
+            free = True
+        if not free:
+            return
+        try:
+            act()
+        except RedisError:
+            with suppress(RedisError):
+                self._redis.delete(key)
+            raise
+
+    def _reroute(self) -> None:
+        moved = worker_queues.reroute(self._redis, self._settings.direct_grace_s)
+        for queue, jobs in moved.items():
+            logger.warning("the worker of %s is gone; any worker may take its %d jobs", queue, jobs)
+
+    def _return_jobs(self) -> None:
         swept = claims.sweep(
             self._redis, lease_ms=self._lease_ms, max_deaths=self._settings.max_deaths
         )
@@ -147,9 +187,6 @@ class LeaseKeeper:
                 "last attempt",
                 job_id,
             )
-        moved = worker_queues.reroute(self._redis, self._settings.direct_grace_s)
-        for queue, jobs in moved.items():
-            logger.warning("the worker of %s is gone; any worker may take its %d jobs", queue, jobs)
 
 
 def _exit() -> None:

@@ -26,6 +26,7 @@ from llorch_worker.worker.job_runner import JobRunner
 from llorch_worker.worker.job_window import JobWindow
 from llorch_worker.worker.leases import RENEWALS_A_LEASE, LeaseKeeper
 from llorch_worker.worker.publisher import Publisher
+from llorch_worker.worker.queue_watcher import QueueWatcher
 from llorch_worker.worker.residency_check import ResidencyCheck, violation
 from llorch_worker.worker.shown_figures import shown_figures
 from llorch_worker.worker.token_desk import TokenDesk
@@ -75,6 +76,7 @@ class Residency:
             on_lost=active_jobs.lose,
             on_cancelled=active_jobs.cancel,
         )
+        self._watcher = QueueWatcher(self._redis, engine.model_name)
         self._leases_redis = connect(
             settings.redis_url, reply_timeout_s=settings.lease_s / RENEWALS_A_LEASE
         )
@@ -110,6 +112,7 @@ class Residency:
         self._leases.start()
         self._listener.start()
         self._announcer.start()
+        self._watcher.start()
         self._token_desk.start()
         self._check.start()
 
@@ -120,6 +123,7 @@ class Residency:
         self._check.close()
         ENDED_JOBS.forget(self._job_window.add)
         self._announcer.close()
+        self._watcher.close()
         self._token_desk.close()
         self._listener.close()
         self._engine.close()

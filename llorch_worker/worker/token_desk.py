@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import redis
+from celery.utils import uuid
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-LISTEN_S = 0.5
+LISTEN_S = 5.0
 RECONNECT_S = 0.5
 
 
@@ -30,6 +32,7 @@ class TokenDesk:
     def __init__(self, client: redis.Redis, model: str, tokenizer: Callable[[], Tokenizer]) -> None:
         self._redis = client
         self._model = model
+        self._id = uuid()
         self._tokenizer = tokenizer
         self._outage = RedisOutage(
             "cannot hear questions about tokens", "hearing questions about tokens again"
@@ -42,12 +45,15 @@ class TokenDesk:
 
     def close(self) -> None:
         self._stop.set()
+        # While Redis is away, the thread gets no reply either.
+        with suppress(RedisError):
+            token_questions.wake(self._redis, self._id)
         self._thread.join()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                taken = token_questions.take(self._redis, self._model, LISTEN_S)
+                taken = token_questions.take(self._redis, self._model, self._id, LISTEN_S)
                 if taken is not None:
                     question_id, question = taken
                     token_questions.reply(self._redis, question_id, self._answer(question))

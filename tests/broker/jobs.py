@@ -50,15 +50,16 @@ def look(
     limit: int = 10,
     held: Sequence[Claim] = (),
     worker: str = "w@h",
+    rung: bool = False,
 ) -> Taken:
     return claims.claim(
         store,
-        lists=queues.lists(queues.queues("toy")),
-        model="toy",
+        consumed=queues.queues("toy"),
         held=held,
         limit=limit,
         worker=worker,
         terms=terms,
+        rung=rung,
     )
 
 

@@ -45,7 +45,8 @@ class Workers(Users):
 
     def claim_as(self, process: Process, limit: int, *, unheard: bool = False) -> list[Run]:
         taken: list[claims.Claim] = []
-        lists = queues.lists(queues.queues("toy", process.name))
+        consumed = queues.queues("toy", process.name)
+        lists = queues.lists(consumed)
         with (
             patch.object(unheard_claims, "HELD_CLAIMS", process.held),
             suppress(redis.ConnectionError),
@@ -53,8 +54,7 @@ class Workers(Users):
         ):
             taken = claims.claim(
                 self.store,
-                lists=lists,
-                model="toy",
+                consumed=consumed,
                 held=process.held.all(),
                 limit=limit,
                 worker=process.name,

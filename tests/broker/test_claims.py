@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from llorch_worker.broker import claims, keys
+from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import run_script
@@ -47,8 +48,12 @@ def test_a_claimed_job_is_started_at_its_worker(
 
 
 def test_a_claim_reports_an_earlier_cancel(store: redis.Redis) -> None:
-    store.set(keys.cancel("a"), 1)
-    assert take_one(store).cancelled
+    held = take_one(store)
+    assert not held.cancelled
+    assert cancel(store, "a", result_ttl_s=60, stream_ttl_s=60) == "running"
+    claims.hand_back(store, held)
+    (again,) = take(store)
+    assert again.cancelled
 
 
 def test_a_claim_without_a_cancel_is_not_cancelled(store: redis.Redis) -> None:

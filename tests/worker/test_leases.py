@@ -90,3 +90,23 @@ def test_a_keeper_sweeps_at_its_start_if_redis_has_been_up_for_a_lease(
             pass
         swept = client.zcard(keys.LEASES) == 0
     assert swept == (lease_s == 0.2)
+
+
+def test_keepers_take_turns_at_sweeps(own_server: RedisServer) -> None:
+    with connect(own_server.url) as client:
+        push(client, "a")
+        (claim,) = take(client)
+        claims.lapse(client, claim)
+        client.set(keys.turn("sweep"), 1)
+        with keeping(client, threading.Event(), lease_s=3600.0):
+            # It sweeps as often as it renews.
+            before = renewals(client)
+            wait_until(lambda: renewals(client) > before + 10)
+            assert client.zcard(keys.LEASES) == 1
+            client.delete(keys.turn("sweep"))
+            wait_until(lambda: client.zcard(keys.LEASES) == 0)
+
+
+def renewals(client: redis.Redis) -> int:
+    """Of a keeper without claims: it asks whether there are leases."""
+    return int(client.info("commandstats")["cmdstat_exists"]["calls"])

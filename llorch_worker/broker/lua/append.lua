@@ -9,12 +9,13 @@ local first = ARGV[3] -- number of the first entry
 local has_tokens = ARGV[4] == '1'
 local events = {unpack(ARGV, 5)} -- JSON documents
 
-if not is_claimed(job_id, fence) or has_gap(job_id, fence, first) then
+local state, holder, progress = unpack(redis.call('HMGET', job_key(job_id), 'state', 'fence', 'progress'))
+if state ~= 'claimed' or holder ~= fence or has_gap(job_id, fence, first) then
   return 0
 end
 allow_writes()
 write_events(redis.call, job_id, first, events)
-if has_tokens then
+if has_tokens and progress ~= '1' then
   redis.call('HSET', job_key(job_id), 'progress', 1)
 end
 return 1 + redis.call('EXISTS', cancel_key(job_id))

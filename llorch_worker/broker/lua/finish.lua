@@ -20,7 +20,8 @@ local first = ARGV[8] -- number of the first unwritten entry before the end even
 local events = {unpack(ARGV, 9)} -- those entries, JSON documents
 local job = job_key(job_id)
 
-local state, holder = unpack(redis.call('HMGET', job, 'state', 'fence'))
+local state, holder, message, idempotency = unpack(redis.call('HMGET', job, 'state', 'fence', 'message',
+  'idempotency'))
 if fence ~= '' then
   if state ~= 'claimed' or holder ~= fence then
     return state == 'ended' and holder == fence and 1 or 0
@@ -32,17 +33,19 @@ elseif state then
   -- It has ended, or runs, or will run again after a retry.
   return 0
 end
-allow_writes()
-store_state(job_id, document, (end_event ~= '' or fence == '') and keep_s)
-if end_event ~= '' then
-  end_stream(job_id, end_event, stream_s, first, events)
-  -- Does the work of release.lua, to save the worker a call.
-  redis.call('ZREM', LEASES, job_id)
-  local message = redis.call('HGET', job, 'message')
-  redis.call('HDEL', job, 'message', 'list')
-  end_record(job_id, keep_s, keep_s)
-  if follow_ms ~= '' and message then
-    leave_follow_ups(job_id, message, now_ms() + follow_ms)
-  end
+if end_event == '' then
+  allow_writes()
+  store_state(job_id, document, fence == '' and keep_s)
+  return 1
+end
+-- The first write, which cannot grow: see allow_writes. This does the work of release.lua, to save the
+-- worker a call.
+redis.call('ZREM', LEASES, job_id)
+store_state(job_id, document, keep_s)
+end_stream(job_id, end_event, stream_s, first, events)
+redis.call('HDEL', job, 'message', 'list')
+end_record(job_id, keep_s, keep_s, idempotency)
+if follow_ms ~= '' and message then
+  leave_follow_ups(job_id, message, now_ms() + follow_ms)
 end
 return 1

@@ -1,9 +1,14 @@
 -- Code that all scripts share. The loader (scripts.py) puts the names of keys and queues (LEASES,
 -- job_key(job_id), ... from keys.py and queues.py) before it, and the script after it.
 
+-- Read once: a script is one moment.
+local clock_us
 local function now_us()
-  local clock = redis.call('TIME')
-  return clock[1] * 1000000 + clock[2]
+  if not clock_us then
+    local clock = redis.call('TIME')
+    clock_us = clock[1] * 1000000 + clock[2]
+  end
+  return clock_us
 end
 
 -- Leases, deadlines and letters all use Redis' own clock.
@@ -22,12 +27,13 @@ local function is_claimed(job_id, fence)
   return record[1] == 'claimed' and record[2] == fence
 end
 
--- Store a job's end for ttl_s seconds, or without ttl_s its state until then, in the key and format
--- of Celery's Redis backend.
+-- Store a job's end for ttl_s seconds, or without ttl_s a state before it, in the key and format of
+-- Celery's Redis backend.
 local function store_state(job_id, document, ttl_s)
-  redis.call('SET', result_key(job_id), document)
   if ttl_s then
-    redis.call('EXPIRE', result_key(job_id), ttl_s)
+    redis.call('SET', result_key(job_id), document, 'EX', ttl_s)
+  else
+    redis.call('SET', result_key(job_id), document)
   end
   -- Like Celery's own backend, to wake AsyncResult.get().
   redis.call('PUBLISH', result_key(job_id), document)
@@ -40,15 +46,28 @@ local function is_revoked_elsewhere(id)
   return type(document) == 'string' and document:find('"status": "REVOKED"', 1, true)
 end
 
+-- The number of the last entry of a job's stream, 0 if it has none; nil if the key is no stream. Read
+-- once.
+local last_numbers = {}
+local function last_number(job_id)
+  if not last_numbers[job_id] then
+    local entries = redis.pcall('XREVRANGE', events_key(job_id), '+', '-', 'COUNT', 1)
+    if entries.err then
+      return nil
+    end
+    last_numbers[job_id] = entries[1] and tonumber(entries[1][1]:match('^%d+')) or 0
+  end
+  return last_numbers[job_id]
+end
+
 -- Whether a claim's earlier entries, before entry `first`, are missing from the stream, because Redis
 -- lost its last writes. A claim's first entry may have the number of its fence.
 local function has_gap(job_id, fence, first)
-  local entries = redis.pcall('XREVRANGE', events_key(job_id), '+', '-', 'COUNT', 1)
-  if entries.err or first == fence then
+  if first == fence then
     return false
   end
-  local last = entries[1] and tonumber(entries[1][1]:match('^%d+')) or 0
-  return tonumber(first) > last + 1
+  local last = last_number(job_id)
+  return last and tonumber(first) > last + 1
 end
 
 -- Write events to a job's stream as entries `first`-0, `first` + 1-0, ... and an end event, if
@@ -57,8 +76,7 @@ end
 -- The stream is the job's journal, so it begins to expire, in ttl_s seconds, only with the job's end.
 local function write_events(call, job_id, first, events, end_event, ttl_s)
   local stream = events_key(job_id)
-  local last = call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
-  local number = last and tonumber(last[1]:match('^%d+')) or 0
+  local number = last_number(job_id) or 0
   for i, event in ipairs(events) do
     if first + i - 1 > number then
       number = first + i - 1
@@ -78,11 +96,14 @@ local function end_stream(job_id, end_event, ttl_s, first, events)
 end
 
 -- The record and the idempotency key of a job that has ended expire after keep_s and key_s seconds.
-local function end_record(job_id, keep_s, key_s)
+-- The caller may know that key, or with false that there is none.
+local function end_record(job_id, keep_s, key_s, idempotency)
   local job = job_key(job_id)
   redis.call('HSET', job, 'state', 'ended')
   redis.call('EXPIRE', job, keep_s)
-  local idempotency = redis.call('HGET', job, 'idempotency')
+  if idempotency == nil then
+    idempotency = redis.call('HGET', job, 'idempotency')
+  end
   if idempotency then
     redis.call('EXPIRE', idempotency, key_s)
   end

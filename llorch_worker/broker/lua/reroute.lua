@@ -13,8 +13,12 @@ local suffixes = {unpack(ARGV, 5)} -- from a queue's name to its lists, the most
 
 local now = now_ms()
 local moved = {}
+local gone = redis.call('ZRANGEBYSCORE', WORKER_QUEUES, '-inf', now - gone_ms)
+if #gone == 0 then
+  return moved
+end
 allow_writes()
-for _, queue in ipairs(redis.call('ZRANGEBYSCORE', WORKER_QUEUES, '-inf', now - gone_ms)) do
+for _, queue in ipairs(gone) do
   local count = 0
   local lists = {}
   for i, suffix in ipairs(suffixes) do

@@ -31,10 +31,15 @@ class JobConsumer(Consumer):  # type: ignore[misc]
 
     task_consumer: Any = None
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, worker_options: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
         self._events_due = False
         self._awaits_token = False
-        super().__init__(*args, **options)
+        # With them every worker hears every other's heartbeats, and greets all others at its start.
+        # What they would tell it, it learns from Redis.
+        alone = dict(worker_options or {}) | {"without_gossip": True, "without_mingle": True}
+        super().__init__(*args, worker_options=alone, **options)
 
     def on_connection_error_after_connected(self, error: Exception) -> None:
         """Keeps running jobs."""

@@ -17,6 +17,7 @@ from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from llorch_worker.broker import keys
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.message import read_task
 from llorch_worker.broker.redis_outage import RedisOutage
@@ -31,7 +32,7 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class FollowUps:
-    """A thread that looks as often as the sweep for jobs of dead workers: see ``leases.py``."""
+    """A thread that looks for such jobs within ``sweep_s``."""
 
     def __init__(self, app: Celery, settings: Settings, hostname: str) -> None:
         self._app = app
@@ -52,7 +53,7 @@ class FollowUps:
         self._redis.close()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._settings.sweep_s / 2):
+        while not self._stop.wait(0.8 * self._settings.sweep_s):
             try:
                 while taken := self._take():
                     with self._app.events.default_dispatcher(hostname=self._hostname) as events:
@@ -64,6 +65,8 @@ class FollowUps:
                 self._outage.over()
 
     def _take(self) -> list[Any]:
+        if not self._redis.exists(keys.FOLLOW_UPS):
+            return []
         lease_ms = round(self._settings.lease_s * 1e3)
         taken: list[Any] = run_script(self._redis, "follow_up", [lease_ms, AT_ONCE_JOBS])
         return taken

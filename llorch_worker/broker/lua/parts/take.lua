@@ -19,7 +19,8 @@ end
 
 local function read_record(id)
   local fields = redis.pcall('HMGET', job_key(id), 'state', 'attempts', 'history', 'list', 'fence',
-    'deaths', 'strikes', 'peers', 'alone', 'progress', 'idempotency')
+    'deaths', 'strikes', 'peers', 'alone', 'progress', 'idempotency', 'first_claim_ms',
+    'retried_ms')
   if fields.err then
     -- The id is such that the record's key is another of our keys.
     return nil
@@ -28,7 +29,8 @@ local function read_record(id)
     state = fields[1], attempts = tonumber(fields[2] or 0), history = fields[3] or '',
     list = fields[4], fence = tonumber(fields[5] or 0), deaths = tonumber(fields[6] or 0),
     strikes = tonumber(fields[7] or 0), peers = tonumber(fields[8] or nil), alone = fields[9] == '1',
-    progress = fields[10], idempotency = fields[11],
+    progress = fields[10], idempotency = fields[11], first_claim_ms = fields[12],
+    retried_ms = fields[13],
   }
 end
 
@@ -70,19 +72,24 @@ local function release_due(scheduled, limit)
   end
 end
 
+local begun = 0
+
 -- Claim a job. Returns its values in the order that claim.lua returns.
 local function begin(id, message, list, record, terms, eta_ms)
-  local job, now = job_key(id), now_us()
+  -- Of jobs that are claimed together, the later has the greater fence.
+  local job, now = job_key(id), now_us() + begun
+  begun = begun + 1
   local claimed_ms = math.floor(now / 1000)
   local attempts = record.attempts + 1
   -- Taken from the clock rather than counted from 1: a claim that a failover lost must not have the
   -- same fence as the next one.
   local fence = string.format('%.0f', math.max(record.fence + 1, now))
   local suspect = peers_of(record, terms) and 1 or 0
+  local first_claim_ms = record.first_claim_ms or claimed_ms
   redis.call('HSET', job, 'state', 'claimed', 'fence', fence, 'message', message, 'list', list,
     'attempts', attempts, 'worker', terms.worker, 'lease_ms', terms.lease_ms, 'progress', 0,
-    'history', record.history .. terms.worker .. ' ' .. claimed_ms .. '\n')
-  local first = redis.call('HSETNX', job, 'first_claim_ms', claimed_ms)
+    'history', record.history .. terms.worker .. ' ' .. claimed_ms .. '\n',
+    'first_claim_ms', first_claim_ms)
   redis.call('PERSIST', job)
   if record.idempotency then
     redis.call('PERSIST', record.idempotency)
@@ -90,9 +97,10 @@ local function begin(id, message, list, record, terms, eta_ms)
   redis.call('ZADD', LEASES, claimed_ms + terms.lease_ms, id)
   -- A worker claims only what it has room for, so a job starts with its claim.
   store_state(id, document_of(terms.started, id))
-  return {id, message, attempts, fence, list, redis.call('HGET', job, 'first_claim_ms'), claimed_ms,
-    first, redis.call('EXISTS', cancel_key(id)), suspect, eta_ms or false,
-    redis.call('HGET', job, 'retried_ms')}
+  -- A cancel of a job that was never claimed ends it.
+  local cancelled = record.first_claim_ms and redis.call('EXISTS', cancel_key(id)) or 0
+  return {id, message, attempts, fence, list, tostring(first_claim_ms), claimed_ms,
+    record.first_claim_ms and 0 or 1, cancelled, suspect, eta_ms or false, record.retried_ms}
 end
 
 -- Settle a message that was popped from `list`. Returns

@@ -1,0 +1,173 @@
+"""Workers without an engine, many in one process, with the package's claims, bells and watchers.
+
+    python -m benches.fleet.stubs REDIS_URL FIRST_NUMBER WORKERS SLOTS SERVICE_S
+
+A stub looks, waits for its bell and ends jobs like a worker, with the same scripts. What it leaves
+out is a job's way through Celery and the engine. It prints a line once all stubs have looked, and
+at the end of its input a JSON document: which stub claimed which job, and when, by Redis' clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from llorch_worker.broker import claims, keys, queues, registry
+from llorch_worker.broker.claims import Claim, ClaimTerms
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.doorbell import Doorbell
+from llorch_worker.broker.registry import WorkerCard
+from llorch_worker.broker.results import SUCCESS, result_meta
+from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.transport import JITTER, WAIT_S
+from llorch_worker.contract import Finished, Started, Timings, Tokens, Usage, encode_event
+from llorch_worker.worker.queue_watcher import QueueWatcher
+
+MODEL = "toy"
+TERMS = ClaimTerms(
+    lease_ms=5_000, max_attempts=5, max_deaths=20, result_ttl_s=600, stream_ttl_s=600
+)
+RENEW_S = TERMS.lease_ms / 4e3
+TIMINGS = Timings(queue_ms=1, prefill_ms=1, first_token_ms=1, decode_ms=1)
+USAGE = Usage(prompt=1, cached=0, completion=1)
+
+
+class Loop:
+    """Sockets and timers of one thread."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def later(self, after_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + after_s, next(self._order), act))
+
+    def turn(self) -> None:
+        left_s = self._timers[0][0] - time.monotonic() if self._timers else 1.0
+        for key, _ in self.selector.select(max(0.0, min(left_s, 1.0))):
+            key.data()
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            heapq.heappop(self._timers)[2]()
+
+
+class Stub:
+    """One worker; see the module's docstring."""
+
+    def __init__(self, number: int, slots: int, service_s: float, client: Any, loop: Loop) -> None:
+        self.name = f"stub{number}@bench"
+        self.claimed: list[tuple[str, int]] = []
+        self.held: dict[str, Claim] = {}
+        self._slots, self._service_s = slots, service_s
+        self._client, self._loop = client, loop
+        self._consumed = queues.queues(MODEL, self.name)
+        self._bells = [keys.bell(queue) for queue in queues.ordered(self._consumed)]
+        self._doorbell = Doorbell()
+        self._connection = client.connection_pool.get_connection()
+        loop.selector.register(self._connection._sock, selectors.EVENT_READ, self._on_ring)
+
+    def look(self, *, rung: bool = False) -> None:
+        """Claims; then waits for a ring if there is room."""
+        if self._doorbell.waits(self._connection):
+            rung |= self._doorbell.leave(self._connection, self._client)
+        while len(self.held) < self._slots:
+            taken = claims.claim(
+                self._client,
+                consumed=self._consumed,
+                held=self.held.values(),
+                limit=self._slots - len(self.held),
+                worker=self.name,
+                terms=TERMS,
+                rung=rung,
+            )
+            for claim in taken.claims:
+                self._begin(claim)
+            if taken.look_again_s != 0:
+                break
+        if len(self.held) < self._slots:
+            wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
+            self._doorbell.wait(self._connection, self._bells, wait_s)
+
+    def _on_ring(self) -> None:
+        self.look(rung=self._doorbell.read(self._connection))
+
+    def _begin(self, claim: Claim) -> None:
+        self.claimed.append((claim.job_id, claim.fence))
+        self.held[claim.tag] = claim
+        if self._service_s:
+            self._loop.later(self._service_s, lambda: self._end(claim, look=True))
+        else:
+            self._end(claim)
+
+    def _end(self, claim: Claim, *, look: bool = False) -> None:
+        """Stores a result of one token, with its events, as a worker does."""
+        started = Started(
+            worker=self.name, model=MODEL, attempt=claim.attempt, prompt_tokens=1,
+            cached_tokens=0, queue_ms=1,
+        )  # fmt: skip
+        ended = Finished(finish_reason="length", usage=USAGE, timings=TIMINGS)
+        document = json.dumps(result_meta(claim.job_id, SUCCESS, {"text": "x", "id": claim.job_id}))
+        tokens = Tokens(index=0, ids=(1,), text="x")
+        run_script(
+            self._client,
+            "finish",
+            [claim.job_id, claim.fence, document, TERMS.result_ttl_s, encode_event(ended),
+             TERMS.stream_ttl_s, "", claim.fence, encode_event(started), encode_event(tokens)],
+        )  # fmt: skip
+        was_full = len(self.held) == self._slots
+        del self.held[claim.tag]
+        if look and was_full:
+            self.look()
+
+
+def announce(client: Any, stubs: list[Stub], slots: int) -> None:
+    for stub in stubs:
+        card = WorkerCard(
+            hostname=stub.name, pid=1, model=MODEL, max_context=4096, max_sequences=slots,
+            device="stub", started_at=0, last_seen=time.time(), engine={},
+        )  # fmt: skip
+        registry.announce(client, card)
+
+
+def main(url: str, first: int, workers: int, slots: int, service_s: float) -> None:
+    client, loop = connect(url), Loop()
+    stubs = [Stub(first + n, slots, service_s, client, loop) for n in range(workers)]
+    watchers = [QueueWatcher(client, MODEL) for _ in stubs]
+    announce(client, stubs, slots)
+    over = threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+
+    def renew() -> None:
+        held = [claim for stub in stubs for claim in stub.held.values()]
+        claims.renew(client, held, lease_ms=TERMS.lease_ms)
+        claims.sweep(client, lease_ms=TERMS.lease_ms, max_deaths=TERMS.max_deaths)
+        loop.later(RENEW_S, renew)
+
+    if service_s:
+        renew()
+    for watcher in watchers:
+        watcher.start()
+    for stub in stubs:
+        stub.look()
+    print("ready", flush=True)
+    while not over.is_set():
+        loop.turn()
+    print(json.dumps({stub.name: stub.claimed for stub in stubs}), flush=True)
+
+
+if __name__ == "__main__":
+    url, first, workers, slots, service_s = sys.argv[1:]
+    main(url, int(first), int(workers), int(slots), float(service_s))

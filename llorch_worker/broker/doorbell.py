@@ -1,0 +1,75 @@
+"""Doorbells: how one job wakes one worker.
+
+Each queue has a bell, a Redis list (:func:`keys.bell`). A worker with room that found no more jobs
+waits for the bells of its queues with BLPOP. Redis serves those that wait in the order in which
+they came, one for each ring. A ring holds no job: the woken worker looks, with ``lua/claim.lua``.
+So no job is ever in nobody's hands, and a ring that dies with its worker costs only time.
+
+Who pushes a job rings in the same script, or a worker rings for it: see :mod:`.watch`. A ring that
+comes between a worker's look and its BLPOP stays in the list, which holds one ring at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+
+class Doorbell:
+    """A worker's wait on a connection that does nothing else."""
+
+    def __init__(self) -> None:
+        self._socket: Any = None
+        """The socket whose client id is known."""
+        self._client_id = 0
+        self._waiting_on: Any = None
+
+    def waits(self, connection: Any) -> bool:
+        return self._waiting_on is not None and self._waiting_on is connection._sock
+
+    def wait(self, connection: Any, bells: Sequence[str], timeout_s: float) -> None:
+        """Begins to wait; the connection becomes readable at a ring, or after ``timeout_s``."""
+        # No health check: its PING would take the reply.
+        if self._socket is not connection._sock:
+            self._client_id = _client_id(connection)
+            self._socket = connection._sock
+        connection.send_command("BLPOP", *bells, f"{timeout_s:.3f}", check_health=False)
+        self._waiting_on = connection._sock
+
+    def read(self, connection: Any) -> bool:
+        """Ends a wait whose reply has arrived; whether a bell rang."""
+        self._waiting_on = None
+        try:
+            return connection.read_response() is not None
+        except ResponseError:
+            raise
+        except Exception:
+            # The next turn of the loop opens it and registers it again.
+            connection.disconnect()
+            raise
+
+    def leave(self, connection: Any, client: Redis) -> bool:
+        """Ends a wait, by a command on another connection; whether a bell rang meanwhile."""
+        try:
+            client.client_unblock(self._client_id)
+        except ResponseError:
+            # Not allowed to this user. It may have been told of a ring just now.
+            self._waiting_on = None
+            connection.disconnect()
+            return True
+        return self.read(connection)
+
+
+def _client_id(connection: Any) -> int:
+    """0 if the user is not allowed to ask."""
+    connection.send_command("CLIENT", "ID", check_health=False)
+    try:
+        while not isinstance(reply := connection.read_response(), int):
+            # To a BRPOP of kombu's: mingle waited for replies on this channel.
+            pass
+    except ResponseError:
+        return 0
+    return reply

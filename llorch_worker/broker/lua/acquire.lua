@@ -1,0 +1,8 @@
+-- Take a lease at maxmemory, where Redis refuses a plain SET.
+--
+-- KEYS: the lease.
+--
+-- Returns 1 if nobody held it, else 0.
+
+allow_writes()
+return redis.call('SET', KEYS[1], 1, 'NX', 'PX', ARGV[1]) and 1 or 0

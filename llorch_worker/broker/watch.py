@@ -1,0 +1,78 @@
+"""Watching a model's lists for jobs that nobody rang for: see :mod:`.doorbell`.
+
+Stock producers only push. One worker of each model, which holds a short lease, rings for them, and
+once a second for whatever was missed. If it dies, another takes the lease within two seconds. Two
+watchers at a time do no harm: a bell holds one ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from llorch_worker.broker import keys, queues, worker_queues
+from llorch_worker.broker.connection import is_out_of_memory
+from llorch_worker.broker.scripts import run_script
+
+LEASE_S = 1.8
+KEEP_S = 1.2
+"""How often the watcher renews it."""
+LOOK_S = 1.0
+"""How often the watcher looks at everything, and how often the others try to become it."""
+COUNT_S = 10.0
+"""How often the watcher counts the workers."""
+
+
+def acquire(client: Redis, model: str) -> bool:
+    """Becomes the watcher, if there is none."""
+    key, lease_ms = keys.watch(model), round(LEASE_S * 1e3)
+    try:
+        return bool(client.set(key, 1, nx=True, px=lease_ms))
+    except ResponseError as error:
+        if not is_out_of_memory(error):
+            raise
+    return bool(run_script(client, "acquire", [lease_ms], [key]))
+
+
+def keep(client: Redis, model: str) -> bool:
+    """Renews the lease; False if it has lapsed."""
+    return bool(client.pexpire(keys.watch(model), round(LEASE_S * 1e3)))
+
+
+def keep_and_count(client: Redis, model: str) -> bool:
+    """:func:`keep`, and tells claims how many workers share the model's jobs."""
+    workers = worker_queues.count_living(client, model)
+    try:
+        lease_ms = round(LEASE_S * 1e3)
+        return bool(client.set(keys.watch(model), max(1, workers), xx=True, px=lease_ms))
+    except ResponseError as error:
+        if not is_out_of_memory(error):
+            raise
+    return keep(client, model)
+
+
+def leave(client: Redis, model: str) -> None:
+    """Ends the lease."""
+    client.delete(keys.watch(model))
+
+
+def ring_for_all(client: Redis, model: str) -> float | None:
+    """Rings if jobs for any worker wait or are due. Returns after how many seconds to look again,
+    because jobs wait, now or for their time; None if there are none."""
+    return _ring(client, [*queues.shared_lists(model), queues.scheduled(model)])
+
+
+def ring_for_changed(client: Redis, model: str, changed: Iterable[str]) -> float | None:
+    """:func:`ring_for_all`, for these lists, also of worker queues; other models' are skipped."""
+    mine = [name for name in changed if queues.model_of(name) == model]
+    return _ring(client, mine) if mine else None
+
+
+def _ring(client: Redis, names: list[str]) -> float | None:
+    # A pop changes a list too, and mostly empties it.
+    if not client.exists(*names):
+        return None
+    due_ms: int = run_script(client, "ring", [], names)
+    return min(LOOK_S, due_ms / 1e3) if due_ms > 0 else LOOK_S

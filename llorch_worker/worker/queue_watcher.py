@@ -1,0 +1,130 @@
+"""Rings for jobs of producers that do not ring, if no other worker of the model does."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import redis
+from celery.utils.log import get_logger
+from redis.exceptions import RedisError, ResponseError
+
+from llorch_worker.broker import keys, watch
+from llorch_worker.broker.queue_news import QueueNews
+from llorch_worker.broker.queues import is_job_queue, queue_of
+from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.broker.watch import COUNT_S, KEEP_S, LEASE_S, LOOK_S
+
+logger = get_logger(__name__)
+
+READ_S = 0.2
+"""How soon the thread notices that it must end."""
+RUNG_S = 0.01
+"""How long the worker that was rung has to claim before the watcher looks whether a job is left."""
+PAUSE_S = 0.001
+"""Between two looks, so that many pushes cost few."""
+ACTIVE_S = 10.0
+"""How long after the last change a ring may still be lost. Later only news may be."""
+IDLE_LOOK_S = 5.0
+
+
+class QueueWatcher:
+    """A thread that tries to become the watcher of the model, and then watches."""
+
+    def __init__(self, client: redis.Redis, model: str) -> None:
+        self._redis = client
+        self._model = model
+        self._refused = False
+        self._outage = RedisOutage("cannot watch the queues", "watching the queues again")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="llorch-watcher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                if watch.acquire(self._redis, self._model):
+                    self._watch()
+            except RedisError as error:
+                self._outage.failed(error)
+            else:
+                self._outage.over()
+            self._stop.wait(LOOK_S * random.uniform(0.9, 1.1))
+
+    def _watch(self) -> None:
+        pool = self._redis.connection_pool
+        connection = pool.get_connection()
+        try:
+            self._ring_until_lost(self._news(connection))
+        finally:
+            # Not to be used for anything else: it is subscribed.
+            connection.disconnect()
+            pool.release(connection)
+        if self._stop.is_set():
+            watch.leave(self._redis, self._model)
+
+    def _news(self, connection: Any) -> QueueNews | None:
+        try:
+            return QueueNews(connection, self._model)
+        except ResponseError as error:
+            if not self._refused:
+                logger.warning("jobs of stock producers wait up to a second: %s", error)
+            self._refused = True
+            return None
+
+    def _ring_until_lost(self, news: QueueNews | None) -> None:
+        keep_at_s = look_at_s = count_at_s = time.monotonic()
+        held_until_s = keep_at_s + LEASE_S
+        active_until_s = keep_at_s + ACTIVE_S
+        check_at_s: dict[str, float] = {}
+        while not self._stop.is_set():
+            now_s = time.monotonic()
+            if now_s >= held_until_s:
+                # This process was suspended, and another worker may watch by now.
+                return
+            if now_s >= keep_at_s:
+                keep = watch.keep if now_s < count_at_s else watch.keep_and_count
+                if not keep(self._redis, self._model):
+                    return
+                if now_s >= count_at_s:
+                    count_at_s = now_s + COUNT_S
+                held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
+            if now_s >= look_at_s:
+                check_at_s.clear()
+                after_s = watch.ring_for_all(self._redis, self._model)
+                if after_s is None:
+                    idle = news is not None and now_s >= active_until_s
+                    after_s = IDLE_LOOK_S if idle else LOOK_S
+                look_at_s = now_s + after_s
+            elif changed := [name for name, at_s in check_at_s.items() if at_s <= now_s]:
+                after_s = watch.ring_for_changed(self._redis, self._model, changed)
+                look_at_s = min(look_at_s, now_s + (LOOK_S if after_s is None else after_s))
+                active_until_s = now_s + ACTIVE_S
+                for name in changed:
+                    del check_at_s[name]
+                self._stop.wait(PAUSE_S)
+            left_s = min(look_at_s, keep_at_s, *check_at_s.values()) - time.monotonic()
+            for name, after_s in self._hear(news, max(0.0, min(left_s, READ_S))):
+                at_s = time.monotonic() + after_s
+                check_at_s[name] = min(at_s, check_at_s.get(name, at_s))
+
+    def _hear(self, news: QueueNews | None, timeout_s: float) -> list[tuple[str, float]]:
+        """The lists that have changed, each with the time after which to check it."""
+        if news is None:
+            self._stop.wait(timeout_s)
+            return []
+        changed = news.read(timeout_s)
+        # Whoever pushes and rings does both in one step.
+        return [
+            (name, RUNG_S if keys.bell(queue_of(name)) in changed else 0.0)
+            for name in changed
+            if is_job_queue(name)
+        ]

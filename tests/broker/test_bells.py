@@ -1,0 +1,168 @@
+"""Which scripts ring, for whom, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from llorch_worker.broker import claims, keys, queues, watch, worker_queues
+from llorch_worker.broker.queues import route, worker_queue
+from llorch_worker.client import Client
+from tests.broker.jobs import TERMS, look, push, take
+from tests.broker.test_maxmemory import fill
+from tests.messages import QUEUE
+
+BELL = keys.bell(QUEUE)
+OWN_QUEUE = worker_queue("toy", "gpu0@host")
+
+
+def rings(store: redis.Redis, queue: str = QUEUE) -> int:
+    return int(store.llen(keys.bell(queue)))
+
+
+def test_a_client_rings_for_its_job(producer: Client) -> None:
+    producer.submit(prompt="x", priority="high")
+    assert (rings(producer.redis, f"{QUEUE}:high"), rings(producer.redis)) == (1, 0)
+    producer.submit(prompt="x", priority="low")
+    assert rings(producer.redis) == 1
+
+
+def test_a_client_that_sends_to_one_worker_rings_for_that_worker_for_a_while(
+    producer: Client,
+) -> None:
+    worker_queues.mark_seen(producer.redis, OWN_QUEUE)
+    producer.submit(prompt="x", worker="gpu0@host")
+    assert (rings(producer.redis, OWN_QUEUE), rings(producer.redis)) == (1, 0)
+    assert 0 < producer.redis.ttl(keys.bell(OWN_QUEUE)) <= 60
+
+
+def test_a_bell_holds_one_ring_however_many_jobs_wait(producer: Client) -> None:
+    for _ in range(5):
+        producer.submit(prompt="x")
+        watch.ring_for_all(producer.redis, "toy")
+        assert rings(producer.redis) == 1
+
+
+def test_a_claim_that_takes_all_jobs_leaves_no_ring(producer: Client) -> None:
+    for priority in ("high", "normal", "low"):
+        producer.submit(prompt="x", priority=priority)
+    assert len(take(producer.redis)) == 3
+    assert rings(producer.redis) == rings(producer.redis, f"{QUEUE}:high") == 0
+
+
+def test_a_claim_that_leaves_jobs_rings_for_the_next_worker(store: redis.Redis) -> None:
+    push(store, "a", "b", "c")
+    store.lpush(route("toy", "high").list_key, *store.lrange(QUEUE, 0, 1))
+    assert len(take(store, limit=1)) == 1
+    assert rings(store) == rings(store, f"{QUEUE}:high") == 1
+    assert len(take(store, limit=1)) == 1
+    assert (rings(store), rings(store, f"{QUEUE}:high")) == (1, 0)
+
+
+def test_a_worker_leaves_the_others_their_share_of_many_jobs(store: redis.Redis) -> None:
+    store.set(keys.watch("toy"), 4)
+    push(store, *(f"job{number}" for number in range(9)))
+    # What is left of 9 after each: 6, 4, 3, 2, 1, 0.
+    assert [len(take(store)) for _ in range(6)] == [3, 2, 1, 1, 1, 1]
+    assert rings(store) == 0
+
+
+def test_a_worker_alone_takes_all_it_has_room_for(store: redis.Redis) -> None:
+    store.set(keys.watch("toy"), 1)
+    push(store, *(f"job{number}" for number in range(9)))
+    assert len(take(store, limit=8)) == 8
+
+
+def test_a_worker_takes_all_jobs_of_its_own_queue(store: redis.Redis) -> None:
+    store.set(keys.watch("toy"), 100)
+    push(store, *(f"job{number}" for number in range(9)))
+    store.rename(QUEUE, OWN_QUEUE)
+    push(store, "a", "b")
+    taken = claims.claim(
+        store, consumed=queues.queues("toy", "gpu0@host"), held=(), limit=20, worker="gpu0@host",
+        terms=TERMS,
+    ).claims  # fmt: skip
+    assert [claim.job_id for claim in taken] == [*(f"job{number}" for number in range(9)), "a"]
+
+
+@pytest.mark.parametrize(("rung", "rings_on"), [(False, 1), (True, 0)])
+def test_a_suspect_that_may_not_run_here_rings_for_another_worker_once(
+    store: redis.Redis, rung: bool, rings_on: int
+) -> None:
+    """Otherwise two workers that both hold suspects would ring for each other for ever."""
+    push(store, "a", "b")
+    held = take(store)
+    for claim in held:
+        store.zadd(keys.LEASES, {claim.job_id: 0})
+    claims.sweep(store, lease_ms=TERMS.lease_ms, max_deaths=TERMS.max_deaths)
+    first = take(store, limit=1)
+    assert first[0].suspect
+    store.delete(BELL)
+    taken = look(store, held=first, rung=rung)
+    assert (taken.claims, taken.look_again_s) == ([], 0.2)
+    assert rings(store) == rings_on
+
+
+def test_jobs_without_a_ring_get_one(store: redis.Redis) -> None:
+    lists = [QUEUE, route("toy", "high").list_key, OWN_QUEUE, queues.suspects("toy")]
+    for name in lists:
+        store.lpush(name, "a job")
+    watch.ring_for_changed(store, "toy", lists[1:3])
+    assert [rings(store, queue) for queue in (QUEUE, f"{QUEUE}:high", OWN_QUEUE)] == [0, 1, 1]
+    watch.ring_for_all(store, "toy")
+    assert rings(store) == 1
+
+
+def test_empty_lists_and_lists_of_other_models_get_no_ring(store: redis.Redis) -> None:
+    store.lpush("llorch.toys", "a job")
+    watch.ring_for_changed(store, "toy", [QUEUE, "llorch.toys"])
+    watch.ring_for_all(store, "toy")
+    assert store.keys("llorch:bell:*") == []
+
+
+@pytest.mark.parametrize(("due_ms", "rung"), [(-1_000, 1), (500, 0), (30_000, 0)])
+def test_a_scheduled_job_gets_a_ring_once_it_is_due(
+    store: redis.Redis, due_ms: int, rung: int
+) -> None:
+    seconds, microseconds = store.time()
+    store.zadd(queues.scheduled("toy"), {"a": seconds * 1000 + round(microseconds / 1000) + due_ms})
+    look_again_s = watch.ring_for_all(store, "toy")
+    assert look_again_s is not None
+    # Not at once, if it was due: perhaps no worker has room.
+    assert 0 < look_again_s < 1 if due_ms == 500 else look_again_s == 1
+    assert rings(store) == rung
+
+
+def test_at_maxmemory_claims_and_watchers_ring(store: redis.Redis) -> None:
+    push(store, "a", "b", "c")
+    fill(store)
+    assert len(take(store, limit=1)) == 1
+    assert rings(store) == 1
+    store.delete(BELL)
+    watch.ring_for_all(store, "toy")
+    assert rings(store) == 1
+
+
+@pytest.mark.parametrize("prepare", [lambda _store: None, fill], ids=["room", "maxmemory"])
+def test_one_worker_watches_until_its_lease_ends(
+    store: redis.Redis, prepare: Callable[[redis.Redis], None]
+) -> None:
+    prepare(store)
+    assert [watch.acquire(store, "toy") for _ in range(2)] == [True, False]
+    assert watch.keep(store, "toy")
+    assert watch.keep_and_count(store, "toy")
+    assert 0 < store.pttl(keys.watch("toy")) <= watch.LEASE_S * 1e3
+    watch.leave(store, "toy")
+    assert not watch.keep(store, "toy")
+    assert watch.acquire(store, "toy")
+
+
+def test_the_watcher_counts_the_living_workers_of_its_model(store: redis.Redis) -> None:
+    for model, worker in (("toy", "a@h"), ("toy", "b@h"), ("toys", "c@h")):
+        worker_queues.mark_seen(store, worker_queue(model, worker))
+    store.zadd(keys.WORKER_QUEUES, {worker_queue("toy", "dead@h"): 1})
+    watch.acquire(store, "toy")
+    watch.keep_and_count(store, "toy")
+    assert store.get(keys.watch("toy")) == "2"

@@ -1,0 +1,235 @@
+"""One job wakes one worker, whoever pushed it and whoever dies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import pytest
+import redis
+from celery import Celery
+
+from llorch_worker.broker import keys, queues, scripts
+from llorch_worker.broker.connection import connect
+from llorch_worker.client import Client, Job
+from llorch_worker.contract import TASK_NAME
+from tests.latch import Latch
+from tests.services import (
+    RedisServer,
+    WorkerProcess,
+    begun,
+    held_ids,
+    running_worker,
+    wait_until,
+)
+
+GET_S = 30
+BELL = keys.bell("llorch.toy")
+
+
+@pytest.fixture
+def fleet(
+    own_server: RedisServer, own_client: Client, tmp_path: Path
+) -> Iterator[list[WorkerProcess]]:
+    """Three workers for two jobs each. The first is the watcher."""
+    with ExitStack() as running:
+        started = []
+        for name in ("w1", "w2", "w3"):
+            started.append(
+                running.enter_context(
+                    running_worker(
+                        own_server.url,
+                        tmp_path,
+                        name=name,
+                        model_name="toy",
+                        max_sequences=2,
+                        TOY_STEP_MS=5,
+                    )
+                )
+            )
+            wait_until(lambda: len(watchers(own_client.redis)) == 1)
+        wait_until(lambda: own_client.redis.get(keys.watch("toy")) == "3")
+        wait_until(lambda: waiting(own_client.redis) == 3)
+        yield started
+
+
+def watchers(store: redis.Redis) -> set[str]:
+    """The connections that hear of changed lists."""
+    return {each["id"] for each in store.client_list() if "t" in each["flags"]}
+
+
+def waiting(store: redis.Redis) -> int:
+    """How many workers wait for a bell."""
+    # Each worker also waits for questions about tokens.
+    blocked = [each for each in store.client_list() if each["cmd"] == "blpop"]
+    return len([each for each in blocked if "b" in each["flags"]]) - 3
+
+
+class Claims:
+    """Counts the claims that workers make because a bell rang."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.count = 0
+        self._server = server
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._listening = threading.Event()
+
+    def _listen(self) -> None:
+        with connect(self._server.url) as client, client.monitor() as monitor:
+            self._listening.set()
+            for heard in monitor.listen():
+                words = heard["command"].split()
+                if words[:2] == ["EVALSHA", scripts.digest("claim")]:
+                    # The last arguments: the number of queues, and whether a bell rang.
+                    self.count += words[-2:] == ["4", "1"]
+                elif words[0] == "ECHO":
+                    return
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._listening.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with connect(self._server.url) as client:
+            client.echo("the end")
+        self._thread.join()
+
+
+def stock_job(
+    server: RedisServer, client: Client, queue: str = "llorch.toy", prompt: str = "x"
+) -> Job:
+    """A job that is only pushed."""
+    with Celery("stock", broker=server.url, set_as_current=False) as stock:
+        kwargs = {"prompt": prompt, "max_tokens": 2}
+        return client.job(stock.send_task(TASK_NAME, kwargs=kwargs, queue=queue).id)
+
+
+def test_one_job_of_our_client_wakes_one_worker(
+    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+) -> None:
+    with Claims(own_server) as claims:
+        for _ in range(5):
+            own_client.submit(prompt="x", max_tokens=2).result(GET_S)
+            wait_until(lambda: waiting(own_client.redis) == 3)
+    assert claims.count == 5
+
+
+@pytest.mark.parametrize("queue", ["llorch.toy", "llorch.toy:high"])
+def test_one_job_of_a_stock_producer_wakes_one_worker(
+    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess], queue: str
+) -> None:
+    with Claims(own_server) as claims:
+        for _ in range(5):
+            stock_job(own_server, own_client, queue).result(GET_S)
+            wait_until(lambda: waiting(own_client.redis) == 3)
+    assert claims.count == 5
+
+
+def test_workers_take_turns(
+    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+) -> None:
+    ran = []
+    # Not strictly: a worker that has waited for some seconds looks, and then waits again, last.
+    for _ in range(12):
+        ran.append(own_client.submit(prompt="x", max_tokens=2).result(GET_S).worker)
+        wait_until(lambda: waiting(own_client.redis) == 3)
+    assert len(set(ran)) == 3
+
+
+def test_a_job_that_is_only_pushed_to_a_worker_queue_wakes_that_worker(
+    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+) -> None:
+    name = fleet[1].hostname
+    with Claims(own_server) as claims:
+        job = stock_job(own_server, own_client, queues.worker_queue("toy", name))
+        assert job.result(GET_S).worker == name
+        wait_until(lambda: waiting(own_client.redis) == 3)
+    assert claims.count == 1
+
+
+def test_jobs_that_are_pushed_at_once_spread_over_all_workers(
+    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess], latch: Latch
+) -> None:
+    prompt = latch.prompt()
+    jobs = [stock_job(own_server, own_client, "elsewhere", prompt) for _ in range(3)]
+    own_client.redis.rename("elsewhere", "llorch.toy")
+    wait_until(lambda: len(held_ids(own_client.redis)) == 3)
+    holders = {own_client.redis.hget(keys.job(job.id), "worker") for job in jobs}
+    assert len(holders) == 3
+
+
+def test_a_ring_that_nobody_answers_costs_a_second_and_no_job(
+    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+) -> None:
+    """A worker may die, or be suspended, with a ring in its hands."""
+    # They are suspended one after another, so that the last to wait is the only one to answer.
+    with fleet[1].paused(), fleet[2].paused():
+        jobs = [stock_job(own_server, own_client) for _ in range(4)]
+        jobs += [own_client.submit(prompt="x", max_tokens=2) for _ in range(4)]
+        workers = {job.result(GET_S).worker for job in jobs}
+    assert workers == {fleet[0].hostname}
+
+
+def test_another_worker_watches_after_the_watcher_was_killed(
+    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+) -> None:
+    (first,) = watchers(own_client.redis)
+    fleet[0].process.kill()
+    fleet[0].wait_exit()
+    job = stock_job(own_server, own_client)
+    assert job.result(GET_S).text == "w0 w1 "
+    wait_until(lambda: watchers(own_client.redis) - {first})
+    assert stock_job(own_server, own_client).result(GET_S).text == "w0 w1 "
+
+
+def test_a_watcher_that_was_suspended_leaves_it_to_its_successor(
+    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+) -> None:
+    (first,) = watchers(own_client.redis)
+    with fleet[0].paused():
+        wait_until(lambda: watchers(own_client.redis) - {first})
+        assert stock_job(own_server, own_client).result(GET_S).text == "w0 w1 "
+    wait_until(lambda: first not in watchers(own_client.redis))
+    assert len(watchers(own_client.redis)) == 1
+    assert stock_job(own_server, own_client).result(GET_S).text == "w0 w1 "
+
+
+def test_stock_jobs_are_claimed_after_redis_was_restarted(
+    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+) -> None:
+    own_server.halt()
+    own_server.start()
+    jobs = [stock_job(own_server, own_client) for _ in range(6)]
+    assert {job.result(GET_S).text for job in jobs} == {"w0 w1 "}
+    wait_until(lambda: len(watchers(own_client.redis)) == 1)
+
+
+def test_a_full_worker_takes_no_ring(
+    own_server: RedisServer, own_client: Client, own_worker: WorkerProcess
+) -> None:
+    running = [begun(own_client.submit(prompt="x", max_tokens=4000)) for _ in range(2)]
+    waits = stock_job(own_server, own_client)
+    wait_until(lambda: own_client.redis.llen(BELL) == 1)
+    more = [own_client.submit(prompt="x", max_tokens=2) for _ in range(3)]
+    assert own_client.redis.llen(BELL) == 1
+    for job in running:
+        job.cancel()
+    assert {job.result(GET_S).text for job in (waits, *more)} == {"w0 w1 "}
+    wait_until(lambda: not own_client.redis.exists(BELL))
+
+
+def test_a_worker_that_cancels_its_queues_passes_its_ring_on(
+    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+) -> None:
+    with Celery("operator", broker=own_server.url, set_as_current=False) as operator:
+        for queue in queues.queues("toy"):
+            operator.control.cancel_consumer(
+                queue, destination=[fleet[0].hostname, fleet[1].hostname], reply=True
+            )
+        for _ in range(4):
+            result = own_client.submit(prompt="x", max_tokens=2).result(GET_S)
+            assert result.worker == fleet[2].hostname
