@@ -19,7 +19,7 @@ from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, wait_until
 from tests.sizes import sized
-from tests.telemetry.scraping import scrape
+from tests.telemetry.scraping import STRANGE, scrape
 
 HANG_UPS = sized(60, 500)
 REQUESTS = "llorch_gateway_requests_total"
@@ -93,6 +93,8 @@ def test_a_gateway_tells_of_the_fleet_as_the_exporter_does(toy_gateway: GatewayP
     assert found("llorch_fleet_workers", model_name="toy") == 1
     assert found("llorch_fleet_slots", model_name="toy") == 2
     assert found("llorch_redis_up") == 1
+    for accept in STRANGE:
+        assert scrape(toy_gateway.url, headers={"Accept": accept})("llorch_redis_up") == 1
 
 
 def test_only_operators_may_scrape(
