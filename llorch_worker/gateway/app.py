@@ -109,7 +109,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
     if own.keys is None:
         app.add_middleware(LoopbackOnly)
     app.add_middleware(requests.middleware)
-    app.add_middleware(measuring, metrics=measured)
+    app.add_middleware(measuring, metrics=measured, routes=app.routes)
     if is_traced():
         app.add_middleware(without_query)
     _document_400_for_422(app)

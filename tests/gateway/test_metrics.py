@@ -8,14 +8,18 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import ClientDisconnect
 
 from llorch_worker.client import Client
+from llorch_worker.gateway.app import create_app
 from llorch_worker.gateway.keys import new_key
+from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.settings import Settings
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, wait_until
 from tests.sizes import sized
-from tests.telemetry.scraping import scrape
+from tests.telemetry.scraping import STRANGE, scrape
 
 HANG_UPS = sized(60, 500)
 REQUESTS = "llorch_gateway_requests_total"
@@ -40,16 +44,48 @@ def test_requests_are_counted_by_their_route_and_never_by_their_url(
         assert http.get("/no/such/path").status_code == 404
         assert http.delete("/health").status_code == 405
         assert http.request("ZQXMETHODXQZ", "/health").status_code == 405
+        assert http.get("/console/api/session").status_code == 200
+        assert http.get("/console/api/jobs").status_code == 200
         found = scrape(toy_gateway.url)
     assert found(REQUESTS, method="POST", route="/v1/jobs", status="202") == 1
     assert found(REQUESTS, method="GET", route="/v1/jobs/{job_id}", status="200") == 3
     assert found(REQUESTS, method="GET", route="/v1/jobs/{job_id}", status="404") == 1
     assert found(REQUESTS, route="other", status="404") == 1
     assert found(REQUESTS, method="other", route="/health", status="405") == 1
+    assert found(REQUESTS, route="/console/api/session", status="200") == 1
+    assert found(REQUESTS, route="/console/api/jobs", status="200") == 1
     assert found("llorch_gateway_request_seconds_count", route="/v1/jobs/{job_id}") == 4
     assert found("llorch_gateway_open_requests") == 0
     for hidden in (job, "unknown-job", "no/such", "zqx", "ZQX"):
         assert hidden not in found.text
+
+
+def test_a_defect_is_a_500_and_a_hang_up_a_499(redis_server: RedisServer, tmp_path: Path) -> None:
+    app = create_app(Settings(redis_url=redis_server.url), GatewaySettings(files=str(tmp_path)))
+
+    @app.get("/defect")
+    def defect() -> None:
+        raise ZeroDivisionError
+
+    @app.get("/hang-up")
+    def hang_up() -> None:
+        raise ClientDisconnect
+
+    async def get(path: str) -> int:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return (await http.get(path)).status_code
+
+    assert asyncio.run(get("/defect")) == 500
+    asyncio.run(get("/hang-up"))
+
+    def counted(path: str, status: str) -> float | None:
+        labels = {"method": "GET", "route": path, "status": status}
+        value: float | None = app.state.metrics.registry.get_sample_value(REQUESTS, labels)
+        return value
+
+    assert (counted("/defect", "500"), counted("/defect", "499")) == (1, None)
+    assert (counted("/hang-up", "499"), counted("/hang-up", "500")) == (1, None)
 
 
 def test_a_gateway_tells_of_the_fleet_as_the_exporter_does(toy_gateway: GatewayProcess) -> None:
@@ -57,6 +93,8 @@ def test_a_gateway_tells_of_the_fleet_as_the_exporter_does(toy_gateway: GatewayP
     assert found("llorch_fleet_workers", model_name="toy") == 1
     assert found("llorch_fleet_slots", model_name="toy") == 2
     assert found("llorch_redis_up") == 1
+    for accept in STRANGE:
+        assert scrape(toy_gateway.url, headers={"Accept": accept})("llorch_redis_up") == 1
 
 
 def test_only_operators_may_scrape(

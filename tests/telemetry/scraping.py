@@ -9,6 +9,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 Labels = frozenset[tuple[str, str]]
 
+STRANGE = [
+    "application/openmetrics-text; version=abc",
+    "application/openmetrics-text; version=1.x",
+    "text/plain; version=abc",
+]
+"""Headers ``Accept`` that prometheus_client cannot compare with its versions."""
+
 
 @dataclass(frozen=True)
 class Scrape:

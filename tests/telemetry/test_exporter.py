@@ -14,10 +14,12 @@ from llorch_worker.client import Client
 from tests.cli.command import run
 from tests.services import RedisServer, free_port, running_worker, wait_until
 from tests.telemetry.exporters import running_exporter
-from tests.telemetry.scraping import scrape
+from tests.telemetry.scraping import STRANGE, parse, scrape
 
 TOY = {"model_name": "toy", "TOY_STEP_MS": 5}
 SCRAPES = 60
+PROMETHEUS_TIMEOUT_S = 5
+"""Of a scrape every 5 s."""
 
 
 @pytest.fixture
@@ -134,3 +136,25 @@ def test_unknown_paths_and_taken_ports_are_told(exporter: str) -> None:
     ran = run("exporter", "--port", port, "--json")
     assert ran.code == 1
     assert ran.json["error"]["code"] == "CANNOT_LISTEN"
+
+
+@pytest.mark.parametrize("accept", STRANGE)
+def test_a_strange_format_is_answered_in_the_plain_one(exporter: str, accept: str) -> None:
+    assert scrape(exporter, headers={"Accept": accept})("llorch_redis_up") == 1
+
+
+def test_a_redis_that_hangs_is_told_before_prometheus_gives_up(
+    own_server: RedisServer, exporter: str
+) -> None:
+    assert scrape(exporter)("llorch_redis_up") == 1
+    assert httpx.get(f"{exporter}/targets").status_code == 200
+
+    def up() -> float:
+        answer = httpx.get(f"{exporter}/metrics", timeout=PROMETHEUS_TIMEOUT_S)
+        return parse(answer.text)("llorch_redis_up")
+
+    with own_server.paused():
+        # The last reading is told for a second.
+        wait_until(lambda: up() == 0)
+        answer = httpx.get(f"{exporter}/targets", timeout=PROMETHEUS_TIMEOUT_S)
+        assert answer.status_code == 503

@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 from anyio import CapacityLimiter
 from fastapi import APIRouter, Depends, Request, Response
-from prometheus_client.exposition import choose_encoder
 
 from llorch_worker.gateway.console.routes import operator
+from llorch_worker.telemetry.metrics.exposition import exposition
 from llorch_worker.telemetry.metrics.gateway_metrics import GatewayMetrics
 
 router = APIRouter(include_in_schema=False, dependencies=[Depends(operator)])
@@ -21,6 +21,7 @@ async def metrics(request: Request) -> Response:
     """This gateway's requests and the whole fleet."""
     found: GatewayMetrics = request.app.state.metrics
     limiter: CapacityLimiter = request.app.state.scrapes
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    body = await anyio.to_thread.run_sync(encode, found.registry, limiter=limiter)
+    body, content_type = await anyio.to_thread.run_sync(
+        exposition, found.registry, request.headers.get("accept"), limiter=limiter
+    )
     return Response(body, media_type=None, headers={"Content-Type": content_type})

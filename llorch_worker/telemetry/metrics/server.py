@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
+
+from llorch_worker.telemetry.metrics.exposition import exposition
+from llorch_worker.telemetry.metrics.http_server import Answer, SmallServer
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +26,13 @@ class MetricsServer:
         self.port = port
         self.host = socket.gethostname() if host in _ANY else host
         """Where others may reach it."""
-        self._server, self._thread = start_http_server(port, host, registry)
+
+        def metrics(accept: str | None) -> Answer:
+            return 200, *exposition(registry, accept)
+
+        self._server = SmallServer(host, port, {"/metrics": metrics})
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         self._server.shutdown()
