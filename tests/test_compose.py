@@ -23,6 +23,10 @@ yaml = pytest.importorskip("yaml", reason="needs PyYAML to read the compose file
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 COMPOSE = REPOSITORY / "docker-compose.yml"
+TRACES = {
+    *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"),
+    *("OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"),
+}
 
 
 def compose_command() -> list[str] | None:
@@ -80,7 +84,7 @@ def test_compiled_kernels_outlive_their_container(services: Any) -> None:
 
 def test_every_setting_reaches_the_worker(services: Any) -> None:
     settings = {f"LLORCH_{name.upper()}" for name in Settings.model_fields}
-    assert set(services["worker"]["environment"]) == settings
+    assert set(services["worker"]["environment"]) == settings | TRACES
 
 
 def test_the_cpu_worker_differs_only_in_its_device(services: Any) -> None:
@@ -169,7 +173,7 @@ def test_every_setting_reaches_the_gateway_and_its_files_are_kept(services: Any)
 
     gateway = services["gateway"]
     fields = {f"LLORCH_GATEWAY_{name.upper()}" for name in GatewaySettings.model_fields}
-    assert fields <= set(gateway["environment"])
+    assert fields | TRACES <= set(gateway["environment"])
     folder = "/var/lib/llorch/files"
     assert gateway["environment"]["LLORCH_GATEWAY_FILES"] == f"${{LLORCH_GATEWAY_FILES:-{folder}}}"
     assert f"files:{folder}" in gateway["volumes"]

@@ -91,7 +91,8 @@ class _OneEnd(Backend):  # type: ignore[misc]
             HELD_CLAIMS.note_fenced()
             # Celery must not go on as if the job had this state: the job runs again, or has.
             raise Reject("another delivery of the job has taken over", requeue=True)
-        if claim is not None and event:
+        # Once: Celery stores a failure too if it cannot send the next task of a chain.
+        if claim is not None and event and not HELD_CLAIMS.has_ended(claim):
             HELD_CLAIMS.note_end(claim)
             worker = getattr(request, "hostname", None) or ""
             ENDED_JOBS.note(claim, worker, end, trace_id(getattr(request, "traceparent", None)))

@@ -22,6 +22,8 @@ ENQUEUED_AT = "llorch_enqueued_at"
 
 _TIME = f"@time{uuid()}@"
 """A placeholder; random, so that no field of a request can contain it."""
+_EARLIEST_S, _LATEST_S = 1e9, 1e11
+"""The year 2001, and 5138: a time in milliseconds is above."""
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _UNREADABLE = (
     binascii.Error, LookupError, TypeError, ValueError, AttributeError, RecursionError
@@ -112,8 +114,9 @@ def read_task(raw: str) -> tuple[dict[str, Any], Any] | None:
 
 
 def enqueue_time_s(header: object) -> float | None:
-    """The header :data:`ENQUEUED_AT`, if it is a valid time; any producer may have written it."""
-    if isinstance(header, int | float) and not isinstance(header, bool) and header > 0:
+    """The header :data:`ENQUEUED_AT`, if it is a Unix time in seconds. Any producer may have
+    written it, also one whose clock has never been set."""
+    if isinstance(header, int | float) and _EARLIEST_S < header < _LATEST_S:
         return float(header)
     return None
 

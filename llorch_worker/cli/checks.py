@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llorch_worker.broker.cluster import Cluster
 from llorch_worker.broker.connection import broker_errors, connect
-from llorch_worker.broker.url import safe_url
+from llorch_worker.broker.url import is_sentinel, safe_url
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable, InvalidLoadOption
@@ -87,10 +87,22 @@ def redis_server(url: str, *, asked_for: bool) -> Iterator[Check]:
         yield Check("redis", "fail", finding, remedy)
     else:
         yield Check("redis", "ok", f"version {found} answers at {where}")
-    yield from _redis_keeps(information)
+    yield from _redis_keeps(information, _redis_cli(url))
 
 
-def _redis_keeps(information: dict[str, Any]) -> Iterator[Check]:
+def _redis_cli(url: str) -> str:
+    """How to reach that Redis from a shell; ``***`` stands for a password."""
+    if is_sentinel(url):
+        return "redis-cli -h MASTER"
+    where = safe_url(url)
+    return (
+        f"redis-cli -s {where.removeprefix('unix://')}"
+        if where.startswith("unix:")
+        else (f"redis-cli -u {where}")
+    )
+
+
+def _redis_keeps(information: dict[str, Any], redis_cli: str) -> Iterator[Check]:
     policy = information.get("maxmemory_policy", "unknown")
     limit = int(information.get("maxmemory", 0))
     used = f"{human_bytes(int(information.get('used_memory', 0)))} used"
@@ -99,13 +111,13 @@ def _redis_keeps(information: dict[str, Any]) -> Iterator[Check]:
         yield Check("memory", "ok", f"maxmemory-policy {policy}, {of}")
     else:
         finding = f"maxmemory-policy is {policy} ({of}): Redis may delete jobs"
-        remedy = "redis-cli config set maxmemory-policy noeviction"
+        remedy = f"{redis_cli} config set maxmemory-policy noeviction"
         yield Check("memory", "fail" if limit else "warn", finding, remedy)
     if information.get("aof_enabled"):
         yield Check("storage", "ok", "append-only file is on")
     else:
         finding = "append-only file is off: jobs since the last snapshot are lost if Redis dies"
-        remedy = "redis-cli config set appendonly yes"
+        remedy = f"{redis_cli} config set appendonly yes"
         yield Check("storage", "warn", finding, remedy)
 
 

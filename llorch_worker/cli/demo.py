@@ -72,8 +72,8 @@ def demo(
                 stack.keep_up(lambda text: screen.note(text, "yellow"))
             except KeyboardInterrupt:
                 stack.drain()
-        else:
-            view.leaving(stack.gateway_url, stack.flower_url)
+    if not keep:
+        view.leaving(stack.gateway_url, stack.flower_url)
     if found.failed:
         raise CommandError("DEMO_FAILED", f"{found.failed} of {found.jobs} jobs failed")
 

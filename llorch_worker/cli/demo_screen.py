@@ -116,9 +116,9 @@ class DemoScreen:
             self._screen.out.print(f"  ✗ {error}", style="bold red", markup=False)
 
     def leaving(self, gateway: str | None, flower: str | None) -> None:
-        """What there was to call and to see."""
+        """What there was to call and to see; after everything has stopped."""
         if gateway or flower:
-            self._print("\nllorch demo --keep leaves everything running:\n")
+            self._print("\nEverything is stopped. To try these, run llorch demo --keep:\n")
             self._servers(gateway, flower)
 
     def keeping(self, redis_url: str, gateway: str | None, flower: str | None) -> None:
@@ -132,6 +132,7 @@ class DemoScreen:
     def _servers(self, gateway: str | None, flower: str | None) -> None:
         if gateway:
             self._print(f"  [cyan]{escape(chat_command(gateway, 'demo'))}[/]")
+            self._print(f"  [cyan]{gateway}[/]  (console)")
         if flower:
             self._print(f"  [cyan]{flower}[/]  (Flower)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from typing import Annotated, Any
@@ -13,6 +14,8 @@ from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 9390
 
@@ -55,9 +58,21 @@ def exporter(
             f"The fleet's metrics are at {url}/metrics, its workers at {url}/targets", "bold"
         )
     try:
+        _warn_without_redis(settings.redis_url)
         server.serve_forever()
     finally:
         server.server_close()
+
+
+def _warn_without_redis(url: str) -> None:
+    from llorch_worker.broker.cluster import Cluster
+    from llorch_worker.contract.errors import BrokerUnavailable
+
+    try:
+        with Cluster(url) as cluster:
+            cluster.ping()
+    except BrokerUnavailable as error:
+        logger.warning("%s; until then llorch_redis_up is 0", error)
 
 
 def _end(*_: Any) -> None:

@@ -114,6 +114,6 @@ def unknown_job(job_id: str) -> CommandError:
     """The error for an id of which Redis has no trace."""
     return CommandError(
         "UNKNOWN_JOB",
-        f"no job {job_id[:80]!r}; llorch submit prints ids, results are kept for a day, and a job "
-        "from another producer is known once a worker takes it",
+        f"no job {job_id[:80]!r}; give the whole id, as llorch submit prints it; results are kept "
+        "for a day, and a job from another producer is known once a worker takes it",
     )

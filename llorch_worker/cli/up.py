@@ -70,6 +70,7 @@ def up(
     extras.require("worker")
     if settings.metrics_port is not None:
         extras.require("metrics")
+    from llorch_worker.stack import ports
     from llorch_worker.stack.placement import worker_devices
     from llorch_worker.stack.programs import find_redis_server
     from llorch_worker.stack.stack import Plan, Stack
@@ -89,6 +90,7 @@ def up(
         settings=settings,
         workers=places.workers,
         redis_url=redis_url,
+        redis_port=ports.DEFAULT_REDIS_PORT,
         flower_port=_port(screen, FLOWER, wanted=flower, asked=flower_port),
         flower_port_asked=flower_port is not None,
         flower_login=_flower_login(),
@@ -195,7 +197,7 @@ def _banner(
         for (worker, _), card in zip(plan.workers, cards, strict=True)
     )
     url = escape(safe_url(stack.redis_url))
-    gateway = stack.gateway_url or "off"
+    gateway = f"{stack.gateway_url}  (API and console)" if stack.gateway_url else "off"
     over_http = ""
     if stack.gateway_url:
         command = servers.chat_command(stack.gateway_url, settings.served_name)

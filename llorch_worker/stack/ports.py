@@ -11,6 +11,7 @@ from llorch_worker.contract.command_errors import CommandError, usage_error
 LOCALHOST = "127.0.0.1"
 DEFAULT_FLOWER_PORT = 5555
 DEFAULT_GATEWAY_PORT = 8080
+DEFAULT_REDIS_PORT = 6379
 _TRIED_PORTS = 50
 _PROBE_TIMEOUT_S = 3.0
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -32,7 +32,7 @@ from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS, find_redis_serv
 POLL_S = 0.2
 REDIS_START_S = 15.0
 STOP_S = 10.0
-PORT_RACES = 3
+PORT_RACES = 10
 _TAKEN = "Address already in use"
 
 
@@ -45,6 +45,8 @@ class Plan:
     """The (name, device) of each worker."""
     redis_url: str | None
     """None starts a Redis that ends with the stack."""
+    redis_port: int | None = field(default=None, kw_only=True)
+    """The first port to try for that Redis; None for any free one."""
     flower_port: int | None
     """None starts no Flower."""
     flower_port_asked: bool = False
@@ -297,20 +299,24 @@ class Stack:
         if server is None:
             raise MissingExtra("embedded")
         self._redis_folder = Path(tempfile.mkdtemp(prefix="llorch-redis-"))
+        first = self._plan.redis_port
         for _ in range(PORT_RACES):
             # The port may be taken before Redis listens; then try another.
-            port = ports.any_free_port()
+            port = ports.any_free_port() if first is None else ports.next_free(first)
             self.redis_url = f"redis://{ports.LOCALHOST}:{port}/0"
             child = self._start(programs.redis(server, port, self._redis_folder))
-            if self._redis_answers(child):
+            if self._redis_answers(child, port):
                 return
         raise _did_not_start(child)
 
-    def _redis_answers(self, child: Child) -> bool:
+    def _redis_answers(self, child: Child, port: int) -> bool:
         give_up_s = time.monotonic() + REDIS_START_S
         while time.monotonic() < give_up_s:
             if child in self._ended(0.05):
                 return False
+            # On a port that was taken meanwhile, another Redis would answer.
+            if not child.listens_on(port):
+                continue
             with Cluster(self.redis_url) as cluster:
                 if cluster.answers():
                     return True

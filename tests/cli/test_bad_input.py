@@ -174,7 +174,7 @@ def test_chat_options_are_refused_with_a_file(option: list[str], tmp_path: Path)
     ("command", "said"),
     [
         *(
-            ((name, "no-such-job"), "no job 'no-such-job'")
+            ((name, "no-such-job"), "no job 'no-such-job'; give the whole id")
             for name in ("watch", "cancel", "status")
         ),
         (("submit", "x", "--model", "nobodys"), "no worker here has ever served 'nobodys'"),

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -50,6 +51,9 @@ def redis_url(command: Started) -> str:
 def test_jobs_run_on_the_worker_that_the_banner_names_and_sigterm_drains(up: Started) -> None:
     family = up.family()
     workers = up.wait_for("workers  ")
+    port = urlsplit(redis_url(up)).port
+    assert port is not None
+    assert 6379 <= port < 6400, "the first free one from 6379"
     with Client(redis_url(up)) as client:
         (card,) = client.workers()
         assert f"{card.hostname} on cpu" in workers
@@ -158,7 +162,7 @@ def test_the_gateway_answers_the_banners_command_and_is_restarted(
     try:
         line = command.wait_for("curl ")
         command.wait_for("Ctrl-C drains and ends")
-        url = command.wait_for("gateway  ").split()[-1]
+        url = command.wait_for("(API and console)").split()[1]
         answer = subprocess.run(shlex.split(f"{line} --silent"), capture_output=True, timeout=60)
         assert json.loads(answer.stdout)["model"] == "told", answer
         gateway = next(

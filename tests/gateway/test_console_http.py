@@ -78,6 +78,13 @@ def test_the_pages_files_are_checked_by_etag_and_load_nothing_from_elsewhere(
         again = {"If-None-Match": first.headers["etag"]}
         assert plain.get(path, headers=again).status_code == 304
     assert plain.get("/console/routes.py").status_code == 404
+
+
+def test_head_of_the_page_is_its_get_without_a_body(plain: httpx.Client) -> None:
+    page, head = plain.get("/"), plain.head("/")
+    assert (head.status_code, head.content) == (200, b"")
+    for name in ("etag", "content-type"):
+        assert head.headers[name] == page.headers[name]
     assert plain.get("/console/..%2froutes.py").status_code == 404
 
 

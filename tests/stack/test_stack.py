@@ -9,10 +9,10 @@ import pytest
 
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import Settings
-from llorch_worker.stack import programs
+from llorch_worker.stack import ports, programs
 from llorch_worker.stack.children import Program, python
 from llorch_worker.stack.stack import Plan, Stack
-from tests.services import RedisServer
+from tests.services import RedisServer, free_port
 
 START_S = 60
 
@@ -107,3 +107,29 @@ def test_an_error_line_of_a_worker_that_starts_anyway_is_shown(
     with Stack(plan(url, demo_model, "w"), lambda _name, line: lines.append(line)) as stack:
         start(stack)
         assert lines.count("error: of no consequence") == 1
+
+
+def own_redis_plan(redis_port: int) -> Plan:
+    return Plan(
+        settings=Settings(), workers=(), redis_url=None, redis_port=redis_port, flower_port=None
+    )
+
+
+def test_a_redis_of_its_own_takes_the_planned_port_or_the_next_free_one() -> None:
+    port = free_port()
+    with Stack(own_redis_plan(port), print) as first, Stack(own_redis_plan(port), print) as second:
+        first.start()
+        assert first.redis_url == f"redis://127.0.0.1:{port}/0"
+        second.start()
+        assert second.redis_url != first.redis_url
+
+
+def test_a_redis_that_took_the_port_meanwhile_is_not_mistaken_for_ones_own(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = free_port()
+    chosen = iter((own_server.port, free))
+    monkeypatch.setattr(ports, "next_free", lambda _first: next(chosen))
+    with Stack(own_redis_plan(own_server.port), print) as stack:
+        stack.start()
+        assert stack.redis_url == f"redis://127.0.0.1:{free}/0"

@@ -71,6 +71,15 @@ def test_without_redis_it_lives_and_says_so(own_server: RedisServer, exporter: s
     wait_until(lambda: scrape(exporter)("llorch_redis_up") == 1)
 
 
+def test_it_starts_without_redis_and_says_so_once(tmp_path: Path) -> None:
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    log = tmp_path / "exporter.log"
+    with running_exporter(url, tmp_path) as exporter:
+        wait_until(lambda: f"No Redis at {url}" in log.read_text())
+        assert scrape(exporter)("llorch_redis_up") == 0
+    assert log.read_text().count("No Redis at") == 1
+
+
 def test_many_scrapes_are_one_reading(own_client: Client, exporter: str) -> None:
     scrape(exporter)
 

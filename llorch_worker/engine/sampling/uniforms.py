@@ -44,10 +44,12 @@ def choice_seed(seed: int, choice: int) -> int:
 
 
 def job_seed(job_id: str) -> int:
-    """The seed of a job without one: 63 bits, the same in every attempt of the job."""
-    return (
-        int.from_bytes(blake2b(job_id.encode(errors="surrogatepass"), digest_size=8).digest()) >> 1
-    )
+    """The seed of a job without one: 53 bits, the same in every attempt of the job.
+
+    Readers that hold JSON numbers as doubles, such as JavaScript and jq, round larger ones.
+    """
+    digest = blake2b(job_id.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) >> 11
 
 
 def mix64(value: int) -> int:

@@ -58,7 +58,7 @@ def _read(name: str) -> tuple[bytes, dict[str, str]] | None:
     return body, HEADERS | kind | {"ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
 
 
-@router.get("/")
+@router.api_route("/", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
     return await file("index.html", request)
 

@@ -8,7 +8,6 @@ from typing import Any
 from kombu.log import get_logger
 
 from llorch_worker.broker.ended_jobs import EndedJob
-from llorch_worker.contract import TASK_NAME
 
 logger = get_logger(__name__)
 
@@ -46,5 +45,6 @@ def log_job(job: EndedJob) -> None:
 def is_of_celery(record: logging.LogRecord) -> bool:
     """Whether Celery's line tells that a generation was received or how it ended."""
     data = getattr(record, "data", None)
-    named = isinstance(data, dict) and data.get("name") == TASK_NAME
+    # A producer may have given the task another name, its shadow. Celery's own are not generations.
+    named = isinstance(data, dict) and not str(data.get("name", "celery.")).startswith("celery.")
     return named and record.levelno == logging.INFO

@@ -43,8 +43,7 @@ class Repeats(logging.Filter):
         self._tell(self._ended())
         if record.levelno < logging.WARNING or getattr(record, "tells_of_repeats", False):
             return True
-        told = record.msg if record.levelno == logging.WARNING else record.getMessage()
-        key = record.name, record.levelno, str(told)
+        key = record.name, record.levelno, _told(record)
         with self._lock:
             repeated = self._seen.setdefault(
                 key, _Repeated(self._clock(), record.name, record.levelno)
@@ -76,3 +75,13 @@ class Repeats(logging.Filter):
                     told,
                     extra={"tells_of_repeats": True},
                 )
+
+
+def _told(record: logging.LogRecord) -> str:
+    """What makes a record a repeat."""
+    if record.levelno == logging.WARNING:
+        return str(record.msg)
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - the handler reports it, as it does without this filter
+        return str(record.msg)

@@ -36,9 +36,13 @@ def serve(registry: CollectorRegistry, host: str, first_port: int) -> MetricsSer
     reason: OSError | None = None
     for port in range(first_port, last_port + 1):
         try:
-            return MetricsServer(registry, host, port)
+            server = MetricsServer(registry, host, port)
         except OSError as error:
             reason = error
+        else:
+            name = f"[{server.host}]" if ":" in server.host else server.host
+            logger.info("metrics at http://%s:%d/metrics", name, port)
+            return server
     logger.warning(
         "no metrics: cannot listen at a port from %d to %d of %s: %s",
         first_port,

@@ -87,6 +87,7 @@ class AttemptSpans:
             # opentelemetry-instrumentation-celery has made the consumer's span.
             parent = context.get_current()
         queue = normal_queue_of(claim.list_key)
+        enqueued_s = enqueue_time_s(request.get(ENQUEUED_AT))
         began_ns = time.time_ns() - round((time.monotonic() - claim.taken_s) * 1e9)
         span = self._tracer.start_span(
             f"process {queue}",
@@ -109,7 +110,7 @@ class AttemptSpans:
             producer if producer.is_valid else about,
             token,
             began_ns,
-            enqueue_time_s(request.get(ENQUEUED_AT)),
+            enqueued_s,
         )
 
     def _end(

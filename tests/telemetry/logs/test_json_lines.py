@@ -78,6 +78,18 @@ def test_a_refused_job_has_one_line_with_its_code(
     assert "prompt_tokens" not in line
 
 
+def test_a_job_with_another_name_has_one_line_without_it(
+    stock: Celery, traced_worker: WorkerProcess
+) -> None:
+    sent = stock.send_task(
+        TASK_NAME, kwargs={"prompt": "x", "max_tokens": 1}, queue=QUEUE, shadow="another name"
+    )
+    sent.get(timeout=GET_S)
+    (line,) = about(traced_worker, sent.id)
+    assert line["outcome"] == "length"
+    assert "another name" not in traced_worker.text()
+
+
 def test_a_defect_is_one_document_with_its_traceback(
     client: Client, traced_worker: WorkerProcess
 ) -> None:

@@ -70,3 +70,8 @@ def test_what_jobs_say_at_level_info_is_never_cut(log: Log) -> None:
     for _ in range(3 * MOST_A_MINUTE):
         logger.info("job ended")
     assert len(log.lines) == 3 * MOST_A_MINUTE
+
+
+def test_an_error_that_cannot_be_written_is_left_to_the_handler() -> None:
+    record = logging.LogRecord("x", logging.ERROR, "here", 1, "%d", ("no number",), None)
+    assert Repeats().filter(record)
