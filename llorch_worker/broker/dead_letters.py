@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
 
+from pydantic import BaseModel, Field, ValidationError
 from redis import Redis
 
 from llorch_worker.broker import claims, keys
@@ -64,6 +64,18 @@ class DeadLetter(LetterHead):
         ``[args, kwargs, options]``."""
         task = read_task(self.message)
         return None if task is None else task[1]
+
+
+class _Stored(BaseModel):
+    """As ``lua/prelude.lua`` writes it."""
+
+    id: str
+    reason: str
+    list_key: str = Field(alias="list")
+    attempts: float
+    history: str
+    at_ms: float
+    message: str
 
 
 def bury(client: Redis, claim: Claim, reason: str) -> bool:
@@ -161,21 +173,25 @@ def drop(client: Redis, letter: DeadLetter) -> bool:
 
 
 def _read(raw: str) -> DeadLetter:
-    stored: dict[str, Any] = json.loads(raw)
+    # As lua/letters.lua reads and names it.
+    try:
+        stored = _Stored.model_validate_json(raw, strict=True)
+    except ValidationError:
+        fields: dict[str, Any] = {"id": "", "list": "", "attempts": 0, "history": "", "at_ms": 0}
+        stored = _Stored(**fields, reason=MALFORMED, message=raw)
     return DeadLetter(
-        # As lua/letters.lua names it.
-        id=stored["id"] or f"{MALFORMED}-{hashlib.sha1(raw.encode()).hexdigest()[:12]}",
-        reason=stored["reason"],
-        list_key=stored["list"],
-        attempts=stored["attempts"],
-        history=_history(stored["history"]),
-        died_ms=int(stored["at_ms"]),
-        message_bytes=len(stored["message"].encode()),
-        message=stored["message"],
+        id=stored.id or f"{MALFORMED}-{hashlib.sha1(raw.encode()).hexdigest()[:12]}",
+        reason=stored.reason,
+        list_key=stored.list_key,
+        attempts=int(stored.attempts),
+        history=_history(stored.history),
+        died_ms=int(stored.at_ms),
+        message_bytes=len(stored.message.encode()),
+        message=stored.message,
         raw=raw,
     )
 
 
 def _history(stored: str) -> tuple[tuple[str, int], ...]:
     claims = [line.rpartition(" ") for line in stored.splitlines()]
-    return tuple((worker, int(at_ms)) for worker, _, at_ms in claims)
+    return tuple((worker, int(at_ms)) for worker, _, at_ms in claims if at_ms.isdecimal())

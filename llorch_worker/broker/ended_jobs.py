@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from redis import Redis
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import keys, stored
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.queues import model_of
 from llorch_worker.contract import Cancelled, GenerationResult, LlorchError, Timings, Usage
@@ -25,7 +25,7 @@ class EndedJob(BaseModel):
     """A job that a worker ended. ``usage`` and ``timings`` are those of a success."""
 
     # Workers and gateways of neighbouring versions read each other's entries.
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     id: str
     model: str
@@ -110,4 +110,5 @@ ENDED_JOBS = EndedJobs()
 def ended_jobs(client: Redis, limit: int) -> list[EndedJob]:
     """The last ``limit`` of all workers, about newest first."""
     documents = client.lrange(keys.ENDED_JOBS, 0, limit - 1)
-    return [EndedJob.model_validate_json(document) for document in documents]
+    jobs = [stored.read(EndedJob, document) for document in documents]
+    return [job for job in jobs if job is not None]

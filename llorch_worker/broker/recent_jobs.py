@@ -9,23 +9,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 WINDOW_S = 300
 """How long a job counts as recent."""
 BUCKETS_A_DOUBLING = 4
 SHORTEST_MS = 0.1
 
-Durations = dict[int, int]
+Durations = dict[Annotated[int, Field(ge=-100, le=200)], Annotated[int, Field(ge=0)]]
 """Bucket -> how many durations fell into it."""
 
 
 class RecentJobs(BaseModel):
     """The jobs of the last :data:`WINDOW_S`, or the last thousands, of one worker or more."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     ended: int = 0
     """How many ended with a result or an error; cancelled ones are not counted."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import redis
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, TypeAdapter, field_validator
 
-from llorch_worker.broker import keys, worker_queues
+from llorch_worker.broker import keys, stored, worker_queues
 from llorch_worker.broker.queues import worker_queue
 from llorch_worker.broker.recent_jobs import RecentJobs
 
@@ -20,17 +20,24 @@ LATE_S = 2.0
 WORKER_TTL_S = worker_queues.GONE_AFTER_S
 
 
+Count = Annotated[int, Field(ge=0, le=10**15)]
+_FIGURES = TypeAdapter(dict[str, Annotated[NonNegativeFloat, Field(le=1e15)]])
+_COMPUTED_WITH = frozenset(
+    ("running", "waiting", "tokens_per_s", "kv_blocks_total", "kv_blocks_free")
+)
+
+
 class _Card(BaseModel):
     # Workers and clients of neighbouring versions read each other's cards.
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class ModelCard(_Card):
     """A model that a worker serves or has served."""
 
     name: str
-    max_context: int
-    queue_limit: int = 0
+    max_context: Count
+    queue_limit: Count = 0
     """The most jobs that may wait; 0 for no limit. The latest worker's setting counts."""
     last_seen: float
     """Unix time by the clock of the worker that wrote it."""
@@ -42,17 +49,26 @@ class WorkerCard(_Card):
     hostname: str
     pid: int
     model: str
-    max_context: int
-    max_sequences: int
-    queue_limit: int = 0
+    max_context: Count
+    max_sequences: Count
+    queue_limit: Count = 0
     device: str
     started_at: float
     last_seen: float
     engine: dict[str, Any]
     recent: RecentJobs = RecentJobs()
-    metrics_host: str | None = None
-    metrics_port: int | None = None
+    # Prometheus is told this place: it must not be an URL of somebody's choice.
+    metrics_host: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:%-]+$")] | None = None
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Where it serves metrics; None if it does not."""
+
+    @field_validator("engine")
+    @classmethod
+    def _has_figures(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        _FIGURES.validate_python(
+            {name: engine[name] for name in _COMPUTED_WITH & engine.keys()}, strict=True
+        )
+        return engine
 
     @property
     def metrics_address(self) -> str | None:
@@ -122,7 +138,7 @@ def announce(client: redis.Redis, card: WorkerCard, *, whole: bool = True) -> Wo
             pipe.sadd(keys.WORKERS, card.hostname)
             pipe.execute()
     worker_queues.mark_seen(client, worker_queue(card.model, card.hostname))
-    return None if replaced is None else WorkerCard.model_validate_json(replaced)
+    return None if replaced is None else stored.read(WorkerCard, replaced)
 
 
 def withdraw(client: redis.Redis, hostname: str) -> None:
@@ -136,7 +152,8 @@ def withdraw(client: redis.Redis, hostname: str) -> None:
 def models(client: redis.Redis) -> dict[str, ModelCard]:
     """Every model ever served at this Redis, by name."""
     documents = client.hgetall(keys.MODELS)
-    return {str(name): ModelCard.model_validate_json(text) for name, text in documents.items()}
+    cards = {str(name): stored.read(ModelCard, text) for name, text in documents.items()}
+    return {name: card for name, card in cards.items() if card is not None}
 
 
 def workers(client: redis.Redis) -> list[WorkerCard]:
@@ -148,4 +165,5 @@ def workers(client: redis.Redis) -> list[WorkerCard]:
     gone = [name for name, text in zip(hostnames, documents, strict=True) if text is None]
     if gone:
         client.srem(keys.WORKERS, *gone)
-    return [WorkerCard.model_validate_json(text) for text in documents if text is not None]
+    cards = [stored.read(WorkerCard, text) for text in documents if text is not None]
+    return [card for card in cards if card is not None]

@@ -107,7 +107,7 @@ def create_app(settings: Settings, own: GatewaySettings) -> FastAPI:
             allow_headers=["*"],
         )
     if own.keys is None:
-        app.add_middleware(LoopbackOnly)
+        app.add_middleware(LoopbackOnly, origins=own.cors_origins)
     app.add_middleware(requests.middleware)
     app.add_middleware(measuring, metrics=measured, routes=app.routes)
     if is_traced():

@@ -300,3 +300,19 @@ def test_a_late_follow_up_of_the_old_end_leaves_a_retried_job_alone(producer: Cl
     assert die(producer, "later")
     run_script(producer.redis, "followed_up", [job_id, 60, fence])
     assert producer.redis.zscore(keys.FOLLOW_UPS, job_id) is not None, "that is another end"
+
+
+@pytest.mark.parametrize("odd", ["{}", "{not json", "7", '{"id": 7}', '{"history": "x"}'])
+def test_an_entry_that_is_no_letter_hides_no_other_and_can_be_dropped(
+    producer: Client, odd: str
+) -> None:
+    job = die_of_attempts(producer)
+    producer.redis.lpush(keys.DEAD, odd)
+    strange, known = dead_letters.heads(producer.redis)
+    assert (strange.reason, strange.retriable, known.id) == (dead_letters.MALFORMED, False, job.id)
+    assert [letter.id for letter in dead_letters.letters(producer.redis)] == [strange.id, job.id]
+    letter = dead_letters.find(producer.redis, strange.id)
+    assert letter is not None
+    assert letter.message == odd
+    assert dead_letters.drop(producer.redis, letter)
+    assert the_letter(producer).id == job.id

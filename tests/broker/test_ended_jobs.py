@@ -72,3 +72,12 @@ def test_a_trace_is_told_to_observers_only(client: Client) -> None:
     assert seen[0].trace_id == "0af7651916cd43dd8448eb211c80319c"
     ended.publish(client.redis)
     assert seen[0].trace_id not in str(client.redis.lrange(keys.ENDED_JOBS, 0, -1))
+
+
+def test_an_entry_that_cannot_be_read_hides_no_other(client: Client) -> None:
+    ended = EndedJobs()
+    ended.note(CLAIM, "w@h", RESULT)
+    client.redis.delete(keys.ENDED_JOBS)
+    ended.publish(client.redis)
+    client.redis.lpush(keys.ENDED_JOBS, "{}", "{not json")
+    assert [job.id for job in ended_jobs.ended_jobs(client.redis, 10)] == ["j"]

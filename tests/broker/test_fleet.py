@@ -49,6 +49,15 @@ def test_an_empty_redis_has_no_fleet(store: redis.Redis) -> None:
     assert (found.workers, found.models, found.dead_letters) == ([], [], 0)
 
 
+def test_a_key_of_another_type_under_a_lists_name_hides_no_other_list(
+    store: redis.Redis, producer: Client
+) -> None:
+    producer.submit(prompt="x")
+    store.set(route("toy", "high").list_key, "x")
+    queued = only_model(store).queues
+    assert (queued["high"].jobs, queued["normal"].jobs) == (0, 1)
+
+
 def test_jobs_are_counted_by_priority_and_the_oldest_known_is_timed(
     store: redis.Redis, producer: Client
 ) -> None:

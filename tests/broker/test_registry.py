@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import json
+import logging
 import os
 import time
+from typing import Any
 
-from llorch_worker.broker import keys, registry
+import pytest
+
+from llorch_worker.broker import keys, registry, stored
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.registry import WorkerCard
 from tests.services import RedisServer
@@ -45,3 +50,52 @@ def test_a_silent_worker_is_not_listed(redis_server: RedisServer) -> None:
         client.delete(keys.worker("a@h"))  # as its TTL does
         assert registry.workers(client) == []
         assert client.scard(keys.WORKERS) == 0
+
+
+ODD_FIGURES: tuple[Any, ...] = ("x", -1, 1e300, float("nan"), 10**400, None, [])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"engine": None},
+        *({"engine": {"running": figure}} for figure in ODD_FIGURES),
+        {"max_sequences": 10**400},
+        {"last_seen": float("inf")},
+        {"last_seen": 10**400},
+        {"recent": {"e2e_ms": {"1000000": 1}}},
+        {"metrics_host": "evil.example/x?y"},
+        {"metrics_host": "h", "metrics_port": -5},
+    ],
+)
+def test_an_odd_worker_card_hides_no_other(redis_server: RedisServer, odd: dict[str, Any]) -> None:
+    with connect(redis_server.url) as client:
+        client.flushall()
+        registry.announce(client, card("a@h"))
+        registry.announce(client, card("odd@h"))
+        document = json.dumps(card("odd@h").model_dump(mode="json") | odd)
+        client.set(keys.worker("odd@h"), document)
+        assert [worker.hostname for worker in registry.workers(client)] == ["a@h"]
+
+
+def test_what_is_no_card_is_skipped_with_one_warning_a_kind(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "_told", set())
+    with connect(redis_server.url) as client, caplog.at_level(logging.WARNING):
+        client.flushall()
+        registry.announce(client, card("a@h"))
+        client.hset(keys.MODELS, "weird", "{}")
+        client.sadd(keys.WORKERS, "odd@h")
+        client.set(keys.worker("odd@h"), "{secret")
+        for _ in range(2):
+            assert list(registry.models(client)) == ["m"]
+            assert [worker.hostname for worker in registry.workers(client)] == ["a@h"]
+        assert registry.announce(client, card("odd@h")) is None
+        assert len(registry.workers(client)) == 2
+    told = [record.getMessage() for record in caplog.records]
+    assert [("ModelCard" in line, "WorkerCard" in line) for line in told] == [
+        (True, False),
+        (False, True),
+    ]
+    assert "secret" not in str(told)

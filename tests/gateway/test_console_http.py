@@ -110,6 +110,31 @@ def test_without_keys_only_loopback_names_are_answered(
     assert status(guarded.url, "evil.example") == 401
 
 
+def test_without_keys_no_page_of_another_site_may_change_anything(
+    gateway: GatewayProcess, guarded: GatewayProcess
+) -> None:
+    def status(url: str, origin: str | None, method: str = "POST") -> int:
+        # A browser sends such a form without asking the gateway first.
+        form = {"files": {"file": ("x.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+        options: dict[str, Any] = form if method == "POST" else {}
+        headers = {} if origin is None else {"Origin": origin}
+        return httpx.request(method, f"{url}/v1/files", headers=headers, **options).status_code
+
+    for own in (None, gateway.url, "http://localhost:3000", "http://[::1]"):
+        assert status(gateway.url, own) == 200
+    for foreign in ("https://evil.example", "http://localhost.evil.example", "null", "http://["):
+        assert status(gateway.url, foreign) == 403
+        assert status(gateway.url, foreign, "GET") == 200
+    foreign_page = {"Origin": "https://evil.example"}
+    empty = httpx.post(f"{gateway.url}/v1/batches/x/cancel", headers=foreign_page)
+    assert empty.json()["error"]["llorch_code"] == "FOREIGN_ORIGIN"
+    # The console through a proxy that sends a loopback name as Host.
+    proxied = {"Origin": "https://llm.example", "Sec-Fetch-Site": "same-origin"}
+    assert httpx.post(f"{gateway.url}/v1/batches/x/cancel", headers=proxied).status_code == 404
+    # With keys a page of another site is nobody.
+    assert status(guarded.url, "https://evil.example") == 401
+
+
 def test_letters_are_told_without_their_messages_and_each_change_changes_the_version(
     operator: httpx.Client, client: Client
 ) -> None:

@@ -185,3 +185,5 @@ def test_other_origins_may_call_only_if_the_operator_says_so(
             assert plain.headers.get("access-control-allow-origin") == allowed
             preflight = httpx.options(f"{gateway.url}/v1/jobs", headers=asks)
             assert preflight.headers.get("access-control-allow-origin") == allowed
+            call = httpx.post(f"{gateway.url}/v1/files", headers={"Origin": "https://a.example"})
+            assert call.status_code == (400 if allowed else 403)

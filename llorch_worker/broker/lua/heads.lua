@@ -15,8 +15,8 @@ for first = 1, #KEYS, CHUNK do
   local last = math.min(first + CHUNK - 1, #KEYS)
   local filled = redis.call('EXISTS', unpack(KEYS, first, last))
   for i = first, filled > 0 and last or 0 do
-    local jobs = redis.call('LLEN', KEYS[i])
-    if jobs > 0 then
+    local jobs = redis.pcall('LLEN', KEYS[i])
+    if type(jobs) == 'number' and jobs > 0 then -- otherwise somebody's key of another type
       local message = string.sub(redis.call('LINDEX', KEYS[i], -1), 1, HEAD_BYTES)
       local time = string.match(message, '"' .. enqueued_at .. '":%s*(%d+%.?%d*)%s*[,}]')
       local id = string.match(message, '"id":%s*"([^"\\]+)"')

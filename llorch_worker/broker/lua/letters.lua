@@ -8,6 +8,20 @@
 local first, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 -- Redis answers nobody while it parses messages, which may be as long as prompts.
 local MOST_BYTES = 2^20
+local TYPES = {id = 'string', reason = 'string', list = 'string', attempts = 'number',
+  history = 'string', at_ms = 'number', message = 'string'}
+
+-- What nobody can read as a letter is one whose whole message is malformed, as in dead_letters.py.
+local function read(raw)
+  local ok, letter = pcall(cjson.decode, raw)
+  for name, known in pairs(TYPES) do
+    if not ok or type(letter) ~= 'table' or type(letter[name]) ~= known then
+      return {id = '', reason = 'malformed', list = '', attempts = 0, history = '', at_ms = 0,
+        message = raw}
+    end
+  end
+  return letter
+end
 
 local whole = {}
 for i = 3, #ARGV do
@@ -26,7 +40,7 @@ while #found < most and bytes < MOST_BYTES do
     break
   end
   bytes = bytes + #raw
-  local letter = cjson.decode(raw)
+  local letter = read(raw)
   local id = letter.id ~= '' and letter.id or 'malformed-' .. redis.sha1hex(raw):sub(1, 12)
   found[#found + 1] = {id, letter.reason, letter.list, letter.attempts, letter.history, letter.at_ms,
     #letter.message, whole[id] and raw or ''}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any
@@ -10,7 +11,7 @@ import typer
 
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import ErrorDocument
-from llorch_worker.contract.command_errors import INTERRUPTED, USAGE, explain
+from llorch_worker.contract.command_errors import INTERRUPTED, USAGE, CommandError, explain
 
 # click's UsageError, which newer releases of typer vendor and older ones import.
 _UsageError = typer.BadParameter.__mro__[1]
@@ -32,6 +33,8 @@ def run(app: typer.Typer, name: str) -> int:
 
     Known errors are shown as one sentence. Other errors are defects and propagate.
     """
+    as_json = _json_wanted() and sys.stdout is not None
+    _open_streams()
     try:
         code = app(prog_name=name, standalone_mode=False)
     except BrokenPipeError:
@@ -48,11 +51,30 @@ def run(app: typer.Typer, name: str) -> int:
             explained = _usage_document(error), USAGE
         if explained is None:
             raise
-        Screen(as_json=_json_wanted()).error(explained[0])
+        Screen(as_json=as_json).error(explained[0])
         return explained[1]
-    if code == INTERRUPTED and _json_wanted() and (explained := explain(KeyboardInterrupt())):
+    if code == INTERRUPTED and as_json and (explained := explain(KeyboardInterrupt())):
         Screen(as_json=True).error(explained[0])
     return code if isinstance(code, int) else 0
+
+
+def _open_streams() -> None:
+    """Opens the standard streams that the caller closed, as ``>&-`` does: Python has None for them,
+    and the next socket would take their numbers."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
+        os.open(os.devnull, os.O_WRONLY)
+        sys.stdout = _ClosedStdout()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+class _ClosedStdout(io.StringIO):
+    """Services print nothing there and run without it."""
+
+    def write(self, _text: str) -> int:
+        raise CommandError("NO_STDOUT", "stdout is closed, so the result cannot be printed")
 
 
 def _usage_document(error: BaseException) -> ErrorDocument:

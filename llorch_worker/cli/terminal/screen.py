@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from llorch_worker.contract import ErrorDocument
@@ -60,9 +60,15 @@ class Screen:
         sys.stdout.flush()
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Print a remark on stderr, except under ``--json``."""
-        if not self.as_json:
-            self.err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        """Print a remark on stderr, except under ``--json``; no command ends because it cannot."""
+        if self.as_json:
+            return
+        with suppress(OSError):
+            if sys.stderr.isatty():
+                self.err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+            else:  # rich would end the process if nobody reads
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
 
     def line(self, text: str) -> None:
         """Print a line to stdout, unstyled; control characters are made visible."""
