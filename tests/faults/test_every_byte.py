@@ -100,8 +100,11 @@ def test_a_step_whose_script_redis_forgot_breaks_no_promise(
             break_once(step, *stage, lost=lost, after_bytes=after_bytes, forgotten=True)
 
 
-OF_NO_JOB = {"batch_cancel", "batch_claim", "batch_save", "claim_webhooks", "heads", "take_place"}
-"""No job's end depends on these; see tests/gateway and tests/broker/test_fleet.py."""
+OF_NO_JOB = {
+    "acquire", "batch_cancel", "batch_claim", "batch_save", "claim_webhooks", "heads", "letters",
+    "ring", "take_place",
+}  # fmt: skip
+"""No job's end depends on these; see tests/gateway, tests/broker and tests/worker."""
 
 
 def test_every_script_is_a_step() -> None:

@@ -70,7 +70,14 @@ def answer_of(raw: socket.socket) -> tuple[int, dict[str, Any]]:
 
 
 def head(*more: str, path: str = "/v1/jobs") -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *more, "", ""]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        *more,
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode()
 
 
@@ -203,7 +210,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody_else(strict: GatewayProcess
     job = {"prompt": "x", "max_tokens": 500}
     job_id = httpx.post(f"{strict.url}/v1/jobs", json=job).json()["id"]
     with connect(strict) as slow:
-        slow.sendall(f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        slow.sendall(f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert len(sse.token_ids(sse.read(strict.url, job_id))) == 500
 
 
