@@ -22,6 +22,8 @@ from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 
 CONNECT_TIMEOUT_S = 3.0
 REPLY_TIMEOUT_S = 15.0
+IMPATIENT_S = 2.0
+"""For pages and scrapes, which ask again; Prometheus waits for 5 s only."""
 HEALTH_CHECK_S = 15
 MAX_CONNECTIONS = 10_000
 """Every reader of a stream holds one; redis-py allows 100 by default."""
@@ -39,6 +41,12 @@ def connect(
     master, and :func:`close_idle`.
     """
     return cast(redis.Redis, _connect(url, redis, Retry, reply_timeout_s, retries))
+
+
+def connect_impatient(url: str) -> redis.Redis:
+    """:func:`connect` for figures that somebody waits for: a reply that does not come within
+    :data:`IMPATIENT_S` is an error, and a lost command is not sent again."""
+    return connect(url, reply_timeout_s=IMPATIENT_S, retries=0)
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:

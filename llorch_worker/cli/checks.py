@@ -95,11 +95,9 @@ def _redis_cli(url: str) -> str:
     if is_sentinel(url):
         return "redis-cli -h MASTER"
     where = safe_url(url)
-    return (
-        f"redis-cli -s {where.removeprefix('unix://')}"
-        if where.startswith("unix:")
-        else (f"redis-cli -u {where}")
-    )
+    if where.startswith("unix:"):
+        return f"redis-cli -s {where.removeprefix('unix://')}"
+    return f"redis-cli -u {where}"
 
 
 def _redis_keeps(information: dict[str, Any], redis_cli: str) -> Iterator[Check]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.gateways import GatewayProcess, running_gateway
 from tests.services import RedisServer, WorkerProcess, running_worker
 from tests.telemetry.collector import Collector, running_collector
 
@@ -34,3 +35,16 @@ def traced_worker(
         **collector.environment(),
     ) as worker:
         yield worker
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> Iterator[GatewayProcess]:
+    """A gateway that logs as JSON."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in collector.environment().items():
+            patch.setenv(name, str(value))
+        patch.setenv("LLORCH_LOG_FORMAT", "json")
+        with running_gateway(redis_server.url, tmp_path_factory.mktemp("gateway")) as process:
+            yield process

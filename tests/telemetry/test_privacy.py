@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from contextlib import suppress
 
 import httpx
@@ -12,26 +11,14 @@ from celery import Celery, chain
 
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, LlorchError
-from tests.gateways import GatewayProcess, running_gateway
-from tests.services import RedisServer, WorkerProcess
+from tests.gateways import GatewayProcess
+from tests.services import WorkerProcess
 from tests.telemetry.collector import Collector
 
 QUEUE = "llorch.toy"
 SECRET = "zqxPROMPTxqz"
 GENERATED = "w0 w1 w2 w3 w4 w5 w6"
 GET_S = 30
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, collector: Collector
-) -> Iterator[GatewayProcess]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in collector.environment().items():
-            patch.setenv(name, str(value))
-        patch.setenv("LLORCH_LOG_FORMAT", "json")
-        with running_gateway(redis_server.url, tmp_path_factory.mktemp("gateway")) as process:
-            yield process
 
 
 def disguises(text: str) -> set[bytes]:

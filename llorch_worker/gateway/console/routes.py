@@ -14,7 +14,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import dead_letters
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connection import connect_impatient
 from llorch_worker.broker.ended_jobs import ended_jobs
 from llorch_worker.broker.fleet import read_fleet
 from llorch_worker.broker.waiting import SCAN_INTERVAL_S, unserved
@@ -31,8 +31,6 @@ from llorch_worker.gateway.gateway import TheCaller, TheGateway
 LISTED_JOBS = 50
 LISTED_LETTERS = 100
 FLEET_FRESH_S = 1.0
-REPLY_TIMEOUT_S = 2.0
-"""A page shows what it has and asks again, so that nobody waits for a Redis that hangs."""
 
 Outcome = dead_letters.Retried | Literal["malformed", "dropped"]
 
@@ -42,7 +40,7 @@ class Console:
     functions, which FastAPI runs in threads."""
 
     def __init__(self, redis_url: str) -> None:
-        self.redis: Redis = connect(redis_url, reply_timeout_s=REPLY_TIMEOUT_S, retries=0)
+        self.redis: Redis = connect_impatient(redis_url)
         self._reading = threading.Lock()
         self._fleet: FleetDocument | RedisError = RedisError("not read yet")
         self._read_at_s = float("-inf")

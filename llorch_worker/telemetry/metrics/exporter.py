@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from llorch_worker.broker import registry
+from llorch_worker.broker.connection import connect_impatient
 from llorch_worker.telemetry.metrics.exposition import exposition
-from llorch_worker.telemetry.metrics.fleet_metrics import FleetCollector, impatient
+from llorch_worker.telemetry.metrics.fleet_metrics import FleetCollector
 from llorch_worker.telemetry.metrics.http_server import Answer, SmallServer
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class Exporter(SmallServer):
     def __init__(self, redis_url: str, host: str, port: int) -> None:
         """Raises ``OSError`` if it cannot listen there."""
         # First, because a server that cannot listen closes itself.
-        self._redis = impatient(redis_url)
+        self._redis = connect_impatient(redis_url)
         self._fleet = FleetCollector(redis_url)
         self.registry = CollectorRegistry()
         self.registry.register(self._fleet)

@@ -11,17 +11,14 @@ from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from redis import Redis
 from redis.exceptions import RedisError
 
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connection import connect_impatient
 from llorch_worker.broker.fleet import Fleet, ModelLoad, read_fleet
 
 logger = logging.getLogger(__name__)
 
 FRESH_S = 1.0
-REPLY_TIMEOUT_S = 2.0
-"""Prometheus may wait for 5 s only, so a lost command is not sent again."""
 
 _BY_MODEL: Final[dict[str, tuple[str, Callable[[ModelLoad], float]]]] = {
     "workers": ("Live workers.", lambda load: load.workers),
@@ -42,16 +39,11 @@ class _Reading:
     limit_bytes: int
 
 
-def impatient(redis_url: str) -> Redis:
-    """A client for those whom Prometheus does not wait for."""
-    return connect(redis_url, reply_timeout_s=REPLY_TIMEOUT_S, retries=0)
-
-
 class FleetCollector(Collector):
     """Reads Redis at most once a second, however many ask. Thread-safe."""
 
     def __init__(self, redis_url: str) -> None:
-        self._redis = impatient(redis_url)
+        self._redis = connect_impatient(redis_url)
         self._reading = threading.Lock()
         self._last: _Reading | None = None
         self._read_at_s = float("-inf")

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from llorch_worker.client import Client
-from tests.gateways import GatewayProcess, running_gateway
+from tests.gateways import GatewayProcess
 from tests.services import REAL_APP, RedisServer, WorkerProcess, running_worker
 from tests.telemetry.collector import Collector, Received
 
@@ -26,17 +26,6 @@ def worker(
     options = {"app": REAL_APP, "name": "demo", "model_name": "demo"}
     with running_worker(redis_server.url, folder, **options, **collector.environment()) as worker:
         yield worker
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, collector: Collector
-) -> Iterator[GatewayProcess]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in collector.environment().items():
-            patch.setenv(name, str(value))
-        with running_gateway(redis_server.url, tmp_path_factory.mktemp("gateway")) as process:
-            yield process
 
 
 def complete(
