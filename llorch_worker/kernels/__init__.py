@@ -13,7 +13,7 @@ from llorch_worker.kernels.interface import (
     TruncateRows,
 )
 from llorch_worker.kernels.layer_kv import LayerKV
-from llorch_worker.kernels.openmp import end_own_threads
+from llorch_worker.kernels.openmp import cpu_threads, end_own_threads
 from llorch_worker.kernels.select import (
     ChosenOps,
     choose_ops,
@@ -36,6 +36,7 @@ __all__ = [
     "TorchOps",
     "TruncateRows",
     "choose_ops",
+    "cpu_threads",
     "end_own_threads",
     "find_native_kernels",
     "native_absence",

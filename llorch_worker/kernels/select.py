@@ -19,6 +19,7 @@ from llorch_worker.kernels.native.library import (
 )
 from llorch_worker.kernels.native.native_ops import NativeOps
 from llorch_worker.kernels.native.truncate_rows import truncate_rows
+from llorch_worker.kernels.native.variants import is_measured
 from llorch_worker.kernels.torch_ops import TorchOps
 from llorch_worker.settings import KernelChoice, KvDtype, Variant
 
@@ -70,6 +71,8 @@ def choose_ops(
     except NativeUnavailable as missing:
         return ChosenOps(torch_ops, f"no native kernels: {missing}")
     why = "the fastest on this processor" if kernels == "auto" else "requested"
+    if not is_measured(native.variant):
+        why += "; tested under an emulator, measured on no such machine"
     return ChosenOps(NativeOps(native), f"{native.variant}, {why}")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Literal
 
 import pytest
 
 from llorch_worker.kernels.native.library import NativeKernels, NativeUnavailable, native_kernels
-from llorch_worker.kernels.native.variants import VARIANTS
+from llorch_worker.kernels.native.variants import variants_of
 from llorch_worker.settings import Variant
+
+VARIANTS = variants_of(platform.machine())
 
 
 def native_or_skip(variant: Variant | Literal["auto"] = "auto") -> NativeKernels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import platform
 import re
 import shutil
 import subprocess
@@ -18,11 +19,13 @@ from llorch_worker.kernels import choose_ops, native_absence
 from llorch_worker.kernels.native import library, variants
 from llorch_worker.kernels.native.library import (
     LIBRARY,
+    NativeKernels,
     NativeUnavailable,
     native_kernels,
 )
 from llorch_worker.kernels.native.variants import VARIANTS
 from llorch_worker.settings import KernelChoice, Variant
+from tests.kernels.native import VARIANTS as HERE
 from tests.kernels.native import native_or_skip
 
 CPU = torch.device("cpu")
@@ -30,12 +33,16 @@ CPU = torch.device("cpu")
 HASWELL = {"avx2", "fma", "f16c"}
 SKYLAKE = HASWELL | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 
-PROCESSORS: dict[str, tuple[set[str], Variant]] = {
-    "Haswell, Zen 3": (HASWELL, "avx2"),
-    "Alder Lake": (HASWELL | {"avx_vnni"}, "avxvnni"),
-    "Skylake": (SKYLAKE, "avx512"),
-    "Ice Lake": (SKYLAKE | {"avx512_vnni"}, "avx512vnni"),
-    "Zen 4": (SKYLAKE | {"avx512_vnni", "avx512_bf16"}, "avx512bf16"),
+GRAVITON_2 = {"fp", "asimd", "atomics", "fphp", "asimdhp", "asimddp"}
+
+PROCESSORS: dict[str, tuple[str, set[str], Variant]] = {
+    "Haswell, Zen 3": ("x86_64", HASWELL, "avx2"),
+    "Alder Lake": ("x86_64", HASWELL | {"avx_vnni"}, "avxvnni"),
+    "Skylake": ("x86_64", SKYLAKE, "avx512"),
+    "Ice Lake": ("x86_64", SKYLAKE | {"avx512_vnni"}, "avx512vnni"),
+    "Zen 4": ("x86_64", SKYLAKE | {"avx512_vnni", "avx512_bf16"}, "avx512bf16"),
+    "Graviton 2": ("aarch64", GRAVITON_2, "neon"),
+    "Graviton 3": ("aarch64", GRAVITON_2 | {"i8mm", "bf16"}, "neonbf16"),
 }
 
 
@@ -43,7 +50,8 @@ PROCESSORS: dict[str, tuple[set[str], Variant]] = {
 def test_a_processor_gets_the_fastest_variant_that_it_runs(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    flags, fastest = PROCESSORS[name]
+    machine, flags, fastest = PROCESSORS[name]
+    monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(variants, "_processor_flags", lambda: flags)
     monkeypatch.setattr(library, "_load", lambda variant: variant)
     assert native_kernels() == fastest
@@ -51,7 +59,7 @@ def test_a_processor_gets_the_fastest_variant_that_it_runs(
         if set(VARIANTS[variant]) <= flags:
             assert native_kernels(variant) == variant
         else:
-            with pytest.raises(NativeUnavailable, match="the processor lacks avx"):
+            with pytest.raises(NativeUnavailable, match=r"the processor lacks (avx|asimd|i8mm)"):
                 native_kernels(variant)
 
 
@@ -87,11 +95,33 @@ def test_torch_is_chosen_with_the_reason(
     assert reason in chosen.reason
 
 
-def test_a_processor_without_avx2_uses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variants, "_processor_flags", lambda: {"sse4_2", "avx"})
+@pytest.mark.parametrize(
+    ("machine", "flags", "lacks"),
+    [
+        ("x86_64", {"sse4_2", "avx"}, "avx2, fma, f16c"),
+        ("aarch64", {"fp", "asimd"}, "asimddp"),  # Raspberry Pi 4
+        ("riscv64", set(), "both"),
+    ],
+)
+def test_a_processor_that_no_variant_fits_uses_torch(
+    monkeypatch: pytest.MonkeyPatch, machine: str, flags: set[str], lacks: str
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(variants, "_processor_flags", lambda: flags)
     chosen = choose_ops(CPU, torch.bfloat16, head_dim=64)
     assert chosen.ops.name == "torch"
-    assert "need x86-64 Linux with AVX2; this machine lacks avx2, fma, f16c" in chosen.reason
+    assert chosen.reason.endswith(f"with dot products; this machine lacks {lacks}")
+
+
+def test_kernels_for_aarch64_say_that_nobody_has_measured_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(variants, "_processor_flags", lambda: GRAVITON_2)
+    monkeypatch.setattr(library, "_load", lambda variant: NativeKernels(variant=variant))
+    chosen = choose_ops(CPU, torch.bfloat16, head_dim=64)
+    assert chosen.reason.startswith("neon, the fastest on this processor; ")
+    assert "measured on no such machine" in chosen.reason
 
 
 @pytest.fixture
@@ -127,6 +157,7 @@ BEYOND: dict[Variant, str] = {
     "avxvnni": r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|[23]\d)",
     "avx512": r"\bv(pdp|dpbf16|cvtne)",
     "avx512vnni": r"\bv(dpbf16|cvtne)",
+    "neon": r"\b(usdot|[us]mmla|bf)",
 }
 """Instructions and registers that a variant's processors may lack."""
 
@@ -147,13 +178,13 @@ def test_no_variant_holds_an_instruction_beyond_its_own() -> None:
         address, kind, scope, name = match.groups()
         if kind == "FILE":
             number = files[name] = files.get(name, -1) + 1
-            variant = list(VARIANTS)[number] if (LIBRARY.parent / name).exists() else ""
+            variant = HERE[number] if (LIBRARY.parent / name).exists() else ""
         elif kind == "FUNC" and int(address, 16):
             exported = re.match(r"llorch_([a-z0-9]+)_", name)
             owner = variant if scope == "LOCAL" else exported[1] if exported else ""
             starts.append((int(address, 16), owner))
     starts.sort()
-    counts = dict.fromkeys(VARIANTS, 0)
+    counts = dict.fromkeys(HERE, 0)
     for line in output("objdump", "--disassemble", "--no-show-raw-insn", str(LIBRARY)):
         match = re.match(r" +([0-9a-f]+):\t(.*)", line)
         if match is None:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from llorch_worker.cache import CausalMasks
 from llorch_worker.kernels import LayerKV, Ops, TorchOps
 from llorch_worker.kernels.native.native_ops import NativeOps
-from llorch_worker.kernels.native.variants import VARIANTS
-from tests.kernels.native import native_or_skip
+from tests.kernels.native import VARIANTS, native_or_skip
 from tests.kernels.paged import Scene, scene
 
 TORCH = TorchOps()

@@ -10,11 +10,10 @@ from gguf.quants import dequantize
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.kernels.native.library import NativeKernels
-from llorch_worker.kernels.native.variants import VARIANTS
 from llorch_worker.weights import FusedWeight, Part
 from llorch_worker.weights.groups import group_form
 from llorch_worker.weights.native_linear import NativeLinears
-from tests.kernels.native import native_or_skip, runnable_variants
+from tests.kernels.native import VARIANTS, native_or_skip, runnable_variants
 from tests.weights.quantised import QUANTISED, random_rows
 
 

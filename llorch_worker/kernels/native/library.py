@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from llorch_worker.kernels.native.variants import VARIANTS, missing_flags
+from llorch_worker.kernels.native.variants import missing_flags, variants_of
 from llorch_worker.kernels.openmp import torch_openmp
 from llorch_worker.settings import Variant
 
@@ -65,11 +66,15 @@ def native_kernels(wanted: Variant | Literal["auto"] = "auto") -> NativeKernels:
         if missing:
             raise NativeUnavailable(f"the processor lacks {', '.join(missing)}")
         return _load(wanted)
-    for variant in VARIANTS:
+    variants = variants_of(platform.machine())
+    for variant in variants:
         if not missing_flags(variant):
             return _load(variant)
-    lacks = ", ".join(missing_flags("avx2"))
-    raise NativeUnavailable(f"the kernels need x86-64 Linux with AVX2; this machine lacks {lacks}")
+    lacks = ", ".join(missing_flags(variants[-1])) if variants else "both"
+    raise NativeUnavailable(
+        "the kernels need Linux on x86-64 with AVX2, or on AArch64 with dot products; "
+        f"this machine lacks {lacks}"
+    )
 
 
 @functools.cache

@@ -39,7 +39,7 @@ void KERNEL(pack_scales)(
             for (long r = 0; r < TILE_ROWS; r++) {
                 const long row = t * TILE_ROWS + r;
                 const float value = row < count ? values[row * groups + g] / factor : 0.0f;
-                tiles[(t * groups + g) * TILE_ROWS + r] = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+                tiles[(t * groups + g) * TILE_ROWS + r] = f16_of(value);
             }
         }
     }

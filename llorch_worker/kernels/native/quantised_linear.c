@@ -32,13 +32,9 @@ ALWAYS_INLINE float quantise_group(const bf16 *x, uint8_t *codes, int32_t *sum, 
     const floats to_codes = splat(largest > 0 ? 127.0f / largest : 0.0f);
     ints total = splat_int(0);
     UNROLL for (int v = 0; v < vectors; v++) {
-        // A NaN became the smallest integer, which would overflow the sum.
+        // A NaN may have become the smallest integer, which would overflow the sum.
         const ints whole = larger_int(nearest_ints(values[v] * to_codes), splat_int(-127));
-        if (ACTIVATION_BYTES(bits) == 1) {
-            store_bytes(codes + v * LANES, whole);
-        } else {
-            store_crossed_16(codes + 2 * v * LANES, whole);
-        }
+        store_activations(codes, bits, v, whole);
         total = added(total, whole);
     }
     *sum = sum_of_ints(total);
@@ -49,7 +45,7 @@ ALWAYS_INLINE float quantise_group(const bf16 *x, uint8_t *codes, int32_t *sum, 
 typedef struct {
     const uint8_t *codes;    // [groups][rows][group], each of ACTIVATION_BYTES
     const float *scales;     // [groups][rows]
-    const int32_t *zeros;    // [groups][rows], -zero * (sum of codes): the start of the dot product
+    const int32_t *zeros;    // [groups][rows], (bias - zero) * (sum of codes): where the products start
     const float *sums;       // [groups][rows], scale * (sum of codes): the factor of an offset
     long groups;
 } Activations;
@@ -180,7 +176,7 @@ void KERNEL(quantised_linear)(
             const float scale = group == 32 ? quantise_group(from, to, &sum, bits, 32)
                                             : quantise_group(from, to, &sum, bits, 16);
             x_scales[at] = scale * factor;
-            x_zeros[at] = -zero * sum;
+            x_zeros[at] = (CODE_BIAS(bits) - zero) * sum;
             x_sums[at] = x_scales[at] * (float)sum;
         }
 #pragma omp for schedule(dynamic, share)

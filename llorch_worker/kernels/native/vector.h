@@ -2,11 +2,15 @@
 //
 // The sources are compiled once a variant of the instruction set (variants.py), each time with that
 // variant's flags and -DVARIANT=name; KERNEL prefixes the names of exported functions with it. Each
-// of vector_avx512.h and vector_avx2.h defines the same types and functions. What has a `count`
-// takes any number and works on the first `count` lanes.
+// of vector_avx512.h, vector_avx2.h and vector_neon.h defines the same types and functions. What has
+// a `count` takes any number and works on the first `count` lanes.
 #pragma once
 
+#ifdef __aarch64__
+#include <arm_neon.h>
+#else
 #include <immintrin.h>
+#endif
 #include <stdint.h>
 #include <string.h>
 
@@ -25,7 +29,9 @@ ALWAYS_INLINE const void *loaded_again(const void *from) {
     return from;
 }
 
-#ifdef __AVX512F__
+#if defined(__aarch64__)
+#include "vector_neon.h"
+#elif defined(__AVX512F__)
 #include "vector_avx512.h"
 #else
 #include "vector_avx2.h"
@@ -59,6 +65,12 @@ ALWAYS_INLINE pairs pairs_of(ints both) { return (__m512bh)both; }
 ALWAYS_INLINE floats add_products(floats sum, pairs a, pairs b) {
     return _mm512_dpbf16_ps(sum, a, b);
 }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+typedef bfloat16x8_t pairs;
+
+ALWAYS_INLINE pairs pairs_of(ints both) { return vreinterpretq_bf16_s32(both); }
+
+ALWAYS_INLINE floats add_products(floats sum, pairs a, pairs b) { return vbfdotq_f32(sum, a, b); }
 #else
 typedef struct {
     floats even, odd;
@@ -82,24 +94,42 @@ ALWAYS_INLINE pairs broadcast_pair(const bf16 *pair) {
 
 // --- Products of unsigned codes of 4 or 8 bits with rounded activations: four products a lane.
 //
-// All variants give the same integers. Without VNNI, sums of two products of bytes have 16 bits:
-// enough for a group's codes of 4 bits, at most 8 * 2 * 15 * 127. Codes of 8 bits are widened first,
-// and so are their activations: two bytes each, in the order 0, 2, 1, 3 of each four.
+// All variants give the same integers, if the start of each sum makes up for what a variant takes
+// from each code (CODE_BIAS). AVX without VNNI has sums of two products of bytes in 16 bits: enough
+// for a group's codes of 4 bits, at most 8 * 2 * 15 * 127. Codes of 8 bits are widened first, and so
+// are their activations: two bytes each, in the order 0, 2, 1, 3 of each four.
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#ifndef CODE_BIAS
+#define CODE_BIAS(bits) 0
+#endif
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__aarch64__)
 #define ACTIVATION_BYTES(bits) 1
+
+ALWAYS_INLINE void store_activations(uint8_t *to, int bits, int vector, ints values) {
+    store_bytes(to + vector * LANES, values);
+}
 
 ALWAYS_INLINE ints dots_from(int bits, int32_t start) { return splat_int(start); }
 
 ALWAYS_INLINE ints add_dots(int bits, ints dots, ints codes, const void *activations, int vector) {
     int32_t four;
     memcpy(&four, (const char *)activations + 4 * vector, sizeof four);
+    if (CODE_BIAS(bits)) codes = bits_xor(codes, splat_int((int32_t)0x80808080));
     return add_byte_products(dots, codes, splat_int(four));
 }
 
 ALWAYS_INLINE ints all_dots(int bits, ints dots, int32_t start) { return dots; }
 #else
 #define ACTIVATION_BYTES(bits) ((bits) == 4 ? 1 : 2)
+
+ALWAYS_INLINE void store_activations(uint8_t *to, int bits, int vector, ints values) {
+    if (bits == 4) {
+        store_bytes(to + vector * LANES, values);
+    } else {
+        store_crossed_16(to + 2 * vector * LANES, values);
+    }
+}
 
 ALWAYS_INLINE ints dots_from(int bits, int32_t start) { return splat_int(bits == 4 ? 0 : start); }
 

@@ -218,6 +218,8 @@ ALWAYS_INLINE floats load_f16(const uint16_t *from) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
 }
 
+ALWAYS_INLINE uint16_t f16_of(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+
 // --- Sums in float64.
 
 typedef struct {

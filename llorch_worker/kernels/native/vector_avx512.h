@@ -184,6 +184,9 @@ ALWAYS_INLINE floats load_f16(const uint16_t *from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 }
 
+// To the nearest, ties to even.
+ALWAYS_INLINE uint16_t f16_of(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+
 // --- Sums in float64.
 
 typedef struct {

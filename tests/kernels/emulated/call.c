@@ -1,0 +1,73 @@
+// Calls one function of the kernels on a processor that only an emulator has.
+//
+//     call LIBRARY FUNCTION ARGUMENT...
+//
+// An argument is L and a whole number, F and a float, N for NULL, or P and a file, whose bytes the
+// function reads and may change. Prints what the function returns.
+//
+// AArch64 passes whole numbers and pointers in one row of registers and then on the stack, and floats
+// in a row of their own. So one type calls every function that takes at most one float.
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MOST = 16 };
+
+typedef long (*Function)(long, long, long, long, long, long, long, long, long, long, long, long,
+                         long, long, long, long, float);
+
+typedef struct {
+    const char *path;
+    void *bytes;
+    size_t size;
+} File;
+
+static void *must(void *made, const char *what) {
+    if (made == NULL) {
+        fprintf(stderr, "%s failed\n", what);
+        exit(1);
+    }
+    return made;
+}
+
+static File file_at(const char *path) {
+    FILE *from = must(fopen(path, "rb"), path);
+    fseek(from, 0, SEEK_END);
+    File file = {path, NULL, (size_t)ftell(from)};
+    rewind(from);
+    file.bytes = must(aligned_alloc(64, (file.size + 64) / 64 * 64), "aligned_alloc");
+    if (fread(file.bytes, 1, file.size, from) != file.size) must(NULL, path);
+    fclose(from);
+    return file;
+}
+
+static void write_back(File file) {
+    FILE *to = must(fopen(file.path, "wb"), file.path);
+    if (fwrite(file.bytes, 1, file.size, to) != file.size || fclose(to)) must(NULL, file.path);
+}
+
+int main(int count, char **arguments) {
+    must(dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL), "libgomp.so.1");
+    void *library = must(dlopen(arguments[1], RTLD_NOW), arguments[1]);
+    const Function function = (Function)must(dlsym(library, arguments[2]), arguments[2]);
+    long a[MOST] = {0};
+    File files[MOST];
+    float f = 0;
+    int whole = 0, opened = 0;
+    for (int i = 3; i < count; i++) {
+        const char *value = arguments[i] + 1;
+        switch (arguments[i][0]) {
+            case 'F': f = strtof(value, NULL); break;
+            case 'L': a[whole++] = atol(value); break;
+            case 'N': whole++; break;
+            case 'P':
+                files[opened] = file_at(value);
+                a[whole++] = (long)files[opened++].bytes;
+                break;
+        }
+    }
+    printf("%ld\n", function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10],
+                             a[11], a[12], a[13], a[14], a[15], f));
+    for (int i = 0; i < opened; i++) write_back(files[i]);
+    return 0;
+}

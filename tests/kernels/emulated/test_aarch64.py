@@ -1,0 +1,257 @@
+"""Every kernel for AArch64 under an emulator, beside the same kernel for AVX2 on this processor."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from llorch_worker.settings import Variant
+from tests.kernels.emulated.aarch64 import (
+    PROCESSORS,
+    Argument,
+    EmulatedKernels,
+    compile_into,
+    missing_programs,
+)
+from tests.kernels.native import native_or_skip
+from tests.kernels.paged import scene
+
+THREADS = 2
+Bf16 = npt.NDArray[np.uint16]
+Call = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory):
+    if missing_programs():
+        pytest.skip(
+            f"{', '.join(missing_programs())} missing: Debian's gcc-aarch64-linux-gnu, qemu-user"
+        )
+    folder = tmp_path_factory.mktemp("aarch64")
+    compile_into(folder)
+    return folder
+
+
+@pytest.fixture(params=PROCESSORS)
+def emulated(request: pytest.FixtureRequest, library) -> EmulatedKernels:
+    return EmulatedKernels(library, request.param, PROCESSORS[request.param])
+
+
+def here(name: str, *arguments: Argument) -> int:
+    """The kernel for AVX2."""
+    passed = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
+    result = getattr(native_or_skip("avx2"), name)(*passed)
+    return 0 if result is None else int(result)
+
+
+def bf16(values: torch.Tensor) -> Bf16:
+    return values.bfloat16().contiguous().view(torch.uint16).numpy().copy()
+
+
+def wide(values: Bf16) -> torch.Tensor:
+    return torch.from_numpy(values).view(torch.bfloat16).float()
+
+
+def close(got: Bf16, expected: Bf16) -> None:
+    """Equal but for the last bit of bfloat16, where sums have another order."""
+    torch.testing.assert_close(wide(got), wide(expected), rtol=1e-2, atol=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def test_every_variant_for_aarch64_is_tested() -> None:
+    assert set(PROCESSORS) == {name for name in get_args(Variant) if name.startswith("neon")}
+
+
+def test_the_least_variant_needs_nothing_that_its_processor_lacks(library) -> None:
+    # The other tests run it there; this one shows that they would notice.
+    beyond = EmulatedKernels(library, "neonbf16", PROCESSORS["neon"])
+    with pytest.raises(subprocess.CalledProcessError) as stopped:
+        beyond("silu_and_mul", bf16(torch.ones(3, 64)), bf16(torch.ones(3, 32)), 3, 32, 1)
+    assert stopped.value.returncode in (-signal.SIGILL, 128 + signal.SIGILL)
+
+
+def test_norms(emulated: EmulatedKernels) -> None:
+    x, residual = bf16(torch.randn(2, 3, 102) * 30)
+    weight = bf16(torch.randn(102))
+
+    def run(call: Call) -> tuple[Bf16, Bf16, Bf16]:
+        normed, added, total = np.zeros_like(x), np.zeros_like(x), residual.copy()
+        call("rms_norm", x, weight, normed, 3, 102, 1e-5, THREADS)
+        call("add_rms_norm", x, total, weight, added, 3, 102, 1e-5, THREADS)
+        return normed, added, total
+
+    (normed, added, total), expected = run(emulated), run(here)
+    close(normed, expected[0])
+    close(added, expected[1])
+    assert np.array_equal(total, expected[2])
+
+
+def test_silu_and_mul(emulated: EmulatedKernels) -> None:
+    gate_up = torch.randn(3, 2 * 102) * 8
+    gate_up[:, :5] = torch.tensor([-1e30, 0.0, 1e30, 90.0, math.nan])
+
+    def run(call: Call) -> Bf16:
+        out = np.zeros((3, 102), np.uint16)
+        call("silu_and_mul", bf16(gate_up), out, 3, 102, THREADS)
+        return out
+
+    got, expected = wide(run(emulated)), wide(run(here))
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_rope_and_write(emulated: EmulatedKernels) -> None:
+    qkv, angles = bf16(torch.randn(5, 8, 64) * 3), torch.rand(5, 32) * 100
+    slots = np.array([9, 2, 31, 0, 17])
+
+    def run(call: Call) -> list[Bf16]:
+        heads, keys, values = qkv.copy(), *np.zeros((2, 32, 2, 64), np.uint16)
+        tables = (angles.cos().numpy(), angles.sin().numpy())
+        call("rope_and_write", heads, *tables, slots, keys, values, 5, 4, 2, 64, THREADS)
+        return [heads, keys, values]
+
+    for got, expected in zip(run(emulated), run(here), strict=True):
+        assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "queries"),
+    [([5, 700, 64], None), ([300, 33], [40, 33])],
+    ids=["decode", "prefill"],
+)
+def test_attention_follows_the_definition(
+    emulated: EmulatedKernels, contexts: list[int], queries: list[int] | None
+) -> None:
+    made = scene(contexts, queries, heads=8, kv_heads=2, head_dim=96, dtype=torch.bfloat16)
+    sequences = made.sequences
+    lengths = np.array((sequences.first_rows, sequences.query_lengths, sequences.context_lengths))
+    tables = sequences.block_tables.numpy()
+    partials = emulated("paged_attention_partials", lengths, len(contexts))
+    assert partials == here("paged_attention_partials", lengths, len(contexts))
+    out = np.zeros((len(made.qkv), 8 * 96), np.uint16)
+    room = np.zeros(partials * 8 * (96 + 2) + 1, np.float32)
+    cells = (bf16(made.kv.keys), bf16(made.kv.values))
+    sizes = (*tables.shape, sequences.block_size, 8, 2, 96)
+    failed = emulated(
+        "paged_attention", bf16(made.qkv), *cells, out, lengths, tables, room, *sizes, THREADS
+    )
+    assert not failed
+    torch.testing.assert_close(wide(out).double(), made.expected(), atol=1e-2, rtol=1.6e-2)
+
+
+def quantised(
+    call: Call, rows: int, bits: int, group: int, zero: int, *, offsets: bool, damaged: bool
+) -> list[npt.NDArray[np.generic]]:
+    """Packed codes and tables, and the product of `rows` activations with the packed matrix."""
+    outputs, columns, tiles = 40, 96, 3  # two and a half tiles
+    random = np.random.default_rng(bits * group)
+    codes = random.integers(0, 2**bits, (outputs, columns), np.uint8)
+    table = random.integers(-63, 64, (2, outputs, columns // group)).astype(np.float32) / 256
+    x = torch.randn(rows, columns) * 10
+    x[0, :group] = 0
+    if damaged:
+        x[-1, 5] = math.nan
+    packed = np.zeros(tiles * 16 * columns * bits // 8, np.uint8)
+    scales, shifts = np.zeros((2, tiles * columns // group * 16), np.uint16)
+    call("pack_codes", codes, packed, outputs, columns, bits, group)
+    for values, into in zip(table, (scales, shifts), strict=True):
+        call("pack_scales", values, into, outputs, columns // group, 0.37)
+    out = np.zeros((rows, outputs + 5), np.float32)
+    work = np.zeros(call("quantised_work_bytes", rows, columns, bits, group), np.uint8)
+    matrix = (packed, scales, shifts if offsets else None)
+    sizes = (rows, outputs, columns, bits, group, zero)
+    call("quantised_linear", bf16(x), *matrix, out, outputs + 5, 1, work, *sizes, 0.37, THREADS)
+    return [packed, scales, shifts, out]
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "zero", "offsets"),
+    [
+        (4, 32, 8, False),
+        (8, 32, 128, False),
+        (4, 16, 0, True),
+        (8, 16, 32, False),
+        (8, 32, 0, True),
+    ],
+    ids=["Q4_0", "Q8_0", "Q2_K", "Q6_K", "Q5_K"],
+)
+def test_quantised_products_have_the_same_bits(
+    emulated: EmulatedKernels, bits: int, group: int, zero: int, offsets: bool
+) -> None:
+    for rows in (1, 11):
+        made = []
+        for call in (emulated, here):
+            torch.manual_seed(rows)
+            made.append(quantised(call, rows, bits, group, zero, offsets=offsets, damaged=False))
+        for got, expected in zip(*made, strict=True):
+            assert np.array_equal(got, expected)
+        assert made[0][-1].any()
+
+
+def test_a_row_that_is_not_a_number_stays_one(emulated: EmulatedKernels) -> None:
+    *_, out = quantised(emulated, 3, 8, 32, 128, offsets=False, damaged=True)
+    assert np.isnan(out[2, :40]).all()
+    assert np.isfinite(out[:2]).all()
+
+
+@pytest.mark.parametrize(("code_bytes", "flip"), [(16, 0), (32, 0x80)], ids=["Q4_0", "Q8_0"])
+def test_packed_blocks(emulated: EmulatedKernels, code_bytes: int, flip: int) -> None:
+    random = np.random.default_rng(1)
+    rows = random.integers(0, 64, (21, 3 * (2 + code_bytes)), np.uint8)
+    order = random.permutation(21)
+
+    def run(call: Call) -> list[npt.NDArray[np.generic]]:
+        tiles, scales = np.ones(32 * 3 * code_bytes, np.uint8), np.ones(32 * 3, np.uint16)
+        assert call("pack_blocks", rows, order, tiles, scales, 21, 3, code_bytes, flip) == 1
+        return [tiles, scales]
+
+    for got, expected in zip(run(emulated), run(here), strict=True):
+        assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_bfloat16_products(emulated: EmulatedKernels, rows: int) -> None:
+    x, weights = bf16(torch.randn(rows, 70)), bf16(torch.randn(48, 70))
+
+    def run(call: Call) -> tuple[Bf16, npt.NDArray[np.float32]]:
+        tiles, work = weights.copy(), np.zeros(THREADS * 16 * 70, np.uint16)
+        call("pack_bf16", tiles, work, 3, 70, THREADS)
+        out = np.zeros((rows, 40), np.float32)
+        call("bf16_linear", x, tiles, out, 40, 1, rows, 40, 70, THREADS)
+        return tiles, out
+
+    (tiles, out), (expected_tiles, expected) = run(emulated), run(here)
+    assert np.array_equal(tiles, expected_tiles)
+    torch.testing.assert_close(
+        torch.from_numpy(out), torch.from_numpy(expected), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_truncation(emulated: EmulatedKernels) -> None:
+    values = torch.randn(3, 1003) * 3
+    limits = (
+        np.array([-4.0, -math.inf, -math.inf], np.float32),
+        np.array([1003, 17, 400]),
+        np.array([1.0, 1.0, 0.7]),
+    )
+
+    def run(call: Call) -> npt.NDArray[np.float32]:
+        weights = values.softmax(-1).numpy().copy()
+        work = np.zeros(call("truncate_rows_work_bytes", 1003, THREADS), np.uint8)
+        call("truncate_rows", weights, values.numpy(), None, *limits, work, 3, 1003, THREADS)
+        return weights
+
+    got = run(emulated)
+    assert np.array_equal(got, run(here))
+    assert (got > 0).sum(-1)[1] == 17
