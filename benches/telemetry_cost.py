@@ -1,11 +1,13 @@
 """What telemetry costs a worker: traces to a local collector, a JSON log and, if asked, metrics.
 
-    python -m benches.telemetry_cost [--passes 12] [--jobs 64] [--tokens 64] [--metrics]
+    python -m benches.telemetry_cost [--model FILE] [--passes 12] [--jobs 64] [--tokens 64]
+        [--metrics]
 
-Two measurements on the demo model:
+Two measurements, by default on the demo model, the smallest of all:
 
-- Pairs. Two workers with the same model, one plain, one with telemetry, get the same jobs by turns.
-  Shown are the tokens a second and the processor time a job of the worker's process.
+- Pairs. Three workers with the same model, two plain, one with telemetry, get the same jobs by
+  turns. Shown are the tokens a second and the processor time a job of the worker's process. What
+  the two plain processes differ by, pairs cannot resolve.
 - Parts. What the code of traces and log adds to one job, run here in a loop: spans made, encoded
   and sent, and one JSON line written instead of Celery's two. It is free of the noise of a worker.
 
@@ -21,12 +23,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 from celery import Celery
@@ -41,6 +45,7 @@ from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Choice, GenerationResult, Timings, Usage
+from llorch_worker.settings import DEMO_MODEL
 from tests.services import REAL_APP, WorkerProcess, own_redis, running_worker
 from tests.telemetry.collector import running_collector
 
@@ -94,25 +99,35 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def pairs(passes: int, jobs: int, tokens: int, telemetry: dict[str, object]) -> float:
+def pairs(
+    model_file: Path, passes: int, jobs: int, tokens: int, telemetry: dict[str, object]
+) -> float:
     """Prints what the pairs show; returns the plain worker's processor time a job, in ms."""
     with tempfile.TemporaryDirectory() as folder, own_redis() as server:
-        options = {"app": REAL_APP, "fresh": True}
-        with (
-            running_worker(
-                server.url, Path(folder), name="plain", model_name="plain", **options
-            ) as plain,
-            running_worker(
-                server.url, Path(folder), name="told", model_name="told", **options, **telemetry
-            ) as told,
-            Client(server.url) as client,
-        ):
-            ways: dict[str, Callable[[], Pass]] = {
-                "plain": lambda: run_pass(client, plain, "plain", jobs, tokens),
-                "telemetry": lambda: run_pass(client, told, "told", jobs, tokens),
-            }
-            for way in ways.values():
-                way()  # warms up
+        options: dict[str, Any] = {"app": REAL_APP, "fresh": True, "model": model_file}
+        workers: dict[str, dict[str, Any]] = {
+            "plain": {},
+            "plain again": {},
+            "telemetry": telemetry,
+        }
+        with ExitStack() as running:
+            client = running.enter_context(Client(server.url))
+            ways: dict[str, Callable[[], Pass]] = {}
+            for way, settings in workers.items():
+                model = way.replace(" ", "-")
+                worker = running.enter_context(
+                    running_worker(
+                        server.url,
+                        Path(folder),
+                        name=model,
+                        model_name=model,
+                        **options,
+                        **settings,
+                    )
+                )
+                ways[way] = partial(run_pass, client, worker, model, jobs, tokens)
+            for run in ways.values():
+                run()  # warms up
             ran: dict[str, list[Pass]] = {name: [] for name in ways}
             for turn in range(passes):
                 for name in list(ways)[:: 1 if turn % 2 else -1]:
@@ -123,10 +138,13 @@ def pairs(passes: int, jobs: int, tokens: int, telemetry: dict[str, object]) -> 
         rate = statistics.median(each.tokens_per_s for each in found)
         cpu_ms = statistics.median(each.cpu_ms for each in found)
         print(f"{name:12}{rate:10.0f}{cpu_ms:9.2f} ms")
-    both = list(zip(ran["plain"], ran["telemetry"], strict=True))
-    _print_ratio("tokens/s", [told.tokens_per_s / plain.tokens_per_s for plain, told in both])
-    _print_ratio("CPU a job", [told.cpu_ms / plain.cpu_ms for plain, told in both])
-    return statistics.median(plain.cpu_ms for plain, _ in both)
+    for name in list(ways)[1:]:
+        both = list(zip(ran["plain"], ran[name], strict=True))
+        _print_ratio(
+            f"{name}: tokens/s", [told.tokens_per_s / plain.tokens_per_s for plain, told in both]
+        )
+        _print_ratio(f"{name}: CPU a job", [told.cpu_ms / plain.cpu_ms for plain, told in both])
+    return statistics.median(plain.cpu_ms for plain in ran["plain"])
 
 
 def _print_ratio(name: str, ratios: Sequence[float]) -> None:
@@ -216,6 +234,7 @@ class _Request(SimpleNamespace):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What telemetry costs a worker.")
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--passes", type=int, default=12)
     parser.add_argument("--jobs", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
@@ -225,7 +244,7 @@ def main() -> None:
         telemetry: dict[str, object] = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "log_format": "json"}
         if given.metrics:
             telemetry["metrics_port"] = 19_100
-        job_ms = pairs(given.passes, given.jobs, given.tokens, telemetry)
+        job_ms = pairs(given.model, given.passes, given.jobs, given.tokens, telemetry)
         parts(url, Path(folder) / "log", given.tokens, job_ms)
 
 

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo.gguf"
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Variant = Literal["avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2"]
+Variant = Literal["avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "neonbf16", "neon"]
 """The instruction sets that kernels for CPUs are compiled for."""
 KernelChoice = Literal["auto", "torch", Variant]
 """``auto``: the fastest for this device and dtype; ``torch``: torch's own; or a CPU's variant."""
@@ -26,6 +26,8 @@ LogFormat = Literal["text", "json"]
 
 DEFAULT_MAX_SEQUENCES = 16
 DEFAULT_MAX_STEP_TOKENS = 512
+_WEIGHT = r"[A-Za-z0-9._-]+=[1-9][0-9]{0,3}"
+DEFAULT_LOW_WAITS_AT_MOST_S = 60.0
 
 _ENGINE_OPTIONS = {
     "device",
@@ -68,6 +70,9 @@ class Settings(BaseSettings):
 
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` (a card; for a worker, one without a worker) or ``cuda:N``."""
+    processors: str | None = Field(None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")
+    """Processors of a worker's threads, such as ``0-7,16``; by default all that it may use.
+    ``llorch up`` divides them among its workers on the CPU."""
     device_locks: Path = Path(tempfile.gettempdir()) / "llorch-devices"
     """Folder of the card locks, which keep workers off each other's cards; containers share it."""
     dtype: Dtype = "auto"
@@ -91,6 +96,13 @@ class Settings(BaseSettings):
     """Bytes for KV blocks; by default enough for ``max_sequences`` full contexts, if they fit."""
     prefix_caching: bool = True
     """Let prompts that begin alike share the KV blocks of their beginning."""
+    placement: bool = True
+    """Send jobs whose prompts begin alike to the same worker, if that makes none wait."""
+
+    low_waits_at_most_s: float = Field(DEFAULT_LOW_WAITS_AT_MOST_S, ge=0)
+    """How long more urgent jobs may keep a job waiting; then it is the next to start."""
+    tenant_weights: str = Field("", pattern=rf"^({_WEIGHT}(,{_WEIGHT})*)?$")
+    """``acme=3,beta=2``: how many jobs a tenant starts in its turn; others start one."""
 
     lease_s: float = Field(10.0, ge=1)
     """How long a job stays with a worker that shows no sign of life."""

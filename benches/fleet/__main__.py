@@ -4,7 +4,8 @@
 
 Starts a redis-server for each line. Most workers are stubs, many in one process, with the
 package's own claims, bells and watchers: see ``stubs.py``. ``--real`` starts whole workers with the
-toy engine. "Commands" are those that Redis executed, also inside scripts (``INFO commandstats``),
+toy engine. Producers are ours, ours with 64 different beginnings of prompts ("placed"), and stock
+ones. "Commands" are those that Redis executed, also inside scripts (``INFO commandstats``),
 the producer's included; those of an idle fleet are subtracted. "Redis us" is the CPU time of its
 process, likewise.
 """
@@ -39,10 +40,11 @@ def main(
         f" {'waits':>6} {'claimed p50':>12} {'p99 ms':>8} {'idle/s':>7}  jobs a worker"
     )
 
-    def line(count: int, kind: str, *, stock: bool, rate: float, count_jobs: int) -> None:
-        found = measures.steady(count, stock=stock, rate=rate, jobs=count_jobs, real=kind == "real")
+    def line(count: int, kind: str, producer: str, *, rate: float, count_jobs: int) -> None:
+        real = kind == "real"
+        found = measures.steady(count, producer, rate=rate, jobs=count_jobs, real=real)
         print(
-            f"{count:>7} {kind} {'stock' if stock else 'ours':>8} {found.jobs_per_s:7.1f}"
+            f"{count:>7} {kind} {producer:>8} {found.jobs_per_s:7.1f}"
             f" {found.commands:9.1f} {found.cpu_us:9.0f} {found.wakes:6.2f} {found.p50_ms:12.2f}"
             f" {found.p99_ms:8.2f} {found.idle_commands:7.1f}  {found.jobs_a_worker}",
             flush=True,
@@ -50,10 +52,10 @@ def main(
 
     for kind, counts in (("real", _numbers(real)), ("stub", _numbers(workers))):
         for count in counts:
-            for stock in (False, True):
-                line(count, kind, stock=stock, rate=10, count_jobs=jobs)
-    for stock in (False, True):
-        line(crowd, "stub", stock=stock, rate=fast, count_jobs=10 * fast)
+            for producer in measures.PRODUCERS:
+                line(count, kind, producer, rate=10, count_jobs=jobs)
+    for producer in measures.PRODUCERS:
+        line(crowd, "stub", producer, rate=fast, count_jobs=10 * fast)
     for name, measure in (("at once", measures.burst), ("as all start", measures.start)):
         found = measure(crowd, 500, 16)
         print(f"{found.jobs} jobs {name}, {crowd} stubs: claimed in {found.claimed_s:.3f} s; "

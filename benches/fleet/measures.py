@@ -22,6 +22,7 @@ from benches.fleet.stubs import MODEL
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.enqueue import enqueue
+from llorch_worker.broker.placement import Placement
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.queues import normal_queue
 from llorch_worker.contract import TASK_NAME, GenerationRequest
@@ -32,6 +33,8 @@ SETTLE_S = 13.0
 IDLE_S = 10.0
 GIVE_UP_S = 60.0
 REQUEST = {"prompt": "x", "max_tokens": 1}
+PRODUCERS = ("ours", "placed", "stock")
+BEGINNINGS = 64
 
 Push = Callable[[int], None]
 
@@ -116,6 +119,7 @@ class Producer:
         self.sent_us: dict[str, float] = {}
         self._client = client
         self._app = producer_app(url)
+        self._placement = Placement(client)
         self._card = registry.ModelCard(name=MODEL, max_context=4096, last_seen=0)
         with Celery("stock", broker="memory://", set_as_current=False) as app:
             message = app.amqp.as_task_v2("@ID@", TASK_NAME, kwargs=REQUEST)
@@ -144,11 +148,20 @@ class Producer:
         self.sent_us |= dict.fromkeys(ids, seconds * 1e6 + microseconds)
 
     def ours(self, jobs: int) -> None:
+        self._enqueue(jobs, None)
+
+    def placed(self, jobs: int) -> None:
+        self._enqueue(jobs, f"{len(self.sent_us) % BEGINNINGS}")
+
+    def _enqueue(self, jobs: int, affinity_key: str | None) -> None:
         for _ in range(jobs):
             job_id = str(uuid4())
-            request = GenerationRequest.model_validate(REQUEST)
+            request = GenerationRequest.model_validate(REQUEST | {"affinity_key": affinity_key})
             seconds, microseconds = self._client.time()
-            enqueue(self._client, self._app, request, model=self._card, job_id=job_id)
+            places = self._placement.candidates(request, MODEL)
+            enqueue(
+                self._client, self._app, request, model=self._card, job_id=job_id, places=places
+            )
             self.sent_us[job_id] = int(seconds) * 1e6 + int(microseconds)
 
     def wait(self) -> float:
@@ -239,10 +252,11 @@ def measure(
     return idle, used, jobs / took_s
 
 
-def steady(workers: int, *, stock: bool, rate: float, jobs: int, real: bool = False) -> Steady:
+def steady(workers: int, name: str, *, rate: float, jobs: int, real: bool = False) -> Steady:
+    """``name``: the producer, one of :data:`PRODUCERS`."""
     with own_redis() as server, connect(server.url) as client, ExitStack() as fleet:
         producer = Producer(client, server.url)
-        push = producer.stock if stock else producer.ours
+        push: Push = getattr(producer, name)
         started = []
         if real:
             fleet.enter_context(real_workers(server.url, workers))

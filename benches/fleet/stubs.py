@@ -63,6 +63,7 @@ class Stub:
     """One worker; see the module's docstring."""
 
     def __init__(self, number: int, slots: int, service_s: float, client: Any, loop: Loop) -> None:
+        self.watcher = QueueWatcher(client, MODEL)
         self.name = f"stub{number}@bench"
         self.claimed: list[tuple[str, int]] = []
         self.held: dict[str, Claim] = {}
@@ -87,6 +88,7 @@ class Stub:
                 worker=self.name,
                 terms=TERMS,
                 rung=rung,
+                place="" if self.watcher.alone else queues.worker_queue(MODEL, self.name),
             )
             for claim in taken.claims:
                 self._begin(claim)
@@ -140,7 +142,6 @@ def announce(client: Any, stubs: list[Stub], slots: int) -> None:
 def main(url: str, first: int, workers: int, slots: int, service_s: float) -> None:
     client, loop = connect(url), Loop()
     stubs = [Stub(first + n, slots, service_s, client, loop) for n in range(workers)]
-    watchers = [QueueWatcher(client, MODEL) for _ in stubs]
     announce(client, stubs, slots)
     over = threading.Event()
 
@@ -158,8 +159,8 @@ def main(url: str, first: int, workers: int, slots: int, service_s: float) -> No
 
     if service_s:
         renew()
-    for watcher in watchers:
-        watcher.start()
+    for stub in stubs:
+        stub.watcher.start()
     for stub in stubs:
         stub.look()
     print("ready", flush=True)

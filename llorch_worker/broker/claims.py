@@ -26,6 +26,7 @@ from llorch_worker.broker.results import (
 )
 from llorch_worker.broker.scripts import Reply, run_script, text
 from llorch_worker.contract import AttemptsExhausted, CancelledEvent, Failed, encode_event
+from llorch_worker.settings import DEFAULT_LOW_WAITS_AT_MOST_S
 
 logger = get_logger(__name__)
 
@@ -48,6 +49,8 @@ class ClaimTerms:
     result_ttl_s: int
     """Also how long an ended job's record is kept, to recognise a second copy of its message."""
     stream_ttl_s: int
+    tenant_weights: str = ""
+    low_waits_at_most_ms: int = round(DEFAULT_LOW_WAITS_AT_MOST_S * 1e3)
 
 
 @dataclass(frozen=True)
@@ -99,13 +102,18 @@ def claim(
     worker: str,
     terms: ClaimTerms,
     rung: bool = False,
+    urgent: bool = False,
+    place: str = "",
 ) -> Taken:
     """Claims up to ``limit`` jobs: suspects if that is safe, then from the ``consumed`` queues of
     one model, the most urgent first. Of many jobs for all workers it takes this worker's share.
 
-    ``held``: the claims that the caller already has; ``rung``: whether a bell made it look. New
-    dead letters are logged, the first few one by one.
+    ``held``: the claims that the caller already has; ``rung``: whether a bell made it look;
+    ``urgent``: whether it has no room and asks for high jobs only; ``place``: the caller's worker
+    queue, if jobs may be placed there, see :mod:`.placement`. New dead letters are logged, the
+    first few one by one.
     """
+    held = tuple(held)
     model = queues.model_of(consumed[0])
     exhausted = AttemptsExhausted(
         f"{terms.max_attempts} attempts without progress, or {terms.max_deaths} in all, ended with "
@@ -127,12 +135,18 @@ def claim(
             encode_event(Failed(error=exhausted.document())),
             encode_event(CancelledEvent()),
             limit,
+            place,
+            len(held),
+            terms.low_waits_at_most_ms,
+            terms.tenant_weights,
+            int(urgent),
             len(consumed),
             int(rung),
             *(claim.job_id for claim in held if claim.suspect),
         ],
         [
             keys.watch(model),
+            keys.passed(model),
             *map(keys.bell, queues.ordered(consumed)),
             queues.scheduled(model),
             queues.suspects(model),

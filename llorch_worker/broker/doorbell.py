@@ -5,6 +5,10 @@ waits for the bells of its queues with BLPOP. Redis serves those that wait in th
 they came, one for each ring. A ring holds no job: the woken worker looks, with ``lua/claim.lua``.
 So no job is ever in nobody's hands, and a ring that dies with its worker costs only time.
 
+A worker without room waits for high jobs alone, which it may claim beyond its room. They ring a
+second bell (:func:`keys.full_bell`) together with the first. Such a worker claims only if the ring
+of the first is still there: otherwise a worker with room has taken it, and claims the job itself.
+
 Who pushes a job rings in the same script, or a worker rings for it: see :mod:`.watch`. A ring that
 comes between a worker's look and its BLPOP stays in the list, which holds one ring at most.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from celery import Celery
 from redis import Redis
@@ -11,7 +11,13 @@ from redis.exceptions import RedisError
 from llorch_worker.broker import keys
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.message import write_message
-from llorch_worker.broker.queues import route, shared_lists, worker_lists, worker_queue
+from llorch_worker.broker.queues import (
+    route,
+    shared_lists,
+    tenants_list,
+    worker_lists,
+    worker_queue,
+)
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import GenerationRequest, QueueFull
@@ -29,13 +35,15 @@ def enqueue(
     model: ModelCard,
     job_id: str,
     worker: str | None = None,
+    places: Sequence[str] = (),
     headers: Mapping[str, str] | None = None,
 ) -> str:
     """Enqueues a job and returns ``job_id``, or the id of the first job with the request's
     idempotency key.
 
     ``worker``: the node name of the worker that should take the job. Jobs in its worker queue then
-    count against the limit too. ``headers`` go beside the message's own.
+    count against the limit too. ``places``: where it might be placed instead, the best first, see
+    :mod:`.placement`. ``headers`` go beside the message's own.
 
     Raises:
         QueueFull: the limit of waiting jobs is reached, or Redis has no memory for another.
@@ -46,6 +54,9 @@ def enqueue(
     before, after = write_message(
         app, request, model=model.name, job_id=job_id, to=to, headers=headers or {}
     )
+    # In a worker queue all jobs wait in one line.
+    tenant = request.tenant if worker is None and request.tenant is not None else ""
+    pushed_to = tenants_list(to.list_key) if tenant else to.list_key
     key = request.idempotency_key
     try:
         outcome, value = run_script(
@@ -58,8 +69,10 @@ def enqueue(
                 model.queue_limit,
                 LONGEST_WAIT_S,
                 "" if key is None else keys.idempotency(model.name, key),
+                tenant,
+                *places,
             ],
-            [to.list_key, *shared_lists(model.name), *own],
+            [pushed_to, *shared_lists(model.name), *own],
         )
     except RedisError as error:
         if not is_out_of_memory(error):

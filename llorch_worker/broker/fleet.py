@@ -11,10 +11,8 @@ from redis import Redis
 from llorch_worker.broker import dead_letters, recent_jobs, registry
 from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.queues import (
-    HIGH_SUFFIX,
-    LOW_STEP,
-    STEP_SEPARATOR,
     WORKER_MARK,
+    priority_of,
     scheduled,
     shared_lists,
     suspects,
@@ -118,13 +116,6 @@ def _load(client: Redis, card: ModelCard, workers: Sequence[WorkerCard]) -> Mode
 
 
 def _queue(priority: Priority, found: Sequence[tuple[str, int, float | None]]) -> Queue:
-    lines = [(jobs, age) for name, jobs, age in found if _priority(name) == priority]
+    lines = [(jobs, age) for name, jobs, age in found if priority_of(name) == priority]
     ages = [age for _, age in lines if age is not None]
     return Queue(jobs=sum(jobs for jobs, _ in lines), oldest_s=max(ages, default=None))
-
-
-def _priority(list_key: str) -> Priority:
-    queue, _, step = list_key.partition(STEP_SEPARATOR)
-    if queue.endswith(HIGH_SUFFIX):
-        return "high"
-    return "low" if step == str(LOW_STEP) else "normal"

@@ -74,6 +74,11 @@ class HeldClaims:
         with self._lock:
             return tuple(self._claims.values())
 
+    def running(self) -> tuple[Claim, ...]:
+        """Those whose job has not ended."""
+        with self._lock:
+            return tuple(claim for claim in self._claims.values() if claim not in self._ended)
+
     def __len__(self) -> int:
         return len(self._claims)
 

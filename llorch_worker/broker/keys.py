@@ -50,10 +50,12 @@ def job(job_id: str) -> str:
     From our client: ``sent``, the Unix time by Redis' clock at which it enqueued the job, and
     ``idempotency``, its key. Then ``state``: scheduled (it waits for its ETA), claimed, queued
     (again) or ended. From the first claim on: ``fence``, ``attempts``, ``worker``, ``lease_ms``,
-    ``history``, ``first_claim_ms`` and ``progress`` (1 if this attempt's tokens are journalled).
+    ``history``, ``first_claim_ms``, ``progress`` (1 if this attempt's tokens are journalled) and
+    ``place``, the worker's in :func:`load`, or empty.
     Once it has lost a worker: ``deaths``, and since its last progress ``strikes``, ``alone`` and
     ``peers``, see ``lua/sweep.lua``. While no list has the message: ``message`` and ``list``.
-    ``follow``: 1 if the message of a cancelled job is still in a list. ``buried``: 1 if its message
+    ``follow``: set if the message of a cancelled job is still in a list, to ``back`` if it had
+    come back to it. ``buried``: 1 if its message
     is a dead letter. ``retried_by``: the call that retried that, at ``retried_ms``."""
     return f"{PREFIX}job:{job_id}"
 
@@ -64,10 +66,38 @@ def bell(queue: str) -> str:
     return f"{PREFIX}bell:{queue}"
 
 
+FULL_SUFFIX = ":full"
+
+
+def full_bell(queue: str) -> str:
+    """The bell of a high queue for workers without room. It rings together with :func:`bell`."""
+    return bell(queue) + FULL_SUFFIX
+
+
+def load(queue: str) -> str:
+    """Sorted set: worker queue -> how many jobs that worker runs, of the workers of the shared
+    ``queue`` that have room for more. See :mod:`llorch_worker.broker.placement`."""
+    return f"{PREFIX}load:{queue}"
+
+
 def watch(model: str) -> str:
     """The model's number of workers. Exists while one of them watches its lists for producers that
     do not ring; see :mod:`llorch_worker.broker.watch`."""
     return f"{PREFIX}watch:{model}"
+
+
+def tenants(tenants_list: str) -> str:
+    """Hash: tenant -> its jobs that wait in this list and in its own; ``*``: those in all tenants'
+    own; ``/<tenant>``: jobs that started in its turn; ``*turns``: since the plain list's last. No
+    tenant's name has a star or a slash."""
+    return f"{PREFIX}tenants:{tenants_list}"
+
+
+def passed(model: str) -> str:
+    """Hash of lists of ``model`` that wait behind more urgent ones -> since when claims have passed
+    them, in ms by Redis' own clock. Also ``passes``, the claims that did so since one of them last
+    had its turn, and ``turn``, how often that was."""
+    return f"{PREFIX}passed:{model}"
 
 
 def worker(hostname: str) -> str:

@@ -17,8 +17,13 @@ from kombu.utils.json import dumps, loads
 from llorch_worker.broker.queues import Route
 from llorch_worker.contract import TASK_NAME, GenerationRequest
 
+TENANT = "llorch_tenant"
+"""The header that names the job's tenant, among the first that our client writes."""
 ENQUEUED_AT = "llorch_enqueued_at"
 """Message header: unix time in s at which the job was enqueued."""
+PLACE = "llorch_place"
+"""Message header: the worker queue of the worker that should run the job, if any; see
+:mod:`.placement`. ``lua/enqueue.lua`` writes it."""
 
 _TIME = f"@time{uuid()}@"
 """A placeholder; random, so that no field of a request can contain it."""
@@ -54,8 +59,9 @@ def write_message(
         argsrepr="()",
         kwargsrepr="{...}",
     )
+    tenant = {} if request.tenant is None else {TENANT: request.tenant}
     message: dict[str, Any] = {
-        "headers": {ENQUEUED_AT: _TIME, **headers} | task.headers,
+        "headers": {ENQUEUED_AT: _TIME, **tenant, **headers} | task.headers,
         "body": base64.b64encode(encode_json(task.body)).decode(),
         "content-encoding": "utf-8",
         "content-type": "application/json",

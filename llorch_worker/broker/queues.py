@@ -39,6 +39,13 @@ PRIORITY_STEPS = range(10)
 """kombu pushes a message to the list of the highest step not above its priority. Its default steps
 are 0, 3, 6 and 9, and a producer may choose any others up to 9."""
 STEP_SEPARATOR = "\x06\x16"
+TENANTS_MARK = "t"
+"""Ends the name of the list with the next job of each tenant: see ``lua/parts/tenants.lua``."""
+_STEP_LISTS = (
+    *("", TENANTS_MARK),
+    *(str(step) for step in PRIORITY_STEPS[1:]),
+    f"{LOW_STEP}{TENANTS_MARK}",
+)
 
 
 @dataclass(frozen=True)
@@ -101,11 +108,34 @@ def ordered(consumed: Iterable[str]) -> list[str]:
     return sorted(consumed, key=lambda name: (HIGH_SUFFIX not in name, WORKER_MARK not in name))
 
 
+def is_high(queue_or_list: str) -> bool:
+    """Whether a job that waits there is of high priority."""
+    return queue_of(queue_or_list).endswith(HIGH_SUFFIX)
+
+
+def priority_of(list_key: str) -> Priority:
+    """The priority of the jobs in a list."""
+    if is_high(list_key):
+        return "high"
+    step = list_key.partition(STEP_SEPARATOR)[2].removesuffix(TENANTS_MARK)
+    return "low" if step == str(LOW_STEP) else "normal"
+
+
 def lists(consumed: Iterable[str]) -> list[str]:
     """The Redis lists of the ``consumed`` queues of one worker, the most urgent first: for each
-    priority step, one for each queue."""
+    priority step, and after 0 and 9 for the tenants of that step, one for each queue."""
     in_order = ordered(consumed)
-    return [Route(queue, step).list_key for step in PRIORITY_STEPS for queue in in_order]
+    return [
+        f"{queue}{STEP_SEPARATOR}{step}" if step else queue
+        for step in _STEP_LISTS
+        for queue in in_order
+    ]
+
+
+def tenants_list(list_key: str) -> str:
+    """Where the tenants of a list's priority take turns."""
+    mark = TENANTS_MARK if STEP_SEPARATOR in list_key else f"{STEP_SEPARATOR}{TENANTS_MARK}"
+    return f"{list_key}{mark}"
 
 
 def shared_lists(model: str) -> list[str]:

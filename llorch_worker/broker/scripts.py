@@ -16,7 +16,7 @@ import redis.asyncio
 from redis import Redis
 from redis.exceptions import NoScriptError
 
-from llorch_worker.broker import keys, queues
+from llorch_worker.broker import keys, message, queues
 
 Argument = str | int | float | bytes
 Reply = str | bytes
@@ -24,11 +24,15 @@ Reply = str | bytes
 
 _PARTS = {
     "cancel": ("lists",),
-    "claim": ("lists", "bells", "message", "take"),
-    "enqueue": ("bells",),
+    "claim": ("lists", "bells", "message", "take", "tenants", "placing"),
+    "enqueue": ("bells", "tenants", "placing"),
+    "finish": ("placing",),
+    "heads": ("tenants",),
+    "lengths": ("tenants",),
+    "purge": ("tenants",),
     "release": ("lists",),
     "reroute": ("lists",),
-    "ring": ("bells",),
+    "ring": ("bells", "placing"),
     "sweep": ("lists",),
 }
 _NAMES = {
@@ -39,14 +43,20 @@ _NAMES = {
     "BATCH_LEASES": keys.BATCH_LEASES,
     "WEBHOOKS": keys.WEBHOOKS,
     "CANCEL_CHANNEL": keys.CANCEL_CHANNEL,
+    "FULL_SUFFIX": keys.FULL_SUFFIX,
     "HIGH_SUFFIX": queues.HIGH_SUFFIX,
     "SUSPECTS_SUFFIX": queues.SUSPECTS_SUFFIX,
     "SCHEDULED_SUFFIX": queues.SCHEDULED_SUFFIX,
     "STEP_SEPARATOR": queues.STEP_SEPARATOR,
+    "TENANTS_MARK": queues.TENANTS_MARK,
+    "TENANT_HEADER": message.TENANT,
     "WORKER_MARK": queues.WORKER_MARK,
+    "ENQUEUED_AT": message.ENQUEUED_AT,
+    "PLACE": message.PLACE,
 }
 _KEYS_BY_ID = (
-    keys.job, keys.events, keys.result, keys.cancel, keys.bell, keys.gateway_document,
+    keys.job, keys.events, keys.result, keys.cancel, keys.bell, keys.load, keys.gateway_document,
+    keys.tenants,
 )  # fmt: skip
 
 

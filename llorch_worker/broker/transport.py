@@ -26,7 +26,7 @@ from kombu.transport import virtual
 from kombu.utils.json import dumps
 from redis.exceptions import RedisError, ResponseError
 
-from llorch_worker.broker import claims, dead_letters, keys, queues
+from llorch_worker.broker import claims, dead_letters, keys, placement, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.doorbell import Doorbell
@@ -34,7 +34,6 @@ from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.broker.unheard_claims import UNHEARD_CLAIMS
-from llorch_worker.broker.waiting import lengths
 from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
@@ -47,6 +46,8 @@ WAIT_S = 5.0
 JITTER = 0.2
 """Workers that started together must not all look at once."""
 MOST_JOBS_A_CLAIM = 64
+MOST_URGENT_JOBS = 4
+"""How many high jobs a worker holds beyond its room, while it has others to preempt."""
 
 
 class ClaimQoS(kombu_redis.QoS):
@@ -60,8 +61,22 @@ class ClaimQoS(kombu_redis.QoS):
     def can_consume(self) -> bool:
         """Whether there is room for another job. Jobs that run through a reconnect count too."""
         if self.channel.consumes_jobs:
-            return not self.prefetch_count or len(HELD_CLAIMS) < self.prefetch_count
+            return not self.is_full or self.urgent_room > 0
         return bool(super().can_consume())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether only high jobs may come, to preempt others."""
+        return bool(self.prefetch_count) and len(HELD_CLAIMS) >= self.prefetch_count
+
+    @property
+    def urgent_room(self) -> int:
+        """How many high jobs may come beyond the room for all."""
+        held = HELD_CLAIMS.all()
+        high = sum(queues.is_high(claim.list_key) for claim in held)
+        most = self.prefetch_count + MOST_URGENT_JOBS
+        # A high job preempts no other high one.
+        return max(0, min(most - len(held), self.prefetch_count - high))
 
     def append(self, message: Any, delivery_tag: str) -> None:
         if delivery_tag in self.channel.delivered:
@@ -104,6 +119,7 @@ class ClaimQoS(kombu_redis.QoS):
             # in any case.
             HELD_CLAIMS.discard(claim)
             virtual.QoS.ack(self, delivery_tag)
+            self.channel.note_room()
         return True
 
 
@@ -120,12 +136,15 @@ class ClaimChannel(kombu_redis.Channel):
     """How many subscribers got the last message of a fanout exchange, such as an event."""
     allowance: Callable[[], int] = staticmethod(lambda: MOST_JOBS_A_CLAIM)
     """The most jobs to claim now. If that is none, whoever sets it calls :meth:`look_again`."""
+    place: Callable[[], str] = staticmethod(lambda: "")
+    """This worker's queue, if jobs may be placed with it; see :mod:`placement`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.delivered: dict[str, Claim] = {}
         self._model = ""
         self._doorbell = Doorbell()
         self._rung = self._waited_in_vain = False
+        self._waits_without_room = False
         self._refused = False
         self._not_before_s = 0.0
         self._kept_parameters: dict[str, Any] = {}
@@ -147,6 +166,12 @@ class ClaimChannel(kombu_redis.Channel):
             self._waited_in_vain = False
             self._in_poll = None
 
+    def note_room(self) -> None:
+        """Claims jobs of all priorities, if the worker waited for high ones alone."""
+        if self._waits_without_room and not self.qos.is_full:
+            self._waits_without_room = self._waited_in_vain = False
+            self._in_poll = None
+
     def refuse(self, delivery_tag: str, reason: str, error: Exception) -> None:
         """Fails the job of a message that cannot become a task, and keeps it as a dead letter."""
         claim = self.delivered[delivery_tag]
@@ -164,7 +189,13 @@ class ClaimChannel(kombu_redis.Channel):
 
     def _size(self, queue: str) -> int:
         with self.conn_or_acquire() as client:
-            return sum(lengths(client, queues.lists([queue])))
+            return int(run_script(client, "lengths", [], queues.lists([queue])))
+
+    def _purge(self, queue: str) -> int:
+        if not queues.is_job_queue(queue):
+            return int(super()._purge(queue))
+        with self.conn_or_acquire() as client:
+            return int(run_script(client, "purge", [], queues.lists([queue])))
 
     def _queue_bind(self, exchange: str, *args: Any) -> None:
         try:
@@ -217,8 +248,8 @@ class ClaimChannel(kombu_redis.Channel):
             return
         if connection._sock is None:
             return
-        bells = map(keys.bell, queues.ordered(self.active_queues))
-        self._doorbell.wait(connection, tuple(bells), _wait_s())
+        self._waits_without_room = self.qos.is_full
+        self._doorbell.wait(connection, self._bells(), _wait_s())
         self._in_poll = connection
         self._brpop_sent_at = time.monotonic()
 
@@ -236,26 +267,51 @@ class ClaimChannel(kombu_redis.Channel):
 
     def _nothing_waits(self) -> bool:
         """Asks in one command, which an idle worker repeats for ever."""
-        mine = [queues.suspects(self._model), queues.scheduled(self._model)]
+        mine = [] if self.qos.is_full else [
+            queues.suspects(self._model), queues.scheduled(self._model)
+        ]  # fmt: skip
+        consumed = self._claimable()
         with self.conn_or_acquire() as client:
-            return not client.exists(*mine, *queues.lists(self.active_queues))
+            place = "" if self.qos.is_full else self._place_among(self.active_queues)
+            if place:
+                placement.note_idle(client, place, len(HELD_CLAIMS.running()))
+            return not (consumed and client.exists(*mine, *queues.lists(consumed)))
+
+    def _claimable(self) -> list[str]:
+        """The queues that it may claim from now."""
+        consumed = queues.ordered(self.active_queues)
+        return list(filter(queues.is_high, consumed)) if self.qos.is_full else consumed
+
+    def _bells(self) -> list[str]:
+        """The bells of those queues."""
+        shared = keys.full_bell if self.qos.is_full else keys.bell
+        return [
+            (keys.bell if queues.WORKER_MARK in name else shared)(name)
+            for name in self._claimable()
+        ]
+
+    def _place_among(self, consumed: list[str]) -> str:
+        """:attr:`place`, unless this worker takes no jobs that wait for any worker."""
+        return self.place() if queues.normal_queue(self._model) in consumed else ""
 
     def _look(self) -> bool:
         """Claims and delivers jobs; whether there is room left, and nothing but a ring or a timer
         brings more."""
-        consumed = self.active_queues
+        consumed = self._claimable()
         if not consumed or not (most := self.allowance()):
             return False
-        if self.qos.prefetch_count:
+        if self.qos.is_full:
+            most = min(most, self.qos.urgent_room)
+        elif self.qos.prefetch_count:
             most = min(most, self.qos.prefetch_count - len(HELD_CLAIMS))
         taken = self._claim(consumed, most)
         if taken is None:
             return False
-        self._deliver_claims(taken.claims, consumed)
+        self._deliver_claims(taken.claims, self.active_queues)
         again_s = taken.look_again_s
         if again_s is not None and again_s < LOOK_AGAIN_S:
             self.connection.look_again_in(again_s)
-        return again_s != 0 and self.qos.can_consume() and bool(self.allowance())
+        return again_s != 0 and self.qos.can_consume() and bool(self._bells() and self.allowance())
 
     def _claim(self, consumed: list[str], most: int) -> Taken | None:
         """None if Redis refuses."""
@@ -265,11 +321,13 @@ class ClaimChannel(kombu_redis.Channel):
                 taken = claims.claim(
                     client,
                     consumed=consumed,
-                    held=HELD_CLAIMS.all(),
+                    held=HELD_CLAIMS.running(),
                     limit=most,
                     worker=self.worker,
                     terms=self.terms,
                     rung=rung,
+                    urgent=self.qos.is_full,
+                    place=self._place_among(consumed),
                 )
         except ResponseError as error:
             # A server that cannot save, or became a replica, may accept writes again later.
@@ -297,6 +355,8 @@ class ClaimChannel(kombu_redis.Channel):
         self._in_poll = None
         try:
             with self.conn_or_acquire() as client:
+                if place := self.place():
+                    placement.leave(client, place)
                 if self._doorbell.leave(connection, client):
                     run_script(client, "ring", [], queues.shared_lists(self._model))
         except RedisError as error:

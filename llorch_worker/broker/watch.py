@@ -41,16 +41,17 @@ def keep(client: Redis, model: str) -> bool:
     return bool(client.pexpire(keys.watch(model), round(LEASE_S * 1e3)))
 
 
-def keep_and_count(client: Redis, model: str) -> bool:
-    """:func:`keep`, and tells claims how many workers share the model's jobs."""
-    workers = worker_queues.count_living(client, model)
+def keep_and_count(client: Redis, model: str) -> int:
+    """:func:`keep`, and tells claims how many workers share the model's jobs. Returns their number;
+    0 if the lease has lapsed."""
+    workers = max(1, len(worker_queues.living(client, model)))
     try:
         lease_ms = round(LEASE_S * 1e3)
-        return bool(client.set(keys.watch(model), max(1, workers), xx=True, px=lease_ms))
+        return workers if client.set(keys.watch(model), workers, xx=True, px=lease_ms) else 0
     except ResponseError as error:
         if not is_out_of_memory(error):
             raise
-    return keep(client, model)
+    return workers if keep(client, model) else 0
 
 
 def leave(client: Redis, model: str) -> None:

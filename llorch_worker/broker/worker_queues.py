@@ -27,12 +27,12 @@ def mark_seen(client: redis.Redis, queue: str) -> None:
     client.zadd(keys.WORKER_QUEUES, {queue: int(seconds) * 1000 + int(microseconds) // 1000})
 
 
-def count_living(client: redis.Redis, model: str) -> int:
-    """The number of workers that serve ``model`` now."""
+def living(client: redis.Redis, model: str) -> list[str]:
+    """The worker queues of the workers that serve ``model`` now."""
     seconds, _ = client.time()
     oldest_ms = (int(seconds) - GONE_AFTER_S) * 1000
-    seen = client.zrangebyscore(keys.WORKER_QUEUES, oldest_ms, "+inf")
-    return sum(model_of(str(queue)) == model for queue in seen)
+    seen = map(str, client.zrangebyscore(keys.WORKER_QUEUES, oldest_ms, "+inf"))
+    return [queue for queue in seen if model_of(queue) == model]
 
 
 def is_known(client: redis.Redis, model: str, worker: str) -> bool:

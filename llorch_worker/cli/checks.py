@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable, InvalidLoadOption
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
+from llorch_worker.processors import thread_count
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports
 from llorch_worker.stack.programs import find_redis_server
@@ -143,7 +143,6 @@ def devices(settings: Settings) -> Iterator[Check]:
     from llorch_worker.devices import DeviceUnavailable, usable_cards
     from llorch_worker.engine.memory.placement import resolve_device
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Check("torch", "ok", f"torch {torch.__version__}")
     try:
         cards = usable_cards()
@@ -159,7 +158,7 @@ def devices(settings: Settings) -> Iterator[Check]:
     if resolve_device(settings.device).type == "cpu":
         asked = settings.device == "cpu"
         why = "" if asked else f"; {no_cards or 'this torch is built without CUDA'}"
-        finding = f"cpu, {counted(cores or 1, 'core')}{why}"
+        finding = f"cpu, {counted(thread_count(), 'core')}{why}"
         remedy = "install a CUDA build of torch" if cards and not asked else None
         yield Check("device", "warn" if cards and not asked else "ok", finding, remedy)
 
@@ -236,7 +235,7 @@ def _kernels(plan: LoadPlan, *, wanted: str) -> Check:
     if absence is None:
         return Check("kernels", "ok", f"{chosen}: {plan.kernels.reason}")
     finding = f"{chosen}; native kernels are unavailable: {absence}"
-    remedy = "take a wheel, or install gcc and install llorch-worker again; the CPU needs AVX2"
+    remedy = "take a wheel, or install gcc and install llorch-worker again"
     return Check("kernels", "warn", finding, remedy)
 
 

@@ -21,6 +21,7 @@ from llorch_worker.broker.connection import (
     subscribe,
 )
 from llorch_worker.broker.enqueue import enqueue
+from llorch_worker.broker.placement import Placement
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.results import StoredState, decode_state
 from llorch_worker.client.admission import Admission
@@ -59,6 +60,7 @@ class Client:
         self.redis = connect(settings.redis_url)
         self._app = producer_app(settings.redis_url)
         self._admission = Admission(self.redis)
+        self._placement = Placement(self.redis)
         self._closed = False
 
     def submit(
@@ -94,6 +96,8 @@ class Client:
         with self._in_use():
             model = self._admission.admit(request, self.model, worker)
             job_id = job_id or uuid()
+            free = worker is None and self.settings.placement
+            places = self._placement.candidates(request, model.name) if free else ()
             with publishing(model.name, job_id) as headers:
                 job_id = enqueue(
                     self.redis,
@@ -102,6 +106,7 @@ class Client:
                     model=model,
                     job_id=job_id,
                     worker=worker,
+                    places=places,
                     headers=headers,
                 )
         return Job(self, job_id)

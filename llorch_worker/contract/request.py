@@ -51,6 +51,7 @@ MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_METADATA_BYTES = 4_096
 MAX_METADATA_DEPTH = 32
+MAX_AFFINITY_KEY_CHARS = 200
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 """Largest number of tokens and largest token id: above any model's, and short enough to print."""
@@ -127,6 +128,9 @@ class GenerationRequest(BaseModel):
         BeforeValidator(as_tuple),
     ] = None
 
+    tenant: str | None = Field(None, min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")
+    """On whose behalf. Tenants of one priority take turns."""
+
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Also score the prompt's own tokens, with this many alternatives each."""
 
@@ -169,6 +173,9 @@ class GenerationRequest(BaseModel):
     priority: Priority = "normal"
     deadline_s: float | None = Field(None, gt=0, le=7 * 24 * 3600)
     idempotency_key: str | None = Field(None, min_length=1, max_length=200)
+    affinity_key: str | None = Field(None, min_length=1, max_length=MAX_AFFINITY_KEY_CHARS)
+    """Jobs with the same key go to the same worker if that makes none wait; by default those whose
+    prompts begin alike."""
     metadata: dict[str, Any] | None = None
 
     def __init__(self, /, **fields: Any) -> None:

@@ -38,9 +38,10 @@ from llorch_worker.engine.sequence import Sequence
 from llorch_worker.engine.stats import Counters, EngineStats
 from llorch_worker.engine.thread import EngineThread
 from llorch_worker.engine.uncached_logits import check_token_ids, uncached_logits
-from llorch_worker.kernels import TruncateRows, select_sample, select_truncate_rows
+from llorch_worker.kernels import TruncateRows, cpu_threads, select_sample, select_truncate_rows
 from llorch_worker.model import ForwardModel, LlamaConfig
 from llorch_worker.settings import (
+    DEFAULT_LOW_WAITS_AT_MOST_S,
     DEFAULT_MAX_SEQUENCES,
     DEFAULT_MAX_STEP_TOKENS,
     KernelChoice,
@@ -48,6 +49,13 @@ from llorch_worker.settings import (
     default_model_name,
 )
 from llorch_worker.text import Tokenizer, load_tokenizer
+
+
+def _begin(device: torch.device, num_threads: int | None) -> None:
+    """Sets up the engine's thread."""
+    use_device(device)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
 
 
 class Engine:
@@ -69,17 +77,20 @@ class Engine:
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
         max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS,
         prefix_caching: bool = True,
+        low_waits_at_most_s: float = DEFAULT_LOW_WAITS_AT_MOST_S,
         workspace_bytes: int = 0,
         weights: object = None,
         kernels: KernelChoice = "auto",
         truncate_rows: TruncateRows | None = None,
         queue: DeviceQueue | None = None,
+        num_threads: int | None = None,
     ) -> None:
         """Makes an engine from loaded parts; :meth:`load` loads them from a file.
 
         At most ``max_sequences`` sequences run at once, and a step computes at most
         ``max_step_tokens`` tokens. ``workspace_bytes`` are planned for the steps. ``weights`` holds
         the weights if ``model`` is a wrapper. ``queue`` runs the steps; by default the device's.
+        ``num_threads`` are torch's CPU threads for the engine; as the caller's if None.
         """
         self.model_name = model_name
         self.tokenizer = tokenizer
@@ -107,6 +118,7 @@ class Engine:
             max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
             prefix_caching=prefix_caching,
+            low_waits_at_most_s=low_waits_at_most_s,
         )
         sampler = Sampler(config.vocab_size, device, select_sample(device, kernels), truncate_rows)
         self._scored_rows = scored_rows(
@@ -115,7 +127,9 @@ class Engine:
         runner = Runner(model, cache, sampler, device, queue, scored_rows=self._scored_rows)
         self._core = EngineCore(self._scheduler, runner, self._counters, self._token_text)
         self._thread = EngineThread(
-            self._core, name=f"llorch-engine-{model_name}", begin=partial(use_device, device)
+            self._core,
+            name=f"llorch-engine-{model_name}",
+            begin=partial(_begin, device, num_threads),
         )
 
     @classmethod
@@ -136,6 +150,7 @@ class Engine:
         kv_dtype: KvDtype = "auto",
         cuda_graphs: bool = True,
         batch_invariant: bool | None = None,
+        low_waits_at_most_s: float = DEFAULT_LOW_WAITS_AT_MOST_S,
         progress: Callable[[int, int], None] | None = None,
         around_model: Callable[[ForwardModel], ForwardModel] | None = None,
     ) -> Engine:
@@ -145,7 +160,8 @@ class Engine:
         are not described here.
 
         Args:
-            num_threads: torch's CPU threads, process-wide; untouched if None.
+            num_threads: torch's CPU threads, process-wide; by default those of
+                :func:`cpu_threads`, for the engine alone.
             progress: called with the bytes loaded and the bytes in total.
             around_model: wraps the model that the engine runs, to watch or time it.
 
@@ -156,6 +172,7 @@ class Engine:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         place = resolve_device(device)
+        choose_threads = num_threads is None and place.type == "cpu"
         use_device(place)
         plan = plan_load(
             path,
@@ -183,10 +200,12 @@ class Engine:
             max_sequences=plan.max_sequences,
             max_step_tokens=plan.max_step_tokens,
             prefix_caching=plan.prefix_caching,
+            low_waits_at_most_s=low_waits_at_most_s,
             workspace_bytes=plan.workspace_bytes,
             weights=loaded.model,
             kernels=kernels,
             truncate_rows=select_truncate_rows(place, plan.dtype, kernels),
+            num_threads=cpu_threads(plan.weights_bytes) if choose_threads else num_threads,
         )
         if compiles_late(place):
             try:

@@ -13,6 +13,10 @@ arrival, choice). The rules:
   even if it needs the block itself, so no sequence yields to one that it outranks. The first
   running sequence never yields while another holds blocks, and alone it fits (submit refuses
   larger requests). Some sequence always advances: there is no deadlock and no livelock.
+- A high sequence does not wait for a place that a lower one holds: the last running sequence of a
+  lower rank gives up its own. A sequence that has waited long enough ranks as high from then on,
+  ahead of later ones. It starts when the next sequence ends, and is not preempted for others. A
+  high sequence may pass it only by preempting one that has not aged, so few do.
 - Before each chunk a prefill takes the published blocks that hold what it would compute next. If
   an earlier chunk of the same step completes that block, the prefill sits the step out and finds
   the block in the next. So jobs that arrive together compute what they share once, and the one
@@ -27,13 +31,17 @@ arrival, choice). The rules:
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import attrgetter
 
 from llorch_worker.cache import BlockPool
-from llorch_worker.engine.sequence import Sequence, SequenceState
+from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
 from llorch_worker.engine.sequence_blocks import BlockKey, SequenceBlocks
+from llorch_worker.settings import DEFAULT_LOW_WAITS_AT_MOST_S
 
 _ORDER = attrgetter("order")
 
@@ -81,15 +89,20 @@ class Scheduler:
         max_sequences: int,
         max_step_tokens: int,
         prefix_caching: bool = True,
+        low_waits_at_most_s: float = DEFAULT_LOW_WAITS_AT_MOST_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``block_size`` in tokens. A step computes at most ``max_step_tokens`` tokens.
 
-        Each running sequence is due one token a step, so at most ``max_step_tokens`` run at once.
+        Each running sequence is due one token a step, so at most ``max_step_tokens`` run at once. A
+        sequence that has waited ``low_waits_at_most_s`` in all, by ``clock``, ranks as high.
         """
         self.blocks = SequenceBlocks(pool, block_size=block_size, prefix_caching=prefix_caching)
         self._max_step_tokens = max_step_tokens
         self._max_running = min(max_sequences, max_step_tokens)
         self._running_limit = self._max_running
+        self._low_waits_at_most_s = low_waits_at_most_s
+        self._clock = clock
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._launched: list[StepPlan] = []
@@ -111,13 +124,15 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence. The caller has checked that it fits into the whole pool."""
         self.blocks.enter(sequence)
-        insort(self._waiting, sequence, key=_ORDER)
+        self._wait(sequence)
 
     def schedule(self) -> StepPlan:
         """Plans the next step and allocates the blocks for its tokens.
 
         The caller passes the plan to :meth:`advance` or :meth:`drop` when the step is done.
         """
+        self._age()
+        self._preempt_for_high()
         chunks = self._decodes()
         decodes = len(chunks)
         budget = self._max_step_tokens - sum(chunk.count for chunk in chunks)
@@ -148,16 +163,16 @@ class Scheduler:
         """Plans the step after ``plan``, which is on the device: one more token per sequence.
 
         Returns None unless the step is certain, whatever the tokens of ``plan`` are: every running
-        sequence decodes in ``plan`` and samples plainly, no sequence may start, and there are
-        blocks for all. If blocks run short, some sequences keep their next one early. Sequences
-        that reach ``max_tokens`` with ``plan`` are left out. A sequence that ends in it for another
-        reason is not: its extra token is discarded.
+        sequence decodes in ``plan`` and samples plainly, no sequence may start, also in place of
+        another, and there are blocks for all. If blocks run short, some sequences keep their next
+        one early. Sequences that reach ``max_tokens`` with ``plan`` are left out. A sequence that
+        ends in it for another reason is not: its extra token is discarded.
         """
         going = [c.sequence for c in plan.chunks if c.sequence.state is SequenceState.RUNNING]
         if plan.prefills or len(going) < len(self._running) or not all(s.plain for s in going):
             return None
         going = [s for s in going if s.generated_count + 1 < s.request.max_tokens]
-        if not going or self._admissible(None) is not None:
+        if not going or self._admissible(None) is not None or self._next_high() is not None:
             return None
         if not all(self.blocks.allocate(s, len(s.token_ids) + 1) for s in going):
             return None
@@ -195,7 +210,7 @@ class Scheduler:
         self._remove(sequence)
         self.blocks.release(sequence)
         sequence.state = SequenceState.WAITING
-        insort(self._waiting, sequence, key=_ORDER)
+        self._wait(sequence)
         self.preempted_total += 1
 
     def relieve(self, sequence: Sequence) -> None:
@@ -211,6 +226,51 @@ class Scheduler:
         chunks = (chunk for plan in self._launched for chunk in plan.chunks)
         holding = {*self._running, *(chunk.sequence for chunk in chunks)}
         self.blocks.check_integrity(holding, self._waiting)
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.waiting_since_s = self._clock()
+        insort(self._waiting, sequence, key=_ORDER)
+
+    def _age(self) -> None:
+        """Ranks sequences that have waited long enough as high."""
+        lower = [s for s in self._waiting if s.rank > HIGH_RANK]
+        if not lower:
+            return
+        now_s = self._clock()
+        for sequence in lower:
+            if sequence.waited_s + now_s - sequence.waiting_since_s >= self._low_waits_at_most_s:
+                self._remove(sequence)
+                sequence.rank = HIGH_RANK
+                insort(self._waiting, sequence, key=_ORDER)
+
+    def _preempt_for_high(self) -> None:
+        """Starts the high sequences for which lower ones must give up their places."""
+        while (found := self._next_high()) is not None:
+            sequence, victims = found
+            for victim in victims:
+                self.preempt(victim)
+            self._admit(sequence)
+
+    def _next_high(self) -> tuple[Sequence, list[Sequence]] | None:
+        """The first waiting sequence that asked for high priority, and those to preempt for it.
+
+        None if it need not wait, or if all lower sequences together hold too little.
+        """
+        if not self._running or self._running[-1].rank == HIGH_RANK:
+            return None
+        ranked_high = takewhile(lambda s: s.rank == HIGH_RANK, self._waiting)
+        high = next((s for s in ranked_high if s.asks_for_high), None)
+        if high is None or self._admissible(None) is high:
+            return None
+        victims: list[Sequence] = []
+        for victim in reversed(self._running):
+            if victim.rank == HIGH_RANK:
+                break
+            victims.append(victim)
+            left = len(self._running) - len(victims)
+            if left < self._running_limit and self.blocks.fits_without(high, victims, spare=left):
+                return high, victims
+        return None
 
     def _decodes(self) -> list[Chunk]:
         chunks = []
@@ -246,7 +306,8 @@ class Scheduler:
         return head if self.blocks.fits(head, spare=len(self._running)) else None
 
     def _admit(self, sequence: Sequence) -> None:
-        self._waiting.pop(0)
+        self._remove(sequence)
+        sequence.waited_s += self._clock() - sequence.waiting_since_s
         self.blocks.reserve(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=_ORDER)

@@ -12,7 +12,8 @@ from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.constraints.matcher import Matcher
 from llorch_worker.engine.prompt_logprobs import PromptLogprobs
 
-PRIORITY_RANKS: dict[Priority, int] = {"high": 0, "normal": 1, "low": 2}
+HIGH_RANK = 0
+PRIORITY_RANKS: dict[Priority, int] = {"high": HIGH_RANK, "normal": 1, "low": 2}
 
 
 def samples_plainly(request: GenerationRequest) -> bool:
@@ -95,6 +96,10 @@ class Sequence:
         """Ids of its KV blocks; numpy copies an array of integers at once, which each step does."""
         self.reserved_blocks = 0
         """Blocks that are kept free for the rest of its prefill."""
+        self.waiting_since_s = 0.0
+        """By the scheduler's clock."""
+        self.waited_s = 0.0
+        """How long it waited before it started, and after each preemption."""
         self.cached_tokens = 0
         """Tokens of the prompt that were found in the KV cache and never computed for it."""
         self.token_s: float | None = None
@@ -109,8 +114,13 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Priority, then arrival, then choice; the smallest runs first. Unique in an engine."""
+        """Rank, then arrival, then choice; the smallest runs first. Unique in an engine."""
         return (self.rank, self.arrival, self.choice)
+
+    @property
+    def asks_for_high(self) -> bool:
+        """Whether its request is of high priority; an aged sequence only ranks like one."""
+        return self.request.priority == "high"
 
     @property
     def pending(self) -> int:

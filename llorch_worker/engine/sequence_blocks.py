@@ -7,7 +7,8 @@ each token, because a sequence remembers its place in the prefix tree, even whil
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from llorch_worker.cache import BlockPool, Prefix
 from llorch_worker.engine.sequence import Sequence
@@ -45,6 +46,19 @@ class SequenceBlocks:
         while prefix.parent is not None and not self._pool.holders(prefix.copies[0]):
             prefix = prefix.parent
         return needed - prefix.depth <= room
+
+    def fits_without(
+        self, sequence: Sequence, victims: Collection[Sequence], *, spare: int
+    ) -> bool:
+        """Whether a waiting sequence surely fits once ``victims`` have given up their blocks."""
+        # Giving up blocks never takes room: what a victim shares with the sequence then costs a
+        # block, and is free.
+        if self.fits(sequence, spare=spare):
+            return True
+        listed = Counter(block for victim in victims for block in victim.blocks)
+        freed = sum(count == self._pool.holders(block) for block, count in listed.items())
+        freed += sum(victim.reserved_blocks for victim in victims)
+        return self._blocks_for(len(sequence.token_ids)) <= self._unreserved + freed - spare
 
     def reserve(self, sequence: Sequence) -> None:
         """Reserves blocks for all known tokens of a sequence that :meth:`fits`."""

@@ -127,6 +127,8 @@ class Gateway:
         """
         if caller.priority is not None and "priority" not in request.model_fields_set:
             request = request.model_copy(update={"priority": caller.priority})
+        if caller.name:
+            request = request.model_copy(update={"tenant": caller.name})
         request = own_key(request, caller.name)
         if waits:
             await self.require_worker(request.model)

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import torch
 
+from llorch_worker.processors import thread_count
+
 _PAUSE_SOFT = 1
 """``omp_pause_soft`` of the OpenMP specification: release what can be recreated."""
+
+SMALL_MODEL_BYTES = 16 * 2**20
+"""Threads wait for each other after every product. For weights of a few MB that takes as long as it
+saves, and many times as long while other processes want the processors."""
+
+
+def cpu_threads(weights_bytes: int) -> int | None:
+    """The threads for a model on the CPU: one a core, but one alone for a small model.
+
+    Never more than the caller's own number. None if ``OMP_NUM_THREADS`` is set, which decides.
+    """
+    if os.environ.get("OMP_NUM_THREADS"):
+        return None
+    most = 1 if weights_bytes <= SMALL_MODEL_BYTES else thread_count()
+    return min(most, torch.get_num_threads())
 
 
 def torch_openmp() -> Path | None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import SkipValidation
 
 from llorch_worker.contract import GenerationRequest, Priority, StructuredOutputs
+from llorch_worker.contract.request import MAX_AFFINITY_KEY_CHARS
 from llorch_worker.openai_api.shape import Label, Shape, WholeBody
 
 
@@ -51,6 +52,11 @@ class Sampling(WholeBody):
     idempotency_key: SkipValidation[str | None] = None
     """A second request with the same key gets the first one's answer. A client that hangs up does
     not cancel a request with a key, because it may ask again. Also the header Idempotency-Key."""
+    affinity_key: SkipValidation[str | None] = None
+    """Requests with the same key go to the same worker if that makes none wait; by default those
+    whose prompts begin alike."""
+    prompt_cache_key: Label | None = None
+    """OpenAI's name for ``affinity_key``."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -61,7 +67,6 @@ class Sampling(WholeBody):
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
 
     def keyed(self, idempotency_key: str | None) -> Self:
@@ -72,7 +77,10 @@ class Sampling(WholeBody):
 
     def passed_on(self) -> dict[str, Any]:
         """The fields above that a :class:`GenerationRequest` has too; some may be None."""
-        return {name: getattr(self, name) for name in _PASSED_ON}
+        passed_on = {name: getattr(self, name) for name in _PASSED_ON}
+        if self.affinity_key is None and self.prompt_cache_key:
+            passed_on["affinity_key"] = self.prompt_cache_key[:MAX_AFFINITY_KEY_CHARS]
+        return passed_on
 
 
 _PASSED_ON = tuple(

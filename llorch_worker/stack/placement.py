@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from llorch_worker import processors
 from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.contract.quantities import counted
 from llorch_worker.devices import Card, DeviceUnavailable, torch_has_cuda, usable_cards
@@ -38,7 +39,8 @@ def worker_devices(
         device: used if no list is given; ``auto`` is every card, or the CPU if there is none.
         gpus: ``all``, or card numbers such as ``0,2``.
         devices: a list such as ``cuda:0,cuda:1`` or ``cpu,cpu``.
-        workers: the number of workers, if no list is given.
+        workers: the number of workers, if no list is given; by default each card gets one, or
+            without a card each of the processor's sockets.
 
     Raises:
         CommandError: a list has an empty, repeated or wrong name, both lists are given, or
@@ -77,6 +79,8 @@ def _every_card() -> list[str]:
 
 
 def _default(device: str, workers: int | None) -> list[str]:
+    if device == "cpu":
+        return ["cpu"] * (workers or processors.sockets())
     if device not in ("auto", "cuda"):
         return [device] * (workers or 1)
     try:
@@ -86,7 +90,7 @@ def _default(device: str, workers: int | None) -> list[str]:
     except DeviceUnavailable:
         if device == "cuda":
             raise
-        return ["cpu"] * (workers or 1)
+        return ["cpu"] * (workers or processors.sockets())
     return cards if workers is None else cards[:workers]
 
 

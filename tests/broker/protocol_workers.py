@@ -59,6 +59,7 @@ class Workers(Users):
                 limit=limit,
                 worker=process.name,
                 terms=TERMS,
+                place=queues.worker_queue("toy", process.name),
             ).claims
             if unheard:
                 raise redis.ConnectionError

@@ -166,3 +166,53 @@ def test_the_watcher_counts_the_living_workers_of_its_model(store: redis.Redis) 
     watch.acquire(store, "toy")
     watch.keep_and_count(store, "toy")
     assert store.get(keys.watch("toy")) == "2"
+
+
+def high_jobs(store: redis.Redis, *job_ids: str) -> None:
+    for job_id in job_ids:
+        push(store, job_id)
+        store.lmove(QUEUE, route("toy", "high").list_key, "RIGHT", "LEFT")
+
+
+def urgent(store: redis.Redis, limit: int = 4) -> list[str]:
+    """What a worker without room claims."""
+    taken = claims.claim(
+        store, consumed=[f"{OWN_QUEUE}:high", f"{QUEUE}:high"], held=(), limit=limit,
+        worker="gpu0@host", terms=TERMS, urgent=True,
+    )  # fmt: skip
+    return [claim.job_id for claim in taken.claims]
+
+
+def test_workers_without_room_are_rung_for_high_jobs_only(producer: Client) -> None:
+    full_bell = keys.full_bell(f"{QUEUE}:high")
+    producer.submit(prompt="x")
+    producer.submit(prompt="x", priority="low")
+    assert not producer.redis.exists(full_bell)
+    producer.submit(prompt="x", priority="high")
+    assert producer.redis.llen(full_bell) == 1
+
+
+def test_a_worker_without_room_leaves_a_high_job_to_one_with_room_that_took_the_ring(
+    store: redis.Redis,
+) -> None:
+    high_jobs(store, "a", "b")
+    assert urgent(store) == []
+    watch.ring_for_all(store, "toy")
+    assert urgent(store) == ["a", "b"]
+    assert rings(store, f"{QUEUE}:high") == store.exists(keys.full_bell(f"{QUEUE}:high")) == 0
+
+
+def test_a_worker_without_room_that_leaves_high_jobs_rings_for_the_next(store: redis.Redis) -> None:
+    high_jobs(store, "a", "b")
+    watch.ring_for_all(store, "toy")
+    assert urgent(store, limit=1) == ["a"]
+    assert rings(store, f"{QUEUE}:high") == store.llen(keys.full_bell(f"{QUEUE}:high")) == 1
+    assert urgent(store) == ["b"]
+
+
+def test_a_worker_without_room_takes_high_jobs_of_its_own_queue_without_asking_others(
+    store: redis.Redis,
+) -> None:
+    high_jobs(store, "a")
+    store.rename(f"{QUEUE}:high", f"{OWN_QUEUE}:high")
+    assert urgent(store) == ["a"]

@@ -26,6 +26,7 @@ from llorch_worker.broker.connection import connect
 from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled
 from llorch_worker.contract.errors import BrokerUnavailable
+from llorch_worker.processors import thread_count
 from tests.cli.command import Started, alive, run
 from tests.services import free_port, wait_until
 
@@ -141,6 +142,10 @@ def test_two_workers_share_a_given_redis_and_flower_shows_them(
         with Client(redis_url) as client:
             names = [card.hostname for card in client.workers() if card.model == "twins"]
             assert len(names) == 2
+            bound = [set(psutil.Process(pid).cpu_affinity() or ()) for pid in command.family()]
+            if thread_count() >= 2:
+                first, second = (each for each in bound if each != os.sched_getaffinity(0))
+                assert not first & second, "workers on the CPU have cores of their own"
             wait_until(lambda: all(name in flower.ask("GET", "/workers?json=1") for name in names))
             job = client.submit(prompt="x", model="twins", max_tokens=400, ignore_eos=True, n=16)
             flower.ask("POST", f"/api/task/revoke/{job.id}?terminate=true")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from llorch_worker.contract import (
     Cancelled,
@@ -300,3 +302,12 @@ def test_an_idle_engine_that_finds_a_lost_block_counts_as_broken(
         with pytest.raises(InternalError, match="broke down"):
             generate(engine)
         assert engine.stalled_for_s() > 0
+
+
+def test_a_small_model_computes_with_one_thread(demo_model: Path) -> None:
+    caller = torch.get_num_threads()
+    with Engine.load(demo_model, max_sequences=1) as engine:
+        assert engine._thread.call(torch.get_num_threads) == 1
+        assert torch.get_num_threads() == caller
+    with Engine.load(demo_model, max_sequences=1, num_threads=caller) as engine:
+        assert engine._thread.call(torch.get_num_threads) == caller

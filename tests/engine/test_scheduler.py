@@ -58,7 +58,7 @@ def test_a_running_prefill_gets_a_token_in_every_step(
     s.add(make_sequence(50, arrival=0, priority="low"))
     plan_step(s)
     for arrival in range(1, 5):
-        s.add(make_sequence(1, arrival=arrival, priority="high"))
+        s.add(make_sequence(1, arrival=arrival, priority="normal"))
     plan_step(s)
     for _ in range(20):
         assert [(arrival, count) for arrival, _, count in plan_step(s)] == [(1, 1), (2, 1), (0, 1)]

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from llorch_worker.cache import BlockPool
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.scheduler import Chunk, Scheduler, StepPlan
-from llorch_worker.engine.sequence import Sequence, SequenceState
+from llorch_worker.engine.sequence import HIGH_RANK, Sequence, SequenceState
 
 BLOCK_SIZE = 4
 GARBAGE = (-1,)
@@ -61,6 +61,7 @@ class SchedulerPromises(RuleBasedStateMachine):
     ) -> None:
         self.overlaps = overlaps
         self.pool = BlockPool(blocks)
+        self.now_s = 0.0
         self.max_sequences, self.step_tokens = max_sequences, step
         self.prefix_caching = prefix_caching
         self.scheduler = Scheduler(
@@ -69,7 +70,13 @@ class SchedulerPromises(RuleBasedStateMachine):
             max_sequences=max_sequences,
             max_step_tokens=step,
             prefix_caching=prefix_caching,
+            low_waits_at_most_s=10,
+            clock=lambda: self.now_s,
         )
+
+    @rule(seconds=st.integers(1, 12))
+    def time_passes(self, seconds: int) -> None:
+        self.now_s += seconds
 
     @rule(
         share=st.floats(0.05, 1),
@@ -266,10 +273,14 @@ class SchedulerPromises(RuleBasedStateMachine):
         if self.prefix_caching:
             for chunk in plan.prefills:
                 assert not self.completed_by_a_better(plan, chunk.sequence)
-        # Who was admitted outranks everyone still waiting, but for those preempted just now.
+        # Who was admitted outranks everyone still waiting, but for those preempted just now; a high
+        # one may pass others that rank as high, if it preempts one that does not.
         still = [s for s in self.scheduler.waiting if s in waiting]
         for admitted in [s for s in running if s in waiting]:
-            assert all(admitted.order < sequence.order for sequence in still)
+            passed = [s for s in still if s.order < admitted.order]
+            somebody_was_preempted = len(still) < len(self.scheduler.waiting)
+            assert not passed or (admitted.asks_for_high and somebody_was_preempted)
+            assert all(s.rank == HIGH_RANK and not s.asks_for_high for s in passed)
         # Who lost its blocks is outranked by every sequence that ran and kept them.
         preempted = [s for s in before if s.state is SequenceState.WAITING]
         kept = [s for s in before if s.state is SequenceState.RUNNING]

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from llorch_worker.broker.queues import route
+from llorch_worker.broker.queues import route, tenants_list
 from llorch_worker.client import Client
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.gateway.keys import KeyRing, new_key
@@ -69,16 +69,18 @@ def test_a_limit_holds_exactly_among_gateways(
     wait_until(lambda: submit(gateways[0], headers, "x").status_code == 202)
 
 
-def test_a_key_gives_its_jobs_their_priority(
+def test_a_key_gives_its_jobs_their_priority_and_its_name_as_tenant(
     keyed: tuple[list[GatewayProcess], dict[str, Any]],
     toy_worker: WorkerProcess,
     client: Client,
 ) -> None:
     (gateway, _), headers = keyed
     with toy_worker.paused():
-        before = client.redis.llen(route("toy", "low", None).list_key)
+        waiting = tenants_list(route("toy", "low", None).list_key)
+        before = client.redis.llen(waiting)
         submit(gateway, headers, "x")
-        assert client.redis.llen(route("toy", "low", None).list_key) == before + 1
+        assert client.redis.llen(waiting) == before + 1
+        assert b'"llorch_tenant": "' in client.redis.lindex(waiting, 0).encode()
 
 
 def test_nobody_reads_the_jobs_of_anothers_idempotency_key(

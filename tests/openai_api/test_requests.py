@@ -79,9 +79,24 @@ def test_our_own_fields_go_through_by_their_names() -> None:
         "priority": "low",
         "deadline_s": 3.0,
         "idempotency_key": "k",
+        "affinity_key": "tenant 7",
     }
     assert extras.items() <= chat(**extras).items()
     assert extras.items() <= completion(**extras)[0].items()
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"prompt_cache_key": "k"}, "k"),
+        ({"prompt_cache_key": "k" * 300}, "k" * 200),
+        ({"prompt_cache_key": "k", "affinity_key": "a"}, "a"),
+        ({"prompt_cache_key": ""}, None),
+    ],
+)
+def test_openais_cache_key_is_our_affinity_key(fields: dict[str, str], key: str | None) -> None:
+    assert chat(**fields).get("affinity_key") == key
+    assert completion(**fields)[0].get("affinity_key") == key
 
 
 def test_fields_that_change_nothing_are_accepted() -> None:

@@ -98,8 +98,8 @@ def test_an_error_line_of_a_worker_that_starts_anyway_is_shown(
 ) -> None:
     worker = programs.worker
 
-    def talkative(name: str, device: str, settings: Settings, *, own_redis: bool) -> Program:
-        program = worker(name, device, settings, own_redis=own_redis)
+    def talkative(name: str, settings: Settings, *, own_redis: bool) -> Program:
+        program = worker(name, settings, own_redis=own_redis)
         return replace(program, command=python("-c", TALKS))
 
     monkeypatch.setattr(programs, "worker", talkative)

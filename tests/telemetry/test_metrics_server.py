@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -93,3 +94,24 @@ def test_a_defect_is_one_line_in_the_log(
     wait_until(lines)
     assert lines() == ["a request for metrics failed: ZeroDivisionError()"]
     assert "Traceback" not in capfd.readouterr().err
+
+
+class SignalledThread(threading.Thread):
+    """Ends before a signal's handler interrupts the caller of ``start``."""
+
+    def start(self) -> None:
+        super().start()
+        self.join()
+        raise SystemExit
+
+
+def test_a_signal_while_a_scrape_begins_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = {"/metrics": lambda _: (200, b"", "text/plain")}
+    with (
+        http_server.SmallServer(LOCALHOST, 0, routes) as server,
+        socket.create_connection((LOCALHOST, server.server_port)) as reader,
+    ):
+        reader.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        monkeypatch.setattr(threading, "Thread", SignalledThread)
+        with pytest.raises(SystemExit):
+            server.handle_request()

@@ -83,3 +83,42 @@ def test_an_ended_job_leaves_no_lease(narrow_worker: WorkerProcess, client: Clie
     assert client.redis.zscore(keys.LEASES, job.id) is None
     assert client.redis.hget(keys.job(job.id), "state") == "ended"
     assert client.redis.hget(keys.job(job.id), "message") is None
+
+
+def state_of(client: Client, job_id: str) -> str:
+    return client.job(job_id).status().state
+
+
+@pytest.mark.parametrize("by_stock", [False, True])
+def test_a_worker_without_room_runs_a_high_job_at_once(
+    narrow_worker: WorkerProcess, client: Client, stock: Celery, by_stock: bool
+) -> None:
+    blocker = client.submit(prompt="x", max_tokens=4000, priority="low").id
+    wait_until(lambda: state_of(client, blocker) == "running")
+    waiting = client.submit(prompt="x", max_tokens=1).id
+    if by_stock:
+        kwargs = {"prompt": "x", "max_tokens": 3}
+        high = stock.send_task(TASK_NAME, kwargs=kwargs, queue="llorch.toy:high").id
+    else:
+        high = client.submit(prompt="x", max_tokens=3, priority="high").id
+    assert client.job(high).result(GET_S).usage.completion == 3
+    assert [state_of(client, job_id) for job_id in (blocker, waiting)] == ["running", "queued"]
+    client.job(blocker).cancel()
+    client.job(waiting).result(GET_S)
+
+
+def test_a_worker_without_room_holds_no_more_high_jobs_than_it_can_run(
+    narrow_worker: WorkerProcess, client: Client
+) -> None:
+    blocker = client.submit(prompt="x", max_tokens=4000, priority="low").id
+    wait_until(lambda: state_of(client, blocker) == "running")
+    first, second = (
+        client.submit(prompt="x", max_tokens=4000, priority="high").id for _ in range(2)
+    )
+    wait_until(lambda: state_of(client, first) == "running")
+    # The worker's record, not a pause, says that it did not take the second with the first.
+    assert client.redis.hget(keys.job(second), "state") is None
+    client.job(first).cancel()
+    wait_until(lambda: state_of(client, second) == "running")
+    for job_id in (second, blocker):
+        client.job(job_id).cancel()

@@ -86,7 +86,7 @@ class Sandbox:
     def worker_of(self, settings: Settings, threads: int | None) -> Program:
         """``llorch worker`` of ``settings`` on this Redis."""
         mine = settings.model_copy(update={"redis_url": self.redis_url})
-        program = programs.worker("worker", settings.device, mine, own_redis=True)
+        program = programs.worker("worker", mine, own_redis=True)
         return with_environment(program, thread_environment(threads))
 
 

@@ -49,6 +49,6 @@ if message then
   redis.call('ZREM', scheduled_set(list), job_id)
   leave_follow_ups(job_id, message, 0)
 else
-  redis.call('HSET', job, 'follow', 1)
+  redis.call('HSET', job, 'follow', state == 'queued' and 'back' or 1)
 end
 return 'queued'

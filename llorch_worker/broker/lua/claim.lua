@@ -9,17 +9,29 @@
 -- The caller looks at everything, so rings for its queues are spent. If it leaves jobs, it rings for
 -- the next worker: see doorbell.py. It leaves other workers their share of many jobs.
 --
--- KEYS: the number of workers, the bells of the queues, the scheduled jobs, the list of suspects, then
--- the queues' lists, the most urgent first (kombu pushes left, so the head is right). Each step of
--- priority has one list for each queue, in the order of the bells.
+-- More urgent jobs go first, but not for ever. The first job of a list that was passed for
+-- `low_waits_ms` gets its turn, and after MOST_PASSED claims the first of one of the passed lists. The
+-- time bounds the wait where jobs are long, the count shares a fleet where they are short. Neither needs
+-- the time of a job's enqueueing, which stock producers do not send.
+--
+-- An `urgent` caller has no room. It gives the high queues only, and preempts for what it takes. Once
+-- jobs behind them have waited for `low_waits_ms`, it gets none until one of those has had its turn: only
+-- a worker with room can give that.
+--
+-- KEYS: the number of workers, the note of what was passed, the bells of the queues, the scheduled jobs,
+-- the list of suspects, then the queues' lists, the most urgent first (kombu pushes left, so the head is
+-- right). Each step of priority has one list for each queue, in the order of the bells; a step with
+-- tenants has as many more.
 --
 -- Returns the claims, each {id, message, attempts, fence, list, ms of its first claim, ms of this one,
 -- 1 if it is the first claim, 1 if a cancel was requested, 1 if it is a suspect, its ETA in ms, or nil
--- for none that can be read, ms of its retry, or nil}; the dead letters, each {id, or '' if it names no job; bytes}; how many
--- more dead letters there are; their bytes; when to look again, in ms from now, or -1. Thousands of
--- messages in a row may be of cancelled jobs, copies or junk; the next call goes on with them.
+-- for none that can be read, ms of its retry, or nil}; the dead letters, each {id, or '' if it names no
+-- job; bytes}; how many more dead letters there are; their bytes; when to look again, in ms from now, or
+-- -1. Thousands of messages in a row may be of cancelled jobs, copies or junk; the next call goes on with
+-- them.
 
 local MOST_LISTED = 10
+local MOST_PASSED = 16
 local SUSPECTS_WAIT_MS = 200 -- about the time to a first token
 -- A call settles about this many bytes, because Redis answers nobody meanwhile. Parsing a message takes
 -- as long as parsing so many bytes more.
@@ -36,15 +48,21 @@ local terms = {
   failure = ARGV[9], -- result of a job without attempts left, a template with @ID@
   end_event = ARGV[10], -- its last event
   cancel_event = ARGV[11], -- the last event of a revoked job
+  place = ARGV[13], -- the caller's, see placing.lua, or '' if no jobs are placed there
 }
 local limit = tonumber(ARGV[12]) -- the most jobs to take
-local queues = tonumber(ARGV[13])
-local rung = ARGV[14] == '1' -- whether a ring made the caller look
-local held_suspects = {unpack(ARGV, 15)} -- ids of the suspects that the caller holds
+local jobs_before = tonumber(ARGV[14]) -- how many the caller runs
+local low_waits_ms = tonumber(ARGV[15]) -- how long jobs may be passed
+local weights = ARGV[16] -- of tenants
+local urgent = ARGV[17] == '1' -- whether the caller has no room
+local queues = tonumber(ARGV[18])
+local rung = ARGV[19] == '1' -- whether a ring made the caller look
+local held_suspects = {unpack(ARGV, 20)} -- ids of the suspects that the caller holds
 local workers = KEYS[1]
-local bells = {unpack(KEYS, 2, 1 + queues)}
-local scheduled = KEYS[2 + queues]
-local SUSPECTS = 3 + queues -- positions in KEYS
+local passed = KEYS[2]
+local bells = {unpack(KEYS, 3, 2 + queues)}
+local scheduled = KEYS[3 + queues]
+local SUSPECTS = 4 + queues -- positions in KEYS
 local MAIN = SUSPECTS + queues -- nearly all jobs wait here: the last queue's list without a priority
 local suspects = KEYS[SUSPECTS]
 terms.suspects = suspects
@@ -52,8 +70,23 @@ local claims, letters, unlisted, unlisted_bytes = {}, {}, 0, 0
 local most_peers, suspects_held = math.huge, 0
 local bytes = 0
 local waiting = {[SUSPECTS] = 0} -- jobs, by position in KEYS
-local filled_lists = {} -- positions of the queues' lists that hold jobs, the most urgent first
+local tenants_at = {} -- position of a plain list -> that of its tenants list, if it holds jobs
+local filled_lists = {} -- positions of the plain lists with jobs, in them or of tenants, the most urgent first
 local reschedules = false
+
+local function bell_at(i)
+  return bells[(i - SUSPECTS - 1) % queues + 1]
+end
+local function is_shared(i) -- whether any worker may take its jobs
+  return not bell_at(i):find(WORKER_MARK, 1, true)
+end
+
+-- Whether a worker with room has taken the ring for the jobs that an urgent caller asks for: see
+-- doorbell.py.
+local is_answered = false
+for _, bell in ipairs(urgent and bells or {}) do
+  is_answered = is_answered or rings_for_full(bell) and redis.call('LLEN', bell) == 0
+end
 
 -- Note how many jobs wait in each list, from position `first` on.
 local function count_waiting(first)
@@ -61,8 +94,17 @@ local function count_waiting(first)
   if redis.call('EXISTS', unpack(KEYS, first, last)) > 0 then
     for i = first, last do
       waiting[i] = redis.call('LLEN', KEYS[i])
-      if waiting[i] > 0 and i > SUSPECTS then
-        filled_lists[#filled_lists + 1] = i
+      if waiting[i] > 0 and i > SUSPECTS and not (is_answered and is_shared(i)) then
+        local plain = i
+        if is_tenants_list(KEYS[i]) then
+          plain = i - queues
+          waiting[plain] = waiting[plain] or 0
+          tenants_at[plain] = i
+          waiting[i] = waiting[i] + waiting_behind(KEYS[i])
+        end
+        if plain == i or waiting[plain] == 0 then
+          filled_lists[#filled_lists + 1] = plain
+        end
       end
     end
   end
@@ -71,16 +113,53 @@ local function count_waiting(first)
   end
 end
 
--- Take the next message of a list; false if the list is empty or its next job must wait.
+-- How many jobs wait at a plain list's position, those of tenants included.
+local function waiting_at(i)
+  return waiting[i] + (waiting[tenants_at[i]] or 0)
+end
+
+-- Whether the jobs behind an urgent caller's high queues have waited too long for a turn.
+local function are_lower_due()
+  local behind = {}
+  for i = SUSPECTS + 1, SUSPECTS + queues do
+    local queue = KEYS[i]:sub(1, -#HIGH_SUFFIX - 1)
+    behind[#behind + 1] = queue
+    behind[#behind + 1] = queue .. STEP_SEPARATOR .. TENANTS_MARK
+    for step = 1, 9 do
+      behind[#behind + 1] = queue .. STEP_SEPARATOR .. step
+    end
+    behind[#behind + 1] = queue .. STEP_SEPARATOR .. 9 .. TENANTS_MARK
+  end
+  if redis.call('EXISTS', unpack(behind)) == 0 then
+    redis.call('DEL', passed .. FULL_SUFFIX)
+    return false
+  end
+  local since_ms = redis.call('GET', passed .. FULL_SUFFIX)
+  if not since_ms then
+    redis.call('SET', passed .. FULL_SUFFIX, now_ms(), 'PX', 2 * low_waits_ms)
+  end
+  return since_ms and now_ms() - since_ms >= low_waits_ms
+end
+
+-- Take the next message at a position; false if there is none or its job must wait.
 local function take_next(i)
+  local tenants = tenants_at[i]
+  if tenants and waiting[tenants] > 0
+      and (waiting[i] == 0 or not is_plain_lists_turn(KEYS[tenants])) then
+    i = tenants
+  end
   local list = KEYS[i]
   local message = redis.call('RPOP', list)
   if not message then
-    return false
+    waiting[i] = 0
+    return i == tenants
   end
   bytes = bytes + #message + MESSAGE_BYTES
   waiting[i] = waiting[i] - 1
   local outcome, found, peers = take(message, list, terms, most_peers, suspects_held)
+  if i == tenants and not came_back then
+    next_of_tenant(list, message, weights)
+  end
   if outcome == 'wait' then
     waiting[SUSPECTS] = waiting[SUSPECTS] + 1
   end
@@ -107,12 +186,18 @@ end
 
 -- Take jobs of a list until the call has `most` claims.
 local function take_from(i, most)
-  while waiting[i] > 0 and #claims < math.min(most, limit) and bytes < MOST_BYTES
+  while waiting_at(i) > 0 and #claims < math.min(most, limit) and bytes < MOST_BYTES
       and take_next(i) do end
 end
 
 -- The first write, which cannot grow: see allow_writes.
-redis.call('DEL', unpack(bells))
+local spent = {unpack(bells)}
+for _, bell in ipairs(bells) do
+  if rings_for_full(bell) then
+    spent[#spent + 1] = bell .. FULL_SUFFIX
+  end
+end
+redis.call('DEL', unpack(spent))
 for _, id in ipairs(held_suspects) do
   local record = read_record(id)
   local peers = record and peers_of(record, terms)
@@ -122,12 +207,14 @@ for _, id in ipairs(held_suspects) do
 end
 -- Nearly all keys are empty: one command rules out many.
 local next_due
-local filled = redis.call('EXISTS', unpack(KEYS, SUSPECTS - 1))
+local filled = urgent and 0 or redis.call('EXISTS', unpack(KEYS, SUSPECTS - 1))
 if filled > 0 then
   waiting[MAIN] = redis.call('LLEN', KEYS[MAIN])
   filled = filled - (waiting[MAIN] > 0 and 1 or 0)
 end
-if filled > 0 then
+if urgent and not are_lower_due() then
+  count_waiting(SUSPECTS + 1)
+elseif filled > 0 then
   next_due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
   if next_due and tonumber(next_due) <= now_ms() then
     release_due(scheduled, limit)
@@ -138,28 +225,78 @@ elseif waiting[MAIN] then
   filled_lists[1] = MAIN
 end
 
-local function bell_at(i)
-  return bells[(i - SUSPECTS - 1) % queues + 1]
-end
-local function is_shared(i) -- whether any worker may take its jobs
-  return not bell_at(i):find(WORKER_MARK, 1, true)
-end
-
+table.sort(filled_lists)
 local all = 0
 for _, i in ipairs(filled_lists) do
-  all = all + (is_shared(i) and waiting[i] or 0)
+  all = all + (is_shared(i) and waiting_at(i) or 0)
 end
 local share = all
 if all > 1 then
   share = math.ceil(all / math.max(1, tonumber(redis.call('GET', workers) or 1)))
 end
-take_from(SUSPECTS, limit)
-for _, i in ipairs(filled_lists) do
+if not urgent then
+  take_from(SUSPECTS, limit)
+end
+
+-- Jobs behind more urgent ones: the lists, since when each has been passed, and whose turn it is.
+local lower = {unpack(filled_lists, urgent and #filled_lists + 1 or 2)}
+local since_ms, was_lower_taken = {}, {} -- by position in KEYS
+local passes, turn
+local function give_turn(i)
   local before = #claims
+  take_from(i, before + 1)
+  was_lower_taken[i] = was_lower_taken[i] or #claims > before
+  share = share - (is_shared(i) and #claims - before or 0)
+end
+if #lower > 0 then
+  local fields = {'passes', 'turn'}
+  for place, i in ipairs(lower) do
+    fields[place + 2] = KEYS[i]
+  end
+  local noted = redis.call('HMGET', passed, unpack(fields))
+  passes, turn = tonumber(noted[1] or 0), tonumber(noted[2] or 0)
+  local passed_by_urgent_ms = redis.call('GET', passed .. FULL_SUFFIX)
+  for place, i in ipairs(lower) do
+    local since = noted[place + 2] or passed_by_urgent_ms
+    since_ms[i] = math.min(tonumber(since or nil) or now_ms(), now_ms())
+    if now_ms() - since_ms[i] >= low_waits_ms then
+      give_turn(i)
+    end
+  end
+  if passes >= MOST_PASSED then
+    give_turn(lower[turn % #lower + 1])
+    passes, turn = 0, turn + 1
+  end
+end
+for place, i in ipairs(filled_lists) do
+  local before = #claims
+  if terms.place ~= '' and is_shared(i) and waiting[i] > 1 and before < limit then
+    bytes = bytes + bring_forward(KEYS[i], terms.place, math.min(share, limit - before))
+  end
   take_from(i, is_shared(i) and before + share or limit)
   if is_shared(i) then
     share = share - (#claims - before)
   end
+  if place == 1 then
+    passes = passes and passes + #claims - before
+  else
+    was_lower_taken[i] = was_lower_taken[i] or #claims > before
+  end
+end
+if passes then
+  local notes = {'passes', passes, 'turn', turn}
+  for _, i in ipairs(lower) do
+    if was_lower_taken[i] then
+      redis.call('DEL', passed .. FULL_SUFFIX)
+    end
+    notes[#notes + 1] = KEYS[i]
+    notes[#notes + 1] = was_lower_taken[i] and now_ms() or since_ms[i]
+  end
+  redis.call('HSET', passed, unpack(notes))
+  redis.call('EXPIRE', passed, terms.keep_s)
+end
+if terms.place ~= '' then
+  note_load(terms.place, jobs_before + #claims, #claims < limit)
 end
 
 local again_ms = -1
@@ -171,7 +308,7 @@ if next_due then
 end
 local left = {} -- bell -> true
 for _, i in ipairs(#claims > 0 and filled_lists or {}) do
-  if waiting[i] > 0 and is_shared(i) then
+  if waiting_at(i) > 0 and is_shared(i) then
     left[bell_at(i)] = true
   end
 end

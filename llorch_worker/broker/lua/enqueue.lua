@@ -1,4 +1,5 @@
--- Put a job into its queue, once, if the queue has room, and wake a worker. On refusal, nothing is written.
+-- Put a job into its queue, once, if the queue has room, and wake a worker: the one that the job is
+-- placed with, if it may be. On refusal, nothing is written.
 --
 -- The first write may grow: a server at maxmemory refuses it, and nothing is left behind.
 --
@@ -12,6 +13,8 @@ local before, after = ARGV[2], ARGV[3] -- the message before and after its enque
 local limit = tonumber(ARGV[4]) -- the most waiting jobs; 0 for no limit
 local keep_s = ARGV[5] -- for the record and the idempotency key of a job that is never claimed
 local idempotency = ARGV[6] -- the key, or ''
+local tenant = ARGV[7] -- or '': see tenants.lua
+local candidates = {unpack(ARGV, 8)} -- places, the best first; none for a job that is not placed
 
 local first = idempotency ~= '' and redis.call('GET', idempotency)
 if first then
@@ -22,13 +25,16 @@ end
 local function count_waiting()
   local filled = redis.call('EXISTS', unpack(KEYS, 2))
   local waiting = filled > 0 and redis.call('LLEN', KEYS[1]) or 0
+  local behind = waiting > 0 and waiting_behind(KEYS[1]) or 0
   if waiting > 0 then
     filled = filled - 1
   end
   for i = 2, filled > 0 and #KEYS or 0 do
-    waiting = waiting + (KEYS[i] ~= KEYS[1] and redis.call('LLEN', KEYS[i]) or 0)
+    local jobs = KEYS[i] ~= KEYS[1] and redis.call('LLEN', KEYS[i]) or 0
+    waiting = waiting + jobs
+    behind = behind + (jobs > 0 and waiting_behind(KEYS[i]) or 0)
   end
-  return waiting
+  return waiting + behind
 end
 
 local job = job_key(job_id)
@@ -49,6 +55,23 @@ if idempotency ~= '' then
   redis.call('SET', idempotency, job_id, 'EX', keep_s)
   redis.call('HSET', job, 'idempotency', idempotency)
 end
-redis.call('LPUSH', KEYS[1], before .. now_s .. after)
-ring(bell_of(KEYS[1]))
+local place = choose_place(candidates)
+-- Once all workers are full, the one that the job suits best prefers it to others that wait.
+local preferred = place or candidates[1]
+local header = preferred and place_header(preferred) or ''
+local message = before .. now_s .. header .. after
+if tenant == '' then
+  redis.call('LPUSH', KEYS[1], message)
+else
+  push_for_tenant(KEYS[1], tenant, message)
+end
+if place and ring(bell_key(place)) then
+  redis.call('ZINCRBY', load_of(place), 1, place)
+else
+  -- The worker has not answered the last ring: it is busy claiming, or dead.
+  if place then
+    redis.call('ZREM', load_of(place), place)
+  end
+  ring(bell_of(KEYS[1]))
+end
 return {'sent', job_id}

@@ -20,8 +20,8 @@ local first = ARGV[8] -- number of the first unwritten entry before the end even
 local events = {unpack(ARGV, 9)} -- those entries, JSON documents
 local job = job_key(job_id)
 
-local state, holder, message, idempotency = unpack(redis.call('HMGET', job, 'state', 'fence', 'message',
-  'idempotency'))
+local state, holder, message, idempotency, place = unpack(redis.call('HMGET', job, 'state', 'fence',
+  'message', 'idempotency', 'place'))
 if fence ~= '' then
   if state ~= 'claimed' or holder ~= fence then
     return state == 'ended' and holder == fence and 1 or 0
@@ -45,6 +45,10 @@ store_state(job_id, document, keep_s)
 end_stream(job_id, end_event, stream_s, first, events)
 redis.call('HDEL', job, 'message', 'list')
 end_record(job_id, keep_s, keep_s, idempotency)
+if fence ~= '' and place and place ~= '' then
+  -- Unless it has no room: see note_load.
+  redis.call('ZADD', load_of(place), 'XX', 'INCR', -1, place)
+end
 if follow_ms ~= '' and message then
   leave_follow_ups(job_id, message, now_ms() + follow_ms)
 end

@@ -4,7 +4,7 @@
 -- retried.
 
 local enqueued_at = ARGV[1] -- the header, which our client writes first; stock producers do not
-local HEAD_BYTES = 300 -- of a message: they hold the header and the job's id
+local HEAD_BYTES = 1500 -- of a message: they hold the header and the job's id
 
 -- Hundreds of workers have thousands of lists, nearly all empty: one command rules out many.
 local CHUNK = 50
@@ -24,7 +24,7 @@ for first = 1, #KEYS, CHUNK do
       if type(retried_ms) == 'string' then
         time = string.format('%.3f', tonumber(retried_ms) / 1000)
       end
-      found[#found + 1] = {i, jobs, time or ''}
+      found[#found + 1] = {i, jobs + waiting_behind(KEYS[i]), time or ''}
     end
   end
 end

@@ -2,21 +2,40 @@
 --
 -- KEYS: lists of jobs, and perhaps the model's scheduled jobs.
 --
--- Returns when the next scheduled job is due, in ms from now, or -1.
+-- Returns when the next scheduled job is due, or the worker of a placed one has had its time, in ms
+-- from now, or -1.
 
 local again_ms = -1
 local rung = {}
+
+-- Whether somebody must be rung for something that is due at a time; if it is later, look again then.
+local function is_due(due_ms)
+  local left_ms = math.ceil(due_ms - now_us() / 1000)
+  if left_ms > 0 then
+    again_ms = again_ms < 0 and left_ms or math.min(again_ms, left_ms)
+  end
+  return left_ms <= 0
+end
+
+-- Whether the list's jobs may have no ring. The worker of the first one may have been rung just now.
+local function may_need_ring(list)
+  local message = redis.pcall('LINDEX', list, -1)
+  if type(message) ~= 'string' then
+    return message -- false, or an error: somebody's key of another type
+  end
+  local time, place = read_place(message)
+  local rung_ms = place and 1000 * time
+  return not place or rung_ms > now_ms() or is_due(rung_ms + FRESH_MS)
+end
+
 allow_writes()
 for _, key in ipairs(KEYS) do
   local waits
   if key:sub(-#SCHEDULED_SUFFIX) == SCHEDULED_SUFFIX then
     local next_due = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
-    if next_due then
-      again_ms = math.max(0, next_due - now_ms())
-      waits = again_ms == 0
-    end
+    waits = next_due and is_due(next_due)
   else
-    waits = redis.call('EXISTS', key) == 1
+    waits = may_need_ring(key)
   end
   local bell = waits and bell_of(key)
   if bell and not rung[bell] then

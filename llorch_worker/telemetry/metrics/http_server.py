@@ -46,8 +46,8 @@ class SmallServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:
-            # No thread could start.
+        except Exception:
+            # No thread could start. A signal may end the process after one has, which releases too.
             self._free.release()
             raise
 

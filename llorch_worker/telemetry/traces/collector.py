@@ -31,7 +31,7 @@ class Provider(TracerProvider):
             "service.instance.id": instance,
         }
         resource = Resource.create({**named, **OTELResourceDetector().detect().attributes})
-        super().__init__(resource=resource, shutdown_on_exit=False)
+        super().__init__(resource=_HashedOnce(resource), shutdown_on_exit=False)
         self._outage = _Outage()
         self._batches = BatchSpanProcessor(_Exporter(self._outage))
         self.add_span_processor(self._batches)
@@ -68,6 +68,18 @@ class Provider(TracerProvider):
     @property
     def collector_is_away(self) -> bool:
         return self._outage.lasts
+
+
+class _HashedOnce(Resource):
+    """A resource that keeps its hash. The encoder asks for it with every span, and the SDK writes
+    all attributes as JSON each time."""
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource.attributes, resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class _Outage(logging.Filter):

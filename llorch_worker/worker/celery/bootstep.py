@@ -20,6 +20,7 @@ from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
 from llorch_worker.contract import LlorchError, printable
+from llorch_worker.processors import bind
 from llorch_worker.telemetry.traces.tracing import Tracing, is_traced, start_tracing
 from llorch_worker.worker.card.assignment import Assignment, assign_device
 from llorch_worker.worker.celery.follow_ups import FollowUps
@@ -85,6 +86,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         trace_logger.addFilter(_HandBackInOneLine())
         self._trace(worker.hostname)
+        _bind(worker.app.settings.processors)
         try:
             assignment = self._assign_device(worker)
             began_s = time.monotonic()
@@ -189,10 +191,20 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             settings.model,
             model_name=settings.served_name,
             progress=_progress(app.on_load_progress, self._signs.loading),
+            low_waits_at_most_s=settings.low_waits_at_most_s,
             **settings.engine_options
             | {"device": assignment.device, "max_sequences": worker.pool.limit},
         )
         return engine
+
+
+def _bind(listed: str | None) -> None:
+    if listed is None:
+        return
+    try:
+        bind(listed)
+    except ValueError as error:
+        _give_up(f"LLORCH_PROCESSORS: {error}")
 
 
 class _HandBackInOneLine(logging.Filter):

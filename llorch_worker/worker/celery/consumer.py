@@ -14,6 +14,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from vine import promise
 
 from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.queues import worker_queue
 from llorch_worker.broker.transport import MOST_JOBS_A_CLAIM, keep_claims
 from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest, shown
 from llorch_worker.worker.celery.request import MAX_ID_CHARS
@@ -57,7 +58,14 @@ class JobConsumer(Consumer):  # type: ignore[misc]
     def connect(self) -> Any:
         connection = super().connect()
         connection.default_channel.allowance = self._startable
+        connection.default_channel.place = self._place
         return connection
+
+    def _place(self) -> str:
+        residency = self.app.residency
+        if residency is None or not residency.may_be_chosen:
+            return ""
+        return worker_queue(self.app.settings.served_name, self.hostname)
 
     def reset_rate_limits(self) -> None:
         """Called when a limit changed."""

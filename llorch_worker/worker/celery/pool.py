@@ -24,6 +24,7 @@ from celery.worker import state
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from llorch_worker.broker.transport import MOST_URGENT_JOBS
 from llorch_worker.contract import InternalError, LlorchError, OutOfMemory
 from llorch_worker.worker.active_jobs import ActiveJobs
 
@@ -48,7 +49,7 @@ _Outcome = tuple[_Work, Callback, Any]
 
 
 class EnginePool(BasePool):  # type: ignore[misc]
-    """``limit`` threads, each of which waits for one job in the engine.
+    """``limit`` threads and some for urgent jobs, each of which waits for one job in the engine.
 
     All of Celery's callbacks (accept, return, failure, and with them acks and events) run on the
     event loop's thread, which owns the kombu channel. A pool thread puts its outcome into
@@ -66,8 +67,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._pids = itertools.count(1)
-        # The prefetch count is the number of threads, so work waits for a thread only when tasks
-        # with an ETA fall due together.
+        # Nothing beyond the prefetch count and the urgent jobs is claimed, so work waits for a
+        # thread only when tasks with an ETA fall due together.
         self._running: dict[int, _Work] = {}
         self._waiting: deque[_Work] = deque()
         self._inbox: SimpleQueue[_Work | None] = SimpleQueue()
@@ -92,7 +93,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         # Daemons, because a worker that fails to load its model must be able to exit.
         self._threads = [
             threading.Thread(target=self._serve, name=f"llorch-slot-{slot}", daemon=True)
-            for slot in range(self.limit)
+            for slot in range(self.limit + MOST_URGENT_JOBS)
         ]
         for thread in self._threads:
             thread.start()
@@ -215,7 +216,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         with self._deliver_lock:
             if self._state != self.RUN:
                 self._refuse(work)
-            elif len(self._running) < self.limit:
+            elif len(self._running) < self.limit + MOST_URGENT_JOBS:
                 self._begin(work)
             else:
                 self._waiting.append(work)

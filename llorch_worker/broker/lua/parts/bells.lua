@@ -13,13 +13,29 @@ local function bell_of(list)
   return bell_key(queue)
 end
 
--- Wake the worker that has waited longest. If none waits, the ring stays for the next; one is enough,
--- because whoever takes it looks at everything and rings again if jobs are left.
-local function ring(bell)
-  if redis.call('LPUSH', bell, 1) > 1 then
+-- Whether workers without room hear of the jobs behind this bell: see doorbell.py.
+local function rings_for_full(bell)
+  return bell:sub(-#HIGH_SUFFIX) == HIGH_SUFFIX and not bell:find(WORKER_MARK, 1, true)
+end
+
+local function ring_once(bell)
+  local only = redis.call('LPUSH', bell, 1) == 1
+  if not only then
     redis.call('LPOP', bell)
+  end
+  return only
+end
+
+-- Wake the worker that has waited longest. If none waits, the ring stays for the next; one is enough,
+-- because whoever takes it looks at everything and rings again if jobs are left. Returns whether it
+-- was the only ring.
+local function ring(bell)
+  local only = ring_once(bell)
+  if rings_for_full(bell) then
+    ring_once(bell .. FULL_SUFFIX)
   end
   if bell:find(WORKER_MARK, 1, true) then
     redis.call('EXPIRE', bell, RING_S)
   end
+  return only
 end

@@ -89,7 +89,7 @@ local function begin(id, message, list, record, terms, eta_ms)
   redis.call('HSET', job, 'state', 'claimed', 'fence', fence, 'message', message, 'list', list,
     'attempts', attempts, 'worker', terms.worker, 'lease_ms', terms.lease_ms, 'progress', 0,
     'history', record.history .. terms.worker .. ' ' .. claimed_ms .. '\n',
-    'first_claim_ms', first_claim_ms)
+    'first_claim_ms', first_claim_ms, 'place', terms.place)
   redis.call('PERSIST', job)
   if record.idempotency then
     redis.call('PERSIST', record.idempotency)
@@ -109,16 +109,20 @@ end
 --   'wait' if the job is a suspect that may not run beside `suspects_held`; it must go back for now
 --   'duplicate' if the message is a copy of a job that waits, runs or has ended; the message is dropped
 --   'scheduled' if the job waits for its ETA
+local came_back -- whether the job was in somebody's hands before, as far as the last `take` knows
 local function take(message, list, terms, most_peers, suspects_held)
   local id, eta_ms = read_message(message)
   local record = id and read_record(id)
+  local follow = record and record.state == 'ended' and redis.call('HGET', job_key(id), 'follow')
+  came_back = record and (record.state == 'queued' or follow == 'back')
   if not record then
     bury({id = '', reason = 'malformed', message = readable(message), list = list, attempts = 0,
       history = ''}, terms.most_letters)
     return 'buried', ''
   end
-  if record.state == 'ended' and redis.call('HDEL', job_key(id), 'follow') == 1 then
+  if follow then
     -- It was cancelled while it waited here.
+    redis.call('HDEL', job_key(id), 'follow')
     leave_follow_ups(id, readable(message), 0)
     return 'duplicate'
   elseif record.state and record.state ~= 'queued' then

@@ -1,0 +1,133 @@
+"""The processors that this process may use, and how CPU workers share them. Uses no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True, order=True)
+class Processor:
+    """A hardware thread, as Linux numbers it."""
+
+    package: int
+    """The socket; its memory is near."""
+    core: int
+    """Hyper-threads of one core have the same number, unique within the package."""
+    number: int
+
+
+def usable_processors(root: Path = ROOT) -> tuple[Processor, ...]:
+    """Those of this process' affinity, by socket and core. ``root`` holds ``sys``."""
+    return tuple(sorted(_processor(number, root) for number in _affinity()))
+
+
+def thread_count(root: Path = ROOT) -> int:
+    """How many threads compute best: one for each core, within the limit of the control group.
+
+    Two hyper-threads of one core share its arithmetic units. ``root`` holds ``sys`` and ``proc``.
+    """
+    cores = len({(each.package, each.core) for each in usable_processors(root)})
+    return max(1, min([cores, *(int(limit) for limit in _limits(root))]))
+
+
+def sockets(root: Path = ROOT) -> int:
+    return len({each.package for each in usable_processors(root)})
+
+
+def shares(workers: int, root: Path = ROOT) -> tuple[str, ...]:
+    """The processors of each of several workers, for :func:`bind`: whole cores that lie together.
+
+    Workers share cores only if there are more workers than cores.
+    """
+    usable = usable_processors(root)
+    cores = list(dict.fromkeys((each.package, each.core) for each in usable))
+    bounds = [len(cores) * worker // workers for worker in range(workers + 1)]
+    parts = (cores[first : max(end, first + 1)] for first, end in pairwise(bounds))
+    return tuple(
+        ",".join(str(each.number) for each in usable if (each.package, each.core) in part)
+        for part in parts
+    )
+
+
+def bind(listed: str) -> None:
+    """Keeps the calling thread, and those that it starts later, on the processors of a list such as
+    ``0-7,16``. Linux then takes memory from their socket. Raises ``ValueError`` if none is usable.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError("this system cannot bind a process to processors")
+    asked = set(_numbers(listed))
+    if not asked & set(_affinity()):
+        usable = ",".join(map(str, sorted(_affinity())))
+        raise ValueError(f"no usable processor in {listed!r}; usable: {usable}")
+    os.sched_setaffinity(0, asked & set(_affinity()))
+
+
+def _affinity() -> Iterable[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def _processor(number: int, root: Path) -> Processor:
+    topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
+    try:
+        package = int((topology / "physical_package_id").read_text())
+        core = min(_numbers((topology / "thread_siblings_list").read_text()))
+    except (OSError, ValueError):
+        return Processor(0, number, number)
+    return Processor(package, core, number)
+
+
+def _numbers(listed: str) -> Iterator[int]:
+    for part in listed.strip().split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def _limits(root: Path) -> Iterator[float]:
+    """The limits of this process' control group and of those around it, in processors."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    mount = root / "sys/fs/cgroup"
+    for group in groups:
+        _, controllers, path = group.split(":", 2)
+        if "cpu" in controllers.split(","):  # version 1
+            yield from _version_1(mount / "cpu", path)
+        elif not controllers:
+            yield from _version_2(mount, path)
+
+
+def _version_1(mount: Path, path: str) -> Iterator[float]:
+    for folder in _around(mount, path):
+        quota, period = _words(folder / "cpu.cfs_quota_us"), _words(folder / "cpu.cfs_period_us")
+        if quota and period and int(quota[0]) > 0:
+            yield int(quota[0]) / int(period[0])
+
+
+def _version_2(mount: Path, path: str) -> Iterator[float]:
+    for folder in _around(mount, path):
+        quota, *period = _words(folder / "cpu.max") or ["max"]
+        if quota != "max":
+            yield int(quota) / int(period[0])
+
+
+def _around(mount: Path, path: str) -> Iterator[Path]:
+    # In a container the path may be the host's, and the mount the group itself.
+    inner = mount / path.lstrip("/")
+    yield mount
+    yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(mount))
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
