@@ -236,12 +236,7 @@ def client(redis_server: RedisServer) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def stock(redis_server: RedisServer) -> Iterator[Celery]:
     """A plain Celery app on ``redis_server``, without this package."""
-    import gc
+    from tests.services import stock_app
 
-    from celery import Celery
-
-    app = Celery("stock", broker=redis_server.url, backend=redis_server.url, set_as_current=False)
-    yield app
-    # An AsyncResult unsubscribes when it is collected, so collect while Redis still runs.
-    gc.collect()
-    app.close()
+    with stock_app(redis_server.url) as app:
+        yield app

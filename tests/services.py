@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import secrets
@@ -19,6 +20,7 @@ from typing import IO, Any
 
 import pytest
 import redis
+from celery import Celery
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -324,6 +326,15 @@ def own_redis(**options: Any) -> Iterator[RedisServer]:
         yield server
     finally:
         server.remove()
+
+
+@contextmanager
+def stock_app(url: str) -> Iterator[Celery]:
+    """A plain Celery app that reads results, without this package."""
+    with Celery("stock", broker=url, backend=url, set_as_current=False) as app:
+        yield app
+        # An AsyncResult unsubscribes when it is collected, so collect while Redis still runs.
+        gc.collect()
 
 
 def run_python(source: str, redis_url: str, **settings: object) -> Any:

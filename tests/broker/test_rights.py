@@ -34,6 +34,7 @@ from tests.services import (
     own_redis,
     redis_binaries,
     running_worker,
+    stock_app,
     token_ids,
     wait_until,
 )
@@ -99,8 +100,7 @@ def producer(redis_server: RedisServer, worker: WorkerProcess) -> Iterator[Clien
 
 @pytest.fixture
 def stock(redis_server: RedisServer, worker: WorkerProcess) -> Iterator[Celery]:
-    url = url_of(redis_server, "celery-producer")
-    with Celery("stock", broker=url, backend=url, set_as_current=False) as app:
+    with stock_app(url_of(redis_server, "celery-producer")) as app:
         yield app
 
 

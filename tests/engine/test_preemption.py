@@ -5,6 +5,7 @@ The invariants of all steps are in test_scheduler_promises.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.scheduler import Scheduler
 from llorch_worker.engine.sequence import Sequence, SequenceState
+from tests.engine.test_scheduler import plan_step
+from tests.waiting import wait_until
 
 MakeSequence = Callable[..., Sequence]
 WAITS_AT_MOST_S = 60.0
@@ -48,16 +51,8 @@ def scheduler(clock: Clock) -> Callable[..., Scheduler]:
 
 
 def step(scheduler: Scheduler) -> list[int]:
-    """Computes the next step with token 1; the arrivals of those that took part."""
-    plan = scheduler.schedule()
-    scheduler.advance(plan)
-    for chunk in plan.chunks:
-        if chunk.sequence.pending == 0:
-            chunk.sequence.append(1)
-            if chunk.sequence.finish_reason is not None:
-                scheduler.finish(chunk.sequence)
-    scheduler.check_integrity()
-    return [chunk.sequence.arrival for chunk in plan.chunks]
+    """Computes the next step; the arrivals of those that took part."""
+    return [arrival for arrival, _, _ in plan_step(scheduler)]
 
 
 def test_a_high_sequence_takes_the_place_of_the_least_urgent(
@@ -190,8 +185,8 @@ def test_a_high_sequence_passes_an_aged_one_only_in_the_place_of_a_lower(
 def test_a_high_job_has_its_first_token_within_three_steps_and_its_prefill(
     make_engine: Callable[..., Engine], loaded: Any, watched: Any, gate: Any
 ) -> None:
-    held = gate(at=6)
-    model = watched(held)
+    first, held = gate(at=1), gate(at=6)
+    model = watched(lambda *step: (first(*step), held(*step)))
     engine = make_engine(model=model, max_sequences=4, max_step_tokens=16)
 
     def request(**fields: Any) -> GenerationRequest:
@@ -200,6 +195,7 @@ def test_a_high_job_has_its_first_token_within_three_steps_and_its_prefill(
     low = [
         engine.submit(request(prompt=f"Once {n}", max_tokens=120, priority="low")) for n in range(4)
     ]
+    first.open()
     held.wait_until_reached()
     prompt = list(range(300, 340))
     first_token_at: list[int] = []
@@ -224,25 +220,24 @@ def test_a_high_job_has_its_first_token_within_three_steps_and_its_prefill(
 def test_a_preempted_job_still_obeys_its_deadline_and_its_cancel(
     make_engine: Callable[..., Engine], watched: Any, gate: Any
 ) -> None:
-    held, later = gate(at=3), gate(at=6)
-
-    def hold(number: int, batch: Any) -> None:
-        held(number, batch)
-        later(number, batch)
-
-    engine = make_engine(model=watched(hold), max_sequences=2)
+    first, held, later = gate(at=1), gate(at=3), gate(at=6)
+    model = watched(lambda *step: (first(*step), held(*step), later(*step)))
+    engine = make_engine(model=model, max_sequences=2)
 
     def request(**fields: Any) -> GenerationRequest:
         return GenerationRequest(prompt="Once", temperature=0, ignore_eos=True, **fields)
 
     cancelled = engine.submit(request(max_tokens=200, priority="low"))
-    late = engine.submit(request(max_tokens=200, priority="low", deadline_s=0.2))
+    late = engine.submit(request(max_tokens=200, priority="low", deadline_s=2))
+    due_s = time.monotonic() + 2
+    first.open()
     held.wait_until_reached()
     high = [engine.submit(request(max_tokens=50, priority="high")) for _ in range(2)]
     held.open()
     later.wait_until_reached()
     assert [s.request.priority for s in engine._scheduler.waiting] == ["low", "low"]
     cancelled.cancel()
+    wait_until(lambda: time.monotonic() > due_s)
     later.open()
     assert late.result(60).choices[0].finish_reason == "deadline"
     with pytest.raises(Exception, match="cancelled"):

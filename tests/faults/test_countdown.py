@@ -12,7 +12,7 @@ from llorch_worker.broker import keys, queues
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
 from tests.faults.conftest import StartWorker
-from tests.services import held_ids, wait_until
+from tests.services import held_ids, stock_app, wait_until
 
 GET_S = 60
 AN_HOUR_S = 3600
@@ -20,8 +20,7 @@ AN_HOUR_S = 3600
 
 @pytest.fixture
 def stock(client: Client) -> Iterator[Celery]:
-    url = client.settings.redis_url
-    with Celery("stock", broker=url, backend=url, set_as_current=False) as app:
+    with stock_app(client.settings.redis_url) as app:
         yield app
 
 

@@ -15,7 +15,7 @@ from llorch_worker.client import Client, Job
 from llorch_worker.contract import AttemptsExhausted, Failed
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
-from tests.services import RedisServer, WorkerProcess, held_ids, token_ids, wait_until
+from tests.services import RedisServer, WorkerProcess, held_ids, stock_app, token_ids, wait_until
 
 END_S = 60
 SUPERVISE_S = 0.05
@@ -70,9 +70,7 @@ def assert_dead(client: Client, stock: Celery, job: Job) -> None:
 
 @pytest.fixture
 def stock(own_server: RedisServer) -> Iterator[Celery]:
-    with Celery(
-        "stock", broker=own_server.url, backend=own_server.url, set_as_current=False
-    ) as app:
+    with stock_app(own_server.url) as app:
         yield app
 
 

@@ -16,6 +16,7 @@ from tests.services import (
     WorkerProcess,
     run_python,
     running_worker,
+    stock_app,
     wait_until,
 )
 from tests.worker.celery.remote import consumed, told
@@ -32,7 +33,7 @@ def shop(own_server: RedisServer, own_worker: WorkerProcess, tmp_path: Path) -> 
     url = own_server.url
     with (
         running_worker(url, tmp_path, app=OTHER_APP, name="shop", options=options),
-        Celery("shop", broker=url, backend=url, set_as_current=False) as app,
+        stock_app(url) as app,
     ):
         yield app
 
