@@ -115,6 +115,7 @@ def claim(
     """
     held = tuple(held)
     model = queues.model_of(consumed[0])
+    behind = queues.lists(map(queues.normal_queue_of, consumed)) if urgent else []
     exhausted = AttemptsExhausted(
         f"{terms.max_attempts} attempts without progress, or {terms.max_deaths} in all, ended with "
         "the death of the worker"
@@ -142,6 +143,7 @@ def claim(
             int(urgent),
             len(consumed),
             int(rung),
+            len(behind),
             *(claim.job_id for claim in held if claim.suspect),
         ],
         [
@@ -151,6 +153,7 @@ def claim(
             queues.scheduled(model),
             queues.suspects(model),
             *queues.lists(consumed),
+            *behind,
         ],
     )
     for job_id, size in letters:

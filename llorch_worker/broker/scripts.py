@@ -24,7 +24,7 @@ Reply = str | bytes
 
 _PARTS = {
     "cancel": ("lists",),
-    "claim": ("lists", "bells", "message", "take", "tenants", "placing"),
+    "claim": ("lists", "bells", "message", "take", "tenants", "turns", "placing"),
     "enqueue": ("bells", "tenants", "placing"),
     "finish": ("placing",),
     "heads": ("tenants",),

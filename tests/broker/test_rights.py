@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError
 
 from llorch_worker.broker import dead_letters, keys, worker_queues
 from llorch_worker.broker.connection import connect
-from llorch_worker.broker.queues import worker_queue
+from llorch_worker.broker.queues import tenants_list, worker_queue
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, AttemptsExhausted, Cancelled
 from tests.cli.command import run
@@ -203,6 +203,15 @@ def test_a_job_of_our_client_is_streamed_read_and_cancelled(
     with pytest.raises(Cancelled):
         endless.result(GET_S)
     wait_until(lambda: not held_ids(admin))
+
+
+def test_jobs_of_tenants_wait_in_lists_of_their_own_and_end(
+    producer: Client, admin: redis.Redis, worker: WorkerProcess
+) -> None:
+    with worker.paused():
+        jobs = [producer.submit(**FIELDS, tenant=tenant) for tenant in ("a", "a", "a", "b")]
+        assert admin.llen(f"{keys.tenants(tenants_list('llorch.toy'))}/a") == 2
+    assert [job.result(GET_S).text for job in jobs] == [TEXT] * 4
 
 
 def test_a_job_is_placed(producer: Client, admin: redis.Redis, worker: WorkerProcess) -> None:

@@ -9,19 +9,12 @@
 -- The caller looks at everything, so rings for its queues are spent. If it leaves jobs, it rings for
 -- the next worker: see doorbell.py. It leaves other workers their share of many jobs.
 --
--- More urgent jobs go first, but not for ever. The first job of a list that was passed for
--- `low_waits_ms` gets its turn, and after MOST_PASSED claims the first of one of the passed lists. The
--- time bounds the wait where jobs are long, the count shares a fleet where they are short. Neither needs
--- the time of a job's enqueueing, which stock producers do not send.
---
--- An `urgent` caller has no room. It gives the high queues only, and preempts for what it takes. Once
--- jobs behind them have waited for `low_waits_ms`, it gets none until one of those has had its turn: only
--- a worker with room can give that.
+-- An `urgent` caller has no room. It gives the high queues only, and preempts for what it takes.
 --
 -- KEYS: the number of workers, the note of what was passed, the bells of the queues, the scheduled jobs,
 -- the list of suspects, then the queues' lists, the most urgent first (kombu pushes left, so the head is
 -- right). Each step of priority has one list for each queue, in the order of the bells; a step with
--- tenants has as many more.
+-- tenants has as many more. An urgent caller gives all lists behind these after them.
 --
 -- Returns the claims, each {id, message, attempts, fence, list, ms of its first claim, ms of this one,
 -- 1 if it is the first claim, 1 if a cancel was requested, 1 if it is a suspect, its ETA in ms, or nil
@@ -31,7 +24,6 @@
 -- them.
 
 local MOST_LISTED = 10
-local MOST_PASSED = 16
 local SUSPECTS_WAIT_MS = 200 -- about the time to a first token
 -- A call settles about this many bytes, because Redis answers nobody meanwhile. Parsing a message takes
 -- as long as parsing so many bytes more.
@@ -57,7 +49,8 @@ local weights = ARGV[16] -- of tenants
 local urgent = ARGV[17] == '1' -- whether the caller has no room
 local queues = tonumber(ARGV[18])
 local rung = ARGV[19] == '1' -- whether a ring made the caller look
-local held_suspects = {unpack(ARGV, 20)} -- ids of the suspects that the caller holds
+local LAST = #KEYS - tonumber(ARGV[20]) -- position of the last list that the caller claims from
+local held_suspects = {unpack(ARGV, 21)} -- ids of the suspects that the caller holds
 local workers = KEYS[1]
 local passed = KEYS[2]
 local bells = {unpack(KEYS, 3, 2 + queues)}
@@ -90,7 +83,7 @@ end
 
 -- Note how many jobs wait in each list, from position `first` on.
 local function count_waiting(first)
-  local last = math.min(first + queues - 1, #KEYS)
+  local last = math.min(first + queues - 1, LAST)
   if redis.call('EXISTS', unpack(KEYS, first, last)) > 0 then
     for i = first, last do
       waiting[i] = redis.call('LLEN', KEYS[i])
@@ -108,7 +101,7 @@ local function count_waiting(first)
       end
     end
   end
-  if last < #KEYS then
+  if last < LAST then
     count_waiting(last + 1)
   end
 end
@@ -116,29 +109,6 @@ end
 -- How many jobs wait at a plain list's position, those of tenants included.
 local function waiting_at(i)
   return waiting[i] + (waiting[tenants_at[i]] or 0)
-end
-
--- Whether the jobs behind an urgent caller's high queues have waited too long for a turn.
-local function are_lower_due()
-  local behind = {}
-  for i = SUSPECTS + 1, SUSPECTS + queues do
-    local queue = KEYS[i]:sub(1, -#HIGH_SUFFIX - 1)
-    behind[#behind + 1] = queue
-    behind[#behind + 1] = queue .. STEP_SEPARATOR .. TENANTS_MARK
-    for step = 1, 9 do
-      behind[#behind + 1] = queue .. STEP_SEPARATOR .. step
-    end
-    behind[#behind + 1] = queue .. STEP_SEPARATOR .. 9 .. TENANTS_MARK
-  end
-  if redis.call('EXISTS', unpack(behind)) == 0 then
-    redis.call('DEL', passed .. FULL_SUFFIX)
-    return false
-  end
-  local since_ms = redis.call('GET', passed .. FULL_SUFFIX)
-  if not since_ms then
-    redis.call('SET', passed .. FULL_SUFFIX, now_ms(), 'PX', 2 * low_waits_ms)
-  end
-  return since_ms and now_ms() - since_ms >= low_waits_ms
 end
 
 -- Take the next message at a position; false if there is none or its job must wait.
@@ -156,8 +126,9 @@ local function take_next(i)
   end
   bytes = bytes + #message + MESSAGE_BYTES
   waiting[i] = waiting[i] - 1
-  local outcome, found, peers = take(message, list, terms, most_peers, suspects_held)
-  if i == tenants and not came_back then
+  local job = read_job(message)
+  local outcome, found, peers = take(job, message, list, terms, most_peers, suspects_held)
+  if i == tenants and not job.came_back then
     next_of_tenant(list, message, weights)
   end
   if outcome == 'wait' then
@@ -212,7 +183,7 @@ if filled > 0 then
   waiting[MAIN] = redis.call('LLEN', KEYS[MAIN])
   filled = filled - (waiting[MAIN] > 0 and 1 or 0)
 end
-if urgent and not are_lower_due() then
+if urgent and not is_turn_due(passed, {unpack(KEYS, LAST + 1)}, low_waits_ms) then
   count_waiting(SUSPECTS + 1)
 elseif filled > 0 then
   next_due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
@@ -238,35 +209,14 @@ if not urgent then
   take_from(SUSPECTS, limit)
 end
 
--- Jobs behind more urgent ones: the lists, since when each has been passed, and whose turn it is.
+-- Claim a job of each list whose turn it is.
 local lower = {unpack(filled_lists, urgent and #filled_lists + 1 or 2)}
-local since_ms, was_lower_taken = {}, {} -- by position in KEYS
-local passes, turn
-local function give_turn(i)
+local turns = #lower > 0 and read_turns(passed, lower, low_waits_ms)
+for _, i in ipairs(turns and turns.due or {}) do
   local before = #claims
   take_from(i, before + 1)
-  was_lower_taken[i] = was_lower_taken[i] or #claims > before
+  turns.had[i] = turns.had[i] or #claims > before
   share = share - (is_shared(i) and #claims - before or 0)
-end
-if #lower > 0 then
-  local fields = {'passes', 'turn'}
-  for place, i in ipairs(lower) do
-    fields[place + 2] = KEYS[i]
-  end
-  local noted = redis.call('HMGET', passed, unpack(fields))
-  passes, turn = tonumber(noted[1] or 0), tonumber(noted[2] or 0)
-  local passed_by_urgent_ms = redis.call('GET', passed .. FULL_SUFFIX)
-  for place, i in ipairs(lower) do
-    local since = noted[place + 2] or passed_by_urgent_ms
-    since_ms[i] = math.min(tonumber(since or nil) or now_ms(), now_ms())
-    if now_ms() - since_ms[i] >= low_waits_ms then
-      give_turn(i)
-    end
-  end
-  if passes >= MOST_PASSED then
-    give_turn(lower[turn % #lower + 1])
-    passes, turn = 0, turn + 1
-  end
 end
 for place, i in ipairs(filled_lists) do
   local before = #claims
@@ -277,23 +227,14 @@ for place, i in ipairs(filled_lists) do
   if is_shared(i) then
     share = share - (#claims - before)
   end
-  if place == 1 then
-    passes = passes and passes + #claims - before
-  else
-    was_lower_taken[i] = was_lower_taken[i] or #claims > before
+  if turns and place == 1 then
+    turns.passes = turns.passes + #claims - before
+  elseif turns then
+    turns.had[i] = turns.had[i] or #claims > before
   end
 end
-if passes then
-  local notes = {'passes', passes, 'turn', turn}
-  for _, i in ipairs(lower) do
-    if was_lower_taken[i] then
-      redis.call('DEL', passed .. FULL_SUFFIX)
-    end
-    notes[#notes + 1] = KEYS[i]
-    notes[#notes + 1] = was_lower_taken[i] and now_ms() or since_ms[i]
-  end
-  redis.call('HSET', passed, unpack(notes))
-  redis.call('EXPIRE', passed, terms.keep_s)
+if turns then
+  note_turns(passed, lower, turns, terms.keep_s)
 end
 if terms.place ~= '' then
   note_load(terms.place, jobs_before + #claims, #claims < limit)

@@ -103,24 +103,32 @@ local function begin(id, message, list, record, terms, eta_ms)
     record.first_claim_ms and 0 or 1, cancelled, suspect, eta_ms or false, record.retried_ms}
 end
 
--- Settle a message that was popped from `list`. Returns
+-- The job of a message: its id, ETA in ms and record, nil if it is no job's; whether it was in
+-- somebody's hands before.
+local function read_job(message)
+  local id, eta_ms = read_message(message)
+  local record = id and read_record(id)
+  local follow = record and record.state == 'ended' and redis.call('HGET', job_key(id), 'follow')
+  return {
+    id = id, eta_ms = eta_ms, record = record, follow = follow,
+    came_back = record and (record.state == 'queued' or follow == 'back'),
+  }
+end
+
+-- Settle the job of a message that was popped from `list`. Returns
 --   'claimed', the claim
 --   'buried', the job's id ('' if it names none)
 --   'wait' if the job is a suspect that may not run beside `suspects_held`; it must go back for now
 --   'duplicate' if the message is a copy of a job that waits, runs or has ended; the message is dropped
 --   'scheduled' if the job waits for its ETA
-local came_back -- whether the job was in somebody's hands before, as far as the last `take` knows
-local function take(message, list, terms, most_peers, suspects_held)
-  local id, eta_ms = read_message(message)
-  local record = id and read_record(id)
-  local follow = record and record.state == 'ended' and redis.call('HGET', job_key(id), 'follow')
-  came_back = record and (record.state == 'queued' or follow == 'back')
+local function take(job, message, list, terms, most_peers, suspects_held)
+  local id, record = job.id, job.record
   if not record then
     bury({id = '', reason = 'malformed', message = readable(message), list = list, attempts = 0,
       history = ''}, terms.most_letters)
     return 'buried', ''
   end
-  if follow then
+  if job.follow then
     -- It was cancelled while it waited here.
     redis.call('HDEL', job_key(id), 'follow')
     leave_follow_ups(id, readable(message), 0)
@@ -143,13 +151,13 @@ local function take(message, list, terms, most_peers, suspects_held)
       attempts = record.attempts, history = record.history}, terms)
     return 'buried', id
   end
-  if not record.state and eta_ms and eta_ms > now_ms() then
-    schedule(id, message, list, eta_ms)
+  if not record.state and job.eta_ms and job.eta_ms > now_ms() then
+    schedule(id, message, list, job.eta_ms)
     return 'scheduled'
   end
   local peers = peers_of(record, terms)
   if peers and suspects_held >= math.min(peers, most_peers) then
     return 'wait'
   end
-  return 'claimed', begin(id, message, list, record, terms, eta_ms), peers
+  return 'claimed', begin(id, message, list, record, terms, job.eta_ms), peers
 end
