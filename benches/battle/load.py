@@ -1,4 +1,4 @@
-"""The producer: sends the jobs as a stock Celery user does."""
+"""The producer: sends the jobs as a stock Celery user does, and some as a user of our client."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from celery import Celery, chain, chord, signature
 from celery.backends.redis import RedisBackend
 
 from benches.battle import other_app
-from benches.battle.contestant import QUEUE
+from benches.battle.contestant import MODEL, QUEUE
 from benches.battle.ledger import STOCK, Ledger
 from benches.battle.meddler import Meddler
 from benches.battle.schedule import Order
 from benches.battle.watch import StreamReader
 from llorch_worker.broker import keys
+from llorch_worker.broker.queues import shared_lists
+from llorch_worker.broker.scripts import run_script
+from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
 
 TICK_S = 0.02
@@ -36,13 +39,15 @@ class DeafBackend(RedisBackend):  # type: ignore[misc]
 
 
 class Producer:
-    """Notes jobs in the ledger and sends them with a stock app, without this package."""
+    """Notes jobs in the ledger and sends them with a stock app, without this package, or with our
+    client."""
 
     def __init__(
         self, url: str, client: Any, ledger: Ledger, reader: StreamReader, meddler: Meddler | None
     ) -> None:
         backend = f"{__name__}:{DeafBackend.__name__}+{url}"
         self.app = Celery("battle", broker=url, backend=backend, set_as_current=False)
+        self._ours = Client(url, model=MODEL)
         self._client = client
         self._ledger = ledger
         self._reader = reader
@@ -50,7 +55,11 @@ class Producer:
 
     @property
     def backlog(self) -> int:
-        return int(self._client.llen(QUEUE))
+        return int(run_script(self._client, "lengths", [], shared_lists(MODEL)))
+
+    def close(self) -> None:
+        self.app.close()
+        self._ours.close()
 
     def send(self, *orders: Order) -> None:
         """Sends one job, or several with the one that follows them, the last."""
@@ -62,6 +71,9 @@ class Producer:
                 self._reader.follow(order.job.id)
             if order.watched:
                 self._client.set(keys.watchers(order.job.id), 1, ex=WATCHED_S)
+        if orders[0].ours is not None:
+            self._ours.submit(job_id=orders[0].job.id, **orders[0].kwargs)
+            return
         *before, end = map(self._signature, orders)
         if len(before) > 1:
             chord(before, app=self.app)(end)
@@ -110,6 +122,6 @@ def load(producer: Producer, parcels: Iterator[tuple[Order, ...]]) -> Iterator[N
     finally:
         stop.set()
         thread.join()
-        producer.app.close()
+        producer.close()
     if failures:
         raise RuntimeError("the load could not be sent") from failures[0]

@@ -10,7 +10,8 @@ from benches.battle.ledger import CANCELLED, POISON, STOCK
 from benches.battle.schedule import CLIENT, ELSEWHERE, REVOKE, TERMINATE, Cancel, Order
 
 SHARES = {
-    "plain": 0.48,
+    "plain": 0.24,
+    "ours": 0.24,
     "countdown": 0.15,
     "cancel": 0.16,
     "chord": 0.11,
@@ -45,6 +46,8 @@ def mixed(plain: Iterator[Order], seed: int) -> Iterator[tuple[Order, ...]]:
                     how = dice.choice(WAYS_TO_CANCEL)
                     parts.append(_cancelled(waits, dice.uniform(0, LATEST_CANCEL_S), how))
                 yield (*parts, _after(parts, next(plain), dice))
+            case "ours":
+                yield (replace(order, ours=_ours(dice)),)
             case "chain":
                 yield order, _after([order], next(plain), dice)
             case "poison":
@@ -52,6 +55,15 @@ def mixed(plain: Iterator[Order], seed: int) -> Iterator[tuple[Order, ...]]:
                 yield (replace(order, job=job, poison=dice.choice(POISONS)),)
             case _:
                 yield (order,)
+
+
+def _ours(dice: random.Random) -> dict[str, str]:
+    fields = {"priority": dice.choice(("high", "normal", "low"))}
+    if dice.random() < 0.5:
+        fields["tenant"] = dice.choice("abc")
+    if dice.random() < 0.5:
+        fields["affinity_key"] = dice.choice("xyz")
+    return fields
 
 
 def _later(order: Order, dice: random.Random) -> Order:

@@ -69,6 +69,8 @@ class Order:
     """A prompt that kills the worker."""
     countdown_s: float = 0.0
     cancel: Cancel | None = None
+    ours: dict[str, str] | None = None
+    """What only our client sends beside it; None if a stock producer sends it."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -76,6 +78,7 @@ class Order:
             "prompt": self.poison or f"battle {self.job.seed}",
             "max_tokens": self.job.tokens,
             "seed": self.job.seed,
+            **(self.ours or {}),
         }
 
 
