@@ -125,7 +125,8 @@ class Snapshot:
         self.lists = {
             key: [id_of(message) for message in value]
             for key, value in self._values.items()
-            if key.startswith(queues.QUEUE_PREFIX) and key != queues.scheduled("toy")
+            if (key.startswith(queues.QUEUE_PREFIX) and key != queues.scheduled("toy"))
+            or (key.startswith(keys.tenants("")) and "/" in key)
         }
         self.waiting = Counter(job_id for found in self.lists.values() for job_id in found)
         self.scheduled = self._scores(queues.scheduled("toy"))

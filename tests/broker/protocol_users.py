@@ -21,7 +21,7 @@ from llorch_worker.broker.results import revoked_document
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import CancelledEvent, GenerationRequest, encode_event
 from tests.broker.jobs import announce, card
-from tests.broker.protocol import TERMS, Job, Process, Snapshot, check
+from tests.broker.protocol import TERMS, Job, Process, Snapshot, check, id_of
 from tests.messages import GOOD_BODY, envelope
 
 MOST_JOBS = 6
@@ -99,6 +99,15 @@ class Users(RuleBasedStateMachine):
         key = key and keys.idempotency("toy", key)
         self.accept(Job(job_id, message, pushed=1 + twice, key=key, part=part))
 
+    def pushed(self, job_id: str, plain_list: str, tenant: str | None) -> str:
+        """The message of a job that was just pushed."""
+        turns = queues.tenants_list(plain_list)
+        for name in (plain_list, turns, f"{keys.tenants(turns)}/{tenant}"):
+            message = self.store.lindex(name, 0)
+            if message is not None and id_of(str(message)) == job_id:
+                return str(message)
+        return ""
+
     @precondition(lambda self: self.jobs)
     @rule(which=anything, place=st.sampled_from(LISTS))
     def push_again(self, which: int, place: str) -> None:
@@ -113,14 +122,23 @@ class Users(RuleBasedStateMachine):
         priority=st.sampled_from(["high", "normal", "low"]),
         to=st.sampled_from([None, WORKERS[0]]),
         key=st.sampled_from([None, "k"]),
+        tenant=st.sampled_from([None, None, "a", "b"]),
         placed=st.booleans(),
         twice=st.booleans(),
     )
     def submit(
-        self, priority: Any, to: str | None, key: str | None, placed: bool, twice: bool
+        self,
+        priority: Any,
+        to: str | None,
+        key: str | None,
+        tenant: str | None,
+        placed: bool,
+        twice: bool,
     ) -> None:
         """Our client sends a job, and sends it again if the reply is lost."""
-        request = GenerationRequest(prompt="x", priority=priority, idempotency_key=key)
+        request = GenerationRequest(
+            prompt="x", priority=priority, idempotency_key=key, tenant=tenant
+        )
         full_key = key and keys.idempotency("toy", key)
         owner = next((job for job in self.jobs.values() if job.key == full_key and job.keyed), None)
         job_id = f"j{next(self.numbers)}"
@@ -133,8 +151,8 @@ class Users(RuleBasedStateMachine):
             assert full_key is None or owner is None or owner.forgotten, "two jobs have one key"
             if owner is not None and full_key is not None:
                 owner.keyed = False
-            message = self.store.lindex(route("toy", priority, to).list_key, 0) or ""
-            self.accept(Job(job_id, str(message), key=full_key, keyed=key is not None))
+            message = self.pushed(job_id, route("toy", priority, to).list_key, tenant)
+            self.accept(Job(job_id, message, key=full_key, keyed=key is not None))
         else:
             assert found in self.jobs
             assert owner is None or owner.forgotten or found == owner.id
