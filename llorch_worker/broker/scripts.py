@@ -1,13 +1,14 @@
 """The Lua scripts, called by name.
 
 Each script consists of four pieces: the names of keys and queues, which are defined in Python;
-``lua/prelude.lua``; the parts in ``lua/parts`` that the script needs; and ``lua/<name>.lua``.
+``lua/prelude.lua``; the parts in ``lua/parts`` that the script needs; and ``lua/<name>.lua``. In a
+Redis Cluster ``lua/tagged_names.lua`` comes first.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -17,6 +18,7 @@ from redis import Redis
 from redis.exceptions import NoScriptError
 
 from llorch_worker.broker import keys, message, queues
+from llorch_worker.broker.redis_cluster import prefix_of
 
 Argument = str | int | float | bytes
 Reply = str | bytes
@@ -61,13 +63,17 @@ _KEYS_BY_ID = (
 
 
 @cache
-def _source(name: str) -> str:
+def _source(name: str, prefix: str = "") -> str:
+    """``prefix``: what all names begin with in Redis, "" outside a Cluster."""
     parts = (f"parts/{part}" for part in _PARTS.get(name, ()))
-    folder = files("llorch_worker.broker") / "lua"
-    texts = (
-        (folder / f"{file}.lua").read_text(encoding="utf-8") for file in ("prelude", *parts, name)
-    )
-    return "\n".join((_names(), *texts))
+    texts = [_names(), *map(_text, ("prelude", *parts, name))]
+    if prefix:
+        texts = [f"local PREFIX = '{prefix}'", _text("tagged_names"), *texts]
+    return "\n".join(texts)
+
+
+def _text(file: str) -> str:
+    return (files("llorch_worker.broker") / "lua" / f"{file}.lua").read_text(encoding="utf-8")
 
 
 def _names() -> str:
@@ -82,14 +88,20 @@ def _names() -> str:
 
 
 @cache
-def digest(name: str) -> str:
-    """The arguments of ``EVALSHA``, for a pipeline; the server may answer ``NoScriptError``."""
-    return hashlib.sha1(_source(name).encode()).hexdigest()
+def digest(name: str, prefix: str = "") -> str:
+    """The SHA-1 by which the server knows the script."""
+    return hashlib.sha1(_source(name, prefix).encode()).hexdigest()
 
 
 def load(client: Redis, name: str) -> None:
     """Loads the script into the server, so that its digest is enough."""
-    client.script_load(_source(name))
+    client.script_load(_source(name, prefix_of(client)))
+
+
+def queue_script(pipe: Any, name: str, arguments: Sequence[Argument]) -> None:
+    """Adds a call of a script without ``KEYS`` to a pipeline; the server may answer
+    ``NoScriptError``."""
+    pipe.evalsha(*_call(digest, pipe, name, arguments, ()))
 
 
 def run_script(
@@ -100,9 +112,9 @@ def run_script(
     After a restart or a failover the server does not know the digest; it then gets the source.
     """
     try:
-        return client.evalsha(digest(name), len(lists), *lists, *arguments)
+        return client.evalsha(*_call(digest, client, name, arguments, lists))
     except NoScriptError:
-        return client.eval(_source(name), len(lists), *lists, *arguments)
+        return client.eval(*_call(_source, client, name, arguments, lists))
 
 
 async def run_script_async(
@@ -115,9 +127,26 @@ async def run_script_async(
     # redis-py's annotations cover all its clients at once.
     server: Any = client
     try:
-        return await server.evalsha(digest(name), len(lists), *lists, *arguments)
+        return await server.evalsha(*_call(digest, client, name, arguments, lists))
     except NoScriptError:
-        return await server.eval(_source(name), len(lists), *lists, *arguments)
+        return await server.eval(*_call(_source, client, name, arguments, lists))
+
+
+def _call(
+    script: Callable[[str, str], str],
+    client: Any,
+    name: str,
+    arguments: Sequence[Argument],
+    lists: Sequence[str],
+) -> tuple[Any, ...]:
+    """The arguments of ``EVAL`` or ``EVALSHA``; ``script`` gives the first."""
+    prefix = prefix_of(client)
+    if prefix:
+        # The scripts name most keys themselves. While the slot moves to another master, each key
+        # is at one of the two, and a script would stop in the middle. A key that is nowhere makes
+        # Redis refuse the script before it begins.
+        lists = (*lists, keys.NOWHERE)
+    return script(name, prefix), len(lists), *lists, *arguments
 
 
 def text(reply: Reply) -> str:

@@ -28,12 +28,14 @@ from redis.exceptions import RedisError, ResponseError
 
 from llorch_worker.broker import claims, dead_letters, keys, placement, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
+from llorch_worker.broker.cluster_transport import ClusterChannel, ClusterTransport
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.doorbell import Doorbell
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.broker.unheard_claims import UNHEARD_CLAIMS
+from llorch_worker.broker.url import KOMBU_CLUSTER
 from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
@@ -455,10 +457,27 @@ class SentinelClaimTransport(ClaimTransport):
     Channel = SentinelClaimChannel
 
 
+class ClusterClaimChannel(ClaimChannel, ClusterChannel):
+    """A channel that claims from the master of the fleet's slot."""
+
+    def _put_fanout(self, *args: Any, **options: Any) -> None:
+        super()._put_fanout(*args, **options)
+        # A node counts its own subscribers only, and Flower may be at the last master.
+        self.heard_by = None
+
+
+class ClusterClaimTransport(ClaimTransport):
+    """:class:`ClaimTransport` in a Redis Cluster."""
+
+    default_port = ClusterTransport.default_port
+    Channel = ClusterClaimChannel
+
+
 _TRANSPORTS = {
     "redis": ClaimTransport,
     "rediss": ClaimTransport,
     "sentinel": SentinelClaimTransport,
+    KOMBU_CLUSTER: ClusterClaimTransport,
 }
 
 

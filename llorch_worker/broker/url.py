@@ -1,20 +1,26 @@
-"""URLs of a single Redis or of one behind Sentinel.
+"""URLs of a single Redis, of one behind Sentinel, and of a Redis Cluster.
 
     redis://[[user]:password@]host[:port][/db]
     sentinel://[[user]:password@]host[:port][/db][;sentinel://host[:port]...][?master_name=mymaster]
+    redis+cluster://[[user]:password@]host[:port][;redis+cluster://host[:port]...][?tag=llorch]
 
 ``rediss://`` and ``unix://`` work as in redis-py. As in Celery, semicolons separate sentinels, and
 user, password and db are those of the Redis itself. Two options may follow: ``master_name``,
 by default ``mymaster``, and ``sentinel_password``, for sentinels that ask for one.
+
+Semicolons also separate nodes of a Cluster; any of them will do. The option ``tag`` names the hash
+tag that all keys of a fleet have in common, by default ``llorch``. ``rediss+cluster://`` is with
+TLS, and takes the options in :data:`TLS_OPTIONS`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -22,16 +28,31 @@ from redis.retry import Retry
 from llorch_worker.contract.errors import BrokerRefused
 
 SENTINEL = "sentinel"
-SCHEMES = ("redis", "rediss", "unix", SENTINEL)
+CLUSTER, TLS_CLUSTER = "redis+cluster", "rediss+cluster"
+SCHEMES = ("redis", "rediss", "unix", SENTINEL, CLUSTER, TLS_CLUSTER)
+KOMBU_CLUSTER = "redis-cluster"
+"""The scheme of a Cluster for kombu, which splits URLs at a plus."""
 SEPARATOR = ";"
-SENTINEL_PORT = 26379
-SENTINEL_TIMEOUT_S = 1.0
+REDIS_PORT, SENTINEL_PORT = 6379, 26379
+ASK_TIMEOUT_S = 1.0
+"""How long a sentinel or a node may take to tell where the master is."""
 DEFAULT_MASTER = "mymaster"
-OPTIONS = ("master_name", "sentinel_password")
+DEFAULT_TAG = "llorch"
+SENTINEL_OPTIONS = ("master_name", "sentinel_password")
+TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
 
 
 def is_sentinel(url: str) -> bool:
     return url.startswith(f"{SENTINEL}://")
+
+
+def is_cluster(url: str) -> bool:
+    return url.startswith((f"{CLUSTER}://", f"{TLS_CLUSTER}://"))
+
+
+def is_followed(url: str) -> bool:
+    """Whether it names servers that tell where the master is."""
+    return is_sentinel(url) or is_cluster(url)
 
 
 def safe_url(url: str) -> str:
@@ -54,57 +75,105 @@ def url_errors(url: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class SentinelUrl:
-    """A parsed ``sentinel://`` URL."""
+class FollowedUrl:
+    """A parsed URL of servers that tell where the master is: sentinels, or nodes of a Cluster."""
 
-    sentinels: tuple[tuple[str, int], ...]
-    master_name: str
+    servers: tuple[tuple[str, int], ...]
+    name: str
+    """Of the master for Sentinel; the tag in a Cluster."""
     redis_options: dict[str, Any]
     """For the connections to the master."""
-    sentinel_options: dict[str, Any]
-    """For the connections to the sentinels, which are tried in turn."""
+    server_options: dict[str, Any]
+    """For the connections to the servers, which are asked in turn."""
     bare: str
     """The URL without its options, as Celery and kombu read it."""
+    tls_options: dict[str, str]
+    """For a Cluster with TLS, as in Celery's ``broker_use_ssl``."""
 
     @classmethod
-    def parse(cls, url: str) -> SentinelUrl:
+    def parse(cls, url: str) -> FollowedUrl:
         """Raises ValueError; see :func:`url_errors`."""
-        texts, query = _cut(url)
-        options = dict(parse_qsl(query))
-        unknown = ", ".join(sorted(options.keys() - set(OPTIONS)))
-        if unknown:
-            raise ValueError(f"unknown option {unknown}; allowed: {', '.join(OPTIONS)}")
-        parts = [urlsplit(text) for text in texts]
-        if any(part.scheme != SENTINEL or not part.hostname for part in parts):
-            raise ValueError("each part of a Sentinel URL must be sentinel://host:port")
-        db = _first(part.path.strip("/") for part in parts) or "0"
-        return cls(
-            sentinels=tuple((str(part.hostname), part.port or SENTINEL_PORT) for part in parts),
-            master_name=options.get("master_name", DEFAULT_MASTER),
-            redis_options={
-                "db": int(db),
-                "username": _first(part.username for part in parts),
-                "password": _first(part.password for part in parts),
-            },
-            sentinel_options={
-                "password": options.get("sentinel_password"),
-                "socket_connect_timeout": SENTINEL_TIMEOUT_S,
-                "socket_timeout": SENTINEL_TIMEOUT_S,
-                "retry": Retry(NoBackoff(), 0),
-            },
-            bare=SEPARATOR.join(f"{SENTINEL}://{part.netloc}/{db}" for part in parts),
-        )
+        return _of_sentinels(url) if is_sentinel(url) else _of_cluster(url)
 
     @property
     def transport_options(self) -> dict[str, Any]:
-        """Options for kombu's transport and Celery's result backend."""
-        return {"master_name": self.master_name, "sentinel_kwargs": self.sentinel_options}
+        """Options for kombu's transport and Celery's result backend, or for ours in a Cluster."""
+        return {"master_name": self.name, "sentinel_kwargs": self.server_options}
+
+
+def _of_sentinels(url: str) -> FollowedUrl:
+    parts, options = _parts(url, SENTINEL_OPTIONS)
+    if any(part.scheme != SENTINEL or not part.hostname for part in parts):
+        raise ValueError("each part of a Sentinel URL must be sentinel://host:port")
+    db = _first(part.path.strip("/") for part in parts) or "0"
+    return FollowedUrl(
+        servers=tuple((str(part.hostname), part.port or SENTINEL_PORT) for part in parts),
+        name=options.get("master_name", DEFAULT_MASTER),
+        redis_options={
+            "db": int(db),
+            "username": _first(part.username for part in parts),
+            "password": _first(part.password for part in parts),
+        },
+        server_options={"password": options.get("sentinel_password")} | _brief(),
+        bare=SEPARATOR.join(f"{SENTINEL}://{part.netloc}/{db}" for part in parts),
+        tls_options={},
+    )
+
+
+def _of_cluster(url: str) -> FollowedUrl:
+    scheme = url.partition("://")[0]
+    tls = scheme == TLS_CLUSTER
+    parts, options = _parts(url, ("tag", *(TLS_OPTIONS if tls else ())))
+    if any(part.scheme != scheme or not part.hostname for part in parts):
+        raise ValueError(f"each part of a Cluster's URL must be {scheme}://host:port")
+    if any(part.path.strip("/") not in ("", "0") for part in parts):
+        raise ValueError("a Cluster has database 0 only")
+    tag = options.pop("tag", DEFAULT_TAG)
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", tag):
+        raise ValueError("tag must consist of letters, digits, '.', '_' and '-'")
+    tls_options = {"ssl_cert_reqs": "required"} | options if tls else {}
+    username = _first(part.username for part in parts)
+    password = _first(part.password for part in parts)
+    redis_options: dict[str, Any] = {"username": username, "password": password}
+    if tls:
+        redis_options |= tls_options | {"ssl": True}
+    login = quote(username or "", safe="") + (f":{quote(password, safe='')}" if password else "")
+    hosts = (part.netloc.rpartition("@")[2] for part in parts)
+    return FollowedUrl(
+        servers=tuple((str(part.hostname), part.port or REDIS_PORT) for part in parts),
+        name=tag,
+        redis_options=redis_options,
+        server_options=redis_options | _brief(),
+        bare=SEPARATOR.join(
+            f"{KOMBU_CLUSTER}://{login}{'@' if login else ''}{host}/0" for host in hosts
+        ),
+        tls_options=tls_options,
+    )
+
+
+def _brief() -> dict[str, Any]:
+    """Options for a connection to whoever tells where the master is: others can be asked too."""
+    return {
+        "socket_connect_timeout": ASK_TIMEOUT_S,
+        "socket_timeout": ASK_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
 
 
 def _cut(url: str) -> tuple[list[str], str]:
-    """The parts, one for each sentinel, and the options."""
+    """The parts, one for each sentinel or node, and the options."""
     bare, _, query = url.partition("?")
-    return bare.split(SEPARATOR) if is_sentinel(url) else [bare], query
+    return bare.split(SEPARATOR) if is_followed(url) else [bare], query
+
+
+def _parts(url: str, allowed: tuple[str, ...]) -> tuple[list[SplitResult], dict[str, str]]:
+    """The parts and the options; raises ValueError for one that is not ``allowed``."""
+    texts, query = _cut(url)
+    options = dict(parse_qsl(query))
+    unknown = ", ".join(sorted(options.keys() - set(allowed)))
+    if unknown:
+        raise ValueError(f"unknown option {unknown}; allowed: {', '.join(allowed)}")
+    return [urlsplit(text) for text in texts], options
 
 
 def _check(url: str) -> None:

@@ -7,11 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from llorch_worker.broker.connection import connect, connect_async
-from llorch_worker.broker.url import SentinelUrl, safe_url
+from llorch_worker.broker.url import FollowedUrl, safe_url
 from llorch_worker.contract.errors import BrokerUnavailable
 
 WITH_SENTINEL = (
     "sentinel://me:p%40ss@a:1;sentinel://me:p%40ss@b/3?master_name=jobs&sentinel_password=other"
+)
+WITH_CLUSTER = "redis+cluster://me:p%40ss@a;redis+cluster://b:1?tag=jobs"
+BEGINNING = (
+    "it must begin with redis://, rediss://, unix://, sentinel://, redis+cluster:// or "
+    "rediss+cluster://"
 )
 UNREADABLE = "cannot read host and port; percent-encode / ? # [ ] in a password"
 
@@ -40,10 +45,10 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("", "it must begin with redis://, rediss://, unix:// or sentinel://"),
-        ("localhost:6379", "it must begin with redis://, rediss://, unix:// or sentinel://"),
-        ("http://h", "it must begin with redis://, rediss://, unix:// or sentinel://"),
-        ("REDIS://h", "it must begin with redis://, rediss://, unix:// or sentinel://"),
+        ("", BEGINNING),
+        ("localhost:6379", BEGINNING),
+        ("http://h", BEGINNING),
+        ("REDIS://h", BEGINNING),
         (" redis://h/0", "remove the surrounding whitespace"),
         ("redis://h/0 ", "remove the surrounding whitespace"),
         ("redis://h/jobs", "it must end with a database number"),
@@ -61,6 +66,16 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
         ("sentinel://", "each part of a Sentinel URL must be sentinel://host:port"),
         ("sentinel://a;redis://b", "each part of a Sentinel URL must be sentinel://host:port"),
         ("sentinel://a?name=jobs", "unknown option name; allowed: master_name, sentinel_password"),
+        ("redis+cluster://", "each part of a Cluster's URL must be redis+cluster://host:port"),
+        (
+            "rediss+cluster://a;redis+cluster://b",
+            "each part of a Cluster's URL must be rediss+cluster://host:port",
+        ),
+        ("redis+cluster://a;redis+cluster://b:x", UNREADABLE),
+        ("redis+cluster://a/1", "a Cluster has database 0 only"),
+        ("redis+cluster://a?tag=a%20b", "tag must consist of letters, digits, '.', '_' and '-'"),
+        ("redis+cluster://a?tag={b}", "tag must consist of letters, digits, '.', '_' and '-'"),
+        ("redis+cluster://a?ssl_certfile=b", "unknown option ssl_certfile; allowed: tag"),
     ],
 )
 @pytest.mark.parametrize("connect_to", [connect, connect_async])
@@ -84,6 +99,8 @@ def test_an_invalid_url_is_refused_with_the_reason(
         "rediss://u:p%2F@h:1/15",
         "unix:///run/redis@1.sock?db=1",
         "sentinel://:p%2F@a:1;sentinel://b/0?sentinel_password=a;b",
+        "redis+cluster://a",
+        "rediss+cluster://u:p%2F@a:1/;rediss+cluster://b/0?tag=b&ssl_ca_certs=/c.pem",
     ],
 )
 def test_a_valid_url_is_accepted(url: str) -> None:
@@ -91,22 +108,41 @@ def test_a_valid_url_is_accepted(url: str) -> None:
 
 
 def test_a_url_names_sentinels_master_database_and_passwords() -> None:
-    parsed = SentinelUrl.parse(WITH_SENTINEL)
-    assert parsed.sentinels == (("a", 1), ("b", 26379))
+    parsed = FollowedUrl.parse(WITH_SENTINEL)
+    assert parsed.servers == (("a", 1), ("b", 26379))
     assert parsed.redis_options == {"db": 3, "username": "me", "password": "p@ss"}
     assert parsed.transport_options["master_name"] == "jobs"
-    assert parsed.sentinel_options["password"] == "other"
+    assert parsed.server_options["password"] == "other"
     assert parsed.bare == "sentinel://me:p%40ss@a:1/3;sentinel://me:p%40ss@b/3"
 
 
 def test_one_sentinel_and_no_options_are_enough() -> None:
-    parsed = SentinelUrl.parse("sentinel://a")
-    assert (parsed.sentinels, parsed.master_name, parsed.redis_options["db"]) == (
+    parsed = FollowedUrl.parse("sentinel://a")
+    assert (parsed.servers, parsed.name, parsed.redis_options["db"]) == (
         (("a", 26379),),
         "mymaster",
         0,
     )
 
 
+def test_a_url_names_nodes_tag_and_password_of_a_cluster() -> None:
+    parsed = FollowedUrl.parse(WITH_CLUSTER)
+    assert parsed.servers == (("a", 6379), ("b", 1))
+    assert (parsed.name, parsed.transport_options["master_name"]) == ("jobs", "jobs")
+    assert parsed.redis_options == {"username": "me", "password": "p@ss"}
+    assert parsed.server_options.items() >= parsed.redis_options.items()
+    assert parsed.bare == "redis-cluster://me:p%40ss@a/0;redis-cluster://me:p%40ss@b:1/0"
+    assert not parsed.tls_options
+
+
+def test_a_cluster_with_tls_trusts_no_unknown_certificate() -> None:
+    parsed = FollowedUrl.parse("rediss+cluster://a?ssl_ca_certs=/c.pem")
+    assert parsed.tls_options == {"ssl_cert_reqs": "required", "ssl_ca_certs": "/c.pem"}
+    assert parsed.redis_options.items() >= parsed.tls_options.items()
+    assert parsed.redis_options["ssl"] is True
+    assert parsed.name == "llorch"
+
+
 def test_no_password_of_any_part_is_shown() -> None:
     assert safe_url(WITH_SENTINEL) == "sentinel://me:***@a:1;sentinel://me:***@b/3"
+    assert safe_url(WITH_CLUSTER) == "redis+cluster://me:***@a;redis+cluster://b:1"

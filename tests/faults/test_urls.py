@@ -1,10 +1,11 @@
-"""Clients and workers work with a Redis behind TLS, and with one that Sentinel watches."""
+"""Clients and workers work with a Redis behind TLS, one that Sentinel watches, and a Cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import Cancelled
 from tests.faults.sentinel import PASSWORD, sentinel
+from tests.redis_cluster import one_node
 from tests.services import (
     LOCALHOST,
+    free_node_port,
     free_port,
     held_ids,
     own_redis,
@@ -50,19 +53,49 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return paths
 
 
+@dataclass(frozen=True)
+class TlsOptions:
+    binary: Path
+    public: Path
+    server: tuple[str, ...]
+
+    def at(self, port: int) -> tuple[str, ...]:
+        return ("--tls-port", str(port), *self.server)
+
+
 @pytest.fixture
-def tls_url(tmp_path: Path) -> Iterator[str]:
+def tls(tmp_path: Path) -> TlsOptions:
     binary = next((binary for binary in redis_binaries() if has_tls(binary)), None)
     if binary is None:
         pytest.skip("needs a redis-server with TLS")
     public, key = certificate(tmp_path)
-    port = free_port()
     options = (
-        "--tls-port", str(port), "--tls-auth-clients", "no",
-        "--tls-cert-file", str(public), "--tls-key-file", str(key),
+        "--tls-auth-clients", "no", "--tls-cert-file", str(public), "--tls-key-file", str(key),
+        "--tls-ca-cert-file", str(public),
     )  # fmt: skip
-    with own_redis(binary=binary, options=options):
-        yield f"rediss://{LOCALHOST}:{port}/0?ssl_ca_certs={public}"
+    return TlsOptions(binary, public, options)
+
+
+@pytest.fixture
+def tls_url(tls: TlsOptions) -> Iterator[str]:
+    port = free_port()
+    with own_redis(binary=tls.binary, options=tls.at(port)):
+        yield f"rediss://{LOCALHOST}:{port}/0?ssl_ca_certs={tls.public}"
+
+
+@pytest.fixture
+def cluster_url() -> Iterator[str]:
+    with one_node(PASSWORD, port=free_node_port()) as server:
+        yield f"redis+cluster://:{PASSWORD}@{LOCALHOST}:{server.port}"
+
+
+@pytest.fixture
+def tls_cluster_url(tls: TlsOptions) -> Iterator[str]:
+    port = free_node_port()
+    options = ("--tls-cluster", "yes", *tls.at(port))
+    with one_node(PASSWORD, binary=tls.binary, options=options):
+        where = f"rediss+cluster://:{PASSWORD}@{LOCALHOST}:{port}"
+        yield f"{where}?tag=jobs&ssl_ca_certs={tls.public}"
 
 
 @pytest.fixture
@@ -84,7 +117,7 @@ def sentinel_url(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["tls_url", "sentinel_url"])
+@pytest.fixture(params=["tls_url", "sentinel_url", "cluster_url", "tls_cluster_url"])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(request.param))
 
@@ -117,6 +150,8 @@ def test_the_asynchronous_client_connects_too(url: str) -> None:
     assert asyncio.run(models()) == []
 
 
-def test_an_untrusted_certificate_is_refused(tls_url: str) -> None:
-    with Client(tls_url.partition("?")[0]) as client, pytest.raises(Exception, match="certificate"):
+@pytest.mark.parametrize("name", ["tls_url", "tls_cluster_url"])
+def test_an_untrusted_certificate_is_refused(name: str, request: pytest.FixtureRequest) -> None:
+    url = str(request.getfixturevalue(name))
+    with Client(url.partition("?")[0]) as client, pytest.raises(Exception, match="certificate"):
         client.models()

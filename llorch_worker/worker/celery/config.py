@@ -13,10 +13,11 @@ from llorch_worker.broker.producer import (
     REPLY_TIMEOUT_S,
     celery_url,
     connection_config,
-    sentinel_options,
+    tls_options,
+    transport_options,
 )
 from llorch_worker.broker.queues import WORKER_MARK, normal_queue, queues, route
-from llorch_worker.broker.url import is_sentinel
+from llorch_worker.broker.url import is_cluster, is_sentinel
 from llorch_worker.contract import TASK_NAME
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.consumer import JobConsumer
@@ -32,7 +33,8 @@ def worker_config(settings: Settings) -> dict[str, Any]:
     model = settings.served_name
     return connection_config(settings.redis_url) | {
         "result_backend": _result_backend(settings.redis_url),
-        "result_backend_transport_options": sentinel_options(settings.redis_url),
+        "result_backend_transport_options": transport_options(settings.redis_url),
+        "redis_backend_use_ssl": tls_options(settings.redis_url) or None,
         "result_expires": settings.result_ttl_s,
         "result_extended": False,  # otherwise the prompt is stored with the result
         "result_backend_always_retry": True,
@@ -61,8 +63,8 @@ def worker_config(settings: Settings) -> dict[str, Any]:
 
 
 def _result_backend(redis_url: str) -> str:
-    kind = "SentinelResultBackend" if is_sentinel(redis_url) else "ResultBackend"
-    return f"llorch_worker.broker.backend:{kind}+{celery_url(redis_url)}"
+    kind = "Sentinel" if is_sentinel(redis_url) else "Cluster" if is_cluster(redis_url) else ""
+    return f"llorch_worker.broker.backend:{kind}ResultBackend+{celery_url(redis_url)}"
 
 
 def route_job(

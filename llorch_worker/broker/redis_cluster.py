@@ -1,0 +1,239 @@
+"""Connections to the master of a fleet's slot in a Redis Cluster.
+
+The nodes are to a Cluster what sentinels are to a pair of Redis: whoever connects asks one of them
+where the master is. So redis-py's pools and connections for Sentinel serve here too. A connection
+that learns that its server is not the master any more, or that the slot moves, is closed, and its
+caller gets a ConnectionError, as in any outage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import redis.asyncio.connection
+import redis.asyncio.sentinel
+import redis.connection
+import redis.sentinel
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as NoConnection
+from redis.exceptions import TimeoutError as NoReply
+
+from llorch_worker.broker.tagged_names import TaggedNames, key_prefix, slot_of
+
+PREFIX_OPTION = "key_prefix"
+"""The option of a connection that holds the prefix of all names."""
+_ELSEWHERE = (AskError, TryAgainError, ClusterDownError)
+"""What a server says that cannot serve the slot now. MOVED is a kind of ASK."""
+_DEMOTED = "UNBLOCKED"
+"""What it says to those whom it keeps waiting when it becomes a replica."""
+
+
+class TaggedConnection(redis.sentinel.SentinelManagedConnection):
+    """A connection to the master, on which all names begin with the hash tag."""
+
+    def __init__(self, **options: Any) -> None:
+        self._names = TaggedNames(options.pop(PREFIX_OPTION))
+        super().__init__(**options)
+
+    def connect_to(self, address: Any) -> None:
+        self._names.connected()
+        super().connect_to(address)
+
+    def send_command(self, *args: Any, **options: Any) -> None:
+        # A health check may send a command of its own before.
+        super().send_command(*self._names.tagged(args), **options)
+        self._names.sent(args[0])
+
+    def send_packed_command(self, *args: Any, **options: Any) -> None:
+        if self._sock is None:
+            # redis-py's would connect to the last address.
+            self.connect()
+        super().send_packed_command(*args, **options)
+
+    def pack_commands(self, commands: Any) -> Any:
+        self._names.sent("")
+        return super().pack_commands(map(self._names.tagged, commands))
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return self._names.bare(super().read_response(*args, **options))
+        except ResponseError as error:
+            if not _is_elsewhere(error):
+                raise
+            self.disconnect()
+            raise _moved(error) from error
+
+
+class TaggedSSLConnection(TaggedConnection, redis.connection.SSLConnection):
+    """:class:`TaggedConnection` with TLS."""
+
+
+class AsyncTaggedConnection(redis.asyncio.sentinel.SentinelManagedConnection):
+    """:class:`TaggedConnection` for asyncio."""
+
+    def __init__(self, **options: Any) -> None:
+        self._names = TaggedNames(options.pop(PREFIX_OPTION))
+        super().__init__(**options)
+
+    async def connect_to(self, address: Any) -> None:
+        self._names.connected()
+        await super().connect_to(address)
+
+    async def send_command(self, *args: Any, **options: Any) -> None:
+        await super().send_command(*self._names.tagged(args), **options)
+        self._names.sent(args[0])
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        if not self.is_connected:
+            await self.connect()
+        await super().send_packed_command(*args, **options)
+
+    def pack_commands(self, commands: Any) -> Any:
+        self._names.sent("")
+        return super().pack_commands(map(self._names.tagged, commands))
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return self._names.bare(await super().read_response(*args, **options))
+        except ResponseError as error:
+            if not _is_elsewhere(error):
+                raise
+            await self.disconnect()
+            raise _moved(error) from error
+
+
+class AsyncTaggedSSLConnection(AsyncTaggedConnection, redis.asyncio.connection.SSLConnection):
+    """:class:`AsyncTaggedConnection` with TLS."""
+
+
+class ClusterNodes(redis.sentinel.Sentinel):
+    """Nodes that tell where the master of a tag's slot is.
+
+    The tag is what redis-py calls the name of the service, and the nodes are its sentinels.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[tuple[str, int]],
+        *,
+        sentinel_kwargs: Mapping[str, Any],
+        **options: Any,
+    ) -> None:
+        """``sentinel_kwargs`` are for connections to the ``nodes``, the others to the master."""
+        super().__init__(nodes, sentinel_kwargs=sentinel_kwargs, **options)
+        self._first = 0  # the node that told last
+
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Host and port; raises MasterNotFoundError, a ConnectionError."""
+        failures: list[RedisError] = []
+        for place in _in_turn(self._first, self.sentinels):
+            node = self.sentinels[place]
+            try:
+                with node.pipeline(transaction=False) as pipe:
+                    found = _master(service_name, node, _ask(pipe).execute())
+            except AuthenticationError:
+                raise
+            except (NoConnection, NoReply) as error:
+                failures.append(error)
+            else:
+                self._first = place
+                return found
+        raise redis.sentinel.MasterNotFoundError(_told(failures)) from failures[-1]
+
+    def master_for(self, service_name: str, *args: Any, **options: Any) -> Any:
+        options = _tagged(service_name, self.connection_kwargs | options)
+        options.setdefault(
+            "connection_class", TaggedSSLConnection if options.get("ssl") else TaggedConnection
+        )
+        return super().master_for(service_name, *args, **options)
+
+
+class AsyncClusterNodes(redis.asyncio.sentinel.Sentinel):
+    """:class:`ClusterNodes` for asyncio."""
+
+    def __init__(
+        self,
+        nodes: Sequence[tuple[str, int]],
+        *,
+        sentinel_kwargs: Mapping[str, Any],
+        **options: Any,
+    ) -> None:
+        super().__init__(nodes, sentinel_kwargs=sentinel_kwargs, **options)
+        self._first = 0
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        failures: list[RedisError] = []
+        for place in _in_turn(self._first, self.sentinels):
+            node = self.sentinels[place]
+            try:
+                async with node.pipeline(transaction=False) as pipe:
+                    found = _master(service_name, node, await _ask(pipe).execute())
+            except AuthenticationError:
+                raise
+            except (NoConnection, NoReply) as error:
+                failures.append(error)
+            else:
+                self._first = place
+                return found
+        raise redis.asyncio.sentinel.MasterNotFoundError(_told(failures)) from failures[-1]
+
+    def master_for(self, service_name: str, *args: Any, **options: Any) -> Any:
+        options = _tagged(service_name, self.connection_kwargs | options)
+        connection = AsyncTaggedSSLConnection if options.get("ssl") else AsyncTaggedConnection
+        return super().master_for(service_name, *args, connection_class=connection, **options)
+
+
+def prefix_of(client: Any) -> str:
+    """What the names of this client, or pipeline, begin with in Redis; "" outside a Cluster."""
+    return str(client.connection_pool.connection_kwargs.get(PREFIX_OPTION, ""))
+
+
+def _tagged(tag: str, options: dict[str, Any]) -> dict[str, Any]:
+    # Replies that name keys differ in RESP3.
+    return options | {PREFIX_OPTION: key_prefix(tag), "protocol": 2}
+
+
+def _in_turn(first: int, nodes: Sequence[Any]) -> Iterator[int]:
+    """The places of all ``nodes``, from the first one on."""
+    return ((first + step) % len(nodes) for step in range(len(nodes)))
+
+
+def _ask(pipe: Any) -> Any:
+    return pipe.execute_command("CLUSTER", "INFO").execute_command("CLUSTER", "SLOTS")
+
+
+def _master(tag: str, node: Any, replies: list[Any]) -> tuple[str, int]:
+    """Host and port of the master that serves the tag, as ``node`` told."""
+    state, ranges = replies
+    slot = slot_of(tag)
+    asked = node.connection_pool.connection_kwargs
+    where = f"{asked['host']}:{asked['port']}"
+    # A node that the majority has lost knows nothing of later failovers.
+    if b"cluster_state:ok" not in state:
+        raise NoConnection(f"{where} says that the Cluster is down")
+    for first, last, (host, port, *_), *_replicas in ranges:
+        if first <= slot <= last:
+            # A node that knows no name for itself leaves it to whoever reached it.
+            named = (host or b"").decode()
+            return asked["host"] if named in ("", "?") else named, int(port)
+    raise NoConnection(f"{where} knows no master of slot {slot}")
+
+
+def _told(failures: list[RedisError]) -> str:
+    return f"no node tells where the slot's master is: {'; '.join(map(str, failures))}"
+
+
+def _is_elsewhere(error: ResponseError) -> bool:
+    return isinstance(error, _ELSEWHERE) or str(error).startswith(_DEMOTED)
+
+
+def _moved(error: RedisError) -> NoConnection:
+    return NoConnection(f"the server does not serve the slot now: {error}")
