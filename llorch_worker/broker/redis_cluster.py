@@ -146,6 +146,9 @@ class ClusterNodes(redis.sentinel.Sentinel):
             else:
                 self._first = place
                 return found
+            finally:
+                # All workers may ask the same node.
+                node.close()
         raise redis.sentinel.MasterNotFoundError(_told(failures)) from failures[-1]
 
     def master_for(self, service_name: str, *args: Any, **options: Any) -> Any:
@@ -183,6 +186,8 @@ class AsyncClusterNodes(redis.asyncio.sentinel.Sentinel):
             else:
                 self._first = place
                 return found
+            finally:
+                await node.aclose()
         raise redis.asyncio.sentinel.MasterNotFoundError(_told(failures)) from failures[-1]
 
     def master_for(self, service_name: str, *args: Any, **options: Any) -> Any:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from celery import Celery, chain, chord
 from redis.exceptions import ConnectionError as NoConnection
 
 from llorch_worker.broker import claims, keys
+from llorch_worker.broker.cluster import Cluster
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.tagged_names import key_prefix, slot_of
 from llorch_worker.client import Client, Job
@@ -26,6 +28,7 @@ from llorch_worker.contract import TASK_NAME, Cancelled, GenerationResult
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 from tests.broker.jobs import push, take
 from tests.cli.command import run
+from tests.flowers import running_flower
 from tests.gateways import running_gateway
 from tests.latch import Latch
 from tests.redis_cluster import RedisCluster, is_master, redis_cluster
@@ -148,6 +151,21 @@ def test_a_gateway_the_exporter_and_the_commands_show_and_serve_the_fleet(
     assert [each["hostname"] for each in status.json["workers"]] == [worker.hostname]
     for command in ("top", "doctor", "dead list"):
         assert run(*command.split(), LLORCH_REDIS_URL=url).code == 0
+    with Cluster(url) as seen:
+        assert seen.answering({worker.hostname}) == {worker.hostname}
+
+
+def test_flower_shows_a_worker_and_its_jobs_but_no_queues(
+    url: str, client: Client, worker: WorkerProcess, tmp_path: Path
+) -> None:
+    pytest.importorskip("flower", reason="needs the flower extra")
+    with running_flower(url, tmp_path) as flower:
+        wait_until(lambda: worker.hostname in flower.get("/api/workers?refresh=1"))
+        job = client.submit(**FIELDS)
+        job.result(GET_S)
+        assert flower.ended(job.id, "SUCCESS")
+        with pytest.raises(HTTPError, match="404"):
+            flower.get("/broker")
 
 
 def ended_batch(http: httpx.Client) -> dict[str, Any]:
