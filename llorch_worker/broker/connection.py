@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import redis
 import redis.asyncio
@@ -17,6 +17,7 @@ from redis.client import PubSub
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
+from llorch_worker.broker.following import AsyncFollowingConnection, FollowingConnection
 from llorch_worker.broker.redis_cluster import AsyncClusterNodes, ClusterNodes
 from llorch_worker.broker.url import (
     FollowedUrl,
@@ -44,10 +45,10 @@ def connect(
     """A client of the Redis at ``url``; connects on first use. Replies are str.
 
     redis-py's pool replaces connections that Redis closed, and behind Sentinel or in a Cluster it
-    asks for the master whenever it connects. This module adds a retry, for commands that reach a
-    demoted master, and :func:`close_idle`.
+    asks for the master whenever it takes a connection. This module adds a retry, for commands that
+    reach a demoted master, and :func:`close_idle`.
     """
-    return cast(redis.Redis, _connect(url, redis, ClusterNodes, Retry, reply_timeout_s, retries))
+    return cast(redis.Redis, _connect(url, _THREADED, reply_timeout_s, retries))
 
 
 def connect_impatient(url: str) -> redis.Redis:
@@ -58,14 +59,25 @@ def connect_impatient(url: str) -> redis.Redis:
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """:func:`connect` for asyncio."""
-    return cast(redis.asyncio.Redis, _connect(url, redis.asyncio, AsyncClusterNodes, AsyncRetry))
+    return cast(redis.asyncio.Redis, _connect(url, _ASYNCHRONOUS))
+
+
+class _Kind(NamedTuple):
+    """The classes for threads or for asyncio."""
+
+    library: Any
+    retry: Any
+    following: Any
+    cluster_nodes: Any
+
+
+_THREADED = _Kind(redis, Retry, FollowingConnection, ClusterNodes)
+_ASYNCHRONOUS = _Kind(redis.asyncio, AsyncRetry, AsyncFollowingConnection, AsyncClusterNodes)
 
 
 def _connect(
     url: str,
-    library: Any,
-    cluster_nodes: Any,
-    retry: Any,
+    kind: _Kind,
     reply_timeout_s: float = REPLY_TIMEOUT_S,
     retries: int = RETRIES,
 ) -> object:
@@ -78,16 +90,20 @@ def _connect(
         "socket_keepalive": True,
         "health_check_interval": HEALTH_CHECK_S,
         "max_connections": MAX_CONNECTIONS,
-        "retry": retry(ExponentialBackoff(cap=0.2, base=0.02), retries),
+        "retry": kind.retry(ExponentialBackoff(cap=0.2, base=0.02), retries),
     }
     with url_errors(url):
         if not is_followed(url):
-            return library.Redis.from_url(url, **options)
+            return kind.library.Redis.from_url(url, **options)
         parsed = FollowedUrl.parse(url)
-        server_options = parsed.server_options | {"retry": retry(NoBackoff(), 0)}
-        kind = library.sentinel.Sentinel if is_sentinel(url) else cluster_nodes
-        servers = kind(parsed.servers, sentinel_kwargs=server_options)
-        return servers.master_for(parsed.name, **options | parsed.redis_options)
+        options |= parsed.redis_options
+        server_options = parsed.server_options | {"retry": kind.retry(NoBackoff(), 0)}
+        servers = kind.cluster_nodes
+        if is_sentinel(url):
+            servers = kind.library.sentinel.Sentinel
+            options["connection_class"] = kind.following
+        nodes = servers(parsed.servers, sentinel_kwargs=server_options)
+        return nodes.master_for(parsed.name, **options)
 
 
 def close_idle(client: redis.Redis) -> None:

@@ -26,6 +26,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import TimeoutError as NoReply
 
+from llorch_worker.broker.following import AsyncFollowingConnection, FollowingConnection
 from llorch_worker.broker.tagged_names import TaggedNames, key_prefix, slot_of
 
 PREFIX_OPTION = "key_prefix"
@@ -36,7 +37,7 @@ _DEMOTED = "UNBLOCKED"
 """What it says to those whom it keeps waiting when it becomes a replica."""
 
 
-class TaggedConnection(redis.sentinel.SentinelManagedConnection):
+class TaggedConnection(FollowingConnection):
     """A connection to the master, on which all names begin with the hash tag."""
 
     def __init__(self, **options: Any) -> None:
@@ -51,12 +52,6 @@ class TaggedConnection(redis.sentinel.SentinelManagedConnection):
         # A health check may send a command of its own before.
         super().send_command(*self._names.tagged(args), **options)
         self._names.sent(args[0])
-
-    def send_packed_command(self, *args: Any, **options: Any) -> None:
-        if self._sock is None:
-            # redis-py's would connect to the last address.
-            self.connect()
-        super().send_packed_command(*args, **options)
 
     def pack_commands(self, commands: Any) -> Any:
         self._names.sent("")
@@ -76,7 +71,7 @@ class TaggedSSLConnection(TaggedConnection, redis.connection.SSLConnection):
     """:class:`TaggedConnection` with TLS."""
 
 
-class AsyncTaggedConnection(redis.asyncio.sentinel.SentinelManagedConnection):
+class AsyncTaggedConnection(AsyncFollowingConnection):
     """:class:`TaggedConnection` for asyncio."""
 
     def __init__(self, **options: Any) -> None:
@@ -90,11 +85,6 @@ class AsyncTaggedConnection(redis.asyncio.sentinel.SentinelManagedConnection):
     async def send_command(self, *args: Any, **options: Any) -> None:
         await super().send_command(*self._names.tagged(args), **options)
         self._names.sent(args[0])
-
-    async def send_packed_command(self, *args: Any, **options: Any) -> None:
-        if not self.is_connected:
-            await self.connect()
-        await super().send_packed_command(*args, **options)
 
     def pack_commands(self, commands: Any) -> Any:
         self._names.sent("")
