@@ -128,7 +128,7 @@ class ClusterNodes(redis.sentinel.Sentinel):
             node = self.sentinels[place]
             try:
                 with node.pipeline(transaction=False) as pipe:
-                    found = _master(service_name, node, _ask(pipe).execute())
+                    found = _master(service_name, node, _ask(pipe).execute(False))
             except AuthenticationError:
                 raise
             except (NoConnection, NoReply) as error:
@@ -137,8 +137,8 @@ class ClusterNodes(redis.sentinel.Sentinel):
                 self._first = place
                 return found
             finally:
-                # All workers may ask the same node.
-                node.close()
+                # All workers may ask the same node. Other threads may be asking it now.
+                node.connection_pool.disconnect(inuse_connections=False)
         raise redis.sentinel.MasterNotFoundError(_told(failures)) from failures[-1]
 
     def master_for(self, service_name: str, *args: Any, **options: Any) -> Any:
@@ -168,7 +168,7 @@ class AsyncClusterNodes(redis.asyncio.sentinel.Sentinel):
             node = self.sentinels[place]
             try:
                 async with node.pipeline(transaction=False) as pipe:
-                    found = _master(service_name, node, await _ask(pipe).execute())
+                    found = _master(service_name, node, await _ask(pipe).execute(False))
             except AuthenticationError:
                 raise
             except (NoConnection, NoReply) as error:
@@ -177,7 +177,7 @@ class AsyncClusterNodes(redis.asyncio.sentinel.Sentinel):
                 self._first = place
                 return found
             finally:
-                await node.aclose()
+                await node.connection_pool.disconnect(inuse_connections=False)
         raise redis.asyncio.sentinel.MasterNotFoundError(_told(failures)) from failures[-1]
 
     def master_for(self, service_name: str, *args: Any, **options: Any) -> Any:
@@ -207,6 +207,9 @@ def _ask(pipe: Any) -> Any:
 
 def _master(tag: str, node: Any, replies: list[Any]) -> tuple[str, int]:
     """Host and port of the master that serves the tag, as ``node`` told."""
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            raise reply
     state, ranges = replies
     slot = slot_of(tag)
     asked = node.connection_pool.connection_kwargs

@@ -138,15 +138,16 @@ def _of_cluster(url: str) -> FollowedUrl:
     if tls:
         redis_options |= tls_options | {"ssl": True}
     login = quote(username or "", safe="") + (f":{quote(password, safe='')}" if password else "")
-    hosts = (part.netloc.rpartition("@")[2] for part in parts)
+    login += "@" if login else ""
+    hosts = (
+        part.netloc.rpartition("@")[2] + ("" if part.port else f":{REDIS_PORT}") for part in parts
+    )
     return FollowedUrl(
         servers=tuple((str(part.hostname), part.port or REDIS_PORT) for part in parts),
         name=tag,
         redis_options=redis_options,
         server_options=redis_options | _brief(),
-        bare=SEPARATOR.join(
-            f"{KOMBU_CLUSTER}://{login}{'@' if login else ''}{host}/0" for host in hosts
-        ),
+        bare=SEPARATOR.join(f"{KOMBU_CLUSTER}://{login}{host}/0" for host in hosts),
         tls_options=tls_options,
     )
 

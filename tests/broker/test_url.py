@@ -131,7 +131,7 @@ def test_a_url_names_nodes_tag_and_password_of_a_cluster() -> None:
     assert (parsed.name, parsed.transport_options["master_name"]) == ("jobs", "jobs")
     assert parsed.redis_options == {"username": "me", "password": "p@ss"}
     assert parsed.server_options.items() >= parsed.redis_options.items()
-    assert parsed.bare == "redis-cluster://me:p%40ss@a/0;redis-cluster://me:p%40ss@b:1/0"
+    assert parsed.bare == "redis-cluster://me:p%40ss@a:6379/0;redis-cluster://me:p%40ss@b:1/0"
     assert not parsed.tls_options
 
 

@@ -45,10 +45,18 @@ def test_no_inspection_shows_a_password(tmp_path: Path) -> None:
             assert PASSWORD not in json.dumps(shown) + worker.text()
 
 
-def test_the_stats_do_not_show_the_password_of_sentinels(handlers: dict[str, object]) -> None:
-    url = f"sentinel://localhost:1/0?master_name=jobs&sentinel_password={PASSWORD}"
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"sentinel://localhost:1/0?master_name=jobs&sentinel_password={PASSWORD}",
+        f"redis+cluster://:{PASSWORD}@localhost:1?tag=jobs",
+    ],
+)
+def test_the_stats_do_not_show_the_password_of_those_who_know_the_master(
+    handlers: dict[str, object], url: str
+) -> None:
     app = build_app(Settings(redis_url=url, model=Path("toy.gguf")))
-    # Sentinels of the tests have no password, so no worker can show one.
+    # Those of the tests have no password, so no worker can show one.
     stats = {"broker": app.connection_for_read().info()}
     controller = SimpleNamespace(stats=lambda: stats)
     state = SimpleNamespace(consumer=SimpleNamespace(controller=controller))
