@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -31,7 +32,7 @@ from tests.cli.command import run
 from tests.flowers import running_flower
 from tests.gateways import running_gateway
 from tests.latch import Latch
-from tests.redis_cluster import RedisCluster, is_master, redis_cluster
+from tests.redis_cluster import Node, RedisCluster, is_master, redis_cluster
 from tests.services import (
     RedisServer,
     WorkerProcess,
@@ -288,12 +289,20 @@ def test_a_master_and_its_replica_change_roles_under_waiting_readers_and_workers
     cluster: RedisCluster, client: Client, worker: WorkerProcess, latch: Latch
 ) -> None:
     running = begun(client.submit(prompt=latch.prompt(after=50), max_tokens=500))
-    cluster.fail_over()
-    job = wait_until(partial(submitted, client), timeout_s=GET_S, what="a job to be accepted")
-    assert len(token_ids(job.stream(timeout=GET_S))) == 2
-    latch.open()
-    assert len(running.result(GET_S).choices[0].token_ids) == 500
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(lambda: token_ids(running.stream(timeout=GET_S)))
+        wait_until(lambda: {"blpop", "xread"} <= waiting_in(cluster.masters[PLACE]))
+        cluster.fail_over()
+        job = wait_until(partial(submitted, client), timeout_s=GET_S, what="a job to be accepted")
+        assert len(token_ids(job.stream(timeout=GET_S))) == 2
+        latch.open()
+        assert len(reading.result(GET_S)) == 500
     assert worker.process.poll() is None
+
+
+def waiting_in(node: Node) -> set[str]:
+    """The commands that wait there."""
+    return {each["cmd"] for each in node.client.client_list() if "b" in each["flags"]}
 
 
 def submitted(client: Client) -> Job | None:
