@@ -1,7 +1,10 @@
-"""Connections that ask for the master whenever they connect.
+"""Connections that follow the master, which Sentinel or a node of a Redis Cluster names.
 
-redis-py's ask only when they are taken from their pool. To send a command again they go back to the
-last address, which is that of the master that was demoted.
+redis-py's ask for the master only when they are taken from their pool. To send a command again they
+go back to the last address, which is that of the master that was demoted.
+
+A connection that learns that its server is not the master any more, or that its slot moves, is
+closed, and its caller gets a ConnectionError, as in any outage.
 """
 
 from __future__ import annotations
@@ -10,15 +13,31 @@ from typing import Any
 
 import redis.asyncio.sentinel
 import redis.sentinel
+from redis.exceptions import AskError, ClusterDownError, ResponseError, TryAgainError
+from redis.exceptions import ConnectionError as NoConnection
+
+_ELSEWHERE = (AskError, TryAgainError, ClusterDownError)
+"""What a node says that cannot serve the slot now. MOVED is a kind of ASK."""
+_DEMOTED = "UNBLOCKED"
+"""What a server says to those whom it keeps waiting when it becomes a replica."""
 
 
 class FollowingConnection(redis.sentinel.SentinelManagedConnection):
-    """A connection to the master that Sentinel names."""
+    """A connection to the master."""
 
     def send_packed_command(self, *args: Any, **options: Any) -> None:
         if self._sock is None:
             self.connect()
         super().send_packed_command(*args, **options)
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().read_response(*args, **options)
+        except ResponseError as error:
+            if not _is_elsewhere(error):
+                raise
+            self.disconnect()
+            raise _not_now(error) from error
 
 
 class AsyncFollowingConnection(redis.asyncio.sentinel.SentinelManagedConnection):
@@ -28,3 +47,20 @@ class AsyncFollowingConnection(redis.asyncio.sentinel.SentinelManagedConnection)
         if not self.is_connected:
             await self.connect()
         await super().send_packed_command(*args, **options)
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)
+        except ResponseError as error:
+            if not _is_elsewhere(error):
+                raise
+            await self.disconnect()
+            raise _not_now(error) from error
+
+
+def _is_elsewhere(error: ResponseError) -> bool:
+    return isinstance(error, _ELSEWHERE) or str(error).startswith(_DEMOTED)
+
+
+def _not_now(error: ResponseError) -> NoConnection:
+    return NoConnection(f"the server does not serve these keys now: {error}")

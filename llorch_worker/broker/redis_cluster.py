@@ -1,9 +1,7 @@
 """Connections to the master of a fleet's slot in a Redis Cluster.
 
 The nodes are to a Cluster what sentinels are to a pair of Redis: whoever connects asks one of them
-where the master is. So redis-py's pools and connections for Sentinel serve here too. A connection
-that learns that its server is not the master any more, or that the slot moves, is closed, and its
-caller gets a ConnectionError, as in any outage.
+where the master is. So redis-py's pools and connections for Sentinel serve here too.
 """
 
 from __future__ import annotations
@@ -15,14 +13,7 @@ import redis.asyncio.connection
 import redis.asyncio.sentinel
 import redis.connection
 import redis.sentinel
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    ClusterDownError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import TimeoutError as NoReply
 
@@ -31,10 +22,6 @@ from llorch_worker.broker.tagged_names import TaggedNames, key_prefix, slot_of
 
 PREFIX_OPTION = "key_prefix"
 """The option of a connection that holds the prefix of all names."""
-_ELSEWHERE = (AskError, TryAgainError, ClusterDownError)
-"""What a server says that cannot serve the slot now. MOVED is a kind of ASK."""
-_DEMOTED = "UNBLOCKED"
-"""What it says to those whom it keeps waiting when it becomes a replica."""
 
 
 class TaggedConnection(FollowingConnection):
@@ -58,13 +45,7 @@ class TaggedConnection(FollowingConnection):
         return super().pack_commands(map(self._names.tagged, commands))
 
     def read_response(self, *args: Any, **options: Any) -> Any:
-        try:
-            return self._names.bare(super().read_response(*args, **options))
-        except ResponseError as error:
-            if not _is_elsewhere(error):
-                raise
-            self.disconnect()
-            raise _moved(error) from error
+        return self._names.bare(super().read_response(*args, **options))
 
 
 class TaggedSSLConnection(TaggedConnection, redis.connection.SSLConnection):
@@ -91,13 +72,7 @@ class AsyncTaggedConnection(AsyncFollowingConnection):
         return super().pack_commands(map(self._names.tagged, commands))
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
-        try:
-            return self._names.bare(await super().read_response(*args, **options))
-        except ResponseError as error:
-            if not _is_elsewhere(error):
-                raise
-            await self.disconnect()
-            raise _moved(error) from error
+        return self._names.bare(await super().read_response(*args, **options))
 
 
 class AsyncTaggedSSLConnection(AsyncTaggedConnection, redis.asyncio.connection.SSLConnection):
@@ -227,11 +202,3 @@ def _master(tag: str, node: Any, replies: list[Any]) -> tuple[str, int]:
 
 def _told(failures: list[RedisError]) -> str:
     return f"no node tells where the slot's master is: {'; '.join(map(str, failures))}"
-
-
-def _is_elsewhere(error: ResponseError) -> bool:
-    return isinstance(error, _ELSEWHERE) or str(error).startswith(_DEMOTED)
-
-
-def _moved(error: RedisError) -> NoConnection:
-    return NoConnection(f"the server does not serve the slot now: {error}")

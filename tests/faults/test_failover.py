@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +39,9 @@ class Pair:
         (known,) = self.sentinel.sentinel_slaves("jobs") or [{"master-link-status": "none"}]
         return str(known["master-link-status"]) == "ok"
 
-    def fail_over(self) -> None:
-        """Returns once master and replica have changed roles."""
+    def fail_over(self, *, kill: bool = True) -> None:
+        """Returns once master and replica have changed roles. With ``kill`` all connections to the
+        old master are closed, as by Sentinel."""
         new_address = LOCALHOST, port_of(self.replica)
         self.sentinel.execute_command("SENTINEL", "FAILOVER", "jobs")
         wait_until(
@@ -48,7 +50,7 @@ class Pair:
         )
         # Sentinel sends the old master these commands too, but only after ten seconds.
         self.master.replicaof(*new_address)
-        for kind in ("normal", "pubsub"):
+        for kind in ("normal", "pubsub") if kill else ():
             self.master.client_kill_filter(_type=kind, skipme=True)
         wait_until(lambda: follows(self.master), timeout_s=GET_S)
 
@@ -92,6 +94,16 @@ def test_clients_follow_the_master_busy_or_idle(pair: Pair) -> None:
         assert busy.info("replication")["role"] == "master"
         idle.set("written", "idle")
         assert pair.replica.get("written") == b"idle"
+
+
+def test_a_reader_that_waits_goes_on_at_the_new_master(pair: Pair) -> None:
+    with connect(pair.url) as client, ThreadPoolExecutor() as threads:
+        client.set("written", "before")
+        waiting = threads.submit(client.blpop, ["list"], GET_S)
+        wait_until(lambda: "blpop" in {each["cmd"] for each in pair.master.client_list()})
+        pair.fail_over(kill=False)
+        pair.replica.rpush("list", "after")
+        assert waiting.result(GET_S) == ("list", "after")
 
 
 def test_a_worker_goes_on_at_the_new_master(pair: Pair, tmp_path: Path, latch: Latch) -> None:

@@ -245,7 +245,7 @@ def test_while_the_slot_moves_no_script_begins(cluster: RedisCluster) -> None:
         (claim,) = take(client)
         record = client.hgetall(keys.job("a"))
         with cluster.moving(slot_of(tag), source, target):
-            with pytest.raises(NoConnection, match="does not serve the slot now"):
+            with pytest.raises(NoConnection, match="does not serve these keys now"):
                 claims.hand_back(client, claim)
             assert client.hgetall(keys.job("a")) == record
         assert claims.hand_back(client, claim)
@@ -266,7 +266,7 @@ def test_while_the_slot_moves_a_fleet_waits_and_then_goes_on(
         waiting = [client.submit(**FIELDS) for _ in range(3)]
         before = cluster.names_of(tag, 1)
         with cluster.moving(slot_of(tag), source, target):
-            with pytest.raises(BrokerUnavailable, match="does not serve the slot now"):
+            with pytest.raises(BrokerUnavailable, match="does not serve these keys now"):
                 client.submit(**FIELDS)
             latch.open()
             wait_until(lambda: "will retry" in worker.text(), what="the worker to notice")
