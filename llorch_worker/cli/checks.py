@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llorch_worker.broker.cluster import Cluster
 from llorch_worker.broker.connection import broker_errors, connect
+from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.broker.url import is_followed, safe_url
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
@@ -263,8 +263,8 @@ def flower(asked_for: int | None) -> Iterator[Check]:
 def served_workers(url: str) -> Iterator[Check]:
     """The running workers, from their announcements in Redis."""
     try:
-        with Cluster(url) as cluster:
-            workers = cluster.workers()
+        with FleetClient(url) as client:
+            workers = client.workers()
     except BrokerUnavailable:
         return  # the Redis check reports that
     if not workers:

@@ -65,12 +65,12 @@ def exporter(
 
 
 def _warn_without_redis(url: str) -> None:
-    from llorch_worker.broker.cluster import Cluster
+    from llorch_worker.broker.fleet_client import FleetClient
     from llorch_worker.contract.errors import BrokerUnavailable
 
     try:
-        with Cluster(url) as cluster:
-            cluster.ping()
+        with FleetClient(url) as client:
+            client.ping()
     except BrokerUnavailable as error:
         logger.warning("%s; until then llorch_redis_up is 0", error)
 

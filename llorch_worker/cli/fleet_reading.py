@@ -15,8 +15,8 @@ from llorch_worker.contract.command_errors import explain
 from llorch_worker.contract.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
-    from llorch_worker.broker.cluster import Cluster
     from llorch_worker.broker.fleet import Fleet, ModelLoad
+    from llorch_worker.broker.fleet_client import FleetClient
     from llorch_worker.broker.registry import WorkerCard
 
 
@@ -45,8 +45,8 @@ class FleetReader:
     """Reads the fleet; once it has started, in a thread of its own, so that a Redis which does not
     reply never stops the screen."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, client: FleetClient) -> None:
+        self._client = client
         self._unserved: dict[str, int] = {}
         self._scanned_s = float("-inf")
         self.away: BrokerUnavailable | None = None
@@ -57,9 +57,9 @@ class FleetReader:
 
     def read(self) -> Reading:
         """Raises BrokerUnavailable if Redis does not answer."""
-        fleet = self._cluster.fleet()
+        fleet = self._client.fleet()
         if time.monotonic() - self._scanned_s >= SCAN_INTERVAL_S:
-            self._unserved = self._cluster.unserved_queues()
+            self._unserved = self._client.unserved_queues()
             self._scanned_s = time.monotonic()
         return Reading(fleet, self._unserved, time.time())
 

@@ -44,11 +44,11 @@ def status(
             raise usage_error(f"--watch is for all jobs; llorch watch {job[:80]} follows one")
         _show_job(screen, url, job)
         return
-    from llorch_worker.broker.cluster import Cluster
+    from llorch_worker.broker.fleet_client import FleetClient
     from llorch_worker.cli.fleet_reading import FleetReader, print_lines
 
-    with Cluster(url) as cluster:
-        reader = FleetReader(cluster)
+    with FleetClient(url) as client:
+        reader = FleetReader(client)
         if watch and as_json:
             print_lines(screen, reader, interval)
         elif watch:

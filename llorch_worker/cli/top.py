@@ -27,15 +27,15 @@ def top(
     ended in the last 5 minutes. If stdout is not a terminal, everything is shown once. With
     --json, one document a line is printed until Ctrl-C.
     """
-    from llorch_worker.broker.cluster import Cluster
+    from llorch_worker.broker.fleet_client import FleetClient
     from llorch_worker.cli.fleet_reading import FleetReader, print_lines
     from llorch_worker.cli.fleet_screen import FleetScreen, top_head
     from llorch_worker.cli.fleet_tables import workers_table
     from llorch_worker.cli.terminal.live_screen import is_screen
 
     screen = Screen(as_json=as_json)
-    with Cluster(settings.redis_url) as cluster:
-        reader = FleetReader(cluster)
+    with FleetClient(settings.redis_url) as client:
+        reader = FleetReader(client)
         if as_json:
             print_lines(screen, reader, interval)
         elif is_screen(screen.out):

@@ -27,11 +27,11 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     if settings.metrics_port is not None:
         extras.require("metrics")
     _refuse_other_tasks()
-    from llorch_worker.broker.cluster import Cluster
+    from llorch_worker.broker.fleet_client import FleetClient
 
     # A running worker waits if Redis goes away, but a Redis that never answered may be a typo.
-    with Cluster(settings.redis_url) as cluster:
-        cluster.ping()
+    with FleetClient(settings.redis_url) as client:
+        client.ping()
 
     from celery.signals import worker_ready
 

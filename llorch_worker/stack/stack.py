@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from llorch_worker.broker.cluster import Cluster
+from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.contract.command_errors import CommandError, MissingExtra
 from llorch_worker.processors import shares
@@ -104,8 +104,8 @@ class Stack:
         if self._plan.redis_url is None:
             self._start_redis()
         else:
-            with Cluster(self.redis_url) as cluster:
-                cluster.ping()
+            with FleetClient(self.redis_url) as client:
+                client.ping()
         settings = self._settings()
         own_redis = self._plan.redis_url is None
         on_cpu = [name for name, device in self._plan.workers if device == "cpu"]
@@ -127,15 +127,15 @@ class Stack:
             CommandError: a child ends, or ``timeout_s`` passes; the message has its last words.
         """
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
-        with Cluster(self.redis_url) as cluster:
+        with FleetClient(self.redis_url) as client:
             names = [name for name, _ in self._plan.workers]
             waiting = set(names)
             while waiting:
                 self._fail_if_ended()
-                cards = self._cards(cluster.workers())
+                cards = self._cards(client.workers())
                 waiting = set(names) - set(cards)
                 if not waiting:
-                    answering = cluster.answering({card.hostname for card in cards.values()})
+                    answering = client.answering({card.hostname for card in cards.values()})
                     waiting = {name for name in names if cards[name].hostname not in answering}
                 if give_up_s is not None and time.monotonic() > give_up_s and waiting:
                     raise CommandError(
@@ -214,8 +214,8 @@ class Stack:
         drain."""
         if self._plan.redis_url is not None:
             return 0
-        with Cluster(self.redis_url) as cluster:
-            return sum(model.waiting + model.scheduled for model in cluster.fleet().models)
+        with FleetClient(self.redis_url) as client:
+            return sum(model.waiting + model.scheduled for model in client.fleet().models)
 
     def _settings(self) -> Settings:
         return self._plan.settings.model_copy(update={"redis_url": self.redis_url})
@@ -325,8 +325,8 @@ class Stack:
             # On a port that was taken meanwhile, another Redis would answer.
             if not child.listens_on(port):
                 continue
-            with Cluster(self.redis_url) as cluster:
-                if cluster.answers():
+            with FleetClient(self.redis_url) as client:
+                if client.answers():
                     return True
         child.kill()
         return False

@@ -13,7 +13,7 @@ from llorch_worker.bench import queue
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.bench.jobs.mixed_load import MixedLoad, around
 from llorch_worker.bench.jobs.sandbox import Sandbox
-from llorch_worker.broker.cluster import Cluster
+from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.cli.bench.parameters import parse_numbers
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine import Engine
@@ -86,11 +86,11 @@ def test_both_ways_load_the_model_with_the_same_settings(
     )
     seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
-    with Sandbox() as sandbox, Cluster(sandbox.redis_url) as cluster:
+    with Sandbox() as sandbox, FleetClient(sandbox.redis_url) as client:
 
         def look(what: str) -> None:
             if what == "4 jobs":
-                (worker,) = cluster.workers()
+                (worker,) = client.workers()
                 seen.append((asdict(straight[0].stats()), worker.engine))
 
         plan = queue.Plan(settings, LOAD, (4,), 2, 1, 1)

@@ -21,8 +21,8 @@ from celery import Celery, chain, chord
 from redis.exceptions import ConnectionError as NoConnection
 
 from llorch_worker.broker import claims, keys
-from llorch_worker.broker.cluster import Cluster
 from llorch_worker.broker.connection import connect
+from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.broker.tagged_names import key_prefix, slot_of
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import TASK_NAME, Cancelled, GenerationResult
@@ -152,7 +152,7 @@ def test_a_gateway_the_exporter_and_the_commands_show_and_serve_the_fleet(
     assert [each["hostname"] for each in status.json["workers"]] == [worker.hostname]
     for command in ("top", "doctor", "dead list"):
         assert run(*command.split(), LLORCH_REDIS_URL=url).code == 0
-    with Cluster(url) as seen:
+    with FleetClient(url) as seen:
         assert seen.answering({worker.hostname}) == {worker.hostname}
 
 

@@ -13,7 +13,7 @@ from typing import Self
 
 import psutil
 
-from llorch_worker.broker.cluster import Cluster
+from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import Settings
 from llorch_worker.stack import programs
@@ -74,8 +74,8 @@ class Sandbox:
         self._workers.append(worker)
         name = hostname(worker.pid)
         give_up_s = time.monotonic() + READY_TIMEOUT_S
-        with Cluster(self.redis_url) as cluster:
-            while name not in cluster.answering({name}):
+        with FleetClient(self.redis_url) as client:
+            while name not in client.answering({name}):
                 if worker.exit_code is not None or time.monotonic() > give_up_s:
                     worker.kill()
                     worker.wait(None)

@@ -1,4 +1,4 @@
-"""The cluster as Redis shows it: workers, models and waiting jobs."""
+"""What Redis shows of the fleet: workers, models and waiting jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llorch_worker.contract.errors import BrokerUnavailable
 PING_TIMEOUT_S = 1.0
 
 
-class Cluster:
+class FleetClient:
     """The figures that ``status``, ``doctor`` and ``up`` read.
 
     Every method raises :class:`BrokerUnavailable` if Redis does not answer.
