@@ -8,6 +8,7 @@ from benches.gpu.random_weights import DENSE, RandomWeights
 from llorch_worker.kernels import Ops
 from llorch_worker.model import Llama, LlamaConfig
 from llorch_worker.model.block import Attention, Block, RmsNorm, SwiGlu
+from llorch_worker.weights import DenseEmbedding
 
 LLAMA_2_7B = LlamaConfig(
     vocab_size=32000,
@@ -66,7 +67,7 @@ def random_llama(
     output = drawn.linear(hidden, ("logits", config.vocab_size))
     return Llama(
         config=config,
-        embedding=embedding,
+        embedding=DenseEmbedding(embedding),
         blocks=blocks,
         final_norm=norm(),
         output=output,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.kernels import Ops
@@ -16,7 +15,15 @@ from llorch_worker.model.batch import RaggedBatch
 from llorch_worker.model.block import Attention, Block, RmsNorm, SwiGlu
 from llorch_worker.model.config import LlamaConfig
 from llorch_worker.model.forward_pass import ForwardPass
-from llorch_worker.weights import Checkpoint, FusedWeight, Linear, Linears
+from llorch_worker.weights import (
+    Checkpoint,
+    DenseEmbedding,
+    Embedding,
+    FusedWeight,
+    Linear,
+    Linears,
+    load_embedding,
+)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, total bytes); both count bytes in memory."""
@@ -27,8 +34,7 @@ class Llama:
     """A resident model. It holds weights only; the state of sequences is in the cache."""
 
     config: LlamaConfig
-    embedding: torch.Tensor
-    """[vocab, hidden]"""
+    embedding: Embedding
     blocks: tuple[Block, ...]
     final_norm: RmsNorm
     output: Linear
@@ -61,7 +67,7 @@ class Llama:
         Returns logits [rows, vocab] float32 for ``batch.logits_rows``.
         """
         step = ForwardPass(batch, cache, self.ops)
-        x = F.embedding(batch.token_ids, self.embedding)  # [tokens, hidden]
+        x = self.embedding(batch.token_ids)  # [tokens, hidden]
         residual: torch.Tensor | None = None
         for block in self.blocks:
             x, residual = block(x, residual, step)
@@ -102,17 +108,18 @@ class _Loader:
 
     def model(self) -> Llama:
         config = self.config
-        embedding, norm, *output = weight_table.global_weights(config)
-        embedding_weight = self._tensor(embedding)
+        embedding_weight, norm, *output = weight_table.global_weights(config)
+        embedding = self._embedding(embedding_weight)
+        shared = self.linears.shared if config.tie_word_embeddings else None
         return Llama(
             config=config,
-            embedding=embedding_weight,
+            embedding=embedding,
             final_norm=self._norm(norm),
             blocks=tuple(self._block(layer) for layer in range(config.num_layers)),
             output=(
-                shared(embedding_weight)
-                if config.tie_word_embeddings and (shared := self.linears.shared) is not None
-                else self._linear(output[0] if output else embedding)
+                shared(embedding.weight)
+                if shared is not None and isinstance(embedding, DenseEmbedding)
+                else self._linear(output[0] if output else embedding_weight)
             ),
             ops=self.ops,
             weight_bytes=self.total_bytes,
@@ -137,6 +144,14 @@ class _Loader:
         linear = self.linears.load(self.checkpoint, weight)
         self._report(linear.weight_bytes)
         return linear
+
+    def _embedding(self, weight: FusedWeight) -> Embedding:
+        as_stored = self.linears.embedding_as_stored
+        embedding = load_embedding(
+            self.checkpoint, weight, self.dtype, self.device, as_stored=as_stored
+        )
+        self._report(embedding.nbytes)
+        return embedding
 
     def _tensor(self, weight: FusedWeight) -> torch.Tensor:
         tensor = weight.load(self.checkpoint, self.dtype).to(self.device)

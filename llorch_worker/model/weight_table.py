@@ -11,7 +11,7 @@ import torch
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model.config import LlamaConfig
-from llorch_worker.weights import Checkpoint, FusedWeight, Linears, Part
+from llorch_worker.weights import Checkpoint, FusedWeight, Linears, Part, embedding_bytes
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -100,12 +100,13 @@ def model_bytes(
 ) -> int:
     """The exact bytes of all weights as they will be kept; reads no weights.
 
-    Embedding and norms are kept in ``dtype``, matrices as ``linears`` does.
+    Norms are kept in ``dtype``, matrices and the embedding as ``linears`` does.
     """
-    dense = list(global_weights(config)[:2])
+    embedding, *norms = global_weights(config)[:2]
     for layer in range(config.num_layers):
-        dense += layer_weights(config, layer).norms
-    kept = sum(weight.elements for weight in dense) * dtype.itemsize
+        norms += layer_weights(config, layer).norms
+    kept = sum(weight.elements for weight in norms) * dtype.itemsize
+    kept += embedding_bytes(checkpoint, embedding, dtype, as_stored=linears.embedding_as_stored)
     matrices = _matrices(config, linears)
     return kept + sum(linears.weight_bytes(checkpoint, weight) for weight in matrices)
 

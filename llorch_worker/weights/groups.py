@@ -70,6 +70,16 @@ class GroupForm:
             None if groups.offsets is None else groups.offsets.reshape(count, -1),
         )
 
+    def dequantise(self, rows: Bytes) -> Floats:
+        """The values [rows, columns] of raw blocks; the same bits as gguf's."""
+        groups = self.unpack(rows)
+        values = groups.codes.astype(np.float32).reshape(*groups.scales.shape, self.group)
+        values -= np.float32(self.zero)
+        values *= groups.scales[..., None]
+        if groups.offsets is not None:
+            values += groups.offsets[..., None]
+        return values.reshape(len(rows), -1)
+
     def fits_half(self, groups: Groups) -> bool:
         """Whether float16 holds scales and offsets once divided by ``half_factor``."""
         tables = [groups.scales] if groups.offsets is None else [groups.scales, groups.offsets]

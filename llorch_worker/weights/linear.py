@@ -39,6 +39,10 @@ class Linears(Protocol):
     def shared(self) -> Callable[[torch.Tensor], Linear] | None:
         """Makes a layer of a tied embedding's [out, in]; None if layers hold other forms."""
 
+    @property
+    def embedding_as_stored(self) -> bool:
+        """Whether a large quantised embedding keeps the file's blocks; see ``load_embedding``."""
+
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
         """The exact bytes that ``load`` will keep; reads no weights."""
 
@@ -74,6 +78,7 @@ class DenseLinears:
     dtype: torch.dtype
     product: DenseProduct = F.linear
     name: str = "torch"
+    embedding_as_stored: bool = False
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:  # noqa: ARG002
         return weight.elements * self.dtype.itemsize

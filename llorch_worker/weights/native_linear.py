@@ -45,6 +45,7 @@ class NativeLinears:
     """Keeps matrices in tiles; see ``Linears``."""
 
     shared = None
+    embedding_as_stored = True
 
     def __init__(self, kernels: NativeKernels) -> None:
         self.name = f"native {kernels.variant}"

@@ -66,6 +66,7 @@ class QuantisedLinears:
     """For the pieces that are not quantised."""
     name: str = "quantised Triton"
     shared: None = None
+    embedding_as_stored: bool = False
 
     def weight_bytes(self, checkpoint: Checkpoint, weight: FusedWeight) -> int:
         total = 0
