@@ -1,4 +1,4 @@
-"""The error of bfloat16 on this machine, with its native kernels and with torch's.
+"""The error of bfloat16 on this machine, with each variant of its kernels and with torch's.
 
 ``python -m benches.dtype_error MODEL [--device cpu] [--json]``
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,10 +19,18 @@ import torch
 
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
+from llorch_worker.kernels.native.variants import missing_flags, variants_of
 from llorch_worker.settings import KernelChoice
 
 PROMPT = "Once upon a time"
-KERNELS: tuple[KernelChoice, ...] = ("auto", "torch")
+
+
+def choices(device: str) -> list[KernelChoice]:
+    """torch's kernels, and on the CPU every variant that this processor runs."""
+    if device != "cpu":
+        return ["auto", "torch"]
+    variants = variants_of(platform.machine())
+    return [*(variant for variant in variants if not missing_flags(variant)), "torch"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ def measure(model: Path, device: str, tokens: int) -> list[DtypeError]:
         ids = [*engine.tokenizer.encode(PROMPT), *text]
         exact = engine.logits(ids).cpu()
     errors = []
-    for kernels in KERNELS:
+    for kernels in choices(device):
         with Engine.load(model, device=device, dtype="bfloat16", kernels=kernels) as engine:
             logits = engine.logits(ids).cpu()
         divergence = torch.nn.functional.kl_div(
@@ -78,11 +87,12 @@ def main() -> None:
     if given.json:
         print(json.dumps([asdict(error) for error in errors], indent=2))
         return
+    print(f"{'kernels':12} divergence  same top token  logit error, of a spread of")
     for error in errors:
-        print(f"bfloat16, kernels {error.kernels}")
-        for name, value in asdict(error).items():
-            if name != "kernels":
-                print(f"  {name:20} {value:.4g}")
+        print(
+            f"{error.kernels:12} {error.mean_divergence:10.6f}  {error.same_top_token:14.1%}"
+            f"  {error.mean_logit_error:11.4f}  {error.logit_spread:14.2f}"
+        )
 
 
 if __name__ == "__main__":
