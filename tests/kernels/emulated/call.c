@@ -5,8 +5,8 @@
 // An argument is L and a whole number, F and a float, N for NULL, or P and a file, whose bytes the
 // function reads and may change. Prints what the function returns.
 //
-// AArch64 passes whole numbers and pointers in one row of registers and then on the stack, and floats
-// in a row of their own. So one type calls every function that takes at most one float.
+// AArch64 and x86-64 pass whole numbers and pointers in one row of registers and then on the stack, and
+// floats in a row of their own. So one type calls every function that takes at most one float.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
