@@ -22,6 +22,7 @@ from kombu.utils.imports import symbol_by_name
 from llorch_worker.contract import LlorchError, printable
 from llorch_worker.processors import bind
 from llorch_worker.telemetry.traces.tracing import Tracing, is_traced, start_tracing
+from llorch_worker.worker.allocator import use_one_arena
 from llorch_worker.worker.card.assignment import Assignment, assign_device
 from llorch_worker.worker.celery.follow_ups import FollowUps
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option
@@ -52,6 +53,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, worker: Any, **options: Any) -> None:
         """Raises WorkerShutdown with one logged sentence if the worker must not start like this."""
         super().__init__(worker, **options)
+        use_one_arena()  # before the pool's threads
         refusal = refused_option(worker, options) or foreign_queue(
             worker.app, worker.hostname, worker.named_queues
         )
