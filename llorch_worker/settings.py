@@ -13,7 +13,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 DEMO_MODEL = Path(__file__).parent / "assets" / "demo.gguf"
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Variant = Literal["avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "neonbf16", "neon"]
+Variant = Literal[
+    "amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2", "neonbf16", "neon"
+]
 """The instruction sets that kernels for CPUs are compiled for."""
 KernelChoice = Literal["auto", "torch", Variant]
 """``auto``: the fastest for this device and dtype; ``torch``: torch's own; or a CPU's variant."""
@@ -79,7 +81,7 @@ class Settings(BaseSettings):
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
     kernels: KernelChoice = "auto"
     """``auto`` (the fastest), ``torch``, or the instruction set of a CPU: ``avx2``, ``avxvnni``,
-    ``avx512``, ``avx512vnni`` or ``avx512bf16``."""
+    ``avx512``, ``avx512vnni``, ``avx512bf16`` or ``amx``."""
     kv_dtype: KvDtype = "auto"
     """Keys and values: ``auto`` (the compute dtype), ``fp8`` or ``int8``."""
     cuda_graphs: bool = True

@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -41,6 +42,11 @@ PROCESSORS: dict[str, tuple[str, set[str], Variant]] = {
     "Skylake": ("x86_64", SKYLAKE, "avx512"),
     "Ice Lake": ("x86_64", SKYLAKE | {"avx512_vnni"}, "avx512vnni"),
     "Zen 4": ("x86_64", SKYLAKE | {"avx512_vnni", "avx512_bf16"}, "avx512bf16"),
+    "Sapphire Rapids": (
+        "x86_64",
+        SKYLAKE | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"},
+        "amx",
+    ),
     "Graviton 2": ("aarch64", GRAVITON_2, "neon"),
     "Graviton 3": ("aarch64", GRAVITON_2 | {"i8mm", "bf16"}, "neonbf16"),
 }
@@ -53,13 +59,16 @@ def test_a_processor_gets_the_fastest_variant_that_it_runs(
     machine, flags, fastest = PROCESSORS[name]
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(variants, "_processor_flags", lambda: flags)
+    monkeypatch.setattr(library, "tile_refusal", lambda: None)
     monkeypatch.setattr(library, "_load", lambda variant: variant)
     assert native_kernels() == fastest
     for variant in VARIANTS:
         if set(VARIANTS[variant]) <= flags:
             assert native_kernels(variant) == variant
         else:
-            with pytest.raises(NativeUnavailable, match=r"the processor lacks (avx|asimd|i8mm)"):
+            with pytest.raises(
+                NativeUnavailable, match=r"the processor lacks (avx|amx|asimd|i8mm)"
+            ):
                 native_kernels(variant)
 
 
@@ -76,6 +85,31 @@ def test_a_variant_that_the_processor_lacks_is_refused(monkeypatch: pytest.Monke
         check_kernels("avx512vnni", CPU)
     with pytest.raises(InvalidLoadOption, match="kernels avx2 are for a CPU; for cuda:0 take auto"):
         check_kernels("avx2", torch.device("cuda", 0))
+
+
+SMALL_SIGNAL_STACK = """
+import ctypes, platform
+class Stack(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+stack = ctypes.create_string_buffer(4096)
+given = Stack(ctypes.addressof(stack), 0, 4096)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(given), None) == 0
+from llorch_worker.kernels import native_absence
+from llorch_worker.kernels.native.library import native_kernels
+print(native_absence("amx"))
+print(native_kernels().variant)
+"""
+"""Linux refuses AMX to a process if a thread's stack for signals could not hold its registers."""
+
+
+def test_without_permission_for_amx_the_next_variant_runs_and_the_reason_is_clear() -> None:
+    native_or_skip("amx")
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL_SIGNAL_STACK], capture_output=True, text=True, check=True
+    )
+    reason, variant = done.stdout.splitlines()
+    assert reason.startswith("Linux does not let this process use the tile registers of AMX: ")
+    assert variant == "avx512bf16"
 
 
 @pytest.mark.parametrize(
@@ -153,10 +187,11 @@ def test_a_damaged_library_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 BEYOND: dict[Variant, str] = {
-    "avx2": r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|[23]\d)|\bvpdp",
-    "avxvnni": r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|[23]\d)",
-    "avx512": r"\bv(pdp|dpbf16|cvtne)",
-    "avx512vnni": r"\bv(dpbf16|cvtne)",
+    "avx2": r"%[tz]mm|%k[0-7]|%[xy]mm(1[6-9]|[23]\d)|\bvpdp|\b(ld)?tile",
+    "avxvnni": r"%[tz]mm|%k[0-7]|%[xy]mm(1[6-9]|[23]\d)|\b(ld)?tile",
+    "avx512": r"\bv(pdp|dpbf16|cvtne)|%tmm|\b(ld)?tile",
+    "avx512vnni": r"\bv(dpbf16|cvtne)|%tmm|\b(ld)?tile",
+    "avx512bf16": r"%tmm|\b(ld)?tile",
     "neon": r"\b(usdot|[us]mmla|bf)",
 }
 """Instructions and registers that a variant's processors may lack."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,9 @@ from llorch_worker.weights.native_linear import NativeLinears
 from tests.kernels.native import VARIANTS, native_or_skip, runnable_variants
 from tests.weights.quantised import QUANTISED, random_rows
 
+MANY = 139
+"""Rows for which AMX multiplies quantised weights too, in pieces of 16 and 11."""
+
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
@@ -28,6 +33,14 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """A test may change torch's number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def loaded(kernels, weight_file, raw, type_, rows, columns):
     checkpoint = weight_file(w=(raw, type_))
     return NativeLinears(kernels).load(checkpoint, FusedWeight((Part("w", (rows, columns)),)))
@@ -37,7 +50,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 7, 16, 17, 40])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 16, 17, 40, MANY])
 @pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
 def test_a_quantised_matrix_multiplies_like_its_dequantised_twin(
     kernels, type_, tokens, weight_file
@@ -71,7 +84,7 @@ def test_all_variants_multiply_a_quantised_matrix_to_the_same_bits(type_, weight
         NativeLinears(native_or_skip(variant)).load(checkpoint, weight)
         for variant in runnable_variants()
     ]
-    for tokens in (1, 5, 23):
+    for tokens in (1, 5, 23, MANY):
         x = (torch.randn(tokens, columns) * 10).bfloat16()
         x[0, :32] = 0
         products = [layer(x, wide=True) for layer in layers]
@@ -94,7 +107,7 @@ def test_activations_that_fit_eight_bits_multiply_exactly(kernels, type_, weight
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 64), (16, 32), (31, 34), (48, 256), (72, 512)])
-@pytest.mark.parametrize("tokens", [1, 3, 8, 9, 33])
+@pytest.mark.parametrize("tokens", [1, 3, 8, 9, 33, MANY])
 def test_a_plain_matrix_multiplies_like_in_float64(kernels, rows, columns, tokens, weight_file):
     values = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float16)
     x = torch.randn(tokens, columns).bfloat16()
@@ -122,12 +135,14 @@ def test_a_step_without_logits_multiplies_no_rows(kernels, type_, weight_file):
 def test_infinite_or_nan_activations_give_no_finite_results(kernels, type_, value, weight_file):
     raw = random_rows(type_, 40, 256, seed=0)
     linear = loaded(kernels, weight_file, raw, type_, 40, 256)
-    for column in range(0, 256, 15):
-        x = torch.randn(2, 256).bfloat16()
-        x[1, column] = value
-        out = linear(x, wide=True)
-        assert out[0].isfinite().all()
-        assert not out[1].isfinite().any()
+    for tokens in (2, MANY):
+        for column in range(0, 256, 15):
+            x = torch.randn(tokens, 256).bfloat16()
+            x[1, column] = value
+            out = linear(x, wide=True)
+            assert not out[1].isfinite().any()
+            out[1] = 0
+            assert out.isfinite().all()
 
 
 def test_parts_of_different_types_become_rows_of_one_layer(kernels, weight_file):
@@ -149,15 +164,24 @@ def test_parts_of_different_types_become_rows_of_one_layer(kernels, weight_file)
     assert linear.weight_bytes == linears.weight_bytes(checkpoint, weight)
 
 
-def test_a_row_is_the_same_alone_and_in_company(kernels, weight_file):
-    raw = random_rows(GGMLQuantizationType.Q4_0, 64, 256, seed=0)
-    linear = loaded(kernels, weight_file, raw, GGMLQuantizationType.Q4_0, 64, 256)
-    x = torch.randn(37, 256).bfloat16()
+@pytest.mark.parametrize("outputs", [1, 15, 33, 50, 64, 200])
+@pytest.mark.parametrize("type_", [GGMLQuantizationType.Q4_K, GGMLQuantizationType.BF16])
+def test_a_row_is_the_same_alone_in_company_and_for_any_number_of_threads(
+    kernels, type_, outputs, weight_file, threads
+):
+    raw = torch.randn(outputs, 256).bfloat16().view(torch.uint8).numpy()
+    if type_ is not GGMLQuantizationType.BF16:
+        raw = random_rows(type_, outputs, 256, seed=0)
+    linear = loaded(kernels, weight_file, raw, type_, outputs, 256)
+    x = (torch.randn(MANY, 256) * 10).bfloat16()
+    torch.set_num_threads(1)
+    alone = torch.cat([linear(row[None], wide=True) for row in x])
 
-    together = linear(x, wide=True)
-
-    for row in range(len(x)):
-        assert torch.equal(linear(x[row : row + 1], wide=True)[0], together[row])
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        for first, tokens in [*((5, tokens) for tokens in range(1, 41)), (0, MANY), (1, MANY - 1)]:
+            together = linear(x[first : first + tokens], wide=True)
+            assert torch.equal(together, alone[first : first + tokens])
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,23 @@ ALWAYS_INLINE void multiply_tiles(
 TILES(multiply_one_tile, 1)
 TILES(multiply_all_tiles, TILES_AT_ONCE)
 
+#ifdef __AMX_BF16__
+#include "amx_bf16.h"
+#endif
+
 // y[:, :outputs] = x[rows][columns] times the transpose of weights packed by pack_bf16.
 void KERNEL(bf16_linear)(
     const bf16 *x, const bf16 *weights, void *y, long y_stride, int wide,
     long rows, long outputs, long columns, int threads
 ) {
-    const long step = TILES_AT_ONCE * TILE_ROWS, steps = (outputs + step - 1) / step;
     const Output out = {y, y_stride, wide};
+#ifdef __AMX_BF16__
+    if (columns % AMX_COLUMNS == 0) {
+        multiply_with_amx(x, weights, out, rows, outputs, columns, threads);
+        return;
+    }
+#endif
+    const long step = TILES_AT_ONCE * TILE_ROWS, steps = (outputs + step - 1) / step;
     const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(steps, threads);
     const long pieces = (rows + piece - 1) / piece, pairs_a_row = columns / 2;
     const long pair_bytes = 2 * step * (long)sizeof(bf16);  // of all tiles of a step

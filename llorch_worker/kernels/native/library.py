@@ -9,7 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from llorch_worker.kernels.native.variants import missing_flags, variants_of
+from llorch_worker.kernels.native.tile_permission import tile_refusal
+from llorch_worker.kernels.native.variants import VARIANTS, missing_flags, variants_of
 from llorch_worker.kernels.openmp import torch_openmp
 from llorch_worker.settings import Variant
 
@@ -34,7 +35,7 @@ _SIGNATURES = {
     "pack_codes": "PPLLII",
     "pack_scales": "PPLLF",
     "pack_blocks": "PPPPLLLI>I",
-    "quantised_work_bytes": "LLIL>L",
+    "quantised_work_bytes": "LLILI>L",
     "quantised_linear": "PPPPPLIPLLLIIIFI",
     "pack_bf16": "PPLLI",
     "bf16_linear": "PPPLILLLI",
@@ -58,23 +59,31 @@ def native_kernels(wanted: Variant | Literal["auto"] = "auto") -> NativeKernels:
     """The kernels of a variant, or of the fastest one that this processor runs.
 
     Raises:
-        NativeUnavailable: the processor lacks instructions, or the package was built without
-            kernels.
+        NativeUnavailable: the processor lacks instructions, Linux refuses their registers, or the
+            package was built without kernels.
     """
     if wanted != "auto":
-        missing = missing_flags(wanted)
-        if missing:
-            raise NativeUnavailable(f"the processor lacks {', '.join(missing)}")
+        refusal = _refusal(wanted)
+        if refusal is not None:
+            raise NativeUnavailable(refusal)
         return _load(wanted)
     variants = variants_of(platform.machine())
     for variant in variants:
-        if not missing_flags(variant):
+        if _refusal(variant) is None:
             return _load(variant)
     lacks = ", ".join(missing_flags(variants[-1])) if variants else "both"
     raise NativeUnavailable(
         "the kernels need Linux on x86-64 with AVX2, or on AArch64 with dot products; "
         f"this machine lacks {lacks}"
     )
+
+
+def _refusal(variant: Variant) -> str | None:
+    """The reason why this process cannot run a variant, or None."""
+    missing = missing_flags(variant)
+    if missing:
+        return f"the processor lacks {', '.join(missing)}"
+    return tile_refusal() if "amx_tile" in VARIANTS[variant] else None
 
 
 @functools.cache

@@ -55,6 +55,40 @@ typedef struct {
     const uint16_t *scales, *offsets;
 } Tile;
 
+typedef struct {
+    Tile first;
+    long outputs, columns;
+    int bits, group, zero;
+} Weights;
+
+ALWAYS_INLINE long tile_count(const Weights *weights) {
+    return (weights->outputs + TILE_ROWS - 1) / TILE_ROWS;
+}
+
+ALWAYS_INLINE Tile tile_at(const Weights *weights, long t) {
+    const long codes = t * TILE_ROWS * weights->columns, scales = codes / weights->group;
+    const Tile first = weights->first;
+    return (Tile){
+        first.codes + codes * weights->bits / 8,
+        first.scales + scales,
+        first.offsets ? first.offsets + scales : 0,
+    };
+}
+
+// The outputs of tile t.
+ALWAYS_INLINE int lanes_of(const Weights *weights, long t) {
+    const long left = weights->outputs - t * TILE_ROWS;
+    return left < TILE_ROWS ? (int)left : TILE_ROWS;
+}
+
+// Those of the pieces from row m on.
+ALWAYS_INLINE Activations activations_from(const Activations *x, long m, const Weights *weights) {
+    const long at = m * x->groups, code_bytes = ACTIVATION_BYTES(weights->bits);
+    return (Activations){
+        x->codes + at * weights->group * code_bytes, x->scales + at, x->zeros + at, x->sums + at, x->groups,
+    };
+}
+
 // Vector `v` of a group's codes, of the lanes from `first` on.
 ALWAYS_INLINE ints codes_at(const uint8_t *group_codes, int bits, int vectors, int v, int first) {
     const int line = bits == 4 ? v % (vectors / 2) : v;
@@ -143,9 +177,19 @@ static Form form_of(int bits, int group) {
     return group == 32 ? bytes_32 : bytes_16;
 }
 
+#ifdef __AMX_INT8__
+#include <omp.h>
+#include "amx_quantised.h"
+#else
+enum { UNPACKED_TILES = 0 };
+#endif
+
+ALWAYS_INLINE long whole_lines(long bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
+
 // The size of `work` for one call.
-long KERNEL(quantised_work_bytes)(long rows, long columns, int bits, long group) {
-    return rows * columns * ACTIVATION_BYTES(bits) + CACHE_LINE + 3 * 4 * rows * (columns / group);
+long KERNEL(quantised_work_bytes)(long rows, long columns, int bits, long group, int threads) {
+    const long codes = rows * columns * ACTIVATION_BYTES(bits), numbers = 3 * 4 * rows * (columns / group);
+    return whole_lines(codes) + whole_lines(numbers) + threads * UNPACKED_TILES * TILE_ROWS * columns;
 }
 
 // y[:, :outputs] = x[rows][columns] times the transpose of the weights. Scales and offsets are
@@ -155,11 +199,13 @@ void KERNEL(quantised_linear)(
     void *y, long y_stride, int wide, uint8_t *work,
     long rows, long outputs, long columns, int bits, int group, int zero, float factor, int threads
 ) {
-    const long groups = columns / group, tiles = (outputs + TILE_ROWS - 1) / TILE_ROWS;
-    const long code_bytes = ACTIVATION_BYTES(bits), all_codes = rows * columns * code_bytes;
-    float *x_scales = (float *)(work + (all_codes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
+    const Weights weights = {{codes, scales, offsets}, outputs, columns, bits, group, zero};
+    const long groups = columns / group, tiles = tile_count(&weights);
+    const long code_bytes = ACTIVATION_BYTES(bits);
+    float *x_scales = (float *)(work + whole_lines(rows * columns * code_bytes));
     int32_t *x_zeros = (int32_t *)(x_scales + rows * groups);
     float *x_sums = (float *)(x_zeros + rows * groups);
+    const Activations all = {work, x_scales, x_zeros, x_sums, groups};
     const Output out = {y, y_stride, wide};
     const Form form = form_of(bits, group);
     const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(tiles, threads);
@@ -179,22 +225,21 @@ void KERNEL(quantised_linear)(
             x_zeros[at] = (CODE_BIAS(bits) - zero) * sum;
             x_sums[at] = x_scales[at] * (float)sum;
         }
+#ifdef __AMX_INT8__
+        if (rows >= FEWEST_AMX_ROWS && group == AMX_GROUP) {
+            const long number = omp_get_thread_num() * UNPACKED_TILES * TILE_ROWS;
+            int8_t *unpacked = (int8_t *)x_scales + whole_lines(3 * 4 * rows * groups) + number * columns;
+            multiply_many_rows(&all, &weights, out, rows, piece, unpacked);
+        } else
+#endif
 #pragma omp for schedule(dynamic, share)
         for (long t = 0; t < tiles; t++) {
-            const long first = t * TILE_ROWS;
-            const int lanes = outputs - first < TILE_ROWS ? (int)(outputs - first) : TILE_ROWS;
-            const Tile tile = {
-                codes + t * TILE_ROWS * columns * bits / 8,
-                scales + t * groups * TILE_ROWS,
-                offsets ? offsets + t * groups * TILE_ROWS : 0,
-            };
+            const Tile tile = tile_at(&weights, t);
+            const int lanes = lanes_of(&weights, t);
             for (long m = 0; m < rows; m += piece) {
                 const int count = (int)(rows - m < piece ? rows - m : piece);
-                const long at = m * groups;
-                const Activations activations = {
-                    work + at * group * code_bytes, x_scales + at, x_zeros + at, x_sums + at, groups,
-                };
-                form(count, &activations, m, tile, out, first, lanes);
+                const Activations some = activations_from(&all, m, &weights);
+                form(count, &some, m, tile, out, t * TILE_ROWS, lanes);
             }
         }
     }

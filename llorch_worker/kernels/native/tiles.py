@@ -141,7 +141,10 @@ class QuantisedTiles:
         ``x``: [tokens, columns] bfloat16, contiguous; ``out``: [tokens, any] bfloat16 or float32.
         """
         tokens = len(x)
-        work_bytes = self.kernels.quantised_work_bytes(tokens, self.columns, self.bits, self.group)
+        threads = torch.get_num_threads()
+        work_bytes = self.kernels.quantised_work_bytes(
+            tokens, self.columns, self.bits, self.group, threads
+        )
         work = torch.empty(work_bytes + ALIGNMENT_BYTES, dtype=torch.uint8)
         work_start = work.data_ptr()
         self.kernels.quantised_linear(
@@ -160,7 +163,7 @@ class QuantisedTiles:
             self.group,
             self.zero,
             self.factor,
-            torch.get_num_threads(),
+            threads,
         )
 
 

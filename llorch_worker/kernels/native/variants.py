@@ -17,8 +17,11 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
 
 _NEON = ("asimd", "asimddp")
 
+_AVX512_BF16 = (*_AVX512, "avx512_vnni", "avx512_bf16")
+
 VARIANTS: dict[Variant, tuple[str, ...]] = {
-    "avx512bf16": (*_AVX512, "avx512_vnni", "avx512_bf16"),
+    "amx": (*_AVX512_BF16, "amx_tile", "amx_int8", "amx_bf16"),
+    "avx512bf16": _AVX512_BF16,
     "avx512vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
     "avxvnni": (*_AVX2, "avx_vnni"),
@@ -52,8 +55,13 @@ def compiler_flags(variant: Variant) -> list[str]:
     if variant in _MARCH:
         instructions = [f"-march={_MARCH[variant]}"]
     else:
-        instructions = [f"-m{flag.replace('_', '')}" for flag in VARIANTS[variant]]
+        instructions = [f"-m{_option(flag)}" for flag in VARIANTS[variant]]
     return [*instructions, f"-DVARIANT={variant}"]
+
+
+def _option(flag: str) -> str:
+    """GCC's name for one of Linux': avx512vnni for avx512_vnni, but amx-int8 for amx_int8."""
+    return flag.replace("_", "-" if flag.startswith("amx") else "")
 
 
 def missing_flags(variant: Variant) -> list[str]:

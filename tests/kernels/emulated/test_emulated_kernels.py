@@ -184,7 +184,7 @@ def quantised(
     for values, into in zip(table, (scales, shifts), strict=True):
         call("pack_scales", values, into, outputs, columns // group, 0.37)
     out = np.zeros((rows, outputs + 5), np.float32)
-    work = np.zeros(call("quantised_work_bytes", rows, columns, bits, group), np.uint8)
+    work = np.zeros(call("quantised_work_bytes", rows, columns, bits, group, THREADS), np.uint8)
     matrix = (packed, scales, shifts if offsets else None)
     sizes = (rows, outputs, columns, bits, group, zero)
     call("quantised_linear", bf16(x), *matrix, out, outputs + 5, 1, work, *sizes, 0.37, THREADS)

@@ -1,0 +1,93 @@
+"""Two variants of the native kernels by turns: a prefill and decode steps of both engines.
+
+``python -m benches.native_variants MODEL.gguf avx512bf16 amx``. It measures the processor time of
+one thread, which depends little on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from random import Random
+
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine import Engine
+from llorch_worker.kernels.native.variants import VARIANTS
+from llorch_worker.settings import Variant
+
+PROMPT_TOKENS = 512
+PASSES = 3
+STEPS = 12
+SEQUENCES = (1, 8, 16, 32)
+
+
+def seconds(engine: Engine, sequences: int, prompt_tokens: int, new_tokens: int) -> float:
+    random = Random(0)
+    began = time.process_time()
+    generations = [
+        engine.submit(
+            GenerationRequest(
+                prompt_token_ids=[random.randrange(5, 30_000) for _ in range(prompt_tokens)],
+                max_tokens=new_tokens,
+                temperature=0,
+                ignore_eos=True,
+            )
+        )
+        for _ in range(sequences)
+    ]
+    for generation in generations:
+        generation.result()
+    return time.process_time() - began
+
+
+def step_seconds(sequences: int, engine: Engine) -> float:
+    whole = seconds(engine, sequences, 8, 1 + STEPS)
+    return (whole - seconds(engine, sequences, 8, 1)) / STEPS
+
+
+def compare(
+    what: str, tokens: int, measured: Callable[[Engine], float], engines: list[Engine]
+) -> None:
+    """Print the tokens a second of both, medians, and the ratio of the second to the first."""
+    taken: list[list[float]] = [[], []]
+    for number in range(PASSES):
+        for which in (0, 1) if number % 2 == 0 else (1, 0):
+            taken[which].append(measured(engines[which]))
+    first, second = (tokens / statistics.median(each) for each in taken)
+    print(f"{what}: {first:.1f} and {second:.1f} tokens/s: {second / first:.2f}", flush=True)
+
+
+def main(path: str, *variants: Variant) -> None:
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(
+                Engine.load(
+                    path,
+                    "cpu",
+                    "bfloat16",
+                    num_threads=1,
+                    max_sequences=max(SEQUENCES),
+                    max_context=640,
+                    prefix_caching=False,
+                    kernels=variant,
+                )
+            )
+            for variant in variants
+        ]
+        for engine in engines:
+            seconds(engine, 1, 16, 2)
+        prefill = f"prefill {PROMPT_TOKENS}"
+        compare(
+            prefill, PROMPT_TOKENS, lambda engine: seconds(engine, 1, PROMPT_TOKENS, 1), engines
+        )
+        for count in SEQUENCES:
+            compare(f"decode x{count}", count, partial(step_seconds, count), engines)
+
+
+if __name__ == "__main__":
+    model, *names = sys.argv[1:]
+    main(model, *(variant for name in names for variant in VARIANTS if variant == name))

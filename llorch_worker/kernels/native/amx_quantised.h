@@ -1,0 +1,108 @@
+// Many rows times quantised weights with AMX; part of quantised_linear.c.
+//
+// The codes of a few tiles are unpacked to signed bytes, minus their zero, once for all rows. One product of
+// tile registers gives the exact sums of a group for 16 outputs and a piece of rows. What follows is done in
+// the order of multiply_tile, so the results have the same bits.
+#pragma once
+
+#include "amx.h"
+
+// Fewer rows take longer with AMX, because codes are unpacked first. So do groups of 16.
+enum { FEWEST_AMX_ROWS = 128, AMX_GROUP = 32, UNPACKED_TILES = 4 };
+
+static void unpack_codes(const uint8_t *codes, int bits, long groups, int zero, int8_t *to) {
+    const long lines = AMX_GROUP * bits / 32;  // of a group
+    const ints zero_bytes = _mm512_set1_epi8((char)zero), low = splat_int(0x0f0f0f0f);
+    for (long i = 0; i < groups * lines; i++, codes += CACHE_LINE, to += CACHE_LINE) {
+        const ints line = load_ints(codes);
+        __builtin_prefetch(codes + 4096);
+        if (bits == 8) {
+            _mm512_store_si512(to, _mm512_sub_epi8(line, zero_bytes));
+            continue;
+        }
+        const ints high = bits_and(shifted_right_16(line, 4), low);
+        _mm512_store_si512(to, _mm512_sub_epi8(bits_and(line, low), zero_bytes));
+        _mm512_store_si512(to + CACHE_LINE * lines, _mm512_sub_epi8(high, zero_bytes));
+        if (i % lines == lines - 1) to += CACHE_LINE * lines;
+    }
+}
+
+ALWAYS_INLINE void multiply_group(const uint8_t *x_codes, const int8_t *codes, int32_t *dots) {
+    _tile_zero(0);
+    _tile_loadd(4, x_codes, AMX_GROUP);
+    _tile_loadd(6, codes, CACHE_LINE);
+    _tile_dpbssd(0, 4, 6);
+    _tile_stored(0, dots, CACHE_LINE);
+}
+
+// Like multiply_tile, with unpacked codes.
+ALWAYS_INLINE void multiply_unpacked(
+    int rows, const Activations *x, long m, const int8_t *codes, Tile tile,
+    Output out, long column, int lanes
+) {
+    floats sums[AMX_ROWS];
+    int32_t dots[2][AMX_ROWS][TILE_ROWS] __attribute__((aligned(CACHE_LINE)));
+    UNROLL for (int r = 0; r < rows; r++) sums[r] = zeros();
+    const uint8_t *x_codes = x->codes;
+    multiply_group(x_codes, codes, dots[0][0]);
+    for (long g = 0; g < x->groups; g++) {
+        if (g + 1 < x->groups) {  // the next group's product runs while this one's is scaled
+            x_codes += rows * AMX_GROUP;
+            codes += TILE_ROWS * AMX_GROUP;
+            multiply_group(x_codes, codes, dots[(g + 1) % 2][0]);
+        }
+        const floats scale = load_f16(tile.scales + g * TILE_ROWS);
+        const long at = g * rows;
+        UNROLL for (int r = 0; r < rows; r++) {
+            const floats scaled = floats_of(load_ints(dots[g % 2][r])) * scale;
+            sums[r] = multiply_add(scaled, splat(x->scales[at + r]), sums[r]);
+        }
+        if (tile.offsets == 0) continue;
+        const floats offset = load_f16(tile.offsets + g * TILE_ROWS);
+        UNROLL for (int r = 0; r < rows; r++) {
+            sums[r] = multiply_add(offset, splat(x->sums[at + r]), sums[r]);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) store_output(out, m + r, column, sums[r], lanes);
+}
+
+static void multiply_piece(
+    int rows, const Activations *x, long m, const int8_t *codes, Tile tile,
+    Output out, long column, int lanes
+) {
+#define PIECE(N) case N: multiply_unpacked(N, x, m, codes, tile, out, column, lanes); break;
+    switch (rows) {
+        PIECE(1) PIECE(2) PIECE(3) PIECE(4) PIECE(5) PIECE(6) PIECE(7) PIECE(8)
+        PIECE(9) PIECE(10) PIECE(11) PIECE(12) PIECE(13) PIECE(14) PIECE(15) PIECE(16)
+    }
+#undef PIECE
+}
+
+// The share of one thread in a product, called by all; `unpacked` is its own.
+static void multiply_many_rows(
+    const Activations *x, const Weights *weights, Output out, long rows, long piece, int8_t *unpacked
+) {
+    const long tile_bytes = TILE_ROWS * weights->columns, tiles = tile_count(weights);
+    int shaped = 0;
+#pragma omp for schedule(dynamic)
+    for (long first = 0; first < tiles; first += UNPACKED_TILES) {
+        const long end = first + UNPACKED_TILES < tiles ? first + UNPACKED_TILES : tiles;
+        for (long t = first; t < end; t++) {
+            const uint8_t *codes = tile_at(weights, t).codes;
+            unpack_codes(codes, weights->bits, x->groups, weights->zero, unpacked + (t - first) * tile_bytes);
+        }
+        stored_for_tiles();
+        for (long m = 0; m < rows; m += piece) {
+            const int count = (int)(rows - m < piece ? rows - m : piece);
+            const Activations some = activations_from(x, m, weights);
+            if (count != shaped) shape_tiles(count, count, AMX_GROUP);
+            shaped = count;
+            for (long t = first; t < end; t++) {
+                const int8_t *codes = unpacked + (t - first) * tile_bytes;
+                const int lanes = lanes_of(weights, t);
+                multiply_piece(count, &some, m, codes, tile_at(weights, t), out, t * TILE_ROWS, lanes);
+            }
+        }
+    }
+    _tile_release();
+}
