@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import json
 import os
 import secrets
@@ -349,8 +348,9 @@ def stock_app(url: str) -> Iterator[Celery]:
     """A plain Celery app that reads results, without this package."""
     with Celery("stock", broker=url, backend=url, set_as_current=False) as app:
         yield app
-        # An AsyncResult unsubscribes when it is collected, so collect while Redis still runs.
-        gc.collect()
+        # An AsyncResult unsubscribes when it is collected, perhaps when its Redis is gone. The app
+        # itself keeps some alive: it caches errors, whose tracebacks hold them.
+        app.backend.result_consumer.subscribed_to.clear()
 
 
 def run_python(source: str, redis_url: str, **settings: object) -> Any:

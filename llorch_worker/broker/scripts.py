@@ -2,7 +2,7 @@
 
 Each script consists of four pieces: the names of keys and queues, which are defined in Python;
 ``lua/prelude.lua``; the parts in ``lua/parts`` that the script needs; and ``lua/<name>.lua``. In a
-Redis Cluster ``lua/tagged_names.lua`` comes first.
+Redis Cluster ``lua/parts/tagged_names.lua`` comes first.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _source(name: str, prefix: str = "") -> str:
     parts = (f"parts/{part}" for part in _PARTS.get(name, ()))
     texts = [_names(), *map(_text, ("prelude", *parts, name))]
     if prefix:
-        texts = [f"local PREFIX = '{prefix}'", _text("tagged_names"), *texts]
+        texts = [f"local PREFIX = '{prefix}'", _text("parts/tagged_names"), *texts]
     return "\n".join(texts)
 
 

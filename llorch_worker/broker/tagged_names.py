@@ -3,7 +3,7 @@
 A Cluster places a key by the part in braces, so the keys of a fleet lie in one slot and on one
 master, as every script and every command with several keys needs. The names are changed where a
 connection sends commands and reads replies. All other code knows them without the tag, the scripts
-too: see ``lua/tagged_names.lua``.
+too: see ``lua/parts/tagged_names.lua``.
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ def test_the_mixture_has_every_kind_in_its_share_and_sends_each_job_once() -> No
         else "poison" if parcel[0].job.kind == POISON
         else "cancel" if parcel[0].job.kind == CANCELLED
         else "countdown" if parcel[0].countdown_s
+        else "ours" if parcel[0].ours is not None
         else "plain"
         for parcel in parcels
     )  # fmt: skip

@@ -83,8 +83,9 @@ class Claims:
             for heard in monitor.listen():
                 words = heard["command"].split()
                 if words[:2] == ["EVALSHA", scripts.digest("claim")]:
-                    # The last arguments: the number of queues, and whether a bell rang.
-                    self.count += words[-2:] == ["4", "1"]
+                    # The last arguments: the number of queues, whether a bell rang, the number of
+                    # lists behind an urgent call's.
+                    self.count += words[-3:] == ["4", "1", "0"]
                 elif words[0] == "ECHO":
                     return
 
