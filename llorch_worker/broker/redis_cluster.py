@@ -17,7 +17,11 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import TimeoutError as NoReply
 
-from llorch_worker.broker.following import AsyncFollowingConnection, FollowingConnection
+from llorch_worker.broker.following import (
+    AsyncFollowingConnection,
+    AsyncSentinels,
+    FollowingConnection,
+)
 from llorch_worker.broker.tagged_names import TaggedNames, key_prefix, slot_of
 
 PREFIX_OPTION = "key_prefix"
@@ -124,7 +128,7 @@ class ClusterNodes(redis.sentinel.Sentinel):
         return super().master_for(service_name, *args, **options)
 
 
-class AsyncClusterNodes(redis.asyncio.sentinel.Sentinel):
+class AsyncClusterNodes(AsyncSentinels):
     """:class:`ClusterNodes` for asyncio."""
 
     def __init__(
@@ -137,7 +141,7 @@ class AsyncClusterNodes(redis.asyncio.sentinel.Sentinel):
         super().__init__(nodes, sentinel_kwargs=sentinel_kwargs, **options)
         self._first = 0
 
-    async def discover_master(self, service_name: str) -> tuple[str, int]:
+    async def ask(self, service_name: str) -> tuple[str, int]:
         failures: list[RedisError] = []
         for place in _in_turn(self._first, self.sentinels):
             node = self.sentinels[place]

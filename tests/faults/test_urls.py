@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connection import connect, connect_async
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import Cancelled
@@ -155,3 +155,11 @@ def test_an_untrusted_certificate_is_refused(name: str, request: pytest.FixtureR
     url = str(request.getfixturevalue(name))
     with Client(url.partition("?")[0]) as client, pytest.raises(Exception, match="certificate"):
         client.models()
+
+
+def test_hundreds_of_asynchronous_readers_connect_at_once(url: str) -> None:
+    async def read() -> list[object]:
+        async with connect_async(url) as client:
+            return await asyncio.gather(*(client.blpop([f"none{n}"], 0.1) for n in range(300)))
+
+    assert asyncio.run(read()) == [None] * 300
