@@ -21,6 +21,8 @@ _ELSEWHERE = (AskError, TryAgainError, ClusterDownError)
 """What a node says that cannot serve the slot now. MOVED is a kind of ASK."""
 _DEMOTED = "UNBLOCKED"
 """What a server says to those whom it keeps waiting when it becomes a replica."""
+_IN_SCRIPT, _AT_REPLICA = "Error running script", "-READONLY "
+"""What Redis 6 says to a script that writes at a replica. Redis 7 says READONLY, as to commands."""
 
 
 class FollowingConnection(redis.sentinel.SentinelManagedConnection):
@@ -82,7 +84,12 @@ class AsyncSentinels(redis.asyncio.sentinel.Sentinel):
 
 
 def _is_elsewhere(error: ResponseError) -> bool:
-    return isinstance(error, _ELSEWHERE) or str(error).startswith(_DEMOTED)
+    text = str(error)
+    return (
+        isinstance(error, _ELSEWHERE)
+        or text.startswith(_DEMOTED)
+        or (text.startswith(_IN_SCRIPT) and _AT_REPLICA in text)
+    )
 
 
 def _not_now(error: ResponseError) -> NoConnection:
