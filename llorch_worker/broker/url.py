@@ -168,13 +168,25 @@ def _cut(url: str) -> tuple[list[str], str]:
 
 
 def _parts(url: str, allowed: tuple[str, ...]) -> tuple[list[SplitResult], dict[str, str]]:
-    """The parts and the options; raises ValueError for one that is not ``allowed``."""
+    """The parts and the options; raises ValueError for an option that is not ``allowed``, and for
+    parts that say different things."""
     texts, query = _cut(url)
-    options = dict(parse_qsl(query))
+    options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = ", ".join(sorted(options.keys() - set(allowed)))
     if unknown:
         raise ValueError(f"unknown option {unknown}; allowed: {', '.join(allowed)}")
-    return [urlsplit(text) for text in texts], options
+    blank = ", ".join(sorted(name for name, value in options.items() if not value))
+    if blank:
+        raise ValueError(f"option {blank} has no value")
+    parts = [urlsplit(text) for text in texts]
+    if any("," in part.netloc.rpartition("@")[2] for part in parts):
+        raise ValueError(f"hosts are separated by {SEPARATOR!r}, each with its scheme")
+    if (
+        len({(part.username, part.password) for part in parts if part.username or part.password})
+        > 1
+    ):
+        raise ValueError("all parts must have the same user and password, or none")
+    return parts, options
 
 
 def _check(url: str) -> None:

@@ -75,6 +75,19 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
         ("redis+cluster://a/1", "a Cluster has database 0 only"),
         ("redis+cluster://a?tag=a%20b", "tag must consist of letters, digits, '.', '_' and '-'"),
         ("redis+cluster://a?tag={b}", "tag must consist of letters, digits, '.', '_' and '-'"),
+        ("redis+cluster://a?tag=", "option tag has no value"),
+        ("redis+cluster://a?nonsense=", "unknown option nonsense; allowed: tag"),
+        ("sentinel://a?master_name=&sentinel_password=x", "option master_name has no value"),
+        ("redis+cluster://a,b?tag=c", "hosts are separated by ';', each with its scheme"),
+        ("sentinel://a:1,b:2", UNREADABLE),
+        (
+            "redis+cluster://:sec@a;redis+cluster://:ret@b",
+            "all parts must have the same user and password, or none",
+        ),
+        (
+            "sentinel://me:sec@a;sentinel://you:sec@b",
+            "all parts must have the same user and password, or none",
+        ),
         ("redis+cluster://a?ssl_certfile=b", "unknown option ssl_certfile; allowed: tag"),
     ],
 )
