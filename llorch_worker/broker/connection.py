@@ -48,7 +48,7 @@ def connect(
     """A client of the Redis at ``url``; connects on first use. Replies are str.
 
     redis-py's pool replaces connections that Redis closed, and behind Sentinel or in a Cluster it
-    asks for the master whenever it takes a connection. This module adds a retry, for commands that
+    asks for the master whenever it connects. This module adds a retry, for commands that
     reach a demoted master, and :func:`close_idle`.
     """
     return cast(redis.Redis, _connect(url, _THREADED, reply_timeout_s, retries))
