@@ -52,7 +52,7 @@ class TaggedConnection(FollowingConnection):
 
     def pack_commands(self, commands: Any) -> Any:
         self._names.sent("")
-        return super().pack_commands(map(self._names.tagged, commands))
+        return super().pack_commands(self._names.all_tagged(commands))
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         return self._names.bare(super().read_response(*args, **options))
@@ -79,7 +79,7 @@ class AsyncTaggedConnection(AsyncFollowingConnection):
 
     def pack_commands(self, commands: Any) -> Any:
         self._names.sent("")
-        return super().pack_commands(map(self._names.tagged, commands))
+        return super().pack_commands(self._names.all_tagged(commands))
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         return self._names.bare(await super().read_response(*args, **options))
