@@ -39,7 +39,10 @@ ASK_TIMEOUT_S = 1.0
 DEFAULT_MASTER = "mymaster"
 DEFAULT_TAG = "llorch"
 SENTINEL_OPTIONS = ("master_name", "sentinel_password")
-TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
+TLS_OPTIONS = (
+    "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname",
+)  # fmt: skip
+CERT_REQS = ("required", "optional", "none")
 
 
 def is_sentinel(url: str) -> bool:
@@ -87,7 +90,7 @@ class FollowedUrl:
     """For the connections to the servers, which are asked in turn."""
     bare: str
     """The URL without its options, as Celery and kombu read it."""
-    tls_options: dict[str, str]
+    tls_options: dict[str, Any]
     """For a Cluster with TLS, as in Celery's ``broker_use_ssl``."""
 
     @classmethod
@@ -131,7 +134,7 @@ def _of_cluster(url: str) -> FollowedUrl:
     tag = options.pop("tag", DEFAULT_TAG)
     if not re.fullmatch(r"[A-Za-z0-9._-]+", tag):
         raise ValueError("tag must consist of letters, digits, '.', '_' and '-'")
-    tls_options = {"ssl_cert_reqs": "required"} | options if tls else {}
+    tls_options = _tls_options(options) if tls else {}
     username = _first(part.username for part in parts)
     password = _first(part.password for part in parts)
     redis_options: dict[str, Any] = {"username": username, "password": password}
@@ -150,6 +153,16 @@ def _of_cluster(url: str) -> FollowedUrl:
         bare=SEPARATOR.join(f"{KOMBU_CLUSTER}://{login}{host}/0" for host in hosts),
         tls_options=tls_options,
     )
+
+
+def _tls_options(options: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"ssl_cert_reqs": "required"} | options
+    if found["ssl_cert_reqs"] not in CERT_REQS:
+        raise ValueError(f"ssl_cert_reqs must be one of {', '.join(CERT_REQS)}")
+    checks = options.get("ssl_check_hostname", "true")
+    if checks not in ("true", "false"):
+        raise ValueError("ssl_check_hostname must be true or false")
+    return found | {"ssl_check_hostname": checks == "true"}
 
 
 def _brief() -> dict[str, Any]:
