@@ -12,6 +12,7 @@ from kombu import transport as kombu_transports
 from kombu.transport import redis as kombu_redis
 from kombu.utils.url import parse_url
 from redis import Redis
+from redis.sentinel import Sentinel
 
 from llorch_worker.broker.redis_cluster import (
     ClusterNodes,
@@ -22,14 +23,41 @@ from llorch_worker.broker.redis_cluster import (
 from llorch_worker.broker.url import KOMBU_CLUSTER
 
 
-class ClusterChannel(kombu_redis.SentinelChannel):
+class FollowedChannel(kombu_redis.SentinelChannel):
+    """A channel to the master that other servers name.
+
+    It remembers their addresses: kombu forgets them with the connection, and a job that outlives it
+    is settled all the same.
+    """
+
+    servers: type[Sentinel] = Sentinel
+    master_name: str
+    sentinel_kwargs: dict[str, Any]
+    _addresses: Sequence[tuple[str, int]]
+
+    def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
+        parameters = self._connparams(asynchronous)
+        first = parameters.pop("host"), parameters.pop("port")
+        if self.connection is not None and self.connection.client is not None:
+            default = self.connection.default_port
+            parts = map(parse_url, self.connection.client.alt)
+            self._addresses = [(part["hostname"], part["port"] or default) for part in parts] or [
+                first
+            ]
+        manager = self.servers(self._addresses, sentinel_kwargs=self.sentinel_kwargs, **parameters)
+        if asynchronous:
+            self._async_sentinel_manager = manager
+        else:
+            self._sentinel_manager = manager
+        return manager.master_for(self.master_name, Redis).connection_pool
+
+
+class ClusterChannel(FollowedChannel):
     """A channel to the master of the fleet's slot."""
 
     connection_class = TaggedConnection
     connection_class_ssl = TaggedSSLConnection
-    master_name: str
-    sentinel_kwargs: dict[str, Any]
-    _addresses: Sequence[tuple[str, int]]
+    servers = ClusterNodes
 
     def sweep_bindings(self, limit: int = 100) -> int:
         # The script puts names together from its arguments.
@@ -43,20 +71,6 @@ class ClusterChannel(kombu_redis.SentinelChannel):
                     client=client,
                 )
             )
-
-    def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
-        parameters = self._connparams(asynchronous)
-        first = parameters.pop("host"), parameters.pop("port")
-        if self.connection is not None and self.connection.client is not None:
-            # Otherwise it was closed, and settles a job.
-            parts = map(parse_url, self.connection.client.alt)
-            self._addresses = [(part["hostname"], part["port"]) for part in parts] or [first]
-        nodes = ClusterNodes(self._addresses, sentinel_kwargs=self.sentinel_kwargs, **parameters)
-        if asynchronous:
-            self._async_sentinel_manager = nodes
-        else:
-            self._sentinel_manager = nodes
-        return nodes.master_for(self.master_name, Redis).connection_pool
 
 
 class ClusterTransport(kombu_redis.SentinelTransport):

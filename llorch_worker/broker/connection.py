@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 
 import redis
 import redis.asyncio
-import redis.asyncio.sentinel
 import redis.sentinel
 from kombu.exceptions import OperationalError
 from redis.asyncio.retry import Retry as AsyncRetry
@@ -17,7 +16,11 @@ from redis.client import PubSub
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
-from llorch_worker.broker.following import AsyncFollowingConnection, FollowingConnection
+from llorch_worker.broker.following import (
+    AsyncFollowingConnection,
+    AsyncSentinels,
+    FollowingConnection,
+)
 from llorch_worker.broker.redis_cluster import AsyncClusterNodes, ClusterNodes
 from llorch_worker.broker.url import (
     FollowedUrl,
@@ -45,7 +48,7 @@ def connect(
     """A client of the Redis at ``url``; connects on first use. Replies are str.
 
     redis-py's pool replaces connections that Redis closed, and behind Sentinel or in a Cluster it
-    asks for the master whenever it takes a connection. This module adds a retry, for commands that
+    asks for the master whenever it connects. This module adds a retry, for commands that
     reach a demoted master, and :func:`close_idle`.
     """
     return cast(redis.Redis, _connect(url, _THREADED, reply_timeout_s, retries))
@@ -68,11 +71,14 @@ class _Kind(NamedTuple):
     library: Any
     retry: Any
     following: Any
+    sentinels: Any
     cluster_nodes: Any
 
 
-_THREADED = _Kind(redis, Retry, FollowingConnection, ClusterNodes)
-_ASYNCHRONOUS = _Kind(redis.asyncio, AsyncRetry, AsyncFollowingConnection, AsyncClusterNodes)
+_THREADED = _Kind(redis, Retry, FollowingConnection, redis.sentinel.Sentinel, ClusterNodes)
+_ASYNCHRONOUS = _Kind(
+    redis.asyncio, AsyncRetry, AsyncFollowingConnection, AsyncSentinels, AsyncClusterNodes
+)
 
 
 def _connect(
@@ -100,7 +106,7 @@ def _connect(
         server_options = parsed.server_options | {"retry": kind.retry(NoBackoff(), 0)}
         servers = kind.cluster_nodes
         if is_sentinel(url):
-            servers = kind.library.sentinel.Sentinel
+            servers = kind.sentinels
             options["connection_class"] = kind.following
         nodes = servers(parsed.servers, sentinel_kwargs=server_options)
         return nodes.master_for(parsed.name, **options)

@@ -9,6 +9,7 @@ closed, and its caller gets a ConnectionError, as in any outage.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import redis.asyncio.sentinel
@@ -20,6 +21,8 @@ _ELSEWHERE = (AskError, TryAgainError, ClusterDownError)
 """What a node says that cannot serve the slot now. MOVED is a kind of ASK."""
 _DEMOTED = "UNBLOCKED"
 """What a server says to those whom it keeps waiting when it becomes a replica."""
+_IN_SCRIPT, _AT_REPLICA = "Error running script", "-READONLY "
+"""What Redis 6 says to a script that writes at a replica. Redis 7 says READONLY, as to commands."""
 
 
 class FollowingConnection(redis.sentinel.SentinelManagedConnection):
@@ -58,8 +61,35 @@ class AsyncFollowingConnection(redis.asyncio.sentinel.SentinelManagedConnection)
             raise _not_now(error) from error
 
 
+class AsyncSentinels(redis.asyncio.sentinel.Sentinel):
+    """Sentinels that are asked one question at a time.
+
+    Thousands of readers connect at once when they have lost a master. Each would open a connection
+    to a Sentinel, and redis-py allows 100.
+    """
+
+    _question: asyncio.Task[tuple[str, int]] | None = None
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Host and port; raises MasterNotFoundError, a ConnectionError."""
+        if self._question is None or self._question.done():
+            self._question = asyncio.create_task(self.ask(service_name))
+        # A reader that is cancelled leaves the question to the others.
+        return await asyncio.shield(self._question)
+
+    async def ask(self, service_name: str) -> tuple[str, int]:
+        """Asks one after the other."""
+        host, port = await super().discover_master(service_name)
+        return host, port
+
+
 def _is_elsewhere(error: ResponseError) -> bool:
-    return isinstance(error, _ELSEWHERE) or str(error).startswith(_DEMOTED)
+    text = str(error)
+    return (
+        isinstance(error, _ELSEWHERE)
+        or text.startswith(_DEMOTED)
+        or (text.startswith(_IN_SCRIPT) and _AT_REPLICA in text)
+    )
 
 
 def _not_now(error: ResponseError) -> NoConnection:

@@ -35,7 +35,7 @@ def transport_options(redis_url: str) -> dict[str, Any]:
     return FollowedUrl.parse(redis_url).transport_options if is_followed(redis_url) else {}
 
 
-def tls_options(redis_url: str) -> dict[str, str]:
+def tls_options(redis_url: str) -> dict[str, Any]:
     """TLS options that are not in :func:`celery_url`."""
     return FollowedUrl.parse(redis_url).tls_options if is_followed(redis_url) else {}
 

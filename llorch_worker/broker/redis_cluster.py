@@ -6,6 +6,7 @@ where the master is. So redis-py's pools and connections for Sentinel serve here
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +18,20 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import TimeoutError as NoReply
 
-from llorch_worker.broker.following import AsyncFollowingConnection, FollowingConnection
+from llorch_worker.broker.following import (
+    AsyncFollowingConnection,
+    AsyncSentinels,
+    FollowingConnection,
+)
 from llorch_worker.broker.tagged_names import TaggedNames, key_prefix, slot_of
 
 PREFIX_OPTION = "key_prefix"
 """The option of a connection that holds the prefix of all names."""
+ASK_ANOTHER_S = 1.5
+"""How long a question may last before it asks one more node. A silent one takes a second, and two
+of them what a page or a scrape waits."""
+_FIRST: dict[tuple[tuple[str, int], ...], int] = {}
+"""Which of the nodes this process asks first, for each list of them."""
 
 
 class TaggedConnection(FollowingConnection):
@@ -42,7 +52,7 @@ class TaggedConnection(FollowingConnection):
 
     def pack_commands(self, commands: Any) -> Any:
         self._names.sent("")
-        return super().pack_commands(map(self._names.tagged, commands))
+        return super().pack_commands(self._names.all_tagged(commands))
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         return self._names.bare(super().read_response(*args, **options))
@@ -69,7 +79,7 @@ class AsyncTaggedConnection(AsyncFollowingConnection):
 
     def pack_commands(self, commands: Any) -> Any:
         self._names.sent("")
-        return super().pack_commands(map(self._names.tagged, commands))
+        return super().pack_commands(self._names.all_tagged(commands))
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         return self._names.bare(await super().read_response(*args, **options))
@@ -94,23 +104,18 @@ class ClusterNodes(redis.sentinel.Sentinel):
     ) -> None:
         """``sentinel_kwargs`` are for connections to the ``nodes``, the others to the master."""
         super().__init__(nodes, sentinel_kwargs=sentinel_kwargs, **options)
-        self._first = 0  # the node that told last
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """Host and port; raises MasterNotFoundError, a ConnectionError."""
         failures: list[RedisError] = []
-        for place in _in_turn(self._first, self.sentinels):
-            node = self.sentinels[place]
+        for node in _in_turn(self.sentinels):
             try:
                 with node.pipeline(transaction=False) as pipe:
-                    found = _master(service_name, node, _ask(pipe).execute(False))
+                    return _master(service_name, node, _ask(pipe).execute(False))
             except AuthenticationError:
                 raise
             except (NoConnection, NoReply) as error:
                 failures.append(error)
-            else:
-                self._first = place
-                return found
             finally:
                 # All workers may ask the same node. Other threads may be asking it now.
                 node.connection_pool.disconnect(inuse_connections=False)
@@ -124,33 +129,19 @@ class ClusterNodes(redis.sentinel.Sentinel):
         return super().master_for(service_name, *args, **options)
 
 
-class AsyncClusterNodes(redis.asyncio.sentinel.Sentinel):
+class AsyncClusterNodes(AsyncSentinels):
     """:class:`ClusterNodes` for asyncio."""
 
-    def __init__(
-        self,
-        nodes: Sequence[tuple[str, int]],
-        *,
-        sentinel_kwargs: Mapping[str, Any],
-        **options: Any,
-    ) -> None:
-        super().__init__(nodes, sentinel_kwargs=sentinel_kwargs, **options)
-        self._first = 0
-
-    async def discover_master(self, service_name: str) -> tuple[str, int]:
+    async def ask(self, service_name: str) -> tuple[str, int]:
         failures: list[RedisError] = []
-        for place in _in_turn(self._first, self.sentinels):
-            node = self.sentinels[place]
+        for node in _in_turn(self.sentinels):
             try:
                 async with node.pipeline(transaction=False) as pipe:
-                    found = _master(service_name, node, await _ask(pipe).execute(False))
+                    return _master(service_name, node, await _ask(pipe).execute(False))
             except AuthenticationError:
                 raise
             except (NoConnection, NoReply) as error:
                 failures.append(error)
-            else:
-                self._first = place
-                return found
             finally:
                 await node.connection_pool.disconnect(inuse_connections=False)
         raise redis.asyncio.sentinel.MasterNotFoundError(_told(failures)) from failures[-1]
@@ -171,9 +162,24 @@ def _tagged(tag: str, options: dict[str, Any]) -> dict[str, Any]:
     return options | {PREFIX_OPTION: key_prefix(tag), "protocol": 2}
 
 
-def _in_turn(first: int, nodes: Sequence[Any]) -> Iterator[int]:
-    """The places of all ``nodes``, from the first one on."""
-    return ((first + step) % len(nodes) for step in range(len(nodes)))
+def _in_turn(nodes: Sequence[Any]) -> Iterator[Any]:
+    """``nodes``, from the one on that told last, while there is time to ask another."""
+    until_s = time.monotonic() + ASK_ANOTHER_S
+    addresses = tuple(map(_address, nodes))
+    place = _FIRST.get(addresses, 0)
+    for _ in nodes:
+        _FIRST[addresses] = place
+        yield nodes[place]
+        # It did not tell. The next question begins after it.
+        place = (place + 1) % len(nodes)
+        if time.monotonic() >= until_s:
+            break
+    _FIRST[addresses] = place
+
+
+def _address(node: Any) -> tuple[str, int]:
+    options = node.connection_pool.connection_kwargs
+    return options["host"], options["port"]
 
 
 def _ask(pipe: Any) -> Any:
@@ -187,8 +193,8 @@ def _master(tag: str, node: Any, replies: list[Any]) -> tuple[str, int]:
             raise reply
     state, ranges = replies
     slot = slot_of(tag)
-    asked = node.connection_pool.connection_kwargs
-    where = f"{asked['host']}:{asked['port']}"
+    own_host, own_port = _address(node)
+    where = f"{own_host}:{own_port}"
     # A node that the majority has lost knows nothing of later failovers.
     if b"cluster_state:ok" not in state:
         raise NoConnection(f"{where} says that the Cluster is down")
@@ -196,7 +202,7 @@ def _master(tag: str, node: Any, replies: list[Any]) -> tuple[str, int]:
         if first <= slot <= last:
             # A node that knows no name for itself leaves it to whoever reached it.
             named = (host or b"").decode()
-            return asked["host"] if named in ("", "?") else named, int(port)
+            return own_host if named in ("", "?") else named, int(port)
     raise NoConnection(f"{where} knows no master of slot {slot}")
 
 

@@ -8,7 +8,7 @@ too: see ``lua/parts/tagged_names.lua``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from redis.crc import key_slot
@@ -40,6 +40,8 @@ _COMMANDS = {
 """Commands -> which of their arguments are names. Only what this package, kombu and Celery send."""
 _NAMES = {command: names for group, names in _COMMANDS.items() for command in group.split()}
 _SUBSCRIBES = ("SUBSCRIBE", "PSUBSCRIBE")
+_REPLIES_NAME = ("BLPOP", "BRPOP", "SCAN", "XREAD", *_SUBSCRIBES)
+"""The commands whose replies hold names."""
 _REDIS_OWN = "__redis__:"
 """Begins the channels that Redis itself publishes in."""
 
@@ -66,7 +68,8 @@ class TaggedNames:
             self._asked = _name(command)
 
     def tagged(self, command: Sequence[Any]) -> list[Any]:
-        """The command with tagged names; raises NotImplementedError if it is unknown."""
+        """The command with tagged names; raises NotImplementedError if it is unknown, or a SCAN of
+        all keys."""
         name, arguments = _name(command[0]), list(command[1:])
         match name:
             case "EVAL" | "EVALSHA":
@@ -75,8 +78,10 @@ class TaggedNames:
                 (before,) = _places("STREAMS", arguments)
                 names = slice(before + 1, before + 1 + (len(arguments) - before) // 2)
             case "SCAN":
-                (before,) = _places("MATCH", arguments)
-                names = slice(before + 1, before + 2)
+                places = _places("MATCH", arguments)
+                if not places:
+                    raise NotImplementedError("SCAN without MATCH would find the keys of others")
+                names = slice(places[0] + 1, places[0] + 2)
             case "CLIENT":
                 # Of key tracking: what the names of those keys begin with.
                 for before in _places("PREFIX", arguments):
@@ -88,6 +93,19 @@ class TaggedNames:
                 raise NotImplementedError(f"which arguments of {name} are keys?")
         arguments[names] = map(self._add, arguments[names])
         return [command[0], *arguments]
+
+    def all_tagged(self, commands: Iterable[Sequence[Any]]) -> list[list[Any]]:
+        """The commands of a pipeline with tagged names.
+
+        Raises NotImplementedError also for one whose reply would hold names: a reply in a pipeline
+        does not tell its command.
+        """
+        tagged = []
+        for command in commands:
+            if _name(command[0]) in _REPLIES_NAME:
+                raise NotImplementedError(f"{_name(command[0])} in a pipeline: send it alone")
+            tagged.append(self.tagged(command))
+        return tagged
 
     def bare(self, reply: Any) -> Any:
         """A reply without the prefix, to the last command or of the subscription."""

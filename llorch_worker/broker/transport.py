@@ -28,7 +28,11 @@ from redis.exceptions import RedisError, ResponseError
 
 from llorch_worker.broker import claims, dead_letters, keys, placement, queues
 from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
-from llorch_worker.broker.cluster_transport import ClusterChannel, ClusterTransport
+from llorch_worker.broker.cluster_transport import (
+    ClusterChannel,
+    ClusterTransport,
+    FollowedChannel,
+)
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.doorbell import Doorbell
 from llorch_worker.broker.held_claims import HELD_CLAIMS
@@ -223,7 +227,8 @@ class ClaimChannel(kombu_redis.Channel):
         # In RESP3 other replies may come before that of a BLPOP.
         parameters: dict[str, Any] = super()._connparams(asynchronous) | {"protocol": 2}
         if not asynchronous:
-            self._kept_parameters = parameters
+            # A copy: callers take out what they do not pass on.
+            self._kept_parameters = dict(parameters)
         return parameters
 
     def _basic_cancel(self, consumer_tag: str) -> Any:
@@ -446,7 +451,7 @@ class ClaimTransport(kombu_redis.Transport):
             channel.look_again()
 
 
-class SentinelClaimChannel(ClaimChannel, kombu_redis.SentinelChannel):
+class SentinelClaimChannel(ClaimChannel, FollowedChannel):
     """A channel that claims from the master that Sentinel names."""
 
 

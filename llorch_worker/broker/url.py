@@ -39,7 +39,10 @@ ASK_TIMEOUT_S = 1.0
 DEFAULT_MASTER = "mymaster"
 DEFAULT_TAG = "llorch"
 SENTINEL_OPTIONS = ("master_name", "sentinel_password")
-TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
+TLS_OPTIONS = (
+    "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname",
+)  # fmt: skip
+CERT_REQS = ("required", "optional", "none")
 
 
 def is_sentinel(url: str) -> bool:
@@ -87,7 +90,7 @@ class FollowedUrl:
     """For the connections to the servers, which are asked in turn."""
     bare: str
     """The URL without its options, as Celery and kombu read it."""
-    tls_options: dict[str, str]
+    tls_options: dict[str, Any]
     """For a Cluster with TLS, as in Celery's ``broker_use_ssl``."""
 
     @classmethod
@@ -131,7 +134,7 @@ def _of_cluster(url: str) -> FollowedUrl:
     tag = options.pop("tag", DEFAULT_TAG)
     if not re.fullmatch(r"[A-Za-z0-9._-]+", tag):
         raise ValueError("tag must consist of letters, digits, '.', '_' and '-'")
-    tls_options = {"ssl_cert_reqs": "required"} | options if tls else {}
+    tls_options = _tls_options(options) if tls else {}
     username = _first(part.username for part in parts)
     password = _first(part.password for part in parts)
     redis_options: dict[str, Any] = {"username": username, "password": password}
@@ -152,6 +155,16 @@ def _of_cluster(url: str) -> FollowedUrl:
     )
 
 
+def _tls_options(options: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"ssl_cert_reqs": "required"} | options
+    if found["ssl_cert_reqs"] not in CERT_REQS:
+        raise ValueError(f"ssl_cert_reqs must be one of {', '.join(CERT_REQS)}")
+    checks = options.get("ssl_check_hostname", "true")
+    if checks not in ("true", "false"):
+        raise ValueError("ssl_check_hostname must be true or false")
+    return found | {"ssl_check_hostname": checks == "true"}
+
+
 def _brief() -> dict[str, Any]:
     """Options for a connection to whoever tells where the master is: others can be asked too."""
     return {
@@ -168,13 +181,25 @@ def _cut(url: str) -> tuple[list[str], str]:
 
 
 def _parts(url: str, allowed: tuple[str, ...]) -> tuple[list[SplitResult], dict[str, str]]:
-    """The parts and the options; raises ValueError for one that is not ``allowed``."""
+    """The parts and the options; raises ValueError for an option that is not ``allowed``, and for
+    parts that say different things."""
     texts, query = _cut(url)
-    options = dict(parse_qsl(query))
+    options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = ", ".join(sorted(options.keys() - set(allowed)))
     if unknown:
         raise ValueError(f"unknown option {unknown}; allowed: {', '.join(allowed)}")
-    return [urlsplit(text) for text in texts], options
+    blank = ", ".join(sorted(name for name, value in options.items() if not value))
+    if blank:
+        raise ValueError(f"option {blank} has no value")
+    parts = [urlsplit(text) for text in texts]
+    if any("," in part.netloc.rpartition("@")[2] for part in parts):
+        raise ValueError(f"hosts are separated by {SEPARATOR!r}, each with its scheme")
+    if (
+        len({(part.username, part.password) for part in parts if part.username or part.password})
+        > 1
+    ):
+        raise ValueError("all parts must have the same user and password, or none")
+    return parts, options
 
 
 def _check(url: str) -> None:

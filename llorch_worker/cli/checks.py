@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llorch_worker.broker.connection import broker_errors, connect
 from llorch_worker.broker.fleet_client import FleetClient
-from llorch_worker.broker.url import is_followed, safe_url
+from llorch_worker.broker.url import is_cluster, is_followed, safe_url
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable, InvalidLoadOption
@@ -92,6 +92,9 @@ def redis_server(url: str, *, asked_for: bool) -> Iterator[Check]:
 
 def _redis_cli(url: str) -> str:
     """How to reach that Redis from a shell; ``***`` stands for a password."""
+    if is_cluster(url):
+        # The setting is to hold at whichever node is the master.
+        return "redis-cli --cluster call NODE:PORT"
     if is_followed(url):
         return "redis-cli -h MASTER"
     where = safe_url(url)

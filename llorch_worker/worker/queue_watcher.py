@@ -67,7 +67,7 @@ class QueueWatcher:
         pool = self._redis.connection_pool
         connection = pool.get_connection()
         try:
-            self._ring_until_lost(self._news(connection))
+            self._ring_until_lost(self._news(connection), connection)
         finally:
             # Not to be used for anything else: it is subscribed.
             connection.disconnect()
@@ -84,7 +84,7 @@ class QueueWatcher:
             self._refused = True
             return None
 
-    def _ring_until_lost(self, news: QueueNews | None) -> None:
+    def _ring_until_lost(self, news: QueueNews | None, connection: Any) -> None:
         keep_at_s = look_at_s = count_at_s = time.monotonic()
         held_until_s = keep_at_s + LEASE_S
         active_until_s = keep_at_s + ACTIVE_S
@@ -101,7 +101,8 @@ class QueueWatcher:
                     workers = watch.keep_and_count(self._redis, self._model)
                     kept, self.alone = workers > 0, workers < 2
                     count_at_s = now_s + COUNT_S
-                if not kept:
+                # If the master is another one by now, no more news comes over this connection.
+                if not kept or not self._redis.connection_pool.owns_connection(connection):
                     return
                 held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
             if now_s >= look_at_s:

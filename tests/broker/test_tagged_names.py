@@ -123,6 +123,31 @@ def test_news_of_queues_name_them_without_the_tag(client: redis.Redis, raw: redi
 def test_a_command_whose_keys_are_unknown_is_refused(client: redis.Redis) -> None:
     with pytest.raises(NotImplementedError, match="which arguments of SORT"):
         client.sort("a")
+    with pytest.raises(NotImplementedError, match="SCAN without MATCH"):
+        client.scan()
+
+
+@pytest.mark.parametrize("transaction", [True, False])
+def test_a_command_whose_reply_holds_names_is_refused_in_a_pipeline(
+    client: redis.Redis, raw: redis.Redis, transaction: bool
+) -> None:
+    """Its reply would have the tag."""
+    client.rpush("a", "1")
+    client.xadd("b", {"event": "first"})
+    with client.pipeline(transaction=transaction) as pipe:
+        for refused in (
+            lambda: pipe.blpop(["a"], 1),
+            lambda: pipe.brpop(["a"], 1),
+            lambda: pipe.xread({"b": "0"}),
+            lambda: pipe.scan(match="*"),
+        ):
+            pipe.set("written", "1")
+            refused()
+            with pytest.raises(NotImplementedError, match="in a pipeline: send it alone"):
+                pipe.execute()
+        # Nothing was sent, and the connection still serves.
+        assert not raw.exists(f"{PREFIX}written")
+        assert pipe.llen("a").execute() == [1]
 
 
 def test_a_channel_of_kombus_sweeps_the_bindings_of_its_fleet_only(

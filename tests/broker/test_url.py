@@ -75,6 +75,24 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
         ("redis+cluster://a/1", "a Cluster has database 0 only"),
         ("redis+cluster://a?tag=a%20b", "tag must consist of letters, digits, '.', '_' and '-'"),
         ("redis+cluster://a?tag={b}", "tag must consist of letters, digits, '.', '_' and '-'"),
+        ("redis+cluster://a?tag=", "option tag has no value"),
+        ("redis+cluster://a?nonsense=", "unknown option nonsense; allowed: tag"),
+        ("sentinel://a?master_name=&sentinel_password=x", "option master_name has no value"),
+        ("redis+cluster://a,b?tag=c", "hosts are separated by ';', each with its scheme"),
+        ("sentinel://a:1,b:2", UNREADABLE),
+        (
+            "redis+cluster://:sec@a;redis+cluster://:ret@b",
+            "all parts must have the same user and password, or none",
+        ),
+        (
+            "sentinel://me:sec@a;sentinel://you:sec@b",
+            "all parts must have the same user and password, or none",
+        ),
+        (
+            "rediss+cluster://a?ssl_cert_reqs=never",
+            "ssl_cert_reqs must be one of required, optional, none",
+        ),
+        ("rediss+cluster://a?ssl_check_hostname=0", "ssl_check_hostname must be true or false"),
         ("redis+cluster://a?ssl_certfile=b", "unknown option ssl_certfile; allowed: tag"),
     ],
 )
@@ -137,10 +155,21 @@ def test_a_url_names_nodes_tag_and_password_of_a_cluster() -> None:
 
 def test_a_cluster_with_tls_trusts_no_unknown_certificate() -> None:
     parsed = FollowedUrl.parse("rediss+cluster://a?ssl_ca_certs=/c.pem")
-    assert parsed.tls_options == {"ssl_cert_reqs": "required", "ssl_ca_certs": "/c.pem"}
+    assert parsed.tls_options == {
+        "ssl_cert_reqs": "required",
+        "ssl_ca_certs": "/c.pem",
+        "ssl_check_hostname": True,
+    }
     assert parsed.redis_options.items() >= parsed.tls_options.items()
     assert parsed.redis_options["ssl"] is True
     assert parsed.name == "llorch"
+
+
+def test_a_cluster_with_tls_may_announce_addresses_that_no_certificate_names() -> None:
+    parsed = FollowedUrl.parse("rediss+cluster://a?ssl_check_hostname=false")
+    assert parsed.redis_options["ssl_check_hostname"] is False
+    assert parsed.server_options["ssl_check_hostname"] is False
+    assert parsed.tls_options["ssl_check_hostname"] is False
 
 
 def test_no_password_of_any_part_is_shown() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from llorch_worker.broker.connection import connect
 from tests.cli.command import Ran, Served, run
-from tests.services import LOCALHOST, own_redis
+from tests.redis_cluster import one_node
+from tests.services import LOCALHOST, free_node_port, own_redis
 
 
 def by_subject(ran: Ran) -> dict[str, Any]:
@@ -36,6 +37,14 @@ def test_a_healthy_machine_passes(served: Served, demo_model: Path) -> None:
     assert found["kernels"]["finding"].startswith("torch for float32")
     assert found["storage"]["verdict"] == "warn", "this Redis keeps nothing"
     remedy = f"redis-cli -u {served.redis_url} config set appendonly yes"
+    assert found["storage"]["remedy"] == remedy
+
+
+def test_the_remedies_for_a_cluster_are_for_all_its_nodes() -> None:
+    with one_node(port=free_node_port()) as server:
+        url = f"redis+cluster://{LOCALHOST}:{server.port}"
+        found = by_subject(run("doctor", "--redis", url, "--json"))
+    remedy = "redis-cli --cluster call NODE:PORT config set appendonly yes"
     assert found["storage"]["remedy"] == remedy
 
 

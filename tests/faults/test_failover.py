@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connection import connect, connect_async
+from llorch_worker.broker.scripts import run_script, run_script_async
 from llorch_worker.client import Client
 from tests.faults.sentinel import PASSWORD, sentinel
 from tests.latch import Latch
@@ -94,6 +96,21 @@ def test_clients_follow_the_master_busy_or_idle(pair: Pair) -> None:
         assert busy.info("replication")["role"] == "master"
         idle.set("written", "idle")
         assert pair.replica.get("written") == b"idle"
+
+
+def test_a_script_that_meets_the_demoted_master_runs_at_the_new_one(pair: Pair) -> None:
+    async def acquire_again() -> object:
+        return await run_script_async(asynchronous, "acquire", [60_000], ["asynchronous"])
+
+    with connect(pair.url) as client, asyncio.Runner() as runner:
+        asynchronous = connect_async(pair.url)
+        runner.run(asynchronous.ping())
+        assert run_script(client, "acquire", [60_000], ["before"])
+        pair.fail_over(kill=False)
+        assert run_script(client, "acquire", [60_000], ["after"])
+        assert runner.run(acquire_again())
+        runner.run(asynchronous.aclose())
+    assert pair.replica.exists("before", "after", "asynchronous") == 3
 
 
 def test_a_reader_that_waits_goes_on_at_the_new_master(pair: Pair) -> None:

@@ -7,7 +7,7 @@ import gc
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from llorch_worker.broker.tagged_names import key_prefix, slot_of
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import TASK_NAME, Cancelled, GenerationResult
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
+from llorch_worker.worker.queue_watcher import QueueWatcher
 from tests.broker.jobs import push, take
 from tests.cli.command import run
 from tests.flowers import running_flower
@@ -275,6 +276,24 @@ def test_while_the_slot_moves_a_fleet_waits_and_then_goes_on(
         assert client.submit(**FIELDS).result(GET_S).text == TEXT
         assert not cluster.names_of(tag, 2).isdisjoint(before)
         assert worker.process.poll() is None
+
+
+def test_the_watcher_of_the_queues_follows_a_slot_that_moves_at_once(
+    cluster: RedisCluster,
+) -> None:
+    source, target = cluster.masters[1:]
+    tag = cluster.tag_at(1, "watched")
+    with connect(cluster.url(tag)) as client, closing(QueueWatcher(client, "toy")) as watcher:
+        watcher.start()
+        wait_until(lambda: tracks(source), what="the watcher")
+        with cluster.moving(slot_of(tag), source, target):
+            pass
+        wait_until(lambda: tracks(target), what="the watcher at the new master")
+
+
+def tracks(node: Node) -> bool:
+    """Whether a client gets news of keys there."""
+    return any("t" in each["flags"] for each in node.client.client_list())
 
 
 def test_a_redis_that_is_no_cluster_is_refused_with_the_reason(own_server: RedisServer) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from redis.exceptions import ConnectionError as NoConnection
 
-from llorch_worker.broker.connection import connect
+from llorch_worker.broker.connection import connect, connect_async
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import Cancelled
@@ -29,6 +30,7 @@ from tests.services import (
 )
 
 GET_S = 30
+NAMES = f"IP:{LOCALHOST},DNS:localhost"
 
 
 def has_tls(binary: Path) -> bool:
@@ -38,12 +40,12 @@ def has_tls(binary: Path) -> bool:
     return "Bad directive" not in answer.stdout + answer.stderr
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost, and its key."""
+def certificate(folder: Path, names: str = NAMES) -> tuple[Path, Path]:
+    """A self-signed certificate for these names, and its key."""
     paths = folder / "certificate.pem", folder / "key.pem"
     command = [
         "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-        "-subj", "/CN=localhost", "-addext", f"subjectAltName=IP:{LOCALHOST},DNS:localhost",
+        "-subj", "/CN=localhost", "-addext", f"subjectAltName={names}",
         "-out", paths[0], "-keyout", paths[1],
     ]  # fmt: skip
     try:
@@ -65,10 +67,14 @@ class TlsOptions:
 
 @pytest.fixture
 def tls(tmp_path: Path) -> TlsOptions:
+    return tls_options(tmp_path)
+
+
+def tls_options(folder: Path, names: str = NAMES) -> TlsOptions:
     binary = next((binary for binary in redis_binaries() if has_tls(binary)), None)
     if binary is None:
         pytest.skip("needs a redis-server with TLS")
-    public, key = certificate(tmp_path)
+    public, key = certificate(folder, names)
     options = (
         "--tls-auth-clients", "no", "--tls-cert-file", str(public), "--tls-key-file", str(key),
         "--tls-ca-cert-file", str(public),
@@ -155,3 +161,28 @@ def test_an_untrusted_certificate_is_refused(name: str, request: pytest.FixtureR
     url = str(request.getfixturevalue(name))
     with Client(url.partition("?")[0]) as client, pytest.raises(Exception, match="certificate"):
         client.models()
+
+
+def test_hundreds_of_asynchronous_readers_connect_at_once(url: str) -> None:
+    async def read() -> list[object]:
+        async with connect_async(url) as client:
+            return await asyncio.gather(*(client.blpop([f"none{n}"], 0.1) for n in range(300)))
+
+    assert asyncio.run(read()) == [None] * 300
+
+
+def test_nodes_may_have_certificates_for_other_names_if_the_url_says_so(tmp_path: Path) -> None:
+    tls, port = tls_options(tmp_path, "DNS:elsewhere"), free_node_port()
+    options = ("--tls-cluster", "yes", *tls.at(port))
+    with one_node(PASSWORD, binary=tls.binary, options=options):
+        checked = (
+            f"rediss+cluster://:{PASSWORD}@{LOCALHOST}:{port}?tag=jobs&ssl_ca_certs={tls.public}"
+        )
+        with connect(checked) as refused, pytest.raises(NoConnection, match="IP address mismatch"):
+            refused.ping()
+        unchecked = f"{checked}&ssl_check_hostname=false"
+        with (
+            running_worker(unchecked, tmp_path, model_name="toy", TOY_STEP_MS=2),
+            Client(unchecked, model="toy") as client,
+        ):
+            assert client.submit(prompt="x", max_tokens=2).result(GET_S).attempts == 1

@@ -12,6 +12,7 @@ from typing import Any
 from celery.app.utils import filter_hidden_settings
 from celery.utils.time import rate
 from celery.worker import control
+from kombu.utils.url import maybe_sanitize_url
 
 from llorch_worker.worker.celery.refusals import (
     FIXED_SIZE,
@@ -74,9 +75,13 @@ def _rate_limit(state: Any, task_name: object, rate_limit: Any, **options: Any) 
 
 
 def _stats(state: Any, **options: Any) -> Reply:
-    """Celery's, without the password of the sentinels."""
+    """Celery's, without passwords, and without options that JSON cannot hold."""
     stats: Reply = control.stats(state, **options)
-    return stats | {"broker": filter_hidden_settings(stats["broker"])}
+    broker = filter_hidden_settings(stats["broker"])
+    # How those who name the master are asked: it has a password and a policy of retries.
+    broker["transport_options"].pop("sentinel_kwargs", None)
+    broker["alternates"] = [maybe_sanitize_url(url) for url in broker["alternates"]]
+    return stats | {"broker": broker}
 
 
 def _refusal(reason: str) -> Callable[..., Reply]:

@@ -11,12 +11,22 @@ import pytest
 from celery import Celery
 from celery.worker.control import Panel
 
+from llorch_worker.broker.producer import producer_app
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery import control
 from llorch_worker.worker.celery.app import build_app
-from tests.services import WorkerProcess, begun, own_redis, running_worker, wait_until
+from tests.redis_cluster import one_node
+from tests.services import (
+    LOCALHOST,
+    WorkerProcess,
+    begun,
+    free_node_port,
+    own_redis,
+    running_worker,
+    wait_until,
+)
 from tests.worker.celery.remote import told
 
 GET_S = 30
@@ -45,24 +55,37 @@ def test_no_inspection_shows_a_password(tmp_path: Path) -> None:
             assert PASSWORD not in json.dumps(shown) + worker.text()
 
 
+def test_a_worker_of_a_cluster_answers_without_a_password(tmp_path: Path) -> None:
+    with one_node(PASSWORD, port=free_node_port()) as server:
+        first = f"redis+cluster://:{PASSWORD}@{LOCALHOST}:{server.port}"
+        url = f"{first};redis+cluster://{LOCALHOST}:1"
+        with (
+            running_worker(url, tmp_path, model_name="toy") as worker,
+            producer_app(url) as producer,
+        ):
+            shown = [told(producer, worker, name) for name in ("conf", "report", "stats")]
+            assert PASSWORD not in json.dumps(shown) + worker.text()
+
+
 @pytest.mark.parametrize(
     "url",
     [
         f"sentinel://localhost:1/0?master_name=jobs&sentinel_password={PASSWORD}",
-        f"redis+cluster://:{PASSWORD}@localhost:1?tag=jobs",
+        f"sentinel://:{PASSWORD}@localhost:1;sentinel://localhost:2/0?master_name=jobs",
+        f"redis+cluster://:{PASSWORD}@localhost:1;redis+cluster://localhost:2?tag=jobs",
     ],
 )
-def test_the_stats_do_not_show_the_password_of_those_who_know_the_master(
+def test_the_stats_are_sent_without_the_passwords_of_those_who_know_the_master(
     handlers: dict[str, object], url: str
 ) -> None:
     app = build_app(Settings(redis_url=url, model=Path("toy.gguf")))
-    # Those of the tests have no password, so no worker can show one.
     stats = {"broker": app.connection_for_read().info()}
     controller = SimpleNamespace(stats=lambda: stats)
     state = SimpleNamespace(consumer=SimpleNamespace(controller=controller))
     assert PASSWORD in str(stats)
     shown = handlers["stats"](state)  # type: ignore[operator]
-    assert PASSWORD not in str(shown)
+    assert PASSWORD not in json.dumps(shown)
+    assert len(shown["broker"]["alternates"]) == len(stats["broker"]["alternates"])
     assert shown["broker"]["transport_options"]["master_name"] == "jobs"
 
 

@@ -1,0 +1,95 @@
+"""Jobs that outlive their worker's connection are settled over another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from kombu import Connection
+from kombu import transport as kombu_transports
+
+from llorch_worker.broker import keys, transport
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.producer import connection_config
+from tests.broker.jobs import TERMS, push, take
+from tests.faults.sentinel import PASSWORD, sentinel
+from tests.redis_cluster import one_node
+from tests.services import LOCALHOST, free_node_port, own_redis, wait_until
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    with own_redis() as server:
+        yield server.url
+
+
+@pytest.fixture
+def sentinel_url(tmp_path: Path) -> Iterator[str]:
+    with (
+        own_redis(options=("--requirepass", PASSWORD)) as master,
+        sentinel(tmp_path, master) as port,
+    ):
+        url = f"sentinel://:{PASSWORD}@{LOCALHOST}:{port}/1?master_name=jobs"
+        with connect(url) as client:
+            wait_until(client.ping, what="the Sentinel to know its master")
+        yield url
+
+
+@pytest.fixture
+def cluster_url() -> Iterator[str]:
+    with one_node(PASSWORD, port=free_node_port()) as server:
+        yield f"redis+cluster://:{PASSWORD}@{LOCALHOST}:{server.port}"
+
+
+@pytest.fixture(params=["redis_url", "sentinel_url", "cluster_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def claiming(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process' transports claim, as a worker's do."""
+    monkeypatch.setattr(
+        kombu_transports, "TRANSPORT_ALIASES", dict(kombu_transports.TRANSPORT_ALIASES)
+    )
+    monkeypatch.setattr(kombu_transports, "_transport_cache", {})
+    for name in ("terms", "worker"):
+        monkeypatch.setattr(transport.ClaimChannel, name, None, raising=False)
+    transport.install(TERMS, "w@h")
+    yield
+    for claim in HELD_CLAIMS.all():
+        HELD_CLAIMS.discard(claim)
+
+
+def hand_back(channel: transport.ClaimChannel, client: redis.Redis) -> None:
+    channel.qos.reject("a", requeue=True)
+    assert [claim.job_id for claim in take(client)] == ["a"]
+
+
+def end(channel: transport.ClaimChannel, client: redis.Redis) -> None:
+    channel.qos.ack("a")
+    assert take(client) == []
+
+
+@pytest.mark.parametrize("settle", [hand_back, end])
+@pytest.mark.usefixtures("claiming")
+def test_a_job_that_outlives_its_connection_is_settled(
+    url: str, settle: Callable[[transport.ClaimChannel, redis.Redis], None]
+) -> None:
+    config = connection_config(url)
+    options = config["broker_transport_options"]
+    with connect(url) as client:
+        push(client, "a")
+        with Connection(config["broker_url"], transport_options=options) as connection:
+            channel = connection.default_channel
+            channel.do_restore = False
+            with channel.conn_or_acquire() as claiming_client:
+                (claim,) = take(claiming_client)
+            HELD_CLAIMS.add(claim)
+            channel.delivered["a"] = claim
+        assert client.zcard(keys.LEASES) == 1
+        settle(channel, client)
+        assert not channel.delivered
