@@ -335,7 +335,9 @@ def test_without_a_live_worker_or_files_it_is_503(
             error = refused(api, "/tokenize", {"prompt": SECRET}, 503)
             assert (error["llorch_code"], error["retriable"]) == ("MODEL_NOT_SERVED", True)
         with connect(own_server.url) as client:
-            assert not client.keys(f"{keys.PREFIX}tokens:*")
+            # The worker may have held the question, and answers it now. Nothing stays for ever.
+            left = client.keys(f"{keys.PREFIX}tokens:*")
+            assert all(client.ttl(key) != -1 for key in left)
         own_worker.stop()
         wait_until(
             lambda: api.post("/tokenize", json={"prompt": "a"}).status_code == 503, timeout_s=30
