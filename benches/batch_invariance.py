@@ -7,9 +7,8 @@ depends little on what else the machine does.
 from __future__ import annotations
 
 import sys
-import time
 
-from llorch_worker.contract import GenerationRequest
+from benches.processor_time import processor_s
 from llorch_worker.engine import Engine
 
 PROMPT_TOKENS = 128
@@ -18,21 +17,8 @@ CACHE_BYTES = 600_000_000
 
 
 def processor_ms(engine: Engine, sequences: int, prompt_tokens: int, new_tokens: int) -> float:
-    began = time.process_time()
-    generations = [
-        engine.submit(
-            GenerationRequest(
-                prompt_token_ids=[5 + number] * prompt_tokens,
-                max_tokens=new_tokens,
-                temperature=0,
-                ignore_eos=True,
-            )
-        )
-        for number in range(sequences)
-    ]
-    for generation in generations:
-        generation.result()
-    return (time.process_time() - began) * 1e3
+    prompts = ([5 + number] * prompt_tokens for number in range(sequences))
+    return 1e3 * processor_s(engine, prompts, new_tokens)
 
 
 def measure(path: str, dtype: str, *, batch_invariant: bool) -> str:

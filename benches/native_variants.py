@@ -6,15 +6,14 @@ one thread, which depends little on what else the machine does.
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from random import Random
 
-from llorch_worker.contract import GenerationRequest
+from benches.processor_time import processor_s
 from llorch_worker.engine import Engine
 from llorch_worker.kernels.native.variants import VARIANTS
 from llorch_worker.settings import Variant
@@ -27,21 +26,10 @@ SEQUENCES = (1, 8, 16, 32)
 
 def seconds(engine: Engine, sequences: int, prompt_tokens: int, new_tokens: int) -> float:
     random = Random(0)
-    began = time.process_time()
-    generations = [
-        engine.submit(
-            GenerationRequest(
-                prompt_token_ids=[random.randrange(5, 30_000) for _ in range(prompt_tokens)],
-                max_tokens=new_tokens,
-                temperature=0,
-                ignore_eos=True,
-            )
-        )
-        for _ in range(sequences)
-    ]
-    for generation in generations:
-        generation.result()
-    return time.process_time() - began
+    prompts = (
+        [random.randrange(5, 30_000) for _ in range(prompt_tokens)] for _ in range(sequences)
+    )
+    return processor_s(engine, prompts, new_tokens)
 
 
 def step_seconds(sequences: int, engine: Engine) -> float:
@@ -89,5 +77,8 @@ def main(path: str, *variants: Variant) -> None:
 
 
 if __name__ == "__main__":
-    model, *names = sys.argv[1:]
-    main(model, *(variant for name in names for variant in VARIANTS if variant == name))
+    parser = argparse.ArgumentParser(prog="python -m benches.native_variants")
+    parser.add_argument("model")
+    parser.add_argument("variants", nargs=2, choices=VARIANTS)
+    given = parser.parse_args()
+    main(given.model, *given.variants)

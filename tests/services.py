@@ -25,9 +25,9 @@ from redis.retry import Retry
 
 from llorch_worker.broker import keys, registry
 from llorch_worker.broker.connection import connect
-from llorch_worker.client import Job
+from llorch_worker.client import Client, Job
 from llorch_worker.client.stream import StreamEntry
-from llorch_worker.contract import Tokens
+from llorch_worker.contract import Cancelled, Tokens
 from llorch_worker.stack import tether
 from llorch_worker.stack.programs import SERVER_NAMES, bundled_redis_server, find_redis_server
 from tests.forks import REPOSITORY as REPOSITORY
@@ -384,3 +384,20 @@ def token_ids(entries: Iterable[StreamEntry]) -> list[int]:
 def held_ids(client: redis.Redis) -> set[str]:
     """The ids of the jobs that workers hold leases on."""
     return {str(job_id) for job_id in client.zrange(keys.LEASES, 0, -1)}
+
+
+def assert_streamed_read_and_cancelled(
+    client: Client, store: redis.Redis, *, tokens: int, within_s: float, **endless: Any
+) -> None:
+    """A job of ``client`` is streamed, read and known again by its key; another one, with the
+    fields ``endless``, is cancelled while it runs. ``store`` sees all keys."""
+    once = {"prompt": "x", "max_tokens": tokens, "priority": "high", "idempotency_key": "once"}
+    job = client.submit(**once)
+    assert len(token_ids(job.stream(timeout=within_s))) == tokens
+    assert job.result(within_s).attempts == 1
+    assert client.submit(**once).id == job.id
+    running = begun(client.submit(prompt="x", max_tokens=4000, **endless))
+    running.cancel()
+    with pytest.raises(Cancelled):
+        running.result(within_s)
+    wait_until(lambda: not held_ids(store))

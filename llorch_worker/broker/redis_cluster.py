@@ -123,10 +123,8 @@ class ClusterNodes(redis.sentinel.Sentinel):
 
     def master_for(self, service_name: str, *args: Any, **options: Any) -> Any:
         options = _tagged(service_name, self.connection_kwargs | options)
-        options.setdefault(
-            "connection_class", TaggedSSLConnection if options.get("ssl") else TaggedConnection
-        )
-        return super().master_for(service_name, *args, **options)
+        connection = TaggedSSLConnection if options.get("ssl") else TaggedConnection
+        return super().master_for(service_name, *args, **{"connection_class": connection} | options)
 
 
 class AsyncClusterNodes(AsyncSentinels):
@@ -149,7 +147,7 @@ class AsyncClusterNodes(AsyncSentinels):
     def master_for(self, service_name: str, *args: Any, **options: Any) -> Any:
         options = _tagged(service_name, self.connection_kwargs | options)
         connection = AsyncTaggedSSLConnection if options.get("ssl") else AsyncTaggedConnection
-        return super().master_for(service_name, *args, connection_class=connection, **options)
+        return super().master_for(service_name, *args, **{"connection_class": connection} | options)
 
 
 def prefix_of(client: Any) -> str:

@@ -29,6 +29,7 @@ from tests.services import (
     REPOSITORY,
     RedisServer,
     WorkerProcess,
+    assert_streamed_read_and_cancelled,
     begun,
     held_ids,
     own_redis,
@@ -193,16 +194,7 @@ def test_a_worker_without_the_rights_that_only_save_time_ends_every_job(
 def test_a_job_of_our_client_is_streamed_read_and_cancelled(
     producer: Client, admin: redis.Redis
 ) -> None:
-    job = producer.submit(prompt="x", max_tokens=20, priority="high", idempotency_key="once")
-    assert len(token_ids(job.stream(timeout=GET_S))) == 20
-    assert job.result(GET_S).attempts == 1
-    again = producer.submit(prompt="x", max_tokens=20, priority="high", idempotency_key="once")
-    assert again.id == job.id
-    endless = begun(producer.submit(prompt="x", max_tokens=4000, priority="low"))
-    endless.cancel()
-    with pytest.raises(Cancelled):
-        endless.result(GET_S)
-    wait_until(lambda: not held_ids(admin))
+    assert_streamed_read_and_cancelled(producer, admin, tokens=20, within_s=GET_S, priority="low")
 
 
 def test_jobs_of_tenants_wait_in_lists_of_their_own_and_end(

@@ -3,7 +3,6 @@ that dies."""
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,9 +36,11 @@ from tests.redis_cluster import Node, RedisCluster, is_master, redis_cluster
 from tests.services import (
     RedisServer,
     WorkerProcess,
+    assert_streamed_read_and_cancelled,
     begun,
     held_ids,
     running_worker,
+    stock_app,
     token_ids,
     wait_until,
 )
@@ -85,12 +86,10 @@ def client(url: str, worker: WorkerProcess) -> Iterator[Client]:
 @contextmanager
 def stock_producer(cluster: RedisCluster, tag: str) -> Iterator[Celery]:
     """A plain Celery app, which must know the master."""
-    master = cluster.masters[PLACE].server.url
-    with Celery("stock", broker=master, backend=master, set_as_current=False) as app:
+    with stock_app(cluster.masters[PLACE].server.url) as app:
         prefix = {"global_keyprefix": key_prefix(tag)}
         app.conf.broker_transport_options = app.conf.result_backend_transport_options = prefix
         yield app
-        gc.collect()
 
 
 @pytest.fixture
@@ -100,16 +99,9 @@ def stock(cluster: RedisCluster, tag: str, worker: WorkerProcess) -> Iterator[Ce
 
 
 def test_a_job_is_streamed_read_and_cancelled(client: Client) -> None:
-    job = client.submit(prompt="x", max_tokens=50, priority="high", idempotency_key="once")
-    assert len(token_ids(job.stream(timeout=GET_S))) == 50
-    assert job.result(GET_S).attempts == 1
-    again = client.submit(prompt="x", max_tokens=50, priority="high", idempotency_key="once")
-    assert again.id == job.id
-    endless = begun(client.submit(prompt="x", max_tokens=4000, tenant="one"))
-    endless.cancel()
-    with pytest.raises(Cancelled):
-        endless.result(GET_S)
-    wait_until(lambda: not held_ids(client.redis))
+    assert_streamed_read_and_cancelled(
+        client, client.redis, tokens=50, within_s=GET_S, tenant="one"
+    )
 
 
 def test_a_stock_producers_jobs_chains_and_chords_run_to_their_ends(
