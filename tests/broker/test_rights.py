@@ -43,7 +43,7 @@ from tests.telemetry.exporters import running_exporter
 from tests.telemetry.scraping import scrape
 
 USERS = REPOSITORY / "deploy" / "redis" / "users.conf"
-GET_S = 30
+GET_S = 60
 QUEUE = "llorch.toy"
 FIELDS = {"prompt": "x", "max_tokens": 2}
 TEXT = "w0 w1 "

@@ -29,7 +29,7 @@ from tests.services import (
     wait_until,
 )
 
-GET_S = 30
+GET_S = 60
 PREFIX = "{llorch}:"
 
 

@@ -16,7 +16,7 @@ from tests.cli.command import run
 from tests.messages import envelope
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
 
-GET_S = 30
+GET_S = 60
 TOKENS = 400
 SECRET = "a secret of mine"
 

@@ -10,7 +10,7 @@ from llorch_worker.client import AsyncClient, BrokerUnavailable, StreamEntry
 from llorch_worker.contract import Cancelled, Finished, InvalidRequest, Tokens
 from tests.services import RedisServer, WorkerProcess, free_port
 
-GET_S = 30
+GET_S = 60
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from tests.cli.command import Started, run
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, running_worker
 
-GET_S = 30
+GET_S = 60
 LIMIT = 3
 
 

@@ -17,7 +17,7 @@ from tests.client.stored_results import Results
 from tests.faults.proxy import LOCALHOST, FaultProxy, contains
 from tests.services import RedisServer
 
-GET_S = 30.0
+GET_S = 60
 
 
 @pytest.fixture(autouse=True)

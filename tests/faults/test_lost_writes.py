@@ -26,7 +26,7 @@ from tests.toy_generation import token_id
 
 TOKENS, SEED = 200, 7
 TRIES = 40 if os.environ.get("LLORCH_FULL_SIZE") else 2
-GET_S = 30.0
+GET_S = 60
 QUICK = {"TOY_STEP_MS": 4, "max_sequences": 2}
 
 

@@ -19,7 +19,7 @@ from tests.latch import Latch
 from tests.messages import QUEUE, envelope
 from tests.services import RedisServer, held_ids, token_ids, wait_until
 
-GET_S = 30
+GET_S = 60
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tests.latch import Latch
 from tests.messages import GOOD_BODY, envelope
 from tests.services import held_ids, wait_until
 
-GET_S = 30.0
+GET_S = 60
 REFUSED = {
     "a body that is not one": envelope([1], headers={"task": TASK_NAME, "id": "refused"}),
     "an unknown task": envelope(GOOD_BODY, headers={"task": "nonsense", "id": "refused"}),

@@ -18,7 +18,7 @@ from tests.telemetry.collector import Collector
 QUEUE = "llorch.toy"
 SECRET = "zqxPROMPTxqz"
 GENERATED = "w0 w1 w2 w3 w4 w5 w6"
-GET_S = 30
+GET_S = 60
 
 
 def disguises(text: str) -> set[bytes]:

@@ -16,7 +16,7 @@ from llorch_worker.contract import TASK_NAME, Failed, InvalidRequest
 from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.services import WorkerProcess, held_ids, wait_until
 
-GET_S = 30
+GET_S = 60
 TOO_LONG = "x" * 300
 
 

@@ -24,7 +24,7 @@ from llorch_worker.contract import (
 from tests.messages import QUEUE
 from tests.services import WorkerProcess, held_ids, wait_until
 
-GET_S = 30
+GET_S = 60
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from llorch_worker.client import Client, Job
 from llorch_worker.contract import Cancelled, CancelledEvent, Started
 from tests.services import WorkerProcess, begun, held_ids, wait_until
 
-GET_S = 30
+GET_S = 60
 LONG = 4000
 
 

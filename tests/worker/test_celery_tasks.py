@@ -10,7 +10,7 @@ from llorch_worker.client import Client
 from tests.services import WorkerProcess, wait_until
 
 QUEUE = "llorch.toy"
-GET_S = 30
+GET_S = 60
 
 
 @pytest.mark.parametrize(

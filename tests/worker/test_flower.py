@@ -16,7 +16,7 @@ from tests.services import RedisServer, WorkerProcess, begun, wait_until
 
 pytest.importorskip("flower", reason="needs the flower extra")
 
-GET_S = 30
+GET_S = 60
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
 
-GET_S = 30
+GET_S = 60
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from llorch_worker.contract import GenerationRequest
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, held_ids, running_worker, wait_until
 
-GET_S = 30
+GET_S = 60
 LOAD = keys.load("llorch.toy")
 SLOTS = 2
 

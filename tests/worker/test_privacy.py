@@ -19,7 +19,7 @@ from tests.services import RedisServer, WorkerProcess, running_worker, wait_unti
 QUEUE = "llorch.toy"
 SECRET = "zqxPROMPTxqz"
 GENERATED = "w0 w1 w2 w3 w4 w5 w6"
-GET_S = 30
+GET_S = 60
 
 
 def disguises(text: str) -> set[str]:

@@ -24,7 +24,7 @@ from tests.services import (
 )
 
 QUEUE = "llorch.toy"
-GET_S = 30
+GET_S = 60
 TOKENS = 100
 
 

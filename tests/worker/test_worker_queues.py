@@ -17,7 +17,7 @@ from llorch_worker.contract import TASK_NAME, Cancelled, ModelNotServed
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, begun, held_ids, running_worker, wait_until
 
-GET_S = 30
+GET_S = 60
 QUEUE = "llorch.toy@w1.test"
 LONG = 4000
 """Tokens that nobody waits for."""

@@ -15,7 +15,7 @@ from tests.gateways import running_gateway
 from tests.services import RedisServer, WorkerProcess, wait_until
 
 QUEUE = "llorch.toy"
-GET_S = 30
+GET_S = 60
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 

@@ -24,7 +24,7 @@ from tests.services import (
 from tests.telemetry.collector import Collector
 
 QUEUE = "llorch.toy"
-GET_S = 30
+GET_S = 60
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}

@@ -10,7 +10,7 @@ from tests.monitor import Monitor
 from tests.services import wait_until
 
 pytestmark = pytest.mark.usefixtures("toy_worker")
-GET_S = 30
+GET_S = 60
 
 
 def published(client: Client) -> int:

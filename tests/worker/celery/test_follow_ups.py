@@ -21,7 +21,7 @@ from tests.services import (
 )
 from tests.worker.celery.remote import consumed, told
 
-GET_S = 30
+GET_S = 60
 QUEUE = "llorch.toy"
 OTHER_APP = "tests.other_app"
 

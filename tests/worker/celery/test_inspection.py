@@ -29,7 +29,7 @@ from tests.services import (
 )
 from tests.worker.celery.remote import told
 
-GET_S = 30
+GET_S = 60
 QUEUE = "llorch.toy"
 PASSWORD = "swordfish"
 

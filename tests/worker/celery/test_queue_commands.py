@@ -12,7 +12,7 @@ from llorch_worker.client import Client
 from tests.services import RedisServer, WorkerProcess, begun, running_worker, wait_until
 from tests.worker.celery.remote import consumed, told
 
-GET_S = 30
+GET_S = 60
 OWN = ["llorch.toy@w1.test:high", "llorch.toy:high", "llorch.toy@w1.test", "llorch.toy"]
 
 

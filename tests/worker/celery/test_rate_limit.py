@@ -14,7 +14,7 @@ from llorch_worker.contract import TASK_NAME
 from tests.services import RedisServer, WorkerProcess, begun, held_ids, running_worker, wait_until
 from tests.worker.celery.remote import told
 
-GET_S = 30
+GET_S = 60
 ONE_AN_HOUR = "1/h"
 
 

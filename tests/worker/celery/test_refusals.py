@@ -16,7 +16,7 @@ from llorch_worker.contract import TASK_NAME, InvalidRequest
 from tests.services import RedisServer, WorkerProcess, environment, running_worker
 from tests.worker.celery.remote import consumed, told
 
-GET_S = 30
+GET_S = 60
 QUEUE = "llorch.toy"
 
 
