@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.client import PubSub
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
 from llorch_worker.broker.following import (
@@ -147,6 +147,15 @@ def broker_errors(url: str) -> Iterator[None]:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Redis refused a write, perhaps in a script, because it is at its ``maxmemory``."""
     return isinstance(error, RedisError) and "used memory > 'maxmemory'" in str(error)
+
+
+def is_refused_write(error: BaseException) -> bool:
+    """Whether Redis takes no writes for now: it is at its ``maxmemory``, became a replica, lacks
+    replicas or cannot save to disk."""
+    # In a script or a pipeline the code stands within the text, or only the class tells.
+    codes = ("READONLY", "NOREPLICAS", "MISCONF")
+    refused = isinstance(error, ResponseError) and any(code in str(error) for code in codes)
+    return refused or isinstance(error, ReadOnlyError) or is_out_of_memory(error)
 
 
 def _told(url: str, error: BaseException) -> BrokerUnavailable:

@@ -33,7 +33,7 @@ from llorch_worker.broker.cluster_transport import (
     ClusterTransport,
     FollowedChannel,
 )
-from llorch_worker.broker.connection import is_out_of_memory
+from llorch_worker.broker.connection import is_refused_write
 from llorch_worker.broker.doorbell import Doorbell
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
@@ -207,11 +207,11 @@ class ClaimChannel(kombu_redis.Channel):
         try:
             super()._queue_bind(exchange, *args)
         except ResponseError as error:
-            if not is_out_of_memory(error):
+            if not is_refused_write(error):
                 raise
             # Only producers use the tables; workers receive inspect and revoke by pub/sub. Raising
-            # the error would keep workers from starting, and only they can make room.
-            logger.warning("not bound to %s: Redis is at its maxmemory", exchange)
+            # the error would end the worker, and only workers can make room at maxmemory.
+            logger.warning("not bound to %s: %s", exchange, error)
 
     def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
         if options.get("_publish_batch") is not None:

@@ -120,20 +120,33 @@ def test_a_worker_starts_and_serves_while_redis_is_full(
     assert client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "
 
 
+REFUSALS = {
+    "a replica": (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")),
+    "too few replicas": (
+        ("CONFIG", "SET", "min-replicas-to-write", 1),
+        ("CONFIG", "SET", "min-replicas-to-write", 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
 def test_a_worker_outlives_a_redis_that_refuses_all_writes(
-    client: Client, witness: Witness, start_worker: StartWorker, latch: Latch
+    client: Client, witness: Witness, start_worker: StartWorker, latch: Latch, reason: str
 ) -> None:
-    # A server that cannot save to disk, or that became a replica, refuses all writes.
+    refuse, accept = REFUSALS[reason]
     worker = start_worker()
     running = witness.begun(witness.send(200, latch.prompt(after=199)))
-    client.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
-    client.redis.config_set("replica-read-only", "yes")
+    client.redis.execute_command(*refuse)
     try:
-        with pytest.raises(redis.ReadOnlyError):
+        with pytest.raises(redis.ResponseError):
             client.redis.set("x", "y")
+        # Its consumer connects again while nothing can be written.
+        client.redis.client_kill_filter(_type="normal", skipme=True)
         latch.open()
+        wait_until(lambda: "not bound to" in worker.text())
         wait_until(lambda: "cannot claim jobs" in worker.text())
     finally:
-        client.redis.execute_command("REPLICAOF", "NO", "ONE")
+        client.redis.execute_command(*accept)
     witness.assert_whole(running, witness.send(20))
     assert worker.process.poll() is None
+    assert "Unrecoverable" not in worker.text()
