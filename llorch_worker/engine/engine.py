@@ -22,6 +22,7 @@ from llorch_worker.engine.device.queue import DeviceQueue, use_device
 from llorch_worker.engine.device.warm_up import compile_kernels, compiles_late, run_first_requests
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.loading import load_as_planned
+from llorch_worker.engine.memory.freed_memory import return_freed_memory
 from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.memory.placement import resolve_device
@@ -221,11 +222,13 @@ class Engine:
     def warm_up(self) -> None:
         """Runs requests that need as much memory as jobs, then measures memory for :meth:`stats`.
 
-        It also prepares the vocabulary for grammars. Call it once, before the first job.
+        It also prepares the vocabulary for grammars, and returns what the load has freed. Call it
+        once, before the first job.
         """
         self._compiler.prepare()
         sizes = (self.max_context, self.max_sequences, self._max_step_tokens)
         run_first_requests(self.submit, self._device, *sizes)
+        return_freed_memory()
         self._measured_bytes = measured_bytes(self._parts, self._device)
 
     def submit(

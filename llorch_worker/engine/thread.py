@@ -14,14 +14,16 @@ import torch
 from llorch_worker.contract import InternalError
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.generation import Generation
+from llorch_worker.engine.memory.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-IDLE_CHECK_AFTER_S = 10.0
-"""An engine that has been idle for this long checks its KV blocks, once. A job that arrives during
-the check waits for it, so it must not come between jobs that follow each other closely."""
+TIDY_AFTER_S = 10.0
+"""An engine that has been idle for this long checks its KV blocks and returns the memory of its
+steps, once. A job that arrives meanwhile waits, and the next steps must get their memory again, so
+this must not come between jobs that follow each other closely."""
 _BROKEN = "the engine broke down; restart the worker"
 
 
@@ -157,10 +159,11 @@ class EngineThread:
 
     def _take_inbox(self) -> bool:
         """Waits for work, then empties the inbox; False when the engine shuts down."""
-        if not self._wait_for_work(IDLE_CHECK_AFTER_S):
+        if not self._wait_for_work(TIDY_AFTER_S):
             # A broken invariant ends the thread: no job may run on top of it.
             self.heartbeat.beat()
             self._core.scheduler.check_integrity()
+            return_freed_memory()
             self._wait_for_work()
         with self._wake:
             self.heartbeat.beat()

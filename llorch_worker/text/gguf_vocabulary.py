@@ -1,17 +1,15 @@
-"""Vocabularies from the metadata of a GGUF file."""
+"""Vocabularies from the metadata of a GGUF file.
+
+Each kind imports its library when it is met: the other's would only take memory, up to 3 MiB.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models
-from tokenizers import Tokenizer as RustTokenizer
-from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
-
-from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
+from llorch_worker.text.codec import Codec
 from llorch_worker.text.sentencepiece_model import Piece, PieceKind, write_model
-from llorch_worker.text.tokenizers_codec import TokenizersCodec
 
 _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -29,7 +27,7 @@ _WORD_PATTERNS = {
 }
 
 
-def codec_from_gguf(metadata: Mapping[str, Any]) -> SentencePieceCodec | TokenizersCodec:
+def codec_from_gguf(metadata: Mapping[str, Any]) -> Codec:
     """Raises ValueError if the vocabulary is missing, damaged or of an unknown kind."""
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None or not metadata.get("tokenizer.ggml.tokens"):
@@ -38,6 +36,8 @@ def codec_from_gguf(metadata: Mapping[str, Any]) -> SentencePieceCodec | Tokeniz
         case "llama":
             return _sentencepiece_codec(metadata)
         case "gpt2":
+            from llorch_worker.text.tokenizers_codec import TokenizersCodec
+
             return TokenizersCodec(_byte_level_definition(metadata))
         case _:
             raise ValueError(
@@ -51,7 +51,9 @@ def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
     return metadata["tokenizer.ggml.model"] == "llama" or _WORD_PATTERNS.get(pre) == (_LLAMA_3,)
 
 
-def _sentencepiece_codec(metadata: Mapping[str, Any]) -> SentencePieceCodec:
+def _sentencepiece_codec(metadata: Mapping[str, Any]) -> Codec:
+    from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
+
     tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
     scores = [float(score) for score in metadata.get("tokenizer.ggml.scores", ())]
     kinds = _kinds(metadata)
@@ -75,6 +77,10 @@ def _kinds(metadata: Mapping[str, Any]) -> list[PieceKind]:
 
 def _byte_level_definition(metadata: Mapping[str, Any]) -> str:
     """The vocabulary as the content of a tokenizer.json."""
+    from tokenizers import AddedToken, Regex, decoders, models
+    from tokenizers import Tokenizer as RustTokenizer
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
     if pre not in _WORD_PATTERNS:
         known = ", ".join(sorted(_WORD_PATTERNS))

@@ -11,10 +11,8 @@ from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.text.chat import ChatFormat, Llama2Chat, TemplateChat
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.gguf_vocabulary import adds_bos_by_default, codec_from_gguf
-from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
 from llorch_worker.text.sentencepiece_model import Piece, PieceKind
 from llorch_worker.text.tokenizer import Tokenizer
-from llorch_worker.text.tokenizers_codec import TokenizersCodec
 
 # GGUF names several tokens that end an answer, and old files only one of those they have.
 _GGUF_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -100,11 +98,16 @@ def _from_folder(folder: Path) -> Tokenizer:
     config = _json(folder / "config.json")
     settings = _json(folder / "tokenizer_config.json")
     codec: Codec
+    # One library is enough; see gguf_vocabulary.
     if (folder / "tokenizer.json").is_file():
+        from llorch_worker.text.tokenizers_codec import TokenizersCodec
+
         codec = TokenizersCodec((folder / "tokenizer.json").read_text(encoding="utf-8"))
         prefix, suffix = codec.template_ids()
         bos = eos = None
     elif (folder / "tokenizer.model").is_file():
+        from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
+
         model = (folder / "tokenizer.model").read_bytes()
         codec = SentencePieceCodec.from_file(model, _added_pieces(settings))
         bos, eos = codec.bos_token_id, codec.eos_token_id

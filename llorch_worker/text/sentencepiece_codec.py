@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Self
 
 from sentencepiece import SentencePieceProcessor
@@ -34,7 +33,6 @@ class SentencePieceCodec:
 
     def __init__(self, model: bytes, pieces: Sequence[Piece]) -> None:
         self._processor = _load(model)
-        self._pieces = pieces
         # sentencepiece says -1 for a token that the model lacks.
         bos, eos = self._processor.bos_id(), self._processor.eos_id()
         self.bos_token_id = bos if bos >= 0 else None
@@ -48,7 +46,8 @@ class SentencePieceCodec:
         spaces = self._processor.normalize(["a", " a"])
         if not all(re.fullmatch(f"{SPACE}*a", text) for text in spaces):
             raise ValueError("it writes spaces in a way that Llama models do not use")
-        self._keeps_first_space = spaces == ["a", f"{SPACE}a"]
+        # Not the pieces: as objects they take as much as the library's own copy of them.
+        self.decoding_table = self._decoding_table(pieces, spaces == ["a", f"{SPACE}a"])
 
     @classmethod
     def from_file(cls, model: bytes, added: Mapping[int, Piece]) -> Self:
@@ -82,20 +81,18 @@ class SentencePieceCodec:
         ids: list[int] = self._processor.encode(text)
         return ids
 
-    @cached_property
-    def decoding_table(self) -> DecodingTable:
-        pieces = dict(enumerate(self._pieces))
-        spaced = [token_id for token_id, piece in pieces.items() if piece.text.startswith(SPACE)]
+    def _decoding_table(self, pieces: Sequence[Piece], keeps_first_space: bool) -> DecodingTable:
+        spaced = [i for i, piece in enumerate(pieces) if piece.text.startswith(SPACE)]
         return DecodingTable(
-            [self._bytes_of(token_id) for token_id in pieces],
-            {i: piece.text for i, piece in pieces.items() if piece.kind == PieceKind.CONTROL},
-            frozenset(() if self._keeps_first_space else spaced),
+            [self._bytes_of(token_id, piece) for token_id, piece in enumerate(pieces)],
+            {i: piece.text for i, piece in enumerate(pieces) if piece.kind == PieceKind.CONTROL},
+            frozenset(() if keeps_first_space else spaced),
             REPLACE_EACH_BYTE,
             control_ends_character=True,
         )
 
-    def _bytes_of(self, token_id: int) -> bytes:
-        text, _, kind = self._pieces[token_id]
+    def _bytes_of(self, token_id: int, piece: Piece) -> bytes:
+        text, _, kind = piece
         match kind:
             case PieceKind.CONTROL:
                 return b""

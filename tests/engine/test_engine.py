@@ -294,7 +294,7 @@ def test_an_idle_engine_sleeps_until_somebody_calls(
 def test_an_idle_engine_that_finds_a_lost_block_counts_as_broken(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_thread, "IDLE_CHECK_AFTER_S", 0.01)
+    monkeypatch.setattr(engine_thread, "TIDY_AFTER_S", 0.01)
     with loaded.engine() as engine:
         engine.cache.blocks.allocate(1)  # for no sequence
         generate(engine, max_tokens=2)

@@ -1,0 +1,50 @@
+"""What a tokenizer makes a process hold."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from llorch_worker.text import load_tokenizer
+from llorch_worker.text.vocabulary_file import open_vocabulary
+
+LOAD = """
+import sys
+from pathlib import Path
+from llorch_worker.text import load_tokenizer
+from llorch_worker.text.vocabulary_file import open_vocabulary
+
+load_tokenizer(open_vocabulary(Path(sys.argv[1])))
+print(sorted({"sentencepiece", "tokenizers"} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize(("file", "library"), [("f32.gguf", "sentencepiece"), ("hf", "tokenizers")])
+def test_only_the_library_of_the_vocabulary_is_imported(
+    stories260k: Path, file: str, library: str
+) -> None:
+    command = [sys.executable, "-c", LOAD, str(stories260k / file)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == str([library])
+
+
+def test_python_holds_the_bytes_and_the_text_of_each_token_and_no_more(llama2_vocab: Path) -> None:
+    file = llama2_vocab / "vocab-only.gguf"
+    load_tokenizer(open_vocabulary(file))  # what is built once
+    tracemalloc.start()
+    try:
+        tokenizer = load_tokenizer(open_vocabulary(file))
+        gc.collect()
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    table = tokenizer.decoding_table
+    known = [*table.token_bytes, *(text for text in table.texts if text is not None)]
+    # Each has an entry in a list, of 8 bytes; half of Llama's are also in a set, of those that
+    # begin with a space.
+    assert held_bytes < 1.5 * sum(sys.getsizeof(each) + 8 for each in known)
