@@ -75,10 +75,10 @@ class Stub:
         self._connection = client.connection_pool.get_connection()
         loop.selector.register(self._connection._sock, selectors.EVENT_READ, self._on_ring)
 
-    def look(self, *, rung: bool = False) -> None:
+    def look(self) -> None:
         """Claims; then waits for a ring if there is room."""
         if self._doorbell.waits(self._connection):
-            rung |= self._doorbell.leave(self._connection, self._client)
+            self._doorbell.leave(self._connection, self._client)
         while len(self.held) < self._slots:
             taken = claims.claim(
                 self._client,
@@ -87,7 +87,7 @@ class Stub:
                 limit=self._slots - len(self.held),
                 worker=self.name,
                 terms=TERMS,
-                rung=rung,
+                rings=self._doorbell.take_rings(),
                 place="" if self.watcher.alone else queues.worker_queue(MODEL, self.name),
             )
             for claim in taken.claims:
@@ -99,7 +99,8 @@ class Stub:
             self._doorbell.wait(self._connection, self._bells, wait_s)
 
     def _on_ring(self) -> None:
-        self.look(rung=self._doorbell.read(self._connection))
+        self._doorbell.read(self._connection)
+        self.look()
 
     def _begin(self, claim: Claim) -> None:
         self.claimed.append((claim.job_id, claim.fence))

@@ -101,20 +101,24 @@ def claim(
     limit: int,
     worker: str,
     terms: ClaimTerms,
-    rung: bool = False,
+    rings: int = keys.FOR_SELDOM,
     urgent: bool = False,
     place: str = "",
 ) -> Taken:
     """Claims up to ``limit`` jobs: suspects if that is safe, then from the ``consumed`` queues of
     one model, the most urgent first. Of many jobs for all workers it takes this worker's share.
 
-    ``held``: the claims that the caller already has; ``rung``: whether a bell made it look;
+    ``held``: the claims that the caller already has; ``rings``: see :meth:`.Doorbell.take_rings`;
     ``urgent``: whether it has no room and asks for high jobs only; ``place``: the caller's worker
     queue, if jobs may be placed there, see :mod:`.placement`. New dead letters are logged, the
     first few one by one.
     """
     held = tuple(held)
     model = queues.model_of(consumed[0])
+    bells = [
+        *map(keys.bell, queues.ordered(consumed)),
+        *map(keys.full_bell, filter(queues.is_shared_high, consumed)),
+    ]
     behind = queues.lists(map(queues.normal_queue_of, consumed)) if urgent else []
     exhausted = AttemptsExhausted(
         f"{terms.max_attempts} attempts without progress, or {terms.max_deaths} in all, ended with "
@@ -142,17 +146,18 @@ def claim(
             terms.tenant_weights,
             int(urgent),
             len(consumed),
-            int(rung),
+            len(bells),
+            rings,
             len(behind),
             *(claim.job_id for claim in held if claim.suspect),
         ],
         [
             keys.watch(model),
             keys.passed(model),
-            *map(keys.bell, queues.ordered(consumed)),
+            *bells,
             queues.scheduled(model),
             queues.suspects(model),
-            *queues.lists(consumed),
+            *queues.lists(consumed, seldom=urgent),
             *behind,
         ],
     )
@@ -173,20 +178,20 @@ def claim(
 
 
 def _claim(
-    job_id: Reply, message: Reply, attempt: int, fence: Reply, list_key: Reply,
-    first_claimed_ms: Reply, claimed_ms: int, first: int, cancelled: int, suspect: int,
+    job_id: Reply, message: Reply, attempt: Reply, fence: Reply, list_key: Reply,
+    first_claimed_ms: Reply, claimed_ms: Reply, first: int, cancelled: int, suspect: int,
     due_ms: int | None, retried_ms: Reply | None,
 ) -> Claim:  # fmt: skip
     """Parses a claim that ``lua/claim.lua`` returned."""
     return Claim(
         job_id=text(job_id),
         message=message.encode() if isinstance(message, str) else message,
-        attempt=attempt,
+        attempt=int(attempt),
         fence=int(fence),
         list_key=text(list_key),
         suspect=bool(suspect),
         first_claimed_ms=int(first_claimed_ms),
-        claimed_ms=claimed_ms,
+        claimed_ms=int(claimed_ms),
         first=bool(first),
         cancelled=bool(cancelled),
         due_ms=due_ms,

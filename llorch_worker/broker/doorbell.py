@@ -11,15 +11,25 @@ of the first is still there: otherwise a worker with room has taken it, and clai
 
 Who pushes a job rings in the same script, or a worker rings for it: see :mod:`.watch`. A ring that
 comes between a worker's look and its BLPOP stays in the list, which holds one ring at most.
+
+Most of a worker's lists are for priorities that only stock producers use, seldom. A claim looks at
+them if a ring says so: the one that made the worker look, or one that waited in a bell. It also
+looks at them if the worker has not done so for some seconds.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import ResponseError
+
+from llorch_worker.broker import keys
+
+LOOK_AT_ALL_S = 4.0
+"""How often a worker that claims looks at all its lists. No longer than an idle one waits."""
 
 
 class Doorbell:
@@ -30,6 +40,9 @@ class Doorbell:
         """The socket whose client id is known."""
         self._client_id = 0
         self._waiting_on: Any = None
+        self._rings = 0
+        """The bits of those since the last look."""
+        self._looked_at_all_s = float("-inf")
 
     def waits(self, connection: Any) -> bool:
         return self._waiting_on is not None and self._waiting_on is connection._sock
@@ -47,13 +60,16 @@ class Doorbell:
         """Ends a wait whose reply has arrived; whether a bell rang."""
         self._waiting_on = None
         try:
-            return connection.read_response() is not None
+            rung = connection.read_response()
         except ResponseError:
             raise
         except Exception:
             # The next turn of the loop opens it and registers it again.
             connection.disconnect()
             raise
+        if rung is not None:
+            self._rings |= int(rung[1])
+        return rung is not None
 
     def leave(self, connection: Any, client: Redis) -> bool:
         """Ends a wait, by a command on another connection; whether a bell rang meanwhile."""
@@ -63,8 +79,19 @@ class Doorbell:
             # Not allowed to this user. It may have been told of a ring just now.
             self._waiting_on = None
             connection.disconnect()
+            self._rings |= keys.RUNG | keys.FOR_SELDOM
             return True
         return self.read(connection)
+
+    def take_rings(self) -> int:
+        """The bits of the rings since the last look, for the next: see :data:`keys.RUNG`."""
+        rings, self._rings = self._rings, 0
+        now_s = time.monotonic()
+        if now_s - self._looked_at_all_s >= LOOK_AT_ALL_S:
+            rings |= keys.FOR_SELDOM
+        if rings & keys.FOR_SELDOM:
+            self._looked_at_all_s = now_s
+        return rings
 
 
 def _client_id(connection: Any) -> int:

@@ -50,7 +50,10 @@ def enqueue(
             Nothing is left behind.
     """
     to = route(model.name, request.priority, worker)
-    own = [] if worker is None else worker_lists(worker_queue(model.name, worker))
+    counted: list[str] = []
+    if model.queue_limit:
+        counted = shared_lists(model.name)
+        counted += [] if worker is None else worker_lists(worker_queue(model.name, worker))
     before, after = write_message(
         app, request, model=model.name, job_id=job_id, to=to, headers=headers or {}
     )
@@ -72,7 +75,7 @@ def enqueue(
                 tenant,
                 *places,
             ],
-            [pushed_to, *shared_lists(model.name), *own],
+            [pushed_to, *counted],
         )
     except RedisError as error:
         if not is_out_of_memory(error):

@@ -69,6 +69,10 @@ def bell(queue: str) -> str:
     return f"{PREFIX}bell:{queue}"
 
 
+RUNG = 1
+FOR_SELDOM = 2
+"""The bits of a ring. The second one says that jobs may wait in lists that are seldom used: see
+:func:`llorch_worker.broker.queues.lists`."""
 FULL_SUFFIX = ":full"
 
 

@@ -59,9 +59,11 @@ def write_message(
         argsrepr="()",
         kwargsrepr="{...}",
     )
-    tenant = {} if request.tenant is None else {TENANT: request.tenant}
+    first = {} if request.tenant is None else {TENANT: request.tenant}
+    # A claim reads the id and the ETA here, and then nothing behind them.
+    first |= {name: task.headers[name] for name in ("id", "eta")}
     message: dict[str, Any] = {
-        "headers": {ENQUEUED_AT: _TIME, **tenant, **headers} | task.headers,
+        "headers": {ENQUEUED_AT: _TIME, **first, **headers} | task.headers,
         "body": base64.b64encode(encode_json(task.body)).decode(),
         "content-encoding": "utf-8",
         "content-type": "application/json",

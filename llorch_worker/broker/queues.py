@@ -46,6 +46,7 @@ _STEP_LISTS = (
     *(str(step) for step in PRIORITY_STEPS[1:]),
     f"{LOW_STEP}{TENANTS_MARK}",
 )
+_USUAL_STEP_LISTS = (*_STEP_LISTS[:2], *_STEP_LISTS[-2:])
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,16 @@ def priority_of(list_key: str) -> Priority:
     return "low" if step == str(LOW_STEP) else "normal"
 
 
-def lists(consumed: Iterable[str]) -> list[str]:
+def lists(consumed: Iterable[str], *, seldom: bool = True) -> list[str]:
     """The Redis lists of the ``consumed`` queues of one worker, the most urgent first: for each
-    priority step, and after 0 and 9 for the tenants of that step, one for each queue."""
+    priority step, and after 0 and 9 for the tenants of that step, one for each queue.
+
+    ``seldom``: also those of the steps 1 to 8, which only stock producers use.
+    """
     in_order = ordered(consumed)
     return [
         f"{queue}{STEP_SEPARATOR}{step}" if step else queue
-        for step in _STEP_LISTS
+        for step in (_STEP_LISTS if seldom else _USUAL_STEP_LISTS)
         for queue in in_order
     ]
 
@@ -155,6 +159,11 @@ def is_job_queue(queue: str) -> bool:
 def queue_of(list_key: str) -> str:
     """The queue that a list belongs to."""
     return list_key.partition(STEP_SEPARATOR)[0]
+
+
+def is_shared_high(queue: str) -> bool:
+    """Whether it holds high jobs for any worker."""
+    return is_high(queue) and WORKER_MARK not in queue
 
 
 def normal_queue_of(queue_or_list: str) -> str:

@@ -1,13 +1,14 @@
 """The Lua scripts, called by name.
 
-Each script consists of four pieces: the names of keys and queues, which are defined in Python;
-``lua/prelude.lua``; the parts in ``lua/parts`` that the script needs; and ``lua/<name>.lua``. In a
-Redis Cluster ``lua/parts/tagged_names.lua`` comes first.
+Each script is ``lua/<name>.lua`` after what it uses of ``lua/prelude.lua`` and ``lua/parts``: see
+:mod:`.script_source`. The names of keys and queues are defined in Python. In a Redis Cluster
+``lua/parts/tagged_names.lua`` comes first.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -19,25 +20,14 @@ from redis.exceptions import NoScriptError
 
 from llorch_worker.broker import keys, message, queues
 from llorch_worker.broker.redis_cluster import prefix_of
+from llorch_worker.broker.script_source import link
 
 Argument = str | int | float | bytes
 Reply = str | bytes
 """A string in a reply: str from our clients, bytes from kombu's and Celery's."""
 
-_PARTS = {
-    "cancel": ("lists",),
-    "claim": ("lists", "bells", "message", "take", "tenants", "turns", "placing"),
-    "enqueue": ("bells", "tenants", "placing"),
-    "finish": ("placing",),
-    "heads": ("tenants",),
-    "lengths": ("tenants",),
-    "purge": ("tenants",),
-    "release": ("lists",),
-    "reroute": ("lists",),
-    "ring": ("bells", "placing"),
-    "sweep": ("lists",),
-}
-_NAMES = {
+_PARTS = ("lists", "bells", "message", "take", "tenants", "turns", "placing")
+_CONSTANTS: dict[str, str | int] = {
     "LEASES": keys.LEASES,
     "DEAD_LETTERS": keys.DEAD,
     "WORKER_QUEUES": keys.WORKER_QUEUES,
@@ -46,7 +36,11 @@ _NAMES = {
     "WEBHOOKS": keys.WEBHOOKS,
     "CANCEL_CHANNEL": keys.CANCEL_CHANNEL,
     "FULL_SUFFIX": keys.FULL_SUFFIX,
+    "LOW_STEP": queues.LOW_STEP,
+    "RUNG": keys.RUNG,
+    "FOR_SELDOM": keys.FOR_SELDOM,
     "HIGH_SUFFIX": queues.HIGH_SUFFIX,
+    "SUFFIX_MARKS": queues.HIGH_SUFFIX[0] + queues.STEP_SEPARATOR,
     "SUSPECTS_SUFFIX": queues.SUSPECTS_SUFFIX,
     "SCHEDULED_SUFFIX": queues.SCHEDULED_SUFFIX,
     "STEP_SEPARATOR": queues.STEP_SEPARATOR,
@@ -65,26 +59,28 @@ _KEYS_BY_ID = (
 @cache
 def _source(name: str, prefix: str = "") -> str:
     """``prefix``: what all names begin with in Redis, "" outside a Cluster."""
-    parts = (f"parts/{part}" for part in _PARTS.get(name, ()))
-    texts = [_names(), *map(_text, ("prelude", *parts, name))]
+    library = "\n".join([_text("prelude"), *(_text(f"parts/{part}") for part in _PARTS)])
+    constants = {
+        name: f"'{value}'" if isinstance(value, str) else str(value)
+        for name, value in _CONSTANTS.items()
+    }
+    source = _with_keys(link(library, _text(name), constants))
     if prefix:
-        texts = [f"local PREFIX = '{prefix}'", _text("parts/tagged_names"), *texts]
-    return "\n".join(texts)
+        return "\n".join([f"local PREFIX = '{prefix}'", _text("parts/tagged_names"), source])
+    return source
 
 
 def _text(file: str) -> str:
     return (files("llorch_worker.broker") / "lua" / f"{file}.lua").read_text(encoding="utf-8")
 
 
-def _names() -> str:
-    """``LEASES``, ... and ``job_key(job_id)``, ... as Lua locals."""
-    lines = [f"local {name} = '{text}'" for name, text in _NAMES.items()]
+def _with_keys(source: str) -> str:
+    """Writes out ``job_key(job_id)``, ..., which are no functions: see :mod:`.script_source`."""
     for key in _KEYS_BY_ID:
         before, after = key("@").split("@")
-        lines.append(
-            f"local function {key.__name__}_key(id) return '{before}' .. id .. '{after}' end"
-        )
-    return "\n".join(lines)
+        name = f"'{before}' .. \\1" + (f" .. '{after}'" if after else "")
+        source = re.sub(rf"\b{key.__name__}_key\(([^()]+)\)", f"({name})", source)
+    return source
 
 
 @cache

@@ -149,7 +149,7 @@ class ClaimChannel(kombu_redis.Channel):
         self.delivered: dict[str, Claim] = {}
         self._model = ""
         self._doorbell = Doorbell()
-        self._rung = self._waited_in_vain = False
+        self._waited_in_vain = False
         self._waits_without_room = False
         self._refused = False
         self._not_before_s = 0.0
@@ -247,7 +247,7 @@ class ClaimChannel(kombu_redis.Channel):
             # A timer or a command asks for a look. A worker claims only while it does not wait, so
             # one that has no room takes no ring.
             with self.conn_or_acquire() as client:
-                self._rung |= self._doorbell.leave(connection, client)
+                self._doorbell.leave(connection, client)
         if time.monotonic() < self._not_before_s:
             return
         waited_in_vain, self._waited_in_vain = self._waited_in_vain, False
@@ -266,8 +266,7 @@ class ClaimChannel(kombu_redis.Channel):
         # The next turn of the loop looks.
         self._in_poll = None
         try:
-            self._rung |= self._doorbell.read(self.client.connection)
-            self._waited_in_vain = not self._rung
+            self._waited_in_vain = not self._doorbell.read(self.client.connection)
         except ResponseError as error:
             self._pause(error)
         return True
@@ -322,7 +321,6 @@ class ClaimChannel(kombu_redis.Channel):
 
     def _claim(self, consumed: list[str], most: int) -> Taken | None:
         """None if Redis refuses."""
-        rung, self._rung = self._rung, False
         try:
             with self.conn_or_acquire() as client, UNHEARD_CLAIMS.around_claim(client, self.worker):
                 taken = claims.claim(
@@ -332,7 +330,7 @@ class ClaimChannel(kombu_redis.Channel):
                     limit=most,
                     worker=self.worker,
                     terms=self.terms,
-                    rung=rung,
+                    rings=self._doorbell.take_rings(),
                     urgent=self.qos.is_full,
                     place=self._place_among(consumed),
                 )

@@ -50,7 +50,7 @@ def look(
     limit: int = 10,
     held: Sequence[Claim] = (),
     worker: str = "w@h",
-    rung: bool = False,
+    rings: int = keys.FOR_SELDOM,
 ) -> Taken:
     return claims.claim(
         store,
@@ -59,7 +59,7 @@ def look(
         limit=limit,
         worker=worker,
         terms=terms,
-        rung=rung,
+        rings=rings,
     )
 
 

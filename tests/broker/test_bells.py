@@ -87,9 +87,9 @@ def test_a_worker_takes_all_jobs_of_its_own_queue(store: redis.Redis) -> None:
     assert [claim.job_id for claim in taken] == [*(f"job{number}" for number in range(9)), "a"]
 
 
-@pytest.mark.parametrize(("rung", "rings_on"), [(False, 1), (True, 0)])
+@pytest.mark.parametrize(("rung", "rings_on"), [(0, 1), (keys.RUNG, 0)])
 def test_a_suspect_that_may_not_run_here_rings_for_another_worker_once(
-    store: redis.Redis, rung: bool, rings_on: int
+    store: redis.Redis, rung: int, rings_on: int
 ) -> None:
     """Otherwise two workers that both hold suspects would ring for each other for ever."""
     push(store, "a", "b")
@@ -100,7 +100,7 @@ def test_a_suspect_that_may_not_run_here_rings_for_another_worker_once(
     first = take(store, limit=1)
     assert first[0].suspect
     store.delete(BELL)
-    taken = look(store, held=first, rung=rung)
+    taken = look(store, held=first, rings=rung)
     assert (taken.claims, taken.look_again_s) == ([], 0.2)
     assert rings(store) == rings_on
 
@@ -120,6 +120,67 @@ def test_empty_lists_and_lists_of_other_models_get_no_ring(store: redis.Redis) -
     watch.ring_for_changed(store, "toy", [QUEUE, "llorch.toys"])
     watch.ring_for_all(store, "toy")
     assert store.keys("llorch:bell:*") == []
+
+
+SELDOM = keys.RUNG | keys.FOR_SELDOM
+STEP_3 = queues.Route(QUEUE, 3).list_key
+
+
+def push_seldom(store: redis.Redis, *job_ids: str, to: str = STEP_3) -> None:
+    """As a stock producer does with a priority that our client never uses."""
+    push(store, *job_ids)
+    store.rename(QUEUE, to)
+
+
+def value_of_ring(store: redis.Redis, queue: str = QUEUE) -> list[int]:
+    return [int(value) for value in store.lrange(keys.bell(queue), 0, -1)]
+
+
+@pytest.mark.parametrize("to", [STEP_3, queues.Route(f"{QUEUE}:high", 8).list_key])
+@pytest.mark.parametrize("rung", [False, True], ids=["silent", "rung before"])
+def test_a_ring_tells_of_jobs_in_lists_that_are_seldom_used(
+    store: redis.Redis, to: str, rung: bool
+) -> None:
+    push_seldom(store, "a", to=to)
+    queue = queues.queue_of(to)
+    if rung:
+        store.lpush(keys.bell(queue), keys.RUNG)
+    watch.ring_for_changed(store, "toy", [to])
+    assert value_of_ring(store, queue) == [SELDOM]
+    # A usual ring does not take its place.
+    push(store, "b")
+    watch.ring_for_changed(store, "toy", [QUEUE])
+    assert value_of_ring(store, queue) == [SELDOM]
+
+
+def test_a_claim_looks_at_seldom_lists_if_it_was_rung_for_them(store: redis.Redis) -> None:
+    push_seldom(store, "a")
+    assert look(store, rings=keys.RUNG).claims == []
+    assert [claim.job_id for claim in look(store, rings=SELDOM).claims] == ["a"]
+
+
+def test_a_claim_looks_at_seldom_lists_if_a_ring_waited_in_a_bell(store: redis.Redis) -> None:
+    push_seldom(store, "a")
+    watch.ring_for_all(store, "toy")
+    assert [claim.job_id for claim in look(store, rings=0).claims] == ["a"]
+    assert rings(store) == 0
+
+
+def test_a_claim_that_leaves_jobs_in_seldom_lists_says_so(store: redis.Redis) -> None:
+    push_seldom(store, "a", "b")
+    push(store, "c", "d")
+    for left in ([SELDOM], [SELDOM], [SELDOM], []):
+        assert len(look(store, limit=1, rings=SELDOM).claims) == 1
+        assert value_of_ring(store) == left
+
+
+def test_jobs_of_all_steps_are_claimed_in_their_order(store: redis.Redis) -> None:
+    lists = queues.lists(queues.queues("toy"))
+    plain = [name for name in lists if not name.endswith(queues.TENANTS_MARK)]
+    for name in sorted(plain, key=QUEUE.__eq__):
+        push_seldom(store, name.encode().hex(), to=name)
+    taken = [claim.job_id for claim in look(store, limit=len(plain)).claims]
+    assert taken == [name.encode().hex() for name in plain]
 
 
 @pytest.mark.parametrize(("due_ms", "rung"), [(-1_000, 1), (500, 0), (30_000, 0)])

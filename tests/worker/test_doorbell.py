@@ -84,9 +84,11 @@ class Claims:
             for heard in monitor.listen():
                 words = heard["command"].split()
                 if words[:2] == ["EVALSHA", scripts.digest("claim")]:
-                    # The last arguments: the number of queues, whether a bell rang, the number of
-                    # lists behind an urgent call's.
-                    self.count += words[-3:] == ["4", "1", "0"]
+                    # The last arguments: the numbers of queues and bells, the bits of the rings,
+                    # the number of lists behind an urgent call's.
+                    n_queues, n_bells, rings, behind = map(int, words[-4:])
+                    usual = (n_queues, n_bells, behind) == (4, 5, 0)
+                    self.count += usual and bool(rings & keys.RUNG)
                 elif words[0] == "ECHO":
                     return
 
@@ -102,12 +104,19 @@ class Claims:
 
 
 def stock_job(
-    server: RedisServer, client: Client, queue: str = "llorch.toy", prompt: str = "x"
+    server: RedisServer,
+    client: Client,
+    queue: str = "llorch.toy",
+    prompt: str = "x",
+    priority: int | None = None,
 ) -> Job:
     """A job that is only pushed."""
     with Celery("stock", broker=server.url, set_as_current=False) as stock:
         kwargs = {"prompt": prompt, "max_tokens": 2}
-        return client.job(stock.send_task(TASK_NAME, kwargs=kwargs, queue=queue).id)
+        if priority is not None:
+            stock.conf.broker_transport_options = {"priority_steps": [*queues.PRIORITY_STEPS]}
+        sent = stock.send_task(TASK_NAME, kwargs=kwargs, queue=queue, priority=priority)
+        return client.job(sent.id)
 
 
 def test_one_job_of_our_client_wakes_one_worker(
@@ -120,13 +129,19 @@ def test_one_job_of_our_client_wakes_one_worker(
     assert claims.count == 5
 
 
-@pytest.mark.parametrize("queue", ["llorch.toy", "llorch.toy:high"])
+@pytest.mark.parametrize(
+    ("queue", "priority"), [("llorch.toy", None), ("llorch.toy:high", None), ("llorch.toy", 5)]
+)
 def test_one_job_of_a_stock_producer_wakes_one_worker(
-    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess], queue: str
+    own_server: RedisServer,
+    own_client: Client,
+    fleet: list[WorkerProcess],
+    queue: str,
+    priority: int | None,
 ) -> None:
     with Claims(own_server) as claims:
         for _ in range(5):
-            stock_job(own_server, own_client, queue).result(GET_S)
+            stock_job(own_server, own_client, queue, priority=priority).result(GET_S)
             wait_until(lambda: waiting(own_client.redis) == 3)
     assert claims.count == 5
 

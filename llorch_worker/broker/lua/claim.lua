@@ -11,10 +11,12 @@
 --
 -- An `urgent` caller has no room. It gives the high queues only, and preempts for what it takes.
 --
--- KEYS: the number of workers, the note of what was passed, the bells of the queues, the scheduled jobs,
--- the list of suspects, then the queues' lists, the most urgent first (kombu pushes left, so the head is
--- right). Each step of priority has one list for each queue, in the order of the bells; a step with
--- tenants has as many more. An urgent caller gives all lists behind these after them.
+-- KEYS: the number of workers, the note of what was passed, the bells of the queues, those for workers
+-- without room, the scheduled jobs, the list of suspects, then the queues' lists, the most urgent first
+-- (kombu pushes left, so the head is right). Each step of priority has one list for each queue, in the
+-- order of the bells; a step with tenants has as many more. The steps between the first and the last,
+-- which stock producers seldom use, are looked at if the rings say so. An urgent caller gives
+-- the lists of all steps, and all lists behind these after them.
 --
 -- Returns the claims, each {id, message, attempts, fence, list, ms of its first claim, ms of this one,
 -- 1 if it is the first claim, 1 if a cancel was requested, 1 if it is a suspect, its ETA in ms, or nil
@@ -48,14 +50,14 @@ local low_waits_ms = tonumber(ARGV[15]) -- how long jobs may be passed
 local weights = ARGV[16] -- of tenants
 local urgent = ARGV[17] == '1' -- whether the caller has no room
 local queues = tonumber(ARGV[18])
-local rung = ARGV[19] == '1' -- whether a ring made the caller look
-local LAST = #KEYS - tonumber(ARGV[20]) -- position of the last list that the caller claims from
-local held_suspects = {unpack(ARGV, 21)} -- ids of the suspects that the caller holds
+local bells = tonumber(ARGV[19]) -- how many
+local rings = tonumber(ARGV[20]) -- the bits of those that made the caller look
+local LAST = #KEYS - tonumber(ARGV[21]) -- position of the last list that the caller claims from
+local held_suspects = {unpack(ARGV, 22)} -- ids of the suspects that the caller holds
 local workers = KEYS[1]
 local passed = KEYS[2]
-local bells = {unpack(KEYS, 3, 2 + queues)}
-local scheduled = KEYS[3 + queues]
-local SUSPECTS = 4 + queues -- positions in KEYS
+local scheduled = KEYS[3 + bells]
+local SUSPECTS = 4 + bells -- positions in KEYS
 local MAIN = SUSPECTS + queues -- nearly all jobs wait here: the last queue's list without a priority
 local suspects = KEYS[SUSPECTS]
 terms.suspects = suspects
@@ -68,7 +70,7 @@ local filled_lists = {} -- positions of the plain lists with jobs, in them or of
 local reschedules = false
 
 local function bell_at(i)
-  return bells[(i - SUSPECTS - 1) % queues + 1]
+  return KEYS[3 + (i - SUSPECTS - 1) % queues]
 end
 local function is_shared(i) -- whether any worker may take its jobs
   return not bell_at(i):find(WORKER_MARK, 1, true)
@@ -77,8 +79,8 @@ end
 -- Whether a worker with room has taken the ring for the jobs that an urgent caller asks for: see
 -- doorbell.py.
 local is_answered = false
-for _, bell in ipairs(urgent and bells or {}) do
-  is_answered = is_answered or rings_for_full(bell) and redis.call('LLEN', bell) == 0
+for i = 3, urgent and 2 + queues or 0 do
+  is_answered = is_answered or rings_for_full(KEYS[i]) and redis.call('LLEN', KEYS[i]) == 0
 end
 
 -- Note how many jobs wait in each list, from position `first` on.
@@ -162,13 +164,21 @@ local function take_from(i, most)
 end
 
 -- The first write, which cannot grow: see allow_writes.
-local spent = {unpack(bells)}
-for _, bell in ipairs(bells) do
-  if rings_for_full(bell) then
-    spent[#spent + 1] = bell .. FULL_SUFFIX
+local spent = redis.call('DEL', unpack(KEYS, 3, 2 + bells))
+if not urgent and (rings >= FOR_SELDOM or spent > 0) then
+  local place = SUSPECTS + 2 * queues -- behind the lists of the first step
+  local lower = {unpack(KEYS, place + 1)}
+  for step = 1, LOW_STEP - 1 do
+    for i = SUSPECTS + 1, MAIN do
+      place = place + 1
+      KEYS[place] = KEYS[i] .. STEP_SEPARATOR .. step
+    end
   end
+  for i, list in ipairs(lower) do
+    KEYS[place + i] = list
+  end
+  LAST = place + #lower
 end
-redis.call('DEL', unpack(spent))
 for _, id in ipairs(held_suspects) do
   local record = read_record(id)
   local peers = record and peers_of(record, terms)
@@ -247,22 +257,22 @@ end
 if next_due then
   again_ms = math.max(0, next_due - now_ms())
 end
-local left = {} -- bell -> true
+local left = {} -- bell -> whether jobs are left in lists that are seldom used
 for _, i in ipairs(#claims > 0 and filled_lists or {}) do
   if waiting_at(i) > 0 and is_shared(i) then
-    left[bell_at(i)] = true
+    left[bell_at(i)] = left[bell_at(i)] or is_seldom(KEYS[i])
   end
 end
 if waiting[SUSPECTS] > 0 then
   again_ms = again_ms < 0 and SUSPECTS_WAIT_MS or math.min(again_ms, SUSPECTS_WAIT_MS)
   -- Another worker may take it. One that was rung for it and may not does not ring on: workers that
   -- all hold suspects would never stop.
-  if not rung then
-    left[bell_of(suspects)] = true
+  if rings % FOR_SELDOM ~= RUNG then
+    left[bell_of(suspects)] = left[bell_of(suspects)] or false
   end
 end
-for bell in pairs(left) do
-  ring(bell)
+for bell, seldom in pairs(left) do
+  ring(bell, seldom)
 end
 if bytes >= MOST_BYTES and #claims < limit then
   again_ms = 0

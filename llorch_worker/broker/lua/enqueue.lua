@@ -3,7 +3,7 @@
 --
 -- The first write may grow: a server at maxmemory refuses it, and nothing is left behind.
 --
--- KEYS: the list to push to, then every list in which jobs of this model wait.
+-- KEYS: the list to push to, then, if there is a limit, every list in which jobs of this model wait.
 --
 -- Returns {'sent', id}, {'known', id of the first job with this idempotency key}, or
 -- {'full', jobs that wait}.
@@ -55,7 +55,7 @@ if idempotency ~= '' then
   redis.call('SET', idempotency, job_id, 'EX', keep_s)
   redis.call('HSET', job, 'idempotency', idempotency)
 end
-local place = choose_place(candidates)
+local place = candidates[1] and choose_place(candidates)
 -- Once all workers are full, the one that the job suits best prefers it to others that wait.
 local preferred = place or candidates[1]
 local header = preferred and place_header(preferred) or ''

@@ -1,5 +1,5 @@
--- Code that all scripts share. The loader (scripts.py) puts the names of keys and queues (LEASES,
--- job_key(job_id), ... from keys.py and queues.py) before it, and the script after it.
+-- Code that scripts share. Each gets what it uses: see script_source.py, also for `-- rare`. The names of
+-- keys and queues (LEASES, job_key(job_id), ...) come from keys.py and queues.py.
 
 -- Read once: a script is one moment.
 local clock_us
@@ -30,13 +30,14 @@ end
 -- Store a job's end for ttl_s seconds, or without ttl_s a state before it, in the key and format of
 -- Celery's Redis backend.
 local function store_state(job_id, document, ttl_s)
+  local result = result_key(job_id)
   if ttl_s then
-    redis.call('SET', result_key(job_id), document, 'EX', ttl_s)
+    redis.call('SET', result, document, 'EX', ttl_s)
   else
-    redis.call('SET', result_key(job_id), document)
+    redis.call('SET', result, document)
   end
   -- Like Celery's own backend, to wake AsyncResult.get().
-  redis.call('PUBLISH', result_key(job_id), document)
+  redis.call('PUBLISH', result, document)
 end
 
 -- Whether a worker of another application has stored a revoke of this job. Celery's workers do so for
@@ -78,8 +79,9 @@ local function write_events(call, job_id, first, events, end_event, ttl_s)
   local stream = events_key(job_id)
   local number = last_number(job_id) or 0
   for i, event in ipairs(events) do
-    if first + i - 1 > number then
-      number = first + i - 1
+    local at = first + i - 1
+    if at > number then
+      number = at
       call('XADD', stream, string.format('%d-0', number), 'event', event)
     end
   end
@@ -120,7 +122,7 @@ end
 -- Keep a dead letter: {id, reason, message, list, attempts, history}; id is '' if the message names
 -- no job, and the message must be UTF-8. A job is buried once: a reply may be lost and the call sent
 -- again, and a worker that dies before it ends the claim leaves the message to the next one.
-local function bury(letter, most_letters)
+local function bury(letter, most_letters) -- rare
   letter.at_ms = now_ms()
   allow_writes()
   if letter.id ~= '' and redis.call('HSETNX', job_key(letter.id), 'buried', 1) == 0 then

@@ -6,7 +6,7 @@
 -- from now, or -1.
 
 local again_ms = -1
-local rung = {}
+local rings = {} -- bell -> whether jobs wait in lists that are seldom used
 
 -- Whether somebody must be rung for something that is due at a time; if it is later, look again then.
 local function is_due(due_ms)
@@ -38,9 +38,11 @@ for _, key in ipairs(KEYS) do
     waits = may_need_ring(key)
   end
   local bell = waits and bell_of(key)
-  if bell and not rung[bell] then
-    rung[bell] = true
-    ring(bell)
+  if bell then
+    rings[bell] = rings[bell] or is_seldom(key)
   end
+end
+for bell, seldom in pairs(rings) do
+  ring(bell, seldom)
 end
 return again_ms

@@ -4,12 +4,8 @@ local RING_S = 60 -- how long the ring of a worker's own bell stays: the worker 
 
 -- The bell of the queue that a list belongs to. Suspects and scheduled jobs may be any worker's.
 local function bell_of(list)
-  local queue = list:match('^[^' .. STEP_SEPARATOR .. ']*')
-  for _, suffix in ipairs({SUSPECTS_SUFFIX, SCHEDULED_SUFFIX}) do
-    if queue:sub(-#suffix) == suffix then
-      queue = queue:sub(1, -#suffix - 1)
-    end
-  end
+  local queue, suffix = list:match('^([^' .. SUFFIX_MARKS .. ']*)([^' .. STEP_SEPARATOR .. ']*)')
+  queue = queue .. (suffix == HIGH_SUFFIX and suffix or '')
   return bell_key(queue)
 end
 
@@ -18,19 +14,25 @@ local function rings_for_full(bell)
   return bell:sub(-#HIGH_SUFFIX) == HIGH_SUFFIX and not bell:find(WORKER_MARK, 1, true)
 end
 
-local function ring_once(bell)
-  local only = redis.call('LPUSH', bell, 1) == 1
+-- Whether only stock producers push to this list.
+local function is_seldom(list)
+  local step = tonumber(list:match(STEP_SEPARATOR .. '(%d)$') or 0)
+  return step > 0 and step < LOW_STEP
+end
+
+local function ring_once(bell, seldom)
+  local only = redis.call('LPUSH', bell, seldom and RUNG + FOR_SELDOM or RUNG) == 1
   if not only then
-    redis.call('LPOP', bell)
+    redis.call(seldom and 'RPOP' or 'LPOP', bell) -- the earlier ring, or this one
   end
   return only
 end
 
 -- Wake the worker that has waited longest. If none waits, the ring stays for the next; one is enough,
--- because whoever takes it looks at everything and rings again if jobs are left. Returns whether it
--- was the only ring.
-local function ring(bell)
-  local only = ring_once(bell)
+-- because whoever takes it looks at everything and rings again if jobs are left. `seldom` says whether
+-- jobs wait in lists that are seldom used. Returns whether it was the only ring.
+local function ring(bell, seldom)
+  local only = ring_once(bell, seldom)
   if rings_for_full(bell) then
     ring_once(bell .. FULL_SUFFIX)
   end

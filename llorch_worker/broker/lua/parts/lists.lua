@@ -1,7 +1,5 @@
 -- Names of lists, parsed the way queues.py builds them.
 
-local SUFFIX_MARKS = HIGH_SUFFIX:sub(1, 1) .. STEP_SEPARATOR
-
 -- The shared list for a worker's list: llorch.toy@gpu0.host:high -> llorch.toy:high.
 local function shared_list(list)
   return (list:gsub(WORKER_MARK .. '[^' .. SUFFIX_MARKS .. ']*', ''))

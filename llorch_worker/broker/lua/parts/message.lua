@@ -1,24 +1,23 @@
 -- Reading a Celery task message.
 
 -- UTF-8 as Python decodes it: no surrogates, nothing overlong. Python readers fail on other bytes.
-local SEQUENCES = {
-  '[\194-\223][\128-\191]',
-  '\224[\160-\191][\128-\191]', '[\225-\236\238\239][\128-\191][\128-\191]', '\237[\128-\159][\128-\191]',
-  '\240[\144-\191][\128-\191][\128-\191]', '[\241-\243][\128-\191][\128-\191][\128-\191]',
-  '\244[\128-\143][\128-\191][\128-\191]',
-}
 local function is_text(bytes)
   if not bytes:find('[\128-\255]') then
     return true
   end
-  for _, sequence in ipairs(SEQUENCES) do
+  for _, sequence in ipairs({
+    '[\194-\223][\128-\191]',
+    '\224[\160-\191][\128-\191]', '[\225-\236\238\239][\128-\191][\128-\191]', '\237[\128-\159][\128-\191]',
+    '\240[\144-\191][\128-\191][\128-\191]', '[\241-\243][\128-\191][\128-\191][\128-\191]',
+    '\244[\128-\143][\128-\191][\128-\191]',
+  }) do
     bytes = bytes:gsub(sequence, ' ')
   end
   return not bytes:find('[\128-\255]')
 end
 
 -- The message. If it is not UTF-8, every non-ASCII byte becomes ?.
-local function readable(message)
+local function readable(message) -- rare
   return is_text(message) and message or (message:gsub('[\128-\255]', '?'))
 end
 
@@ -33,7 +32,7 @@ end
 
 -- Unix time in ms of a time as Python's isoformat() writes it, UTC if it has no offset; nil for
 -- other text.
-local function unix_ms(text)
+local function unix_ms(text) -- rare
   if type(text) ~= 'string' then
     return nil
   end
@@ -57,6 +56,11 @@ end
 -- The job's id and its ETA, in ms; nil for a message without a usable id. The ETA is nil if there is
 -- none, and false if it cannot be read.
 local function read_message(message)
+  -- Our client's begin so: see message.py. Whoever claims one that is broken further on refuses it.
+  local ours = message:match('^{"headers": {"' .. ENQUEUED_AT .. '": [^{}]-"id": "([%w-]+)", "eta": null, ')
+  if ours and #ours <= 255 then
+    return ours
+  end
   local ok, decoded = pcall(cjson.decode, message)
   local repaired = not ok
   if repaired then

@@ -12,16 +12,14 @@ local OVERTAKE_S = 2
 local FRESH_MS = 50 -- how long the worker that was rung has to claim before others are rung
 
 local function load_of(place)
-  return load_key(place:match('^[^' .. WORKER_MARK .. ']*'))
+  local queue = place:match('^[^' .. WORKER_MARK .. ']*')
+  return load_key(queue)
 end
 
 -- The first of the `candidates` that has at most LOAD_BOUND times the jobs of the least loaded worker
 -- with room, so none that is busy while another is idle; else the least loaded one; nil if no
 -- worker is known to have room.
-local function choose_place(candidates)
-  if #candidates == 0 then
-    return nil
-  end
+local function choose_place(candidates) -- rare
   local load = load_of(candidates[1])
   local least, jobs_there = unpack(redis.call('ZRANGE', load, 0, 0, 'WITHSCORES'))
   if not least then
@@ -52,7 +50,7 @@ end
 
 -- Move up to `most` jobs that are placed with this worker to the head of the list, the earliest in
 -- front. Returns the bytes that were read.
-local function bring_forward(list, place, most)
+local function bring_forward(list, place, most) -- rare
   local first_jobs = redis.call('LRANGE', list, -WINDOW, -1) -- the head is last
   local bytes, last_s, found = 0, nil, {}
   for i = #first_jobs, 1, -1 do

@@ -4,7 +4,10 @@
 
 -- Fills in a template for one job.
 local function document_of(template, job_id)
-  local id_json = cjson.encode(job_id):sub(2, -2):gsub('%%', '%%%%')
+  local id_json = job_id
+  if job_id:find('[^%w-]') then
+    id_json = cjson.encode(job_id):sub(2, -2):gsub('%%', '%%%%')
+  end
   return (template:gsub('@ID@', id_json))
 end
 
@@ -41,24 +44,25 @@ local function is_exhausted(record, terms)
 end
 
 -- End a job whose attempts are used up.
-local function exhaust(letter, terms)
-  local id = letter.id
-  bury(letter, terms.most_letters)
+local function exhaust(id, message, list, record, terms) -- rare
+  message = readable(message)
+  bury({id = id, reason = 'attempts exhausted', message = message, list = list,
+    attempts = record.attempts, history = record.history}, terms.most_letters)
   end_record(id, terms.keep_s, terms.keep_s)
   store_state(id, document_of(terms.failure, id), terms.keep_s)
   end_stream(id, terms.end_event, terms.stream_s)
-  leave_follow_ups(id, letter.message, 0)
+  leave_follow_ups(id, message, 0)
 end
 
 -- Hold a job back until its ETA.
-local function schedule(id, message, list, eta_ms)
+local function schedule(id, message, list, eta_ms) -- rare
   redis.call('HSET', job_key(id), 'state', 'scheduled', 'message', message, 'list', list)
   redis.call('PERSIST', job_key(id))
   redis.call('ZADD', scheduled_set(list), eta_ms, id)
 end
 
 -- Put the jobs whose ETA has come at the head of their queues, the earliest in front.
-local function release_due(scheduled, limit)
+local function release_due(scheduled, limit) -- rare
   local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', now_ms(), 'LIMIT', 0, limit)
   for i = #due, 1, -1 do
     redis.call('ZREM', scheduled, due[i])
@@ -80,15 +84,16 @@ local function begin(id, message, list, record, terms, eta_ms)
   local job, now = job_key(id), now_us() + begun
   begun = begun + 1
   local claimed_ms = math.floor(now / 1000)
-  local attempts = record.attempts + 1
   -- Taken from the clock rather than counted from 1: a claim that a failover lost must not have the
   -- same fence as the next one.
-  local fence = string.format('%.0f', math.max(record.fence + 1, now))
+  local fence = string.format('%d', math.max(record.fence + 1, now))
   local suspect = peers_of(record, terms) and 1 or 0
-  local first_claim_ms = record.first_claim_ms or claimed_ms
+  local claimed = string.format('%d', claimed_ms)
+  local attempts = string.format('%d', record.attempts + 1)
+  local first_claim_ms = record.first_claim_ms or claimed
   redis.call('HSET', job, 'state', 'claimed', 'fence', fence, 'message', message, 'list', list,
-    'attempts', attempts, 'worker', terms.worker, 'lease_ms', terms.lease_ms, 'progress', 0,
-    'history', record.history .. terms.worker .. ' ' .. claimed_ms .. '\n',
+    'attempts', attempts, 'worker', terms.worker, 'lease_ms', terms.lease_ms, 'progress', '0',
+    'history', record.history .. terms.worker .. ' ' .. claimed .. '\n',
     'first_claim_ms', first_claim_ms, 'place', terms.place)
   redis.call('PERSIST', job)
   if record.idempotency then
@@ -99,7 +104,7 @@ local function begin(id, message, list, record, terms, eta_ms)
   store_state(id, document_of(terms.started, id))
   -- A cancel of a job that was never claimed ends it.
   local cancelled = record.first_claim_ms and redis.call('EXISTS', cancel_key(id)) or 0
-  return {id, message, attempts, fence, list, tostring(first_claim_ms), claimed_ms,
+  return {id, message, attempts, fence, list, first_claim_ms, claimed,
     record.first_claim_ms and 0 or 1, cancelled, suspect, eta_ms or false, record.retried_ms}
 end
 
@@ -115,6 +120,24 @@ local function read_job(message)
   }
 end
 
+-- Keep an entry of a list that is no job's.
+local function bury_entry(message, list, terms) -- rare
+  bury({id = '', reason = 'malformed', message = readable(message), list = list, attempts = 0,
+    history = ''}, terms.most_letters)
+end
+
+-- What follows the end of a job that was cancelled while its message waited.
+local function follow_cancel(id, message) -- rare
+  redis.call('HDEL', job_key(id), 'follow')
+  leave_follow_ups(id, readable(message), 0)
+end
+
+local function end_revoked(id, message, terms) -- rare
+  end_record(id, terms.keep_s, terms.keep_s)
+  end_stream(id, terms.cancel_event, terms.stream_s)
+  leave_follow_ups(id, readable(message), 0)
+end
+
 -- Settle the job of a message that was popped from `list`. Returns
 --   'claimed', the claim
 --   'buried', the job's id ('' if it names none)
@@ -124,31 +147,25 @@ end
 local function take(job, message, list, terms, most_peers, suspects_held)
   local id, record = job.id, job.record
   if not record then
-    bury({id = '', reason = 'malformed', message = readable(message), list = list, attempts = 0,
-      history = ''}, terms.most_letters)
+    bury_entry(message, list, terms)
     return 'buried', ''
   end
   if job.follow then
-    -- It was cancelled while it waited here.
-    redis.call('HDEL', job_key(id), 'follow')
-    leave_follow_ups(id, readable(message), 0)
+    follow_cancel(id, message)
     return 'duplicate'
   elseif record.state and record.state ~= 'queued' then
     redis.call('HINCRBY', job_key(id), 'duplicates', 1)
     return 'duplicate'
   end
   if is_revoked_elsewhere(id) then
-    end_record(id, terms.keep_s, terms.keep_s)
-    end_stream(id, terms.cancel_event, terms.stream_s)
-    leave_follow_ups(id, readable(message), 0)
+    end_revoked(id, message, terms)
     return 'duplicate'
   end
   -- A suspect keeps the list it came from. A worker queue holds only until this claim: if the job
   -- comes back, every worker of the model may take it.
   list = shared_list(list == terms.suspects and record.list or list)
   if is_exhausted(record, terms) then
-    exhaust({id = id, reason = 'attempts exhausted', message = readable(message), list = list,
-      attempts = record.attempts, history = record.history}, terms)
+    exhaust(id, message, list, record, terms)
     return 'buried', id
   end
   if not record.state and job.eta_ms and job.eta_ms > now_ms() then

@@ -26,7 +26,7 @@ local function tenant_of(message)
   return message:match(BEFORE_TENANT .. TENANT_PATTERN) or message:match(PLACED_PATTERN)
 end
 
-local function push_for_tenant(list, tenant, message)
+local function push_for_tenant(list, tenant, message) -- rare
   local waiting = redis.call('HINCRBY', tenants_key(list), tenant, 1)
   -- A list that somebody deleted begins anew.
   if waiting == 1 or redis.call('EXISTS', list) == 0 then
@@ -38,7 +38,7 @@ local function push_for_tenant(list, tenant, message)
 end
 
 -- Fill a tenants list that has run empty or was deleted, although jobs of tenants wait behind it.
-local function refill(list)
+local function refill(list) -- rare
   local state = tenants_key(list)
   for _, tenant in ipairs(redis.call('HKEYS', state)) do
     local message = not tenant:find('^[*/]') and redis.call('RPOP', own_list(list, tenant))
@@ -51,7 +51,7 @@ local function refill(list)
 end
 
 -- Bring up the job after one that was popped. `weights` is tenant=weight,...
-local function next_of_tenant(list, popped, weights)
+local function next_of_tenant(list, popped, weights) -- rare
   local tenant, state = tenant_of(popped), tenants_key(list)
   local message = tenant and redis.call('RPOP', own_list(list, tenant))
   if not message then
@@ -84,7 +84,7 @@ local function next_of_tenant(list, popped, weights)
 end
 
 -- Whether the plain list goes before the tenants list: once each tenant has had its turn.
-local function is_plain_lists_turn(list)
+local function is_plain_lists_turn(list) -- rare
   local state = tenants_key(list)
   if tonumber(redis.call('HGET', state, '*turns') or 0) < redis.call('LLEN', list) then
     return false

@@ -11,7 +11,7 @@ local MOST_PASSED = 16
 
 -- Whether `lists`, behind the high ones that a caller without room claims from, have waited too long. It
 -- then gets nothing until one of them has had its turn: only a worker with room can give that.
-local function is_turn_due(passed, lists, low_waits_ms)
+local function is_turn_due(passed, lists, low_waits_ms) -- rare
   if redis.call('EXISTS', unpack(lists)) == 0 then
     redis.call('DEL', passed .. FULL_SUFFIX)
     return false
@@ -25,7 +25,7 @@ end
 
 -- The notes of these lists: `since_ms`, when claims began to pass each; `due`, those whose turn it is,
 -- in order; `had`, to be set for those that get one; `passes` and `turn`, see keys.py.
-local function read_turns(passed, lists, low_waits_ms)
+local function read_turns(passed, lists, low_waits_ms) -- rare
   local fields = {'passes', 'turn'}
   for place, i in ipairs(lists) do
     fields[place + 2] = KEYS[i]
@@ -49,7 +49,7 @@ local function read_turns(passed, lists, low_waits_ms)
   return turns
 end
 
-local function note_turns(passed, lists, turns, keep_s)
+local function note_turns(passed, lists, turns, keep_s) -- rare
   local notes = {'passes', turns.passes, 'turn', turns.turn}
   for _, i in ipairs(lists) do
     if turns.had[i] then
