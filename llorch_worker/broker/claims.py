@@ -33,6 +33,8 @@ logger = get_logger(__name__)
 _ID = "@ID@"
 """The placeholder that ``lua/claim.lua`` replaces with each job's id."""
 SWEEP_LIMIT_JOBS = 100
+CLAIM_VALUES = 12
+"""How many ``lua/claim.lua`` returns for each claim."""
 MOST_DEAD_LETTERS = 10_000
 """Older ones are deleted."""
 
@@ -124,7 +126,7 @@ def claim(
         f"{terms.max_attempts} attempts without progress, or {terms.max_deaths} in all, ended with "
         "the death of the worker"
     )
-    taken, letters, unlisted, unlisted_bytes, again_ms = run_script(
+    again_ms, unlisted, unlisted_bytes, taken, *values = run_script(
         client,
         "claim",
         [
@@ -161,7 +163,9 @@ def claim(
             *behind,
         ],
     )
-    for job_id, size in letters:
+    # See ``lua/claim.lua``: the claims, then the dead letters.
+    letters = taken * CLAIM_VALUES
+    for job_id, size in zip(values[letters::2], values[letters + 1 :: 2], strict=True):
         if job_id:
             logger.error("job %s is a dead letter: %s", text(job_id), exhausted.message)
         else:
@@ -174,7 +178,8 @@ def claim(
             unlisted,
             unlisted_bytes,
         )
-    return Taken([_claim(*values) for values in taken], again_ms / 1e3 if again_ms >= 0 else None)
+    claimed = [_claim(*values[at : at + CLAIM_VALUES]) for at in range(0, letters, CLAIM_VALUES)]
+    return Taken(claimed, again_ms / 1e3 if again_ms >= 0 else None)
 
 
 def _claim(

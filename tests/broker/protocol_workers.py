@@ -39,14 +39,26 @@ class Workers(Users):
         process, run = found[which % len(found)]
         return process, run, self.jobs[run.claim.job_id]
 
-    @rule(worker=workers, limit=st.integers(1, 6), unheard=st.sampled_from([False, False, True]))
-    def claim(self, worker: int, limit: int, unheard: bool) -> None:
-        self.claim_as(self.processes[worker], limit, unheard=unheard)
+    @rule(
+        worker=workers,
+        limit=st.integers(1, 6),
+        rings=st.sampled_from([0, keys.RUNG, keys.FOR_SELDOM]),
+        unheard=st.sampled_from([False, False, True]),
+    )
+    def claim(self, worker: int, limit: int, rings: int, unheard: bool) -> None:
+        self.claim_as(self.processes[worker], limit, rings=rings, unheard=unheard)
 
-    def claim_as(self, process: Process, limit: int, *, unheard: bool = False) -> list[Run]:
+    def claim_as(
+        self,
+        process: Process,
+        limit: int,
+        *,
+        rings: int = keys.FOR_SELDOM,
+        unheard: bool = False,
+    ) -> list[Run]:
         taken: list[claims.Claim] = []
         consumed = queues.queues("toy", process.name)
-        lists = queues.lists(consumed)
+        lists = queues.lists(consumed, seldom=bool(rings & keys.FOR_SELDOM))
         with (
             patch.object(unheard_claims, "HELD_CLAIMS", process.held),
             suppress(redis.ConnectionError),
@@ -59,6 +71,7 @@ class Workers(Users):
                 limit=limit,
                 worker=process.name,
                 terms=TERMS,
+                rings=rings,
                 place=queues.worker_queue("toy", process.name),
             ).claims
             if unheard:

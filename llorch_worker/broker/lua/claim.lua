@@ -18,12 +18,13 @@
 -- which stock producers seldom use, are looked at if the rings say so. An urgent caller gives
 -- the lists of all steps, and all lists behind these after them.
 --
--- Returns the claims, each {id, message, attempts, fence, list, ms of its first claim, ms of this one,
--- 1 if it is the first claim, 1 if a cancel was requested, 1 if it is a suspect, its ETA in ms, or nil
--- for none that can be read, ms of its retry, or nil}; the dead letters, each {id, or '' if it names no
--- job; bytes}; how many more dead letters there are; their bytes; when to look again, in ms from now, or
--- -1. Thousands of messages in a row may be of cancelled jobs, copies or junk; the next call goes on with
--- them.
+-- Returns when to look again, in ms from now, or -1; how many dead letters are not listed; their bytes;
+-- the number of claims; the values of each: id, message, attempts, fence, list, ms of its first claim, ms
+-- of this one, 1 if it is the first claim, 1 if a cancel was requested, 1 if it is a suspect, its ETA in
+-- ms, or nil for none that can be read, ms of its retry, or nil; then of each listed dead letter its id,
+-- or '' if it names no job, and its bytes. All in one array: Redis would send each that lies in another
+-- in a packet of its own. Thousands of messages in a row may be of cancelled jobs, copies or junk; the
+-- next call goes on with them.
 
 local MOST_LISTED = 10
 local SUSPECTS_WAIT_MS = 200 -- about the time to a first token
@@ -277,4 +278,12 @@ end
 if bytes >= MOST_BYTES and #claims < limit then
   again_ms = 0
 end
-return {claims, letters, unlisted, unlisted_bytes, again_ms}
+local reply = {again_ms, unlisted, unlisted_bytes, #claims}
+for _, parts in ipairs({claims, letters}) do
+  for _, part in ipairs(parts) do
+    for _, value in ipairs(part) do
+      reply[#reply + 1] = value
+    end
+  end
+end
+return reply
