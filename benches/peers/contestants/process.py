@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
@@ -34,6 +35,10 @@ REPOSITORY = Path(__file__).parents[3]
 TIMEOUT_S = 1800.0
 """A load or a pass that takes longer counts as failed."""
 STOP_S = 10.0
+IDLE_S = 0.05
+"""A process that computes nothing for so long is idle; several ticks of the kernel's clock."""
+MOST_IDLE_WAIT_S = 3.0
+"""Then the other side runs beside a process that does not rest."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +106,14 @@ class ContestantProcess:
         self._log.close()
 
     def warm_up(self, work: Work) -> None:
-        """Runs the shapes of ``work`` once."""
+        """Runs the shapes of ``work`` once; returns when the process is idle."""
         self._ask(WarmUp(work))
+        self._until_idle()
 
     def run(self, work: Work) -> Rate:
-        """Runs one timed pass."""
+        """Runs one timed pass; returns when the process is idle."""
         rate: Rate = self._ask(work)
+        self._until_idle()
         return rate
 
     def memory(self) -> Memory:
@@ -116,6 +123,20 @@ class ContestantProcess:
         except psutil.Error:
             raise CannotRun(self._last_words()) from None
         return Memory(resident_bytes=resident, peak_bytes=_peak_bytes(self._process.pid))
+
+    def _until_idle(self) -> None:
+        """OpenMP's threads spin for some 0.2 s after a pass, which would slow the other side's."""
+        give_up_s = time.monotonic() + MOST_IDLE_WAIT_S
+        try:
+            process = psutil.Process(self._process.pid)
+            used_s = sum(process.cpu_times()[:2])
+            while time.monotonic() < give_up_s:
+                time.sleep(IDLE_S)
+                before_s, used_s = used_s, sum(process.cpu_times()[:2])
+                if used_s == before_s:
+                    return
+        except psutil.Error:
+            raise CannotRun(self._last_words()) from None
 
     def _ask(self, question: Terms | Work | WarmUp) -> Any:
         try:
