@@ -105,6 +105,14 @@ def _quantises(kind: BlockType) -> bool:
     return True
 
 
+def file_type(kind: BlockType) -> int | None:
+    """GGUF's number for a file whose matrices are of ``kind``; None if it has none."""
+    for name in (f"ALL_{kind.name}", f"MOSTLY_{kind.name}", f"MOSTLY_{kind.name}_S"):
+        if name in gguf.LlamaFileType.__members__:
+            return int(gguf.LlamaFileType[name])
+    return None
+
+
 def tensors(shape: Shape, kind: BlockType, output_kind: BlockType | None = None) -> list[Tensor]:
     """All tensors of the model in the file's order.
 
@@ -168,6 +176,9 @@ def write_model(
     writer = gguf.GGUFWriter(partial, "llama")
     add_shape(writer, "random weights", shape)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    # OpenVINO refuses a file that does not say it.
+    if (kind := file_type(table[0].kind)) is not None:
+        writer.add_file_type(kind)
     if vocabulary is None:
         made_up = made_up_vocabulary.made_up_vocabulary(shape.vocab, seed)
         add_vocabulary(writer, made_up.pieces, made_up.scores, made_up.types)

@@ -32,7 +32,7 @@ def peers(
         typer.Option(
             "--peers",
             help="Any of llama.cpp, transformers, transformers-cb, llama-server (the default), "
-            "stock-celery.",
+            "stock-celery, and with --venvs openvino, ctranslate2, onnxruntime, vllm.",
             show_default=False,
         ),
     ] = DEFAULT_PEERS,
@@ -66,6 +66,15 @@ def peers(
     llama_server: Annotated[
         Path | None,
         typer.Option("--llama-server", metavar="PATH", help="Its binary (default: on the PATH)."),
+    ] = None,
+    venvs: Annotated[
+        Path | None,
+        typer.Option(
+            "--venvs",
+            metavar="FOLDER",
+            envvar="PEER_VENVS",
+            help="Virtual environments of openvino, ctranslate2, onnxruntime and vllm, one each.",
+        ),
     ] = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -111,6 +120,7 @@ def peers(
         passes=passes,
         threads=threads,
         llama_server=llama_server,
+        venvs=venvs,
     )
     with terminable():
         figures = measure_peers(plan, lambda what: screen.note(f"measuring {what}"))

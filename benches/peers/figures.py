@@ -9,11 +9,11 @@ from typing import Literal, Self
 
 from rich.console import RenderableType
 
-from benches.peers.contestants.contestant import BatchKind
+from benches.peers.contestants.contestant import BatchKind, Memory
 from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.bench.instruments.provenance import Figures, Frozen
 from llorch_worker.bench.tables import remark, table, title
-from llorch_worker.contract.quantities import counted
+from llorch_worker.contract.quantities import counted, human_bytes
 
 WIDE_SPREAD = 0.25
 WIDE_MARK = "*"
@@ -86,6 +86,8 @@ class PeersFigures(Figures):
     versions: dict[str, str]
     notes: dict[str, str]
     """The settings of each peer."""
+    memory: dict[str, Memory]
+    """Of each process that ran prefills and decodes, after its last pass."""
     rows: tuple[BatchRow | JobsRow | Skipped, ...]
 
     def parts(self) -> Iterator[RenderableType]:
@@ -93,7 +95,7 @@ class PeersFigures(Figures):
         if self.versions:
             yield "  " + ", ".join(f"{name} {version}" for name, version in self.versions.items())
         for name, note in self.notes.items():
-            yield f"  {name}: {note}"
+            yield f"  {name}: {note}{_memory(self.memory.get(name))}"
         passes = "of one pass"
         if self.passes > 1:
             passes = f"medians of {self.passes} passes, which alternate (spread)"
@@ -127,6 +129,13 @@ def _what(row: BatchRow | JobsRow) -> str:
     if row.kind == "jobs":
         return counted(row.jobs, "job")
     return f"prefill {row.prompt_tokens}" if row.kind == "prefill" else f"decode x{row.sequences}"
+
+
+def _memory(memory: Memory | None) -> str:
+    if memory is None:
+        return ""
+    peak = "" if memory.peak_bytes is None else f", {human_bytes(memory.peak_bytes)} at most"
+    return f"; {human_bytes(memory.resident_bytes)} resident{peak}"
 
 
 def _rate(side: Side) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -14,6 +15,7 @@ from benches.peers.contestants.contestant import (
     LLORCH,
     BatchKind,
     CannotRun,
+    Memory,
     Terms,
     Work,
 )
@@ -22,9 +24,11 @@ from benches.peers.contestants.roster import (
     BATCH_PEERS,
     JOB_PEERS,
     STOCK_CELERY,
+    interpreter_of,
     llama_server,
     require_installed,
 )
+from benches.peers.conversions.converted import Conversions, weight_bits
 from benches.peers.figures import BatchRow, JobsRow, PeersFigures, Side, Skipped
 from benches.peers.services import JobService, LlamaServer, OurQueue, StockCelery
 from llorch_worker.bench.instruments.alternating import alternate
@@ -57,6 +61,8 @@ class Plan:
     passes: int
     threads: int
     llama_server: Path | None
+    venvs: Path | None
+    """A folder with the virtual environments of peers that have their own, named after them."""
 
 
 def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
@@ -92,6 +98,7 @@ def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
         slots=plan.slots,
         versions=bench.versions,
         notes=bench.notes,
+        memory=bench.memory,
         rows=tuple(rows),
     )
 
@@ -126,19 +133,26 @@ class _Bench:
         self._seeds = count(plan.jobs.seed)
         self.versions: dict[str, str] = {}
         self.notes: dict[str, str] = {}
+        self.memory: dict[str, Memory] = {}
 
     def batch_rows(self, peers: list[str]) -> Iterator[BatchRow | Skipped]:
         """Measures every peer against ours, which stays loaded."""
         self._now(f"{LLORCH}'s load")
         terms = self._terms(max(self._plan.batches))
         try:
-            with ContestantProcess(LLORCH, terms) as ours:
+            with (
+                TemporaryDirectory(prefix="llorch-bench-") as folder,
+                ContestantProcess(LLORCH, terms) as ours,
+            ):
                 self.notes[LLORCH] = ours.ready.note
+                bits = weight_bits(self._model.checkpoint)
+                conversions = Conversions(terms.model, bits, Path(folder), terms.threads)
                 for peer in peers:
                     try:
-                        yield from self._against(ours, peer, terms)
+                        yield from self._against(ours, peer, terms, conversions)
                     except CannotRun as cannot:
                         yield Skipped(peer=peer, what="all", reason=str(cannot))
+                self.memory[LLORCH] = ours.memory()
         except CannotRun as cannot:
             raise CommandError("NOT_MEASURED", f"our own engine {cannot}") from None
 
@@ -159,14 +173,20 @@ class _Bench:
             return Skipped(peer=peer, what=what, reason=str(cannot))
 
     def _against(
-        self, ours: ContestantProcess, peer: str, terms: Terms
+        self, ours: ContestantProcess, peer: str, terms: Terms, conversions: Conversions
     ) -> Iterator[BatchRow | Skipped]:
-        require_installed(peer)
+        interpreter = interpreter_of(peer, self._plan.venvs, terms.threads)
         self._require_memory(1)
+        weights = conversions.weights(peer)
+        if weights:
+            self._now(f"{peer}'s conversion")
+        terms = replace(terms, model=conversions.model_for(peer, interpreter))
         self._now(f"{peer}'s load")
-        with ContestantProcess(peer, terms) as theirs:
+        with ContestantProcess(peer, terms, interpreter) as theirs:
             self.versions |= theirs.ready.versions
-            self.notes[peer] = theirs.ready.note
+            self.notes[peer] = (
+                f"{weights.note}, {theirs.ready.note}" if weights else theirs.ready.note
+            )
             for kind, load in self._loads():
                 self._now(f"{peer}: {_title(kind, load)}")
                 try:
@@ -175,6 +195,7 @@ class _Bench:
                     yield Skipped(peer=peer, what=_title(kind, load), reason=str(cannot))
                     # Its process ended with the failure.
                     return
+            self.memory[peer] = theirs.memory()
 
     def _loads(self) -> Iterator[tuple[BatchKind, Load]]:
         plan = self._plan

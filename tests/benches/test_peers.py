@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
+import venv
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ import pytest
 from benches.peers.contestants import roster
 from benches.peers.contestants.contestant import LLAMA_CPP, LLORCH, CannotRun, Terms, Work
 from benches.peers.contestants.process import ContestantProcess
+from benches.peers.contestants.token_times import rate
+from benches.peers.figures import PeersFigures
 from benches.peers.lengths import Lengths
 from benches.peers.measures import Plan, measure_peers
 from llorch_worker.bench.jobs.mixed_load import MixedLoad
@@ -58,6 +61,7 @@ def test_a_peer_decodes_and_prefills_beside_ours(peer: str) -> None:
         # llama.cpp takes the better of two settings.
         assert ("attention" in row["theirs"]["note"]) == (peer == "llama.cpp")
     assert len(found["versions"]) == 1
+    assert set(found["memory"]) == {peer, LLORCH}
     assert found["provenance"]["threads"] == found["threads"] == 1
     assert found["provenance"]["command"].startswith("python -m benches.peers --model demo")
 
@@ -77,23 +81,85 @@ def test_a_server_that_does_not_start_is_skipped_with_its_last_words(tmp_path: P
     assert (row["what"], row["reason"]) == ("4 mixed jobs", "could not start: no such model")
 
 
-def only_row(model: Path, peer: str) -> Any:
-    """The one row of ``peer``, measured in this process."""
+def measured(model: Path, peer: str, venvs: Path | None = None) -> PeersFigures:
+    """The figures of ``peer``, measured in this process."""
     plan = Plan(
         settings=Settings(model=model, device="cpu", dtype="float32"),
         peers=(peer,),
-        batches=(1,),
+        batches=(2,),
         prefill_tokens=8,
         prompt_tokens=4,
-        new_tokens=4,
+        new_tokens=6,
         jobs=MixedLoad(jobs=2, prompt_tokens=(4, 4), new_tokens=(2, 2), seed=0),
         slots=2,
         passes=1,
         threads=1,
         llama_server=None,
+        venvs=venvs,
     )
-    (row,) = measure_peers(plan, lambda _what: None).rows
+    return measure_peers(plan, lambda _what: None)
+
+
+def only_row(model: Path, peer: str, venvs: Path | None = None) -> Any:
+    """The one row of ``peer``, measured in this process."""
+    (row,) = measured(model, peer, venvs).rows
     return row
+
+
+@pytest.mark.timeout(900)  # vLLM compiles the model
+@pytest.mark.parametrize("peer", roster.VENV_PEERS)
+def test_an_engine_with_an_environment_of_its_own_runs_beside_ours(
+    demo_model: Path, peer: str
+) -> None:
+    venvs = Path(os.environ.get("PEER_VENVS", "/nowhere"))
+    if not (venvs / peer).is_dir():
+        pytest.skip(f"needs a virtual environment {peer} in the folder that PEER_VENVS names")
+    found = measured(demo_model, peer, venvs)
+    assert [row.kind for row in found.rows] == ["prefill", "decode"], found.rows
+    for row in found.rows:
+        assert row.kind != "skipped"
+        assert min(row.ours.tokens_per_s, row.theirs.tokens_per_s, row.ratio) > 0
+    assert peer in "".join(found.versions)
+    for name in (peer, LLORCH):
+        memory = found.memory[name]
+        assert demo_model.stat().st_size < memory.resident_bytes <= (memory.peak_bytes or 0)
+
+
+@pytest.mark.parametrize(
+    ("peer", "said"),
+    [
+        ("openvino", "ModuleNotFoundError: "),
+        (
+            "ctranslate2",
+            "its conversion failed: ",
+        ),
+    ],
+)
+def test_an_environment_without_the_package_is_skipped_with_its_own_words(
+    demo_model: Path, tmp_path: Path, peer: str, said: str
+) -> None:
+    venv.create(tmp_path / peer, symlinks=True)
+    row = only_row(demo_model, peer, tmp_path)
+    assert row.kind == "skipped"
+    assert row.reason.startswith(said)
+    assert "ModuleNotFoundError" in row.reason
+
+
+def test_an_environment_that_is_missing_is_named(demo_model: Path, tmp_path: Path) -> None:
+    assert "give --venvs FOLDER" in only_row(demo_model, "vllm").reason
+    reason = only_row(demo_model, "vllm", tmp_path).reason
+    assert reason == f"not found: {tmp_path}/vllm/bin/python"
+
+
+def test_a_decode_is_timed_where_all_sequences_decode() -> None:
+    times = ([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0])
+    assert rate(WORK, 0.5, times).tokens_per_s == pytest.approx(2.0)
+    prefill = Work("prefill", WORK.prompts, new_tokens=4, seed=0)
+    assert rate(prefill, 0.5, times).tokens_per_s == pytest.approx(6 / 1.5)
+    with pytest.raises(RuntimeError, match="did not generate as many tokens"):
+        rate(WORK, 0.5, ([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0]))
+    with pytest.raises(RuntimeError, match="at no time all sequences decode"):
+        rate(WORK, 0.5, ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +195,7 @@ def test_a_contestant_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_a_contestant_whose_process_dies_says_how(demo_model: Path) -> None:
     with ContestantProcess(LLORCH, terms(demo_model)) as contestant:
-        (process,) = multiprocessing.active_children()
+        (process,) = psutil.Process().children()
         process.kill()
         with pytest.raises(CannotRun, match="its process was killed by SIGKILL"):
             contestant.run(WORK)
@@ -148,7 +214,7 @@ def test_the_output_of_a_library_is_dropped(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--peers", "vllm"), "unknown peer 'vllm'; allowed: llama.cpp, transformers"),
+        (("--peers", "sglang"), "unknown peer 'sglang'; allowed: llama.cpp, transformers"),
         (("--batch", "0"), "--batch must be numbers from 1 to 256"),
         (("--prefill", "99999"), "--prefill must leave room for one more token"),
         (("--job-prompt-tokens", "9,3"), "--job-prompt-tokens must be one number, or LEAST,MOST"),

@@ -59,6 +59,12 @@ def test_ggufs_reader_finds_every_tensor_in_its_type(models: Path, kind: str) ->
             assert abs(values.mean()) < 0.1 * values.std()
 
 
+@pytest.mark.parametrize(("kind", "number"), [("f32", 0), ("q4_0", 2), ("q8_0", 7), ("q4_k", 14)])
+def test_a_made_file_says_its_type(models: Path, kind: str, number: int) -> None:
+    fields = gguf.GGUFReader(models / f"{kind}.gguf").fields
+    assert fields["general.file_type"].contents() == number
+
+
 def test_a_seed_gives_the_same_model_in_every_type(models: Path, tmp_path: Path) -> None:
     again, other = tmp_path / "again.gguf", tmp_path / "other.gguf"
     make("--shape", "tiny", "--type", "q8_0", "--out", again)

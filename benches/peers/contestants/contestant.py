@@ -1,4 +1,4 @@
-"""A contestant's interface and messages."""
+"""A contestant's interface and messages. Imports nothing that a peer's interpreter may lack."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ LLORCH = "llorch"
 LLAMA_CPP = "llama.cpp"
 TRANSFORMERS = "transformers"
 TRANSFORMERS_CB = "transformers-cb"
+OPENVINO = "openvino"
+CTRANSLATE2 = "ctranslate2"
+ONNXRUNTIME = "onnxruntime"
+VLLM = "vllm"
 
 BatchKind = Literal["prefill", "decode"]
 
@@ -19,6 +23,7 @@ class Terms:
     """The parameters with which every contestant is loaded."""
 
     model: Path
+    """The GGUF file, or what a conversion made of it."""
     dtype: str
     """The dtype of contestants that use torch; llama.cpp uses the file's own types."""
     threads: int
@@ -52,6 +57,13 @@ class Work:
 
 
 @dataclass(frozen=True)
+class WarmUp:
+    """Asks for a warm-up of ``work``."""
+
+    work: Work
+
+
+@dataclass(frozen=True)
 class Ready:
     """The contestant is loaded but not warmed up."""
 
@@ -66,6 +78,15 @@ class Rate:
 
     tokens_per_s: float
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Resident memory of a process, with the pages of files that it maps."""
+
+    resident_bytes: int
+    peak_bytes: int | None
+    """The most since it started, loading included; None where the system does not say."""
 
 
 class CannotRun(Exception):

@@ -11,6 +11,7 @@ from transformers import ContinuousBatchingConfig
 
 from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 from benches.peers.contestants.generate import generation_config, load_model
+from benches.peers.contestants.token_times import rate
 
 WARM_UP_TOKENS = 2
 NO_TOKEN = -1
@@ -56,14 +57,7 @@ class ContinuousBatchingContestant:
         self._times(work, min(WARM_UP_TOKENS, work.new_tokens))
 
     def run(self, work: Work) -> Rate:
-        began_s, times_s = self._times(work, work.new_tokens)
-        firsts_s = [each[0] for each in times_s]
-        if work.kind == "prefill":
-            return Rate(work.sequences * work.prompt_tokens / (max(firsts_s) - began_s))
-        # The span in which all decode: from the latest first token to the earliest last token.
-        from_s, to_s = max(firsts_s), min(each[-1] for each in times_s)
-        tokens = sum(from_s < at <= to_s for each in times_s for at in each)
-        return Rate(tokens / (to_s - from_s))
+        return rate(work, *self._times(work, work.new_tokens))
 
     def _times(self, work: Work, new_tokens: int) -> tuple[float, list[list[float]]]:
         """The start of the first sequence, and for each sequence the times of its tokens.

@@ -1,50 +1,62 @@
-"""A contestant in its own process, with its own memory and threads."""
+"""A contestant in its own process and interpreter, with its own memory and threads."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
-from dataclasses import dataclass
-from importlib import import_module
-from multiprocessing.connection import Connection
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 from benches.peers.contestants.contestant import (
-    LLAMA_CPP,
-    LLORCH,
-    TRANSFORMERS,
-    TRANSFORMERS_CB,
     CannotRun,
     Failed,
+    Memory,
     Rate,
     Ready,
     Terms,
+    WarmUp,
     Work,
 )
+from benches.peers.contestants.server import MOST_SHOWN_CHARS
 from llorch_worker.bench.jobs.sandbox import thread_environment
 
-ROOM = "benches.peers.contestants"
-CLASSES = {
-    LLORCH: (f"{ROOM}.llorch", "LlorchContestant"),
-    LLAMA_CPP: (f"{ROOM}.llama_cpp", "LlamaCppContestant"),
-    TRANSFORMERS: (f"{ROOM}.generate", "GenerateContestant"),
-    TRANSFORMERS_CB: (f"{ROOM}.continuous_batching", "ContinuousBatchingContestant"),
-}
+SERVER = "benches.peers.contestants.server"
+REPOSITORY = Path(__file__).parents[3]
 TIMEOUT_S = 1800.0
 """A load or a pass that takes longer counts as failed."""
 STOP_S = 10.0
-MOST_SHOWN_CHARS = 200
+IDLE_S = 0.05
+"""A process that computes nothing for so long is idle; several ticks of the kernel's clock."""
+MOST_IDLE_WAIT_S = 3.0
+"""Then the other side runs beside a process that does not rest."""
 
 
 @dataclass(frozen=True)
-class WarmUp:
-    """Asks for a warm-up of ``work``."""
+class Interpreter:
+    """A Python that has a peer's packages, and the variables that the peer needs."""
 
-    work: Work
+    python: Path = Path(sys.executable)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def environment(self, threads: int) -> dict[str, str]:
+        """Makes this checkout importable, and libraries compute with ``threads``."""
+        paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            **thread_environment(threads),
+            **self.variables,
+        }
 
 
 class ContestantProcess:
@@ -53,21 +65,26 @@ class ContestantProcess:
     Every method raises :class:`CannotRun` if the contestant fails or its process ends.
     """
 
-    def __init__(self, name: str, terms: Terms) -> None:
+    def __init__(self, name: str, terms: Terms, interpreter: Interpreter | None = None) -> None:
         self.name = name
+        interpreter = interpreter or Interpreter()
         self._log = tempfile.NamedTemporaryFile(prefix="llorch-bench-", suffix=".log")  # noqa: SIM115 - closed on exit
-        # Spawned, because torch in a forked process expects threads that do not exist there.
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=serve, args=(theirs, name, terms, self._log.name), daemon=True
+        self._connection, theirs = Pipe()
+        self._process = subprocess.Popen(
+            [str(interpreter.python), "-m", SERVER, name, str(theirs.fileno())],
+            env=interpreter.environment(terms.threads),
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            # Output of libraries would end up in our tables and documents.
+            stdout=self._log,
+            stderr=self._log,
         )
-        self._process.start()
         theirs.close()
+        self._terms = terms
 
     def __enter__(self) -> Self:
         try:
-            self.ready: Ready = self._answer()
+            self.ready: Ready = self._ask(self._terms)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -81,25 +98,47 @@ class ContestantProcess:
     ) -> None:
         # Closing the connection ends an idle process; one that runs a pass is terminated.
         self._connection.close()
-        if error is None:
-            self._process.join(STOP_S)
-        self._process.terminate()
-        self._process.join(STOP_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        if error is not None or not self._ends():
+            self._process.terminate()
+            if not self._ends():
+                self._process.kill()
+                self._process.wait()
         self._log.close()
 
     def warm_up(self, work: Work) -> None:
-        """Runs the shapes of ``work`` once."""
+        """Runs the shapes of ``work`` once; returns when the process is idle."""
         self._ask(WarmUp(work))
+        self._until_idle()
 
     def run(self, work: Work) -> Rate:
-        """Runs one timed pass."""
+        """Runs one timed pass; returns when the process is idle."""
         rate: Rate = self._ask(work)
+        self._until_idle()
         return rate
 
-    def _ask(self, question: Work | WarmUp) -> Any:
+    def memory(self) -> Memory:
+        """Its memory now."""
+        try:
+            resident: int = psutil.Process(self._process.pid).memory_info().rss
+        except psutil.Error:
+            raise CannotRun(self._last_words()) from None
+        return Memory(resident_bytes=resident, peak_bytes=_peak_bytes(self._process.pid))
+
+    def _until_idle(self) -> None:
+        """OpenMP's threads spin for some 0.2 s after a pass, which would slow the other side's."""
+        give_up_s = time.monotonic() + MOST_IDLE_WAIT_S
+        try:
+            process = psutil.Process(self._process.pid)
+            used_s = sum(process.cpu_times()[:2])
+            while time.monotonic() < give_up_s:
+                time.sleep(IDLE_S)
+                before_s, used_s = used_s, sum(process.cpu_times()[:2])
+                if used_s == before_s:
+                    return
+        except psutil.Error:
+            raise CannotRun(self._last_words()) from None
+
+    def _ask(self, question: Terms | Work | WarmUp) -> Any:
         try:
             self._connection.send(question)
         except OSError:
@@ -117,37 +156,30 @@ class ContestantProcess:
             raise CannotRun(answer.reason)
         return answer
 
+    def _ends(self) -> bool:
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def _last_words(self) -> str:
-        self._process.join(STOP_S)
-        code = self._process.exitcode
+        self._ends()
+        code = self._process.returncode
         if code is not None and code < 0:
             return f"its process was killed by {signal.Signals(-code).name}"
-        lines = Path(self._log.name).read_text(errors="replace").splitlines()
-        words = lines[-1][:MOST_SHOWN_CHARS] if lines else ""
-        return f"its process ended with exit code {code}: {words}"
+        return f"its process ended with exit code {code}: {last_line(Path(self._log.name))}"
 
 
-def serve(connection: Connection, name: str, terms: Terms, log: str) -> None:
-    """The process: loads, then answers until the connection closes."""
-    # Output of libraries would end up in our tables and documents.
-    sink = os.open(log, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(sink, stream)
-    # Before torch is imported, because it reads them once.
-    os.environ |= thread_environment(terms.threads)
+def last_line(log: Path) -> str:
+    """The last line of a process' output, cut to fit a row."""
+    lines = log.read_text(errors="replace").splitlines()
+    return lines[-1][:MOST_SHOWN_CHARS] if lines else ""
+
+
+def _peak_bytes(pid: int) -> int | None:
     try:
-        module, class_name = CLASSES[name]
-        contestant = getattr(import_module(module), class_name)(terms)
-        connection.send(contestant.ready)
-        while True:
-            match connection.recv():
-                case WarmUp(work):
-                    contestant.warm_up(work)
-                    connection.send(None)
-                case Work() as work:
-                    connection.send(contestant.run(work))
-    except EOFError:
-        return
-    except Exception as error:  # noqa: BLE001 - any error of a library is reported in its row
-        text = " ".join(str(error).split())[:MOST_SHOWN_CHARS]
-        connection.send(Failed(f"{type(error).__name__}: {text}" if text else type(error).__name__))
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

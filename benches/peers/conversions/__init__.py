@@ -1,0 +1,1 @@
+"""Models in the formats of peers that do not read the GGUF file."""
