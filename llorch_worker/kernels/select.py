@@ -63,7 +63,7 @@ def choose_ops(
         return ChosenOps(ops, "the fastest on CUDA")
     if device.type != "cpu":
         return ChosenOps(torch_ops, f"{device.type} has no other kernels")
-    refusal = NativeOps.refusal(dtype, head_dim, kv_dtype)
+    refusal = NativeOps.refusal(dtype, head_dim)
     if refusal is not None:
         return ChosenOps(torch_ops, refusal)
     try:

@@ -36,6 +36,8 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         {"dtype": "bfloat16", "batch_invariant": True},
     ),
     "native": ("demo", {"dtype": "bfloat16"}),
+    "native, int8 cache": ("demo", {"dtype": "bfloat16", "kv_dtype": "int8"}),
+    "native, fp8 cache": ("demo", {"dtype": "bfloat16", "kv_dtype": "fp8"}),
 }
 
 

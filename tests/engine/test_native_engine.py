@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 from llorch_worker.contract import GenerationRequest, InternalError
 from llorch_worker.engine import Engine
+from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.kernels import native_absence
 from llorch_worker.settings import KvDtype
 from tests.kernels.native import runnable_variants
@@ -22,11 +24,16 @@ def _native() -> None:
         pytest.skip(absence)
 
 
-def test_a_prompt_longer_than_a_step_gives_the_tokens_of_one_step(demo_model: Path) -> None:
+@pytest.mark.parametrize("kv_dtype", get_args(KvDtype))
+def test_a_prompt_longer_than_a_step_gives_the_tokens_of_one_step(
+    demo_model: Path, kv_dtype: KvDtype
+) -> None:
+    options: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "kv_dtype": kv_dtype}
+    assert plan_load(demo_model, **options).kernels.ops.name == "native"
     request = GenerationRequest(prompt=PROMPT, max_tokens=24, temperature=0)
     answers = []
     for step_tokens in (16, 512):
-        with Engine.load(demo_model, dtype="bfloat16", max_step_tokens=step_tokens) as engine:
+        with Engine.load(demo_model, max_step_tokens=step_tokens, **options) as engine:
             assert engine.stats().dtype == "bfloat16"
             answers.append(engine.submit(request).result(timeout=60).choices[0].token_ids)
             prompt_tokens = engine.stats().prompt_tokens_total

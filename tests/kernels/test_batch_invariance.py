@@ -65,6 +65,8 @@ KINDS: list[tuple[str, torch.dtype, KvDtype]] = [
     ("triton", torch.float32, "auto"),
     ("triton", torch.bfloat16, "auto"),
     ("native", torch.bfloat16, "auto"),
+    ("native", torch.bfloat16, "fp8"),
+    ("native", torch.bfloat16, "int8"),
 ]
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,13 +14,15 @@ from hypothesis import strategies as st
 from llorch_worker.cache import CausalMasks
 from llorch_worker.kernels import LayerKV, Ops, TorchOps
 from llorch_worker.kernels.native.native_ops import NativeOps
+from llorch_worker.settings import KvDtype
 from tests.kernels.native import VARIANTS, native_or_skip
-from tests.kernels.paged import Scene, scene
+from tests.kernels.paged import Scene, layer_kv, scene
 
 TORCH = TorchOps()
 DTYPE = torch.bfloat16
 # bfloat16 has 8 bits: twins that round at different places may differ in the last one.
 TOLERANCE = {"atol": 1e-2, "rtol": 1.6e-2}
+KV_DTYPES = get_args(KvDtype)
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -55,10 +61,11 @@ def test_silu_and_mul_equals_the_twins(native: NativeOps, tokens: int, inter: in
     )
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("tokens", [1, 5, 64])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 1, 32), (32, 4, 64), (6, 6, 128)])
 def test_rope_rotates_and_writes_like_the_twin(
-    native: NativeOps, tokens: int, heads: int, kv_heads: int, head_dim: int
+    native: NativeOps, tokens: int, heads: int, kv_heads: int, head_dim: int, kv_dtype: KvDtype
 ) -> None:
     torch.manual_seed(tokens)
     qkv = randoms(tokens, heads + 2 * kv_heads, head_dim, spread=3)
@@ -67,12 +74,59 @@ def test_rope_rotates_and_writes_like_the_twin(
     results = []
     for ops in (TORCH, native):
         heads_in = qkv.clone()
-        kv = LayerKV(*(torch.full((8, 16, kv_heads, head_dim), 9.0, dtype=DTYPE) for _ in "kv"))
+        kv = layer_kv(8, kv_heads, head_dim, DTYPE, kv_dtype)
         ops.rope_and_write(heads_in, angles.cos(), angles.sin(), slots, kv)
-        results.append((heads_in, kv.keys, kv.values))
-    for expected, actual in zip(*results, strict=True):
-        torch.testing.assert_close(actual, expected, **TOLERANCE)
-    assert torch.equal(results[0][2], results[1][2]), "values are copied"
+        results.append((heads_in, kv))
+    (expected, _), (rotated, kv) = results
+    torch.testing.assert_close(rotated, expected, **TOLERANCE)
+    # The twin stores what the kernel has rotated: the cells have the same bits, and no others are
+    # written.
+    stored = layer_kv(8, kv_heads, head_dim, DTYPE, kv_dtype)
+    stored.write(slots, rotated[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :])
+    assert_same_cells(kv, stored)
+
+
+def assert_same_cells(one: LayerKV, other: LayerKV) -> None:
+    for part in fields(LayerKV):
+        a, b = (getattr(kv, part.name) for kv in (one, other))
+        assert (a is None) == (b is None)
+        assert a is None or torch.equal(a.view(torch.uint8), b.view(torch.uint8)), part.name
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+def test_every_number_is_stored_like_the_twin_stores_it(
+    native: NativeOps, kv_dtype: KvDtype
+) -> None:
+    """All numbers of bfloat16 up to 1,000: ties, numbers below the least step, out of range."""
+    bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
+    every = bits.view(DTYPE)
+    rows = torch.where(every.abs() < 1000, every, 0).view(-1, 1, 64)
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+    tokens = len(rows)
+    still = torch.zeros(tokens, 32)
+    slots = torch.arange(tokens)
+    kv, expected = (layer_kv(tokens // 16, 1, 64, DTYPE, kv_dtype) for _ in range(2))
+    qkv = torch.cat([rows] * 3, dim=1)
+    native.rope_and_write(qkv, still.cos(), still, slots, kv)
+    expected.write(slots, qkv[:, 1:2], rows)
+    assert_same_cells(kv, expected)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_a_number_that_is_not_finite_reaches_every_token_that_sees_it(
+    native: NativeOps, kv_dtype: KvDtype, part: str
+) -> None:
+    """So that the engine finds its blocks; the sequence beside it has none of them."""
+    made = scene([70, 70], heads=4, kv_heads=2, head_dim=64, dtype=DTYPE, kv_dtype=kv_dtype)
+    slot = made.sequences.block_tables[0, 1] * 16 + 3
+    damaged = torch.full((1, 2, 64), math.nan, dtype=DTYPE)
+    k, v = made.kv.gather(slot[None], DTYPE)
+    made.kv.write(slot[None], *((damaged, v) if part == "key" else (k, damaged)))
+    out = decode(native, made)
+    first, second = made.sequences.first_rows
+    assert out[first].isnan().all()
+    assert out[second].isfinite().all()
 
 
 @pytest.fixture(scope="module", params=["torch", *VARIANTS])
@@ -91,19 +145,30 @@ SHAPES = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.lists(st.integers(1, 700), min_size=1, max_size=40), SHAPES, st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.integers(1, 700), min_size=1, max_size=40),
+    SHAPES,
+    st.sampled_from(KV_DTYPES),
+    st.integers(0, 99),
+)
 def test_decode_of_any_ragged_batch_follows_the_definition(
-    ops: Ops, contexts: list[int], shape: tuple[int, int, int], seed: int
+    ops: Ops, contexts: list[int], shape: tuple[int, int, int], kv_dtype: KvDtype, seed: int
 ) -> None:
     heads, kv_heads, head_dim = shape
     made = scene(
-        contexts, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=DTYPE, seed=seed
+        contexts,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=DTYPE,
+        kv_dtype=kv_dtype,
+        seed=seed,
     )
     torch.testing.assert_close(decode(ops, made).double(), made.expected(), **TOLERANCE)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(
         st.integers(1, 300).flatmap(lambda c: st.tuples(st.integers(1, c), st.just(c))),
@@ -111,10 +176,15 @@ def test_decode_of_any_ragged_batch_follows_the_definition(
         max_size=5,
     ),
     SHAPES,
+    st.sampled_from(KV_DTYPES),
     st.integers(0, 99),
 )
 def test_prefill_of_any_chunks_follows_the_definition(
-    ops: Ops, lengths: list[tuple[int, int]], shape: tuple[int, int, int], seed: int
+    ops: Ops,
+    lengths: list[tuple[int, int]],
+    shape: tuple[int, int, int],
+    kv_dtype: KvDtype,
+    seed: int,
 ) -> None:
     heads, kv_heads, head_dim = shape
     made = scene(
@@ -124,6 +194,7 @@ def test_prefill_of_any_chunks_follows_the_definition(
         kv_heads=kv_heads,
         head_dim=head_dim,
         dtype=DTYPE,
+        kv_dtype=kv_dtype,
         seed=seed,
     )
     mask = CausalMasks(max_query=8, max_context=512, device=torch.device("cpu"))
@@ -132,10 +203,12 @@ def test_prefill_of_any_chunks_follows_the_definition(
     torch.testing.assert_close(out.double(), made.expected(), **TOLERANCE)
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_decode_is_bit_identical_alone_in_a_batch_and_for_any_number_of_threads(
-    native: NativeOps,
+    native: NativeOps, kv_dtype: KvDtype
 ) -> None:
-    made = scene([5, 1000, 300, 17], heads=32, kv_heads=4, head_dim=64, dtype=DTYPE)
+    shape = {"heads": 32, "kv_heads": 4, "head_dim": 64}
+    made = scene([5, 1000, 300, 17], **shape, dtype=DTYPE, kv_dtype=kv_dtype)
     together = decode(native, made)
     sequences = made.sequences
     alone = type(sequences)(

@@ -7,8 +7,7 @@ import torch
 from llorch_worker.kernels.interface import CausalMask, PagedAttention, PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.native.library import NativeKernels
-from llorch_worker.kernels.native.paged_attention import NativeAttention
-from llorch_worker.settings import KvDtype
+from llorch_worker.kernels.native.paged_attention import NativeAttention, layer_arguments
 
 MAX_HEAD_DIM = 256
 
@@ -23,14 +22,12 @@ class NativeOps:
         self._kernels = kernels
 
     @staticmethod
-    def refusal(dtype: torch.dtype, head_dim: int, kv_dtype: KvDtype) -> str | None:
+    def refusal(dtype: torch.dtype, head_dim: int) -> str | None:
         """The reason why such a model cannot use the native kernels, or None."""
         if dtype is torch.float32:
             return "float32 is the exact reference"
         if dtype is not torch.bfloat16:
             return f"native kernels need bfloat16, not {str(dtype).removeprefix('torch.')}"
-        if kv_dtype != "auto":
-            return f"native kernels cannot read an {kv_dtype} KV cache"
         if head_dim % 32 or head_dim > MAX_HEAD_DIM:
             return f"native kernels need heads of 32, 64 .. {MAX_HEAD_DIM}, not of {head_dim}"
         return None
@@ -75,8 +72,7 @@ class NativeOps:
             cos.data_ptr(),
             sin.data_ptr(),
             slots.data_ptr(),
-            kv.keys.data_ptr(),
-            kv.values.data_ptr(),
+            *layer_arguments(kv),
             tokens,
             heads - 2 * kv_heads,
             kv_heads,

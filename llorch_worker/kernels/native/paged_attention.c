@@ -2,30 +2,21 @@
 // cache. Decode and prefill are the same kernel with few or many queries.
 //
 // The queries of all heads that share a KV head form one matrix, so that one pass over its keys
-// serves them all. A tile of TILE_KEYS keys is converted once into pairs (of
-// head dimensions, keys side by side), and the values likewise (pairs of keys, dimensions side by
-// side). Each group of ROWS query rows then keeps its scores in registers from the products through
-// the online softmax (arXiv 2205.14135) in float32.
+// serves them all. A tile of TILE_KEYS keys is converted once into pairs or fours (of head
+// dimensions, keys side by side), and the values likewise (of keys, dimensions side by side). Each
+// group of ROWS query rows then keeps its scores in registers from the products through the online
+// softmax (arXiv 2205.14135) in float32.
 //
 // A token's result does not depend on other tokens, on other sequences or on the number of threads:
 // its context is always divided into pieces of SPLIT_KEYS keys, which are combined in order. In
 // decode the pieces are separate tasks.
-#include "vector.h"
+#include "attend_codes.h"
+#include "attend_pairs.h"
 
-#include <float.h>
-#include <math.h>
 #include <stdlib.h>
 
-#define TILE_KEYS 64
-#define TILE_ROWS 64
 #define SPLIT_KEYS 256 // a multiple of TILE_KEYS
-#define MAX_HEAD_DIM 256
-#define ROWS 4
 #define TASKS_PER_THREAD 2
-#define VECTORS (TILE_KEYS / LANES)
-// Vectors of scores or sums for each row: with ROWS, as many as fit the registers.
-#define SCORE_VECTORS (LANES == 16 ? 4 : 2)
-#define SUM_VECTORS 2
 
 // Some query rows of one sequence against some of its keys, for each KV head. Rows are numbered by
 // token, then by the heads of a group.
@@ -36,10 +27,14 @@ struct unit {
 };
 
 struct problem {
-    const bf16 *qkv, *keys, *values;
+    const bf16 *qkv;
+    const uint8_t *keys, *values;
+    const float *key_scales, *value_scales; // of KV_INT8
+    enum kv_form form;
     bf16 *out;
     const int64_t *first_rows, *query_lengths, *context_lengths, *tables;
     int64_t table_stride, block_size, heads, kv_heads, head_dim, group;
+    float scale;     // of scores, as powers of two
     float *partials; // [partial, kv_head, row of the group, head_dim + 2]: sums, maximum, total
 };
 
@@ -69,146 +64,89 @@ static __attribute__((noinline)) void join(float *sums, float *largest, float *t
     *largest = highest;
 }
 
-static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// Offsets of the tile's tokens in elements from the layer's start; -1 beyond the end, where memory
-// may hold anything.
+// A cell is one token's row of one KV head. cells: the numbers of those of the tile's tokens for the
+// first head; -1 beyond the end, where memory may hold anything.
 static void locate(const struct problem *p, const int64_t *table, int64_t first_key, int64_t count,
-                   int64_t offsets[TILE_KEYS]) {
-    const int64_t token_stride = p->kv_heads * p->head_dim;
+                   int64_t cells[TILE_KEYS]) {
     int64_t block = first_key / p->block_size, within = first_key % p->block_size;
     for (int64_t i = 0; i < TILE_KEYS; i++) {
         if (i >= count) {
-            offsets[i] = -1;
+            cells[i] = -1;
             continue;
         }
-        offsets[i] = (table[block] * p->block_size + within) * token_stride;
+        cells[i] = (table[block] * p->block_size + within) * p->kv_heads;
         if (++within == p->block_size) within = 0, block++;
     }
 }
 
 // Prefetches the next tile while this one is computed: rows of one KV head are too far apart for
 // the hardware prefetcher. Into the second cache level, because the first is full.
-static void prefetch(const bf16 *cells, const int64_t offsets[TILE_KEYS], int64_t head_dim) {
+static void prefetch(const uint8_t *heads, const int64_t cells[TILE_KEYS], int64_t cell_bytes) {
     for (int64_t i = 0; i < TILE_KEYS; i++) {
-        if (offsets[i] < 0) return;
-        for (int64_t dim = 0; dim < head_dim; dim += 32)
-            __builtin_prefetch(cells + offsets[i] + dim, 0, 2);
+        if (cells[i] < 0) return;
+        for (int64_t byte = 0; byte < cell_bytes; byte += 64)
+            __builtin_prefetch(heads + cells[i] * cell_bytes + byte, 0, 2);
     }
 }
 
-// packed: [head_dim / 2][TILE_KEYS] dwords, each two adjacent dimensions of one key.
-static void pack_keys(const bf16 *keys, const int64_t offsets[TILE_KEYS], int64_t head_dim,
-                      ints *packed) {
-    for (int64_t dim = 0; dim < head_dim; dim += 2 * LANES)
-        for (int vector = 0; vector < VECTORS; vector++) {
-            ints row[LANES];
-            for (int i = 0; i < LANES; i++) {
-                int64_t offset = offsets[vector * LANES + i];
-                row[i] = offset < 0 ? splat_int(0) : load_ints(keys + offset + dim);
-            }
-            transpose(row);
-            for (int i = 0; i < LANES; i++) packed[(dim / 2 + i) * VECTORS + vector] = row[i];
-        }
-}
-
-// packed: [TILE_KEYS / 2][head_dim] dwords, each one dimension of two adjacent values.
-static void pack_values(const bf16 *values, const int64_t offsets[TILE_KEYS], int64_t head_dim,
-                        ints *packed) {
-    for (int64_t pair = 0; pair < TILE_KEYS / 2; pair++)
-        for (int64_t dim = 0; dim < head_dim; dim += 2 * LANES) {
-            int64_t even = offsets[2 * pair], odd = offsets[2 * pair + 1];
-            ints a = splat_int(0), b = a;
-            if (even >= 0) a = load_ints(values + even + dim);
-            if (odd >= 0) b = load_ints(values + odd + dim);
-            interleave(a, b, packed + (pair * head_dim + dim) / LANES);
-        }
-}
-
-// `count` rows against a tile: scores, softmax so far, weighted values.
-// queries: [count][head_dim]; visible: how many of the tile's keys each row may see.
-ALWAYS_INLINE void attend_rows(
-    const int count, const bf16 *queries, const ints *keys, const ints *values,
-    const int64_t *visible, int64_t head_dim, float scale, float *sums, float *largest,
-    float *total) {
-    floats scores[ROWS][VECTORS];
-    for (int first = 0; first < VECTORS; first += SCORE_VECTORS) {
-        floats some[ROWS][SCORE_VECTORS];
-        for (int r = 0; r < count; r++)
-            for (int v = 0; v < SCORE_VECTORS; v++) some[r][v] = zeros();
-        for (int64_t pair = 0; pair < head_dim / 2; pair++) {
-            const ints *k = keys + pair * VECTORS + first;
-            pairs some_keys[SCORE_VECTORS];
-            for (int v = 0; v < SCORE_VECTORS; v++) some_keys[v] = pairs_of(k[v]);
-            for (int r = 0; r < count; r++) {
-                const pairs q = broadcast_pair(queries + r * head_dim + 2 * pair);
-                for (int v = 0; v < SCORE_VECTORS; v++)
-                    some[r][v] = add_products(some[r][v], q, some_keys[v]);
-            }
-        }
-        for (int r = 0; r < count; r++)
-            for (int v = 0; v < SCORE_VECTORS; v++) scores[r][first + v] = some[r][v];
-    }
-
-    _Alignas(64) bf16 weights[ROWS][TILE_KEYS];
-    const floats nothing = splat(-INFINITY);
-    float correction[ROWS];
-    for (int r = 0; r < count; r++) {
-        floats top = nothing;
-        for (int v = 0; v < VECTORS; v++) {
-            const mask seen = first_lanes(visible[r] - v * LANES);
-            scores[r][v] = chosen_or(seen, scores[r][v] * splat(scale), nothing);
-            top = larger(top, scores[r][v]);
-        }
-        const float highest = fmaxf(largest[r], largest_of(top));
-        floats sum = zeros();
-        for (int v = 0; v < VECTORS; v++) {
-            const halves narrow = narrowed(exp2_lanes(scores[r][v] - splat(highest)));
-            store_halves(weights[r] + v * LANES, narrow);
-            sum += widen(narrow);
-        }
-        correction[r] = exp2f(largest[r] - highest);
-        total[r] = total[r] * correction[r] + sum_of(sum);
-        largest[r] = highest;
-    }
-
-    // Later rows see at least as many keys as earlier ones.
-    const int64_t seen_pairs = (smaller(visible[count - 1], TILE_KEYS) + 1) / 2;
-    for (int64_t dim = 0; dim < head_dim; dim += SUM_VECTORS * LANES) {
-        floats sum[ROWS][SUM_VECTORS];
-        for (int r = 0; r < count; r++)
-            for (int v = 0; v < SUM_VECTORS; v++)
-                sum[r][v] = load(sums + r * head_dim + dim + v * LANES) * splat(correction[r]);
-        for (int64_t pair = 0; pair < seen_pairs; pair++) {
-            const ints *at = values + (pair * head_dim + dim) / LANES;
-            pairs some_values[SUM_VECTORS];
-            for (int v = 0; v < SUM_VECTORS; v++) some_values[v] = pairs_of(at[v]);
-            for (int r = 0; r < count; r++) {
-                const pairs weight = broadcast_pair(weights[r] + 2 * pair);
-                for (int v = 0; v < SUM_VECTORS; v++)
-                    sum[r][v] = add_products(sum[r][v], weight, some_values[v]);
-            }
-        }
-        for (int r = 0; r < count; r++)
-            for (int v = 0; v < SUM_VECTORS; v++)
-                store(sums + r * head_dim + dim + v * LANES, sum[r][v]);
+static void prefetch_tile(const struct problem *p, int64_t head, const int64_t cells[TILE_KEYS]) {
+    const int64_t cell_bytes = p->head_dim * bytes_of(p->form);
+    prefetch(p->keys + head * cell_bytes, cells, cell_bytes);
+    prefetch(p->values + head * cell_bytes, cells, cell_bytes);
+    if (p->form == KV_INT8) {
+        prefetch((const uint8_t *)(p->key_scales + head), cells, sizeof(float));
+        prefetch((const uint8_t *)(p->value_scales + head), cells, sizeof(float));
     }
 }
 
-// The unit's rows of some KV heads against its keys. queries: [heads][rows][head_dim], copied.
+// The tile of one KV head.
+static void pack(const struct problem *p, int64_t head, const int64_t cells[TILE_KEYS],
+                 struct tile *tile) {
+    const int64_t first = head * p->head_dim * bytes_of(p->form);
+    const uint8_t *keys = p->keys + first, *values = p->values + first;
+    if (p->form == KV_INT8) {
+        pack_codes((const int8_t *)keys, (const int8_t *)values, p->key_scales + head,
+                   p->value_scales + head, cells, p->head_dim, tile);
+    } else {
+        pack_pairs(p->form, keys, values, cells, p->head_dim, tile);
+    }
+}
+
+// `count` rows from the row `first` on against a tile.
+static void attend_rows(const struct problem *p, int count, const struct queries *queries,
+                        int64_t first, const struct tile *tile, const int64_t *visible,
+                        struct rows *rows) {
+    const int64_t head_dim = p->head_dim;
+    const struct progress so_far = {rows->sums + first * head_dim, rows->largest + first,
+                                    rows->total + first};
+    const bf16 *q = (const bf16 *)queries->numbers + first * head_dim;
+#define ATTEND(COUNT)                                                                              \
+    case COUNT:                                                                                    \
+        if (p->form == KV_INT8)                                                                    \
+            attend_codes(COUNT, queries, first, tile, visible, head_dim, so_far);                  \
+        else                                                                                       \
+            attend_pairs(COUNT, q, tile, visible, head_dim, p->scale, so_far);                     \
+        break;
+    switch (count) {
+        ATTEND(1)
+        ATTEND(2)
+        ATTEND(3)
+        ATTEND(4)
+    }
+}
+
+// The unit's rows of some KV heads against its keys. queries: [heads][rows][head_dim].
 // The inner loop goes over heads, which are adjacent in memory.
 static void attend(const struct problem *p, const struct unit *u, int64_t first_head, int64_t heads,
-                   const bf16 *queries, struct rows *rows) {
+                   const struct queries *queries, struct rows *rows) {
     struct rows later;
     struct rows *const piece = u->end_key - u->first_key > SPLIT_KEYS ? &later : rows;
     const int64_t all_rows = heads * u->rows;
-    _Alignas(64) ints keys[MAX_HEAD_DIM / 2 * VECTORS];
-    _Alignas(64) ints values[TILE_KEYS / 2 * MAX_HEAD_DIM / LANES];
+    struct tile tile;
     const int64_t *table = p->tables + u->sequence * p->table_stride;
     const int64_t context = p->context_lengths[u->sequence];
     const int64_t first_position = context - p->query_lengths[u->sequence];
     const int64_t head_dim = p->head_dim;
-    const float scale = 1.442695041f / sqrtf((float)head_dim); // scores as powers of two
     if (piece != rows) forget(rows, all_rows, head_dim);
     int64_t here[TILE_KEYS], next[TILE_KEYS];
     locate(p, table, u->first_key, u->end_key - u->first_key, next);
@@ -217,13 +155,9 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
         locate(p, table, key + TILE_KEYS, u->end_key - key - TILE_KEYS, next);
         if (key % SPLIT_KEYS == 0) forget(piece, all_rows, head_dim);
         for (int64_t head = 0; head < heads; head++) {
-            const int64_t first_dim = (first_head + head) * head_dim;
-            pack_keys(p->keys + first_dim, here, head_dim, keys);
-            pack_values(p->values + first_dim, here, head_dim, values);
+            pack(p, first_head + head, here, &tile);
             const int more = head + 1 < heads;
-            const int64_t soon = more ? first_dim + head_dim : first_head * head_dim;
-            prefetch(p->keys + soon, more ? here : next, head_dim);
-            prefetch(p->values + soon, more ? here : next, head_dim);
+            prefetch_tile(p, first_head + (more ? head + 1 : 0), more ? here : next);
 
             for (int64_t r = 0; r < u->rows; r += ROWS) {
                 const int count = (int)smaller(ROWS, u->rows - r);
@@ -233,20 +167,7 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
                     visible[i] = smaller(position + 1, u->end_key) - key;
                 }
                 if (visible[count - 1] <= 0) continue;
-                const int64_t row = head * u->rows + r;
-                const bf16 *q = queries + row * head_dim;
-                float *sums = piece->sums + row * head_dim;
-                float *largest = piece->largest + row, *total = piece->total + row;
-#define ATTEND(COUNT)                                                                              \
-    case COUNT:                                                                                    \
-        attend_rows(COUNT, q, keys, values, visible, head_dim, scale, sums, largest, total);       \
-        break;
-                switch (count) {
-                    ATTEND(1)
-                    ATTEND(2)
-                    ATTEND(3)
-                    ATTEND(4)
-                }
+                attend_rows(p, count, queries, head * u->rows + r, &tile, visible, piece);
             }
         }
         const int ends = (key + TILE_KEYS) % SPLIT_KEYS == 0 || key + TILE_KEYS >= u->end_key;
@@ -275,17 +196,22 @@ static float *partial(const struct problem *p, const struct unit *u, int64_t spl
 
 static void run_unit(const struct problem *p, const struct unit *u, int64_t first_head,
                      int64_t heads) {
-    _Alignas(64) bf16 queries[TILE_ROWS * MAX_HEAD_DIM];
+    struct queries queries;
     struct rows rows;
     const int64_t head_dim = p->head_dim, token_stride = (p->heads + 2 * p->kv_heads) * head_dim;
-    bf16 *query = queries;
+    int64_t copied = 0;
     for (int64_t kv_head = first_head; kv_head < first_head + heads; kv_head++)
-        for (int64_t r = u->first_row; r < u->first_row + u->rows; r++, query += head_dim) {
+        for (int64_t r = u->first_row; r < u->first_row + u->rows; r++, copied++) {
             int64_t token = p->first_rows[u->sequence] + r / p->group;
             int64_t head = kv_head * p->group + r % p->group;
-            memcpy(query, p->qkv + token * token_stride + head * head_dim, head_dim * sizeof(bf16));
+            const bf16 *query = p->qkv + token * token_stride + head * head_dim;
+            if (p->form == KV_INT8) {
+                round_query(query, head_dim, p->scale, &queries, copied);
+            } else {
+                memcpy((bf16 *)queries.numbers + copied * head_dim, query, head_dim * sizeof(bf16));
+            }
         }
-    attend(p, u, first_head, heads, queries, &rows);
+    attend(p, u, first_head, heads, &queries, &rows);
     int64_t row = 0;
     for (int64_t kv_head = first_head; kv_head < first_head + heads; kv_head++)
         for (int64_t r = u->first_row; r < u->first_row + u->rows; r++, row++) {
@@ -372,11 +298,13 @@ int64_t KERNEL(paged_attention_partials)(const int64_t *sequences, int64_t count
 }
 
 // qkv: [tokens, heads + 2 * kv_heads, head_dim], contiguous and rotated; keys, values: [blocks,
-// block_size, kv_heads, head_dim], including the new tokens; out: [tokens, heads * head_dim].
+// block_size, kv_heads, head_dim] in the form `form`, including the new tokens; key_scales,
+// value_scales: [blocks, block_size, kv_heads], only for KV_INT8; out: [tokens, heads * head_dim].
 // sequences: [3, count]: first rows, query lengths, context lengths; tables: [count, table_stride].
 // partials: room for paged_attention_partials(..) * heads * (head_dim + 2) floats.
 // head_dim is a multiple of 32, at most 256. Returns -1 if there is no memory for the plan.
-int KERNEL(paged_attention)(const bf16 *qkv, const bf16 *keys, const bf16 *values, bf16 *out,
+int KERNEL(paged_attention)(const bf16 *qkv, const void *keys, const void *values,
+                           const float *key_scales, const float *value_scales, int form, bf16 *out,
                            const int64_t *sequences, const int64_t *tables, float *partials,
                            int64_t count, int64_t table_stride, int64_t block_size, int64_t heads,
                            int64_t kv_heads, int64_t head_dim, int threads) {
@@ -384,6 +312,9 @@ int KERNEL(paged_attention)(const bf16 *qkv, const bf16 *keys, const bf16 *value
         .qkv = qkv,
         .keys = keys,
         .values = values,
+        .key_scales = key_scales,
+        .value_scales = value_scales,
+        .form = (enum kv_form)form,
         .out = out,
         .first_rows = sequences,
         .query_lengths = sequences + count,
@@ -395,6 +326,7 @@ int KERNEL(paged_attention)(const bf16 *qkv, const bf16 *keys, const bf16 *value
         .kv_heads = kv_heads,
         .head_dim = head_dim,
         .group = heads / kv_heads,
+        .scale = 1.442695041f / sqrtf((float)head_dim),
         .partials = partials,
     };
     const int64_t total = plan(&p, count, NULL);

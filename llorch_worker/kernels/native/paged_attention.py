@@ -7,6 +7,21 @@ import torch
 from llorch_worker.kernels.interface import PagedSequences
 from llorch_worker.kernels.layer_kv import LayerKV
 from llorch_worker.kernels.native.library import NativeKernels
+from llorch_worker.settings import KvDtype
+
+KV_FORMS: tuple[KvDtype, ...] = ("auto", "fp8", "int8")
+"""In the order of ``kv_form.h``; without a dtype of its own, a cache is in bfloat16."""
+
+
+def layer_arguments(kv: LayerKV) -> tuple[int | None, ...]:
+    """What the kernels take for a layer's cells: keys, values, their scales, their form."""
+    return (
+        kv.keys.data_ptr(),
+        kv.values.data_ptr(),
+        None if kv.key_scales is None else kv.key_scales.data_ptr(),
+        None if kv.value_scales is None else kv.value_scales.data_ptr(),
+        KV_FORMS.index(kv.kv_dtype),
+    )
 
 
 class NativeAttention:
@@ -33,8 +48,7 @@ class NativeAttention:
             self._partials = torch.empty(room)
         failed = self._attend(
             qkv.data_ptr(),
-            kv.keys.data_ptr(),
-            kv.values.data_ptr(),
+            *layer_arguments(kv),
             out.data_ptr(),
             self._lengths.data_ptr(),
             self._tables.data_ptr(),

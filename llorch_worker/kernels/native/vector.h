@@ -39,6 +39,18 @@ ALWAYS_INLINE const void *loaded_again(const void *from) {
 
 ALWAYS_INLINE floats rounded(floats wide) { return widen(narrowed(wide)); }
 
+// The largest magnitudes as the bits of floats: NaN is larger than all numbers, so it is not lost.
+ALWAYS_INLINE ints larger_magnitude(ints so_far, floats values) {
+    return larger_int(so_far, as_ints(magnitude(values)));
+}
+
+ALWAYS_INLINE float largest_magnitude_of(ints magnitudes) {
+    const int32_t bits = largest_int_of(magnitudes);
+    float largest;
+    memcpy(&largest, &bits, sizeof largest);
+    return largest;
+}
+
 // 2^x with a relative error below 3e-7; -inf gives 0 and NaN stays NaN.
 // 2^x = 2^n 2^r with n = round(x): a Taylor polynomial for 2^r on [-1/2, 1/2].
 ALWAYS_INLINE floats exp2_lanes(floats x) {
@@ -149,3 +161,118 @@ ALWAYS_INLINE ints all_dots(int bits, ints dots, int32_t start) {
     return added(splat_int(start), products_16(dots, splat_int(0x00010001)));
 }
 #endif
+
+// --- Products of signed codes of 8 bits with whole numbers of 16 bits: four products a lane.
+//
+// All variants give the same integers. A factor is at most LARGEST_FACTOR, so that with
+// dot products of bytes it is two signed bytes. `coded` is what the products take: where one operand
+// has to be unsigned, each code plus CODE_OFFSET; the sum then starts at -CODE_OFFSET times the sum
+// of the factors.
+
+#define LARGEST_FACTOR 32512 // 127 * 256
+#define FACTOR_BYTES 2
+#define CODE_OFFSET (128 - CODE_BIAS(8))
+
+ALWAYS_INLINE ints coded(ints codes) {
+    return CODE_OFFSET ? bits_xor(codes, splat_int((int32_t)0x80808080)) : codes;
+}
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__aarch64__)
+typedef struct {
+    ints upper, lower; // of each factor's two bytes
+} code_sums, factors;
+
+// Stores a vector of `width` factors: all upper bytes, then all lower ones.
+ALWAYS_INLINE void store_factors(uint8_t *to, int64_t width, int64_t first, ints values) {
+    store_bytes(to + first, shifted_right(added(values, splat_int(128)), 8));
+    store_bytes(to + width + first, shifted_right(shifted_left(values, 24), 24));
+}
+
+// Four of `width` factors, in all lanes.
+ALWAYS_INLINE factors broadcast_factors(const uint8_t *from, int64_t width, int64_t first) {
+    int32_t upper, lower;
+    memcpy(&upper, from + first, sizeof upper);
+    memcpy(&lower, from + width + first, sizeof lower);
+    return (factors){splat_int(upper), splat_int(lower)};
+}
+
+ALWAYS_INLINE code_sums no_code_sums(void) { return (code_sums){splat_int(0), splat_int(0)}; }
+
+ALWAYS_INLINE code_sums add_code_products(code_sums sums, ints codes, factors by) {
+    sums.upper = add_byte_products(sums.upper, codes, by.upper);
+    sums.lower = add_byte_products(sums.lower, codes, by.lower);
+    return sums;
+}
+
+ALWAYS_INLINE ints whole_sums(code_sums sums, int32_t start) {
+    return added(added(shifted_left(sums.upper, 8), sums.lower), splat_int(start));
+}
+#else
+typedef ints code_sums;
+
+typedef struct {
+    ints even, odd; // pairs in 16 bits: of the first and third, of the second and fourth factor
+} factors;
+
+ALWAYS_INLINE void store_factors(uint8_t *to, int64_t width, int64_t first, ints values) {
+    store_crossed_16(to + FACTOR_BYTES * first, values);
+}
+
+ALWAYS_INLINE factors broadcast_factors(const uint8_t *from, int64_t width, int64_t first) {
+    int32_t even, odd;
+    memcpy(&even, from + FACTOR_BYTES * first, sizeof even);
+    memcpy(&odd, from + FACTOR_BYTES * first + 4, sizeof odd);
+    return (factors){splat_int(even), splat_int(odd)};
+}
+
+ALWAYS_INLINE code_sums no_code_sums(void) { return splat_int(0); }
+
+ALWAYS_INLINE code_sums add_code_products(code_sums sums, ints codes, factors by) {
+    sums = added(sums, products_16(bits_and(codes, splat_int(0x00ff00ff)), by.even));
+    return added(sums, products_16(shifted_right_16(codes, 8), by.odd));
+}
+
+ALWAYS_INLINE ints whole_sums(code_sums sums, int32_t start) {
+    return added(sums, splat_int(start));
+}
+#endif
+
+// --- float8 e4m3, without infinities.
+
+#define LARGEST_FP8 448.0f
+
+// Two bytes of each lane's upper and lower 16 bits to the bfloat16 of the same value.
+ALWAYS_INLINE ints bf16_of_fp8(ints bytes) {
+    // The exponent's and fraction's bits are at the top of bfloat16's; only the bias differs.
+    const ints sign = shifted_left(bits_and(bytes, splat_int(0x00800080)), 8);
+    const ints rest = bits_and(bytes, splat_int(0x007f007f));
+    const ints normal = added(shifted_left(rest, 4), splat_int(0x3c003c00));
+    // Eighths of 2^-6. The table has the lower bytes of their bfloat16, then the upper ones.
+    const ints fraction = bits_and(bytes, splat_int(0x00070007));
+    const ints both = bits_or(fraction, shifted_left(fraction, 8));
+    const uint8_t table[16] = {0x00, 0x00, 0x80, 0xc0, 0x00, 0x20, 0x40, 0x60,
+                               0x00, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c};
+    const ints small = bytes_at(table, bits_or(both, splat_int(0x08000800)));
+    const ints is_small = equal_16(bits_and(bytes, splat_int(0x00780078)), splat_int(0));
+    const ints is_nan = equal_16(rest, splat_int(0x007f007f));
+    const ints value = bits_xor(normal, bits_and(bits_xor(normal, small), is_small));
+    return bits_or(bits_or(value, sign), bits_and(is_nan, splat_int(0x7fc07fc0)));
+}
+
+// As signed bytes. To the nearest, ties to even; what is too large becomes LARGEST_FP8, and NaN stays
+// NaN.
+ALWAYS_INLINE ints fp8_of(floats values) {
+    const floats size = magnitude(values);
+    const mask is_number = at_least(size, zeros());
+    const floats in_range = chosen_or(at_least(size, splat(LARGEST_FP8)), splat(LARGEST_FP8), size);
+    const ints bits = as_ints(in_range);
+    const ints even = bits_and(shifted_right(bits, 20), splat_int(1));
+    const ints up = shifted_right(added(bits, added(even, splat_int(0x7ffff))), 20);
+    const ints normal = added(up, splat_int(-(120 << 3)));
+    // Below 2^-6 steps are of 2^-9, as those of floats from 2^14 on.
+    const ints steps = added(as_ints(in_range + splat(0x1p14f)), splat_int(-((127 + 14) << 23)));
+    const mask is_normal = at_least(in_range, splat(0x1p-6f));
+    const floats found = chosen_or(is_normal, as_floats(normal), as_floats(steps));
+    const ints code = as_ints(chosen_or(is_number, found, as_floats(splat_int(0x7f))));
+    return bits_or(code, shifted_left(shifted_right(as_ints(values), 31), 7));
+}

@@ -46,6 +46,7 @@ ALWAYS_INLINE floats magnitude(floats values) {
 ALWAYS_INLINE floats nearest(floats values) {
     return _mm256_round_ps(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+ALWAYS_INLINE floats rounded_down(floats values) { return _mm256_floor_ps(values); }
 
 ALWAYS_INLINE floats scaled_by_power(floats values, floats powers) {
     // In two factors, because one would not reach denormals, nor infinity. Only the second rounds.
@@ -132,6 +133,20 @@ ALWAYS_INLINE ints byte_products_16(ints codes, ints bytes) {
 ALWAYS_INLINE ints products_16(ints a, ints b) { return _mm256_madd_epi16(a, b); }
 ALWAYS_INLINE ints added_16(ints a, ints b) { return _mm256_add_epi16(a, b); }
 
+// All of them: a multiple of 4 * LANES is asked for.
+ALWAYS_INLINE ints load_some_bytes(const void *from, int64_t count) { return load_ints(from); }
+
+ALWAYS_INLINE ints load_bytes_16(const void *from) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)from));
+}
+
+ALWAYS_INLINE ints bytes_at(const uint8_t table[16], ints indices) {
+    const __m128i all = _mm_loadu_si128((const __m128i *)table);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(all), indices);
+}
+
+ALWAYS_INLINE ints equal_16(ints a, ints b) { return _mm256_cmpeq_epi16(a, b); }
+
 // The low 16 bits of each lane, which hold all of its value.
 ALWAYS_INLINE __m128i narrowed_ints(ints values) {
     return _mm_packs_epi32(_mm256_castsi256_si128(values), _mm256_extracti128_si256(values, 1));
@@ -171,6 +186,18 @@ ALWAYS_INLINE void interleave(ints a, ints b, ints *to) {
     const ints low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
     to[0] = _mm256_permute2x128_si256(low, high, 0x20);
     to[1] = _mm256_permute2x128_si256(low, high, 0x31);
+}
+
+ALWAYS_INLINE void interleave_bytes(ints a, ints b, ints c, ints d, ints to[4]) {
+    const ints shares = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    a = _mm256_permutevar8x32_epi32(a, shares), b = _mm256_permutevar8x32_epi32(b, shares);
+    c = _mm256_permutevar8x32_epi32(c, shares), d = _mm256_permutevar8x32_epi32(d, shares);
+    const ints ab_low = _mm256_unpacklo_epi8(a, b), ab_high = _mm256_unpackhi_epi8(a, b);
+    const ints cd_low = _mm256_unpacklo_epi8(c, d), cd_high = _mm256_unpackhi_epi8(c, d);
+    to[0] = _mm256_unpacklo_epi16(ab_low, cd_low);
+    to[1] = _mm256_unpackhi_epi16(ab_low, cd_low);
+    to[2] = _mm256_unpacklo_epi16(ab_high, cd_high);
+    to[3] = _mm256_unpackhi_epi16(ab_high, cd_high);
 }
 
 // --- bfloat16 and float16.

@@ -40,6 +40,9 @@ ALWAYS_INLINE floats magnitude(floats values) { return _mm512_abs_ps(values); }
 ALWAYS_INLINE floats nearest(floats values) {
     return _mm512_roundscale_ps(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+ALWAYS_INLINE floats rounded_down(floats values) {
+    return _mm512_roundscale_ps(values, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
 
 // values * 2^powers for whole powers; denormals and infinity as if computed exactly.
 ALWAYS_INLINE floats scaled_by_power(floats values, floats powers) {
@@ -97,12 +100,33 @@ ALWAYS_INLINE ints byte_products_16(ints codes, ints bytes) {
 ALWAYS_INLINE ints products_16(ints a, ints b) { return _mm512_madd_epi16(a, b); }
 ALWAYS_INLINE ints added_16(ints a, ints b) { return _mm512_add_epi16(a, b); }
 
-// Values of -127 to 127, as bytes.
+// 4 * LANES bytes, or the first `count`: a multiple of 16.
+ALWAYS_INLINE ints load_some_bytes(const void *from, int64_t count) {
+    return _mm512_maskz_loadu_epi8(count >= 64 ? ~0ull : (1ull << count) - 1, from);
+}
+
+// 2 * LANES bytes, in 16 bits each.
+ALWAYS_INLINE ints load_bytes_16(const void *from) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)from));
+}
+
+// The bytes of the table at indices of 0 to 15.
+ALWAYS_INLINE ints bytes_at(const uint8_t table[16], ints indices) {
+    const __m128i all = _mm_loadu_si128((const __m128i *)table);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), indices);
+}
+
+// All bits of each 16 that are equal.
+ALWAYS_INLINE ints equal_16(ints a, ints b) {
+    return _mm512_movm_epi16(_mm512_cmpeq_epi16_mask(a, b));
+}
+
+// Values of -128 to 127, as bytes.
 ALWAYS_INLINE void store_bytes(void *to, ints values) {
     _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(values));
 }
 
-// The same in 16 bits, in the order 0, 2, 1, 3 of each four.
+// Values of 16 bits, in the order 0, 2, 1, 3 of each four.
 ALWAYS_INLINE void store_crossed_16(void *to, ints values) {
     const __m256i narrow = _mm512_cvtepi32_epi16(values);
     const __m256i crossed = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(narrow, 0xd8), 0xd8);
@@ -140,6 +164,20 @@ ALWAYS_INLINE void interleave(ints a, ints b, ints *to) {
                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     to[0] = _mm512_permutex2var_epi16(a, low, b);
     to[1] = _mm512_permutex2var_epi16(a, _mm512_add_epi16(low, _mm512_set1_epi16(16)), b);
+}
+
+// Four vectors of bytes to groups (a[i], b[i], c[i], d[i]), in order.
+ALWAYS_INLINE void interleave_bytes(ints a, ints b, ints c, ints d, ints to[4]) {
+    // Unpacking works within each quarter, so each gets its own share of all four results.
+    const ints shares = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    a = _mm512_permutexvar_epi32(shares, a), b = _mm512_permutexvar_epi32(shares, b);
+    c = _mm512_permutexvar_epi32(shares, c), d = _mm512_permutexvar_epi32(shares, d);
+    const ints ab_low = _mm512_unpacklo_epi8(a, b), ab_high = _mm512_unpackhi_epi8(a, b);
+    const ints cd_low = _mm512_unpacklo_epi8(c, d), cd_high = _mm512_unpackhi_epi8(c, d);
+    to[0] = _mm512_unpacklo_epi16(ab_low, cd_low);
+    to[1] = _mm512_unpackhi_epi16(ab_low, cd_low);
+    to[2] = _mm512_unpacklo_epi16(ab_high, cd_high);
+    to[3] = _mm512_unpackhi_epi16(ab_high, cd_high);
 }
 
 // --- bfloat16 and float16.

@@ -47,6 +47,7 @@ ALWAYS_INLINE floats larger(floats a, floats b) { return vbslq_f32(vcgtq_f32(a, 
 ALWAYS_INLINE floats magnitude(floats values) { return vabsq_f32(values); }
 
 ALWAYS_INLINE floats nearest(floats values) { return vrndnq_f32(values); }
+ALWAYS_INLINE floats rounded_down(floats values) { return vrndmq_f32(values); }
 
 ALWAYS_INLINE floats scaled_by_power(floats values, floats powers) {
     // In two factors, because one would not reach denormals, nor infinity. Only the second rounds.
@@ -115,6 +116,20 @@ ALWAYS_INLINE ints add_byte_products(ints sums, ints codes, ints bytes) {
 }
 #endif
 
+ALWAYS_INLINE ints load_some_bytes(const void *from, int64_t count) { return load_ints(from); }
+
+ALWAYS_INLINE ints load_bytes_16(const void *from) {
+    return vreinterpretq_s32_u16(vmovl_u8(vld1_u8(from)));
+}
+
+ALWAYS_INLINE ints bytes_at(const uint8_t table[16], ints indices) {
+    return vreinterpretq_s32_u8(vqtbl1q_u8(vld1q_u8(table), vreinterpretq_u8_s32(indices)));
+}
+
+ALWAYS_INLINE ints equal_16(ints a, ints b) {
+    return vreinterpretq_s32_u16(vceqq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
+}
+
 ALWAYS_INLINE void store_bytes(void *to, ints values) {
     const int16x4_t narrow = vmovn_s32(values);
     const int8x8_t bytes = vmovn_s16(vcombine_s16(narrow, narrow));
@@ -133,6 +148,17 @@ ALWAYS_INLINE void interleave(ints a, ints b, ints *to) {
     const uint16x8_t even = vreinterpretq_u16_s32(a), odd = vreinterpretq_u16_s32(b);
     to[0] = vreinterpretq_s32_u16(vzip1q_u16(even, odd));
     to[1] = vreinterpretq_s32_u16(vzip2q_u16(even, odd));
+}
+
+ALWAYS_INLINE void interleave_bytes(ints a, ints b, ints c, ints d, ints to[4]) {
+    const uint8x16x2_t ab = vzipq_u8(vreinterpretq_u8_s32(a), vreinterpretq_u8_s32(b));
+    const uint8x16x2_t cd = vzipq_u8(vreinterpretq_u8_s32(c), vreinterpretq_u8_s32(d));
+    for (int i = 0; i < 2; i++) {
+        const uint16x8_t first = vreinterpretq_u16_u8(ab.val[i]);
+        const uint16x8_t second = vreinterpretq_u16_u8(cd.val[i]);
+        to[2 * i] = vreinterpretq_s32_u16(vzip1q_u16(first, second));
+        to[2 * i + 1] = vreinterpretq_s32_u16(vzip2q_u16(first, second));
+    }
 }
 
 // --- bfloat16 and float16.

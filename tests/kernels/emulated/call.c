@@ -11,10 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MOST = 16 };
+enum { MOST = 18 };
 
 typedef long (*Function)(long, long, long, long, long, long, long, long, long, long, long, long,
-                         long, long, long, long, float);
+                         long, long, long, long, long, long, float);
 
 typedef struct {
     const char *path;
@@ -67,7 +67,7 @@ int main(int count, char **arguments) {
         }
     }
     printf("%ld\n", function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10],
-                             a[11], a[12], a[13], a[14], a[15], f));
+                             a[11], a[12], a[13], a[14], a[15], a[16], a[17], f));
     for (int i = 0; i < opened; i++) write_back(files[i]);
     return 0;
 }

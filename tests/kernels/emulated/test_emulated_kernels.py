@@ -15,7 +15,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from llorch_worker.settings import Variant
+from llorch_worker.kernels import LayerKV
+from llorch_worker.kernels.native.paged_attention import KV_FORMS
+from llorch_worker.settings import KvDtype, Variant
 from tests.kernels.emulated.emulator import (
     PROCESSORS,
     Architecture,
@@ -24,7 +26,7 @@ from tests.kernels.emulated.emulator import (
     compile_into,
 )
 from tests.kernels.native import native_or_skip
-from tests.kernels.paged import scene
+from tests.kernels.paged import layer_kv, scene
 
 THREADS = 2
 Bf16 = npt.NDArray[np.uint16]
@@ -127,15 +129,27 @@ def test_silu_and_mul(emulated: EmulatedKernels) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_rope_and_write(emulated: EmulatedKernels) -> None:
-    qkv, angles = bf16(torch.randn(5, 8, 64) * 3), torch.rand(5, 32) * 100
+def layer_arguments(kv: LayerKV) -> list[Argument]:
+    """What the kernels take for a layer's cells, copied."""
+    parts = (kv.keys, kv.values, kv.key_scales, kv.value_scales)
+    arrays = [None if part is None else part.view(torch.uint8).numpy().copy() for part in parts]
+    return [*arrays, KV_FORMS.index(kv.kv_dtype)]
+
+
+@pytest.mark.parametrize("kv_dtype", KV_FORMS)
+def test_rope_and_write(emulated: EmulatedKernels, kv_dtype: KvDtype) -> None:
+    qkv, angles = torch.randn(5, 8, 64) * 3, torch.rand(5, 32) * 100
+    qkv[1, 4] = 0
+    qkv[2, 7, :6] = torch.tensor([500.0, -1e9, 449.0, 0.015, 1e-4, -0.0])
+    if kv_dtype != "int8":  # whose scale would not be a number, beside any codes
+        qkv[2, 7, 6] = math.nan
     slots = np.array([9, 2, 31, 0, 17])
 
-    def run(call: Call) -> list[Bf16]:
-        heads, keys, values = qkv.copy(), *np.zeros((2, 32, 2, 64), np.uint16)
-        tables = (angles.cos().numpy(), angles.sin().numpy())
-        call("rope_and_write", heads, *tables, slots, keys, values, 5, 4, 2, 64, THREADS)
-        return [heads, keys, values]
+    def run(call: Call) -> list[npt.NDArray[np.generic]]:
+        heads, tables = bf16(qkv), (angles.cos().numpy(), angles.sin().numpy())
+        cells = layer_arguments(layer_kv(2, 2, 64, torch.bfloat16, kv_dtype))
+        call("rope_and_write", heads, *tables, slots, *cells, 5, 4, 2, 64, THREADS)
+        return [heads, *(part for part in cells if isinstance(part, np.ndarray))]
 
     for got, expected in zip(run(emulated), run(here), strict=True):
         assert np.array_equal(got, expected)
@@ -146,10 +160,15 @@ def test_rope_and_write(emulated: EmulatedKernels) -> None:
     [([5, 700, 64], None), ([300, 33], [40, 33])],
     ids=["decode", "prefill"],
 )
+@pytest.mark.parametrize("kv_dtype", KV_FORMS)
 def test_attention_follows_the_definition(
-    emulated: EmulatedKernels, contexts: list[int], queries: list[int] | None
+    emulated: EmulatedKernels,
+    contexts: list[int],
+    queries: list[int] | None,
+    kv_dtype: KvDtype,
 ) -> None:
-    made = scene(contexts, queries, heads=8, kv_heads=2, head_dim=96, dtype=torch.bfloat16)
+    shape = {"heads": 8, "kv_heads": 2, "head_dim": 96}
+    made = scene(contexts, queries, **shape, dtype=torch.bfloat16, kv_dtype=kv_dtype)
     sequences = made.sequences
     lengths = np.array((sequences.first_rows, sequences.query_lengths, sequences.context_lengths))
     tables = sequences.block_tables.numpy()
@@ -157,7 +176,7 @@ def test_attention_follows_the_definition(
     assert partials == here("paged_attention_partials", lengths, len(contexts))
     out = np.zeros((len(made.qkv), 8 * 96), np.uint16)
     room = np.zeros(partials * 8 * (96 + 2) + 1, np.float32)
-    cells = (bf16(made.kv.keys), bf16(made.kv.values))
+    cells = layer_arguments(made.kv)
     sizes = (*tables.shape, sequences.block_size, 8, 2, 96)
     failed = emulated(
         "paged_attention", bf16(made.qkv), *cells, out, lengths, tables, room, *sizes, THREADS

@@ -1,0 +1,123 @@
+// Attention to a tile of pairs of bfloat16: caches in bfloat16, and in fp8, which is converted.
+#pragma once
+
+#include "attention_tile.h"
+#include "kv_form.h"
+
+// Vectors of scores or sums for each row: with ROWS, as many as fit the registers.
+#define SCORE_VECTORS (LANES == 16 ? 4 : 2)
+#define SUM_VECTORS 2
+
+// 2 * LANES numbers of a row as bfloat16; zeros beyond the end.
+ALWAYS_INLINE ints load_pairs(enum kv_form form, const uint8_t *heads, int64_t cell,
+                              int64_t head_dim, int64_t dim) {
+    if (cell < 0) return splat_int(0);
+    const uint8_t *from = heads + (cell * head_dim + dim) * bytes_of(form);
+    return form == KV_FP8 ? bf16_of_fp8(load_bytes_16(from)) : load_ints(from);
+}
+
+// packed: [head_dim / 2][TILE_KEYS] dwords, each two adjacent dimensions of one key.
+ALWAYS_INLINE void pack_key_pairs(enum kv_form form, const uint8_t *keys,
+                                  const int64_t cells[TILE_KEYS], int64_t head_dim, ints *packed) {
+    for (int64_t dim = 0; dim < head_dim; dim += 2 * LANES)
+        for (int vector = 0; vector < VECTORS; vector++) {
+            ints row[LANES];
+            for (int i = 0; i < LANES; i++)
+                row[i] = load_pairs(form, keys, cells[vector * LANES + i], head_dim, dim);
+            transpose(row);
+            for (int i = 0; i < LANES; i++) packed[(dim / 2 + i) * VECTORS + vector] = row[i];
+        }
+}
+
+// packed: [TILE_KEYS / 2][head_dim] dwords, each one dimension of two adjacent values.
+ALWAYS_INLINE void pack_value_pairs(enum kv_form form, const uint8_t *values,
+                                    const int64_t cells[TILE_KEYS], int64_t head_dim,
+                                    ints *packed) {
+    for (int64_t pair = 0; pair < TILE_KEYS / 2; pair++)
+        for (int64_t dim = 0; dim < head_dim; dim += 2 * LANES) {
+            const ints even = load_pairs(form, values, cells[2 * pair], head_dim, dim);
+            const ints odd = load_pairs(form, values, cells[2 * pair + 1], head_dim, dim);
+            interleave(even, odd, packed + (pair * head_dim + dim) / LANES);
+        }
+}
+
+static void pack_pairs(enum kv_form form, const uint8_t *keys, const uint8_t *values,
+                       const int64_t cells[TILE_KEYS], int64_t head_dim, struct tile *tile) {
+    if (form == KV_FP8) {
+        pack_key_pairs(KV_FP8, keys, cells, head_dim, tile->keys);
+        pack_value_pairs(KV_FP8, values, cells, head_dim, tile->values);
+    } else {
+        pack_key_pairs(KV_BF16, keys, cells, head_dim, tile->keys);
+        pack_value_pairs(KV_BF16, values, cells, head_dim, tile->values);
+    }
+}
+
+// `count` rows against a tile: scores, softmax so far, weighted values.
+// queries: [count][head_dim]; visible: how many of the tile's keys each row may see.
+ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const struct tile *tile,
+                                const int64_t *visible, int64_t head_dim, float scale,
+                                struct progress so_far) {
+    floats scores[ROWS][VECTORS];
+    for (int first = 0; first < VECTORS; first += SCORE_VECTORS) {
+        floats some[ROWS][SCORE_VECTORS];
+        for (int r = 0; r < count; r++)
+            for (int v = 0; v < SCORE_VECTORS; v++) some[r][v] = zeros();
+        for (int64_t pair = 0; pair < head_dim / 2; pair++) {
+            const ints *k = tile->keys + pair * VECTORS + first;
+            pairs some_keys[SCORE_VECTORS];
+            for (int v = 0; v < SCORE_VECTORS; v++) some_keys[v] = pairs_of(k[v]);
+            for (int r = 0; r < count; r++) {
+                const pairs q = broadcast_pair(queries + r * head_dim + 2 * pair);
+                for (int v = 0; v < SCORE_VECTORS; v++)
+                    some[r][v] = add_products(some[r][v], q, some_keys[v]);
+            }
+        }
+        for (int r = 0; r < count; r++)
+            for (int v = 0; v < SCORE_VECTORS; v++) scores[r][first + v] = some[r][v];
+    }
+
+    _Alignas(64) bf16 weights[ROWS][TILE_KEYS];
+    const floats nothing = splat(-INFINITY);
+    float correction[ROWS];
+    float *const largest = so_far.largest, *const total = so_far.total, *const sums = so_far.sums;
+    for (int r = 0; r < count; r++) {
+        floats top = nothing;
+        for (int v = 0; v < VECTORS; v++) {
+            const mask seen = first_lanes(visible[r] - v * LANES);
+            scores[r][v] = chosen_or(seen, scores[r][v] * splat(scale), nothing);
+            top = larger(top, scores[r][v]);
+        }
+        const float highest = fmaxf(largest[r], largest_of(top));
+        floats sum = zeros();
+        for (int v = 0; v < VECTORS; v++) {
+            const halves narrow = narrowed(exp2_lanes(scores[r][v] - splat(highest)));
+            store_halves(weights[r] + v * LANES, narrow);
+            sum += widen(narrow);
+        }
+        correction[r] = exp2f(largest[r] - highest);
+        total[r] = total[r] * correction[r] + sum_of(sum);
+        largest[r] = highest;
+    }
+
+    // Later rows see at least as many keys as earlier ones.
+    const int64_t seen_pairs = (smaller(visible[count - 1], TILE_KEYS) + 1) / 2;
+    for (int64_t dim = 0; dim < head_dim; dim += SUM_VECTORS * LANES) {
+        floats sum[ROWS][SUM_VECTORS];
+        for (int r = 0; r < count; r++)
+            for (int v = 0; v < SUM_VECTORS; v++)
+                sum[r][v] = load(sums + r * head_dim + dim + v * LANES) * splat(correction[r]);
+        for (int64_t pair = 0; pair < seen_pairs; pair++) {
+            const ints *at = tile->values + (pair * head_dim + dim) / LANES;
+            pairs some_values[SUM_VECTORS];
+            for (int v = 0; v < SUM_VECTORS; v++) some_values[v] = pairs_of(at[v]);
+            for (int r = 0; r < count; r++) {
+                const pairs weight = broadcast_pair(weights[r] + 2 * pair);
+                for (int v = 0; v < SUM_VECTORS; v++)
+                    sum[r][v] = add_products(sum[r][v], weight, some_values[v]);
+            }
+        }
+        for (int r = 0; r < count; r++)
+            for (int v = 0; v < SUM_VECTORS; v++)
+                store(sums + r * head_dim + dim + v * LANES, sum[r][v]);
+    }
+}
