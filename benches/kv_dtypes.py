@@ -1,0 +1,150 @@
+"""Decode over KV caches of every dtype by turns: attention alone, and a whole step of the model.
+
+``python -m benches.kv_dtypes FILE.gguf [--contexts 512,8192,32768] [--native]``. Keys and
+values are random, so no context has to be computed. It measures the processor time of one thread,
+which depends little on what else the machine does. Layers take turns, so that keys and values come
+from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from benches.components.bench_attention import batch_of, sequences_of
+from benches.gpu.random_cache import draw_keys_and_values
+from llorch_worker.cache import UnifiedCache
+from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
+from llorch_worker.kernels import Ops, TorchOps
+from llorch_worker.model import Llama
+from llorch_worker.settings import KvDtype
+
+PASSES = 5
+LEAST_S = 0.2
+"""A pass repeats what it measures for at least as long."""
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to attend."""
+
+    ops: Ops
+    dtype: torch.dtype
+    kv_dtype: KvDtype
+
+    def __str__(self) -> str:
+        kv = str(self.dtype).removeprefix("torch.") if self.kv_dtype == "auto" else self.kv_dtype
+        return f"{self.ops.name} {kv}"
+
+
+def random_cache(plan: LoadPlan, kind: Kind, tokens: int) -> UnifiedCache:
+    shape = replace(plan.shape, dtype=kind.dtype, kv_dtype=kind.kv_dtype, max_context=tokens)
+    cache = UnifiedCache.allocate(shape, -(-tokens // shape.block_size))
+    draw_keys_and_values(cache.kv)
+    return cache
+
+
+def attention_step(
+    plan: LoadPlan, kind: Kind, cache: UnifiedCache, sequences: int, context_tokens: int
+) -> Callable[[], None]:
+    """Attention of all layers, as a step prepares and calls it."""
+    config = plan.config
+    qkv = torch.randn(sequences, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+    qkv = qkv.to(kind.dtype)
+    out = torch.empty(sequences, config.num_heads * config.head_dim, dtype=kind.dtype)
+    batch = sequences_of(batch_of(sequences, 1, context_tokens))
+
+    def step() -> None:
+        attend = kind.ops.paged_decode(batch)
+        for layer in cache.kv.layers:
+            attend(qkv, layer, out)
+
+    return step
+
+
+def model_step(
+    model: Llama, cache: UnifiedCache, sequences: int, context_tokens: int
+) -> Callable[[], None]:
+    batch = batch_of(sequences, 1, context_tokens)
+    batch = replace(batch, logits_rows=torch.arange(sequences))
+
+    def step() -> None:
+        model.forward(batch, cache)
+
+    return step
+
+
+def step_s(step: Callable[[], None]) -> float:
+    """Processor time of one step."""
+    steps, began_s = 0, time.process_time()
+    while steps == 0 or time.process_time() - began_s < LEAST_S:
+        step()
+        steps += 1
+    return (time.process_time() - began_s) / steps
+
+
+def compare(what: str, steps: dict[str, Callable[[], None]]) -> None:
+    """Print the medians of all, and how many times as fast as the first each is."""
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        step()
+    for number in range(PASSES):
+        for name in list(steps) if number % 2 == 0 else list(reversed(steps)):
+            taken[name].append(step_s(steps[name]))
+    medians_s = {name: statistics.median(all_s) for name, all_s in taken.items()}
+    first_s = next(iter(medians_s.values()))
+    for name, median_s in medians_s.items():
+        spread = (max(taken[name]) - min(taken[name])) / median_s
+        figures = f"{1e3 * median_s:.3g} ms (spread {spread:.0%}): {first_s / median_s:.2f}"
+        print(f"{what}, {name}: {figures}", flush=True)
+
+
+def main(path: Path, contexts: list[int], sequences: int, *, with_torch: bool) -> None:
+    torch.set_num_threads(1)
+    plan = plan_load(path, "cpu", "bfloat16", kernels="auto")
+    native, plain = plan.kernels.ops, TorchOps()
+    print(f"kernels: {plan.kernels.reason}")
+    model = Llama.load(
+        plan.checkpoint,
+        plan.config,
+        dtype=torch.bfloat16,
+        device=CPU,
+        linears=plan.linears,
+        ops=native,
+    )
+    for context_tokens in contexts:
+        attention: dict[str, Callable[[], None]] = {}
+        steps: dict[str, Callable[[], None]] = {}
+        for kv_dtype in get_args(KvDtype):
+            kind = Kind(native, torch.bfloat16, kv_dtype)
+            cache = random_cache(plan, kind, sequences * context_tokens)
+            steps[str(kind)] = model_step(model, cache, sequences, context_tokens)
+            for ops in (native, plain) if with_torch else (native,):
+                kind = replace(kind, ops=ops)
+                attention[str(kind)] = attention_step(plan, kind, cache, sequences, context_tokens)
+        if with_torch:
+            kind = Kind(plain, torch.float32, "auto")
+            cache = random_cache(plan, kind, sequences * context_tokens)
+            attention[str(kind)] = attention_step(plan, kind, cache, sequences, context_tokens)
+        what = f"{sequences} x {context_tokens} tokens"
+        compare(f"attention, {what}", attention)
+        compare(f"step, {what}", steps)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benches.kv_dtypes")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--contexts", default="512,8192,32768")
+    parser.add_argument("--sequences", type=int, default=1)
+    parser.add_argument("--native", action="store_true", help="leave torch's attention out")
+    given = parser.parse_args()
+    contexts = [int(n) for n in given.contexts.split(",")]
+    main(given.model, contexts, given.sequences, with_torch=not given.native)
