@@ -23,7 +23,7 @@ MOST_TOKENS = 100_000
 DEFAULT_PEERS = "llama.cpp,transformers,transformers-cb,llama-server"
 
 
-@settings_options("model")
+@settings_options("model", "kv_dtype")
 def peers(
     context: typer.Context,
     settings: Settings,

@@ -14,6 +14,7 @@ from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.bench.instruments.provenance import Figures, Frozen
 from llorch_worker.bench.tables import remark, table, title
 from llorch_worker.contract.quantities import counted, human_bytes
+from llorch_worker.settings import KvDtype
 
 WIDE_SPREAD = 0.25
 WIDE_MARK = "*"
@@ -75,6 +76,7 @@ class PeersFigures(Figures):
     model: Path
     file_types: tuple[str, ...]
     dtype: str
+    kv_dtype: KvDtype
     threads: int
     prefill_tokens: int
     prompt_tokens: int

@@ -27,6 +27,7 @@ from benches.peers.contestants.roster import (
     interpreter_of,
     llama_server,
     require_installed,
+    require_kv_dtype,
 )
 from benches.peers.conversions.converted import Conversions, weight_bits
 from benches.peers.figures import BatchRow, JobsRow, PeersFigures, Side, Skipped
@@ -88,6 +89,7 @@ def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
         model=plan.settings.model,
         file_types=tuple(kind.name for kind in tensor_types(model.checkpoint)),
         dtype=model.dtype_name,
+        kv_dtype=plan.settings.kv_dtype,
         threads=plan.threads,
         prefill_tokens=plan.prefill_tokens,
         prompt_tokens=plan.prompt_tokens,
@@ -176,6 +178,7 @@ class _Bench:
         self, ours: ContestantProcess, peer: str, terms: Terms, conversions: Conversions
     ) -> Iterator[BatchRow | Skipped]:
         interpreter = interpreter_of(peer, self._plan.venvs, terms.threads)
+        require_kv_dtype(peer, self._plan.settings.kv_dtype)
         self._require_memory(1)
         weights = conversions.weights(peer)
         if weights:
@@ -258,6 +261,7 @@ class _Bench:
         )
 
     def _service(self, peer: str, terms: Terms) -> JobService:
+        require_kv_dtype(peer, terms.kv_dtype)
         if peer == STOCK_CELERY:
             require_installed(peer)
             return StockCelery(terms)
@@ -272,6 +276,7 @@ class _Bench:
             most_sequences=most_sequences,
             context_tokens=max(plan.prefill_tokens + 1, plan.prompt_tokens + plan.new_tokens),
             prefill_tokens=plan.prefill_tokens,
+            kv_dtype=plan.settings.kv_dtype,
         )
 
     def _require_memory(self, copies: int) -> None:

@@ -96,10 +96,12 @@ class OurQueue(_WorkerOnRedis):
             model=terms.model,
             device="cpu",
             dtype=terms.dtype,
+            kv_dtype=terms.kv_dtype,
             max_sequences=slots,
             max_context=terms.context_tokens,
         )
-        self.note = f"one worker, {counted(slots, 'sequence')}, {terms.dtype}"
+        kv = "" if terms.kv_dtype == "auto" else f", KV in {terms.kv_dtype}"
+        self.note = f"one worker, {counted(slots, 'sequence')}, {terms.dtype}{kv}"
 
     def _worker(self) -> tuple[Program, Callable[[int], str]]:
         program = self._sandbox.worker_of(self._settings, self._threads)
@@ -151,7 +153,8 @@ class LlamaServer:
         self._slots = slots
         self._terms = terms
         self._port = ports.any_free_port()
-        self.note = f"{slots} slots, the file's own block types"
+        kv = "" if terms.kv_dtype == "auto" else ", KV in q8_0, flash attention"
+        self.note = f"{slots} slots, the file's own block types{kv}"
         self._server: Child | None = None
 
     def __enter__(self) -> Self:
@@ -167,6 +170,8 @@ class LlamaServer:
             # All prompts differ, so caching them would only cost time.
             "--cache-ram": 0,
         }
+        if self._terms.kv_dtype == "int8":
+            options |= {"--cache-type-k": "q8_0", "--cache-type-v": "q8_0", "--flash-attn": "on"}
         arguments = [str(part) for pair in options.items() for part in pair]
         program = Program("llama-server", (str(self._binary), *arguments))
         try:

@@ -66,6 +66,29 @@ def test_a_peer_decodes_and_prefills_beside_ours(peer: str) -> None:
     assert found["provenance"]["command"].startswith("python -m benches.peers --model demo")
 
 
+@NEEDS_LLAMA_CPP
+def test_both_sides_keep_keys_and_values_in_the_same_form() -> None:
+    # The prompt takes several steps of llama.cpp too.
+    found = document("llama.cpp", "--kv-dtype", "int8", "--prefill", "30", "--prompt-tokens", "70")
+    assert found["kv_dtype"] == "int8"
+    assert "KV in int8" in found["notes"]["llorch"]
+    assert "KV in q8_0" in found["notes"]["llama.cpp"]
+    decode = found["rows"][1]
+    assert decode["ratio"] > 0
+    # llama.cpp has no other over quantised values.
+    assert decode["theirs"]["note"].startswith("flash attention")
+
+
+@pytest.mark.parametrize(
+    ("peer", "kv_dtype"),
+    [("transformers", "int8"), pytest.param("llama.cpp", "fp8", marks=NEEDS_LLAMA_CPP)],
+)
+def test_a_peer_without_such_a_kv_cache_is_skipped(peer: str, kv_dtype: str) -> None:
+    (row,) = document(peer, "--kv-dtype", kv_dtype)["rows"]
+    assert (row["kind"], row["what"]) == ("skipped", "all")
+    assert row["reason"] == f"it has no KV cache in {kv_dtype}"
+
+
 def test_stock_celery_runs_the_same_jobs() -> None:
     (row,) = document("stock-celery")["rows"]
     assert (row["kind"], row["peer"], row["jobs"]) == ("jobs", "stock-celery", 4)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from llorch_worker.settings import KvDtype
+
 LLORCH = "llorch"
 LLAMA_CPP = "llama.cpp"
 TRANSFORMERS = "transformers"
@@ -31,7 +33,9 @@ class Terms:
     context_tokens: int
     """The most tokens that a sequence will hold."""
     prefill_tokens: int
-    """The most tokens of a prefill, which is one step."""
+    """The most tokens of one step of a prefill."""
+    kv_dtype: KvDtype = "auto"
+    """How the KV cache keeps numbers; auto: f16 in llama.cpp, ``dtype`` elsewhere."""
 
 
 @dataclass(frozen=True)

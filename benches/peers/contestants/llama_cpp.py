@@ -17,6 +17,9 @@ from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 TRIAL_TOKENS = 8
 CONTEXT_MULTIPLE = 256
 """llama.cpp pads contexts to a multiple of this."""
+KV_TYPES = {"auto": "f16", "int8": "q8_0"}
+GGML_TYPES = {"f16": 1, "q8_0": 8}
+"""Values of ``enum ggml_type``."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class LlamaCppContestant:
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
+        self._kv_type = KV_TYPES[terms.kv_dtype]
         self._best: dict[tuple[str, int], Setting] = {}
         llama_cpp.llama_backend_init()
         self._model: Any = llama_cpp.llama_model_load_from_file(
@@ -47,18 +51,20 @@ class LlamaCppContestant:
         )
         if not self._model:
             raise RuntimeError("llama.cpp cannot load the file")
-        size = max(terms.prefill_tokens, terms.most_sequences)
-        self._batch: Any = llama_cpp.llama_batch_init(size, 0, 1)
+        self._batch_tokens = max(terms.prefill_tokens, terms.most_sequences)
+        self._batch: Any = llama_cpp.llama_batch_init(self._batch_tokens, 0, 1)
         self.ready = Ready(
             versions={"llama-cpp-python": version("llama-cpp-python")},
-            note="the file's own block types, KV in f16, no sampling",
+            note=f"the file's own block types, KV in {self._kv_type}, no sampling",
         )
 
     def warm_up(self, work: Work) -> None:
         rates = {
             setting: self._rate(work, setting, min(TRIAL_TOKENS, work.new_tokens))
             for setting in SETTINGS
-            if work.sequences > 1 or not setting.unified
+            if (work.sequences > 1 or not setting.unified)
+            # llama.cpp has no other attention over quantised values.
+            and (setting.flash_attention or self._kv_type == "f16")
         }
         self._best[work.kind, work.sequences] = max(rates, key=lambda setting: rates[setting])
 
@@ -88,9 +94,10 @@ class LlamaCppContestant:
         options = llama_cpp.llama_context_default_params()
         options.n_ctx = work.sequences * padded
         options.n_seq_max = work.sequences
-        options.n_batch = options.n_ubatch = max(self._terms.prefill_tokens, work.sequences)
+        options.n_batch = options.n_ubatch = self._batch_tokens
         options.n_threads = options.n_threads_batch = self._terms.threads
         options.kv_unified = setting.unified
+        options.type_k = options.type_v = GGML_TYPES[self._kv_type]
         options.flash_attn_type = (
             llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
             if setting.flash_attention
@@ -109,10 +116,11 @@ class LlamaCppContestant:
         began_s = time.perf_counter()
         for sequence, prompt in enumerate(prompts):
             last = len(prompt) - 1
-            self._decode(
-                context,
-                [(token, place, sequence, place == last) for place, token in enumerate(prompt)],
-            )
+            entries = [
+                (token, place, sequence, place == last) for place, token in enumerate(prompt)
+            ]
+            for first in range(0, len(entries), self._batch_tokens):
+                self._decode(context, entries[first : first + self._batch_tokens])
         return time.perf_counter() - began_s
 
     def _copy_first_sequence(self, context: Any, sequences: int) -> None:

@@ -20,6 +20,7 @@ class LlorchContestant:
             model=terms.model,
             device="cpu",
             dtype=terms.dtype,
+            kv_dtype=terms.kv_dtype,
             max_step_tokens=max(terms.prefill_tokens, terms.most_sequences),
         )
         longest = Load(
@@ -34,7 +35,8 @@ class LlorchContestant:
         self._loaded = self._open.enter_context(
             engine_for(settings, longest, terms.threads, lambda _done, _total: None)
         )
-        self.ready = Ready(versions={}, note=f"{terms.dtype}, sampling included")
+        kv = "" if terms.kv_dtype == "auto" else f", KV in {terms.kv_dtype}"
+        self.ready = Ready(versions={}, note=f"{terms.dtype}{kv}, sampling included")
 
     def warm_up(self, work: Work) -> None:
         self._pass(work, min(WARM_UP_TOKENS, work.new_tokens))

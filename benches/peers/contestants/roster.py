@@ -19,6 +19,7 @@ from benches.peers.contestants.contestant import (
 )
 from benches.peers.contestants.process import Interpreter
 from llorch_worker.processors import usable_processors
+from llorch_worker.settings import KvDtype
 
 LLAMA_SERVER: Final = "llama-server"
 STOCK_CELERY: Final = "stock-celery"
@@ -34,6 +35,19 @@ _MODULES: Final = {
     STOCK_CELERY: ("transformers", "transformers"),
 }
 """The module that a peer needs, and the package that installs it."""
+
+_KV_DTYPES: Final[dict[str, tuple[KvDtype, ...]]] = {
+    LLAMA_CPP: ("auto", "int8"),
+    LLAMA_SERVER: ("auto", "int8"),
+}
+"""What peers can keep keys and values in; the others have no choice. llama.cpp's int8 is q8_0, with
+a scale for 32 numbers."""
+
+
+def require_kv_dtype(peer: str, kv_dtype: KvDtype) -> None:
+    """Raises :class:`CannotRun` if ``peer`` cannot keep keys and values so."""
+    if kv_dtype not in _KV_DTYPES.get(peer, ("auto",)):
+        raise CannotRun(f"it has no KV cache in {kv_dtype}")
 
 
 def require_installed(peer: str) -> None:
