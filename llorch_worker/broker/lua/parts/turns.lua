@@ -10,7 +10,8 @@
 local MOST_PASSED = 16
 
 -- Whether `lists`, behind the high ones that a caller without room claims from, have waited too long. It
--- then gets nothing until one of them has had its turn: only a worker with room can give that.
+-- then gets nothing until one of them has had its turn: only a worker with room can give that. The
+-- note lasts until a claim with room serves one of them.
 local function is_turn_due(passed, lists, low_waits_ms) -- rare
   if redis.call('EXISTS', unpack(lists)) == 0 then
     redis.call('DEL', passed .. FULL_SUFFIX)
@@ -52,9 +53,6 @@ end
 local function note_turns(passed, lists, turns, keep_s) -- rare
   local notes = {'passes', turns.passes, 'turn', turns.turn}
   for _, i in ipairs(lists) do
-    if turns.had[i] then
-      redis.call('DEL', passed .. FULL_SUFFIX)
-    end
     notes[#notes + 1] = KEYS[i]
     notes[#notes + 1] = turns.had[i] and now_ms() or turns.since_ms[i]
   end
