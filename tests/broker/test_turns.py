@@ -116,6 +116,16 @@ def test_lower_jobs_that_are_served_keep_no_high_job_from_a_worker_without_room(
         assert claimed(store, 1, low_waits_ms=60_000) == [f"{LOW}0"]
 
 
+def test_without_patience_a_worker_without_room_gets_high_jobs_if_no_lower_one_waits(
+    store: redis.Redis,
+) -> None:
+    waiting(store, LOW, "low1")
+    waiting(store, HIGH, "high1", "high2")
+    assert urgent(store, 0) == []
+    assert claimed(store, 1, low_waits_ms=0) == ["low1"]
+    assert urgent(store, 0) == ["high1"]
+
+
 def test_a_large_claim_gives_lower_jobs_a_turn_too(store: redis.Redis) -> None:
     waiting(store, LOW, "low1")
     waiting(store, HIGH, *(f"high{n}" for n in range(60)))

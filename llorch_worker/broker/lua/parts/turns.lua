@@ -18,10 +18,10 @@ local function is_turn_due(passed, lists, low_waits_ms) -- rare
     return false
   end
   local since_ms = redis.call('GET', passed .. FULL_SUFFIX)
-  if not since_ms then
+  if not since_ms and low_waits_ms > 0 then
     redis.call('SET', passed .. FULL_SUFFIX, now_ms(), 'PX', 2 * low_waits_ms)
   end
-  return since_ms and now_ms() - since_ms >= low_waits_ms
+  return now_ms() - (since_ms or now_ms()) >= low_waits_ms
 end
 
 -- The notes of these lists: `since_ms`, when claims began to pass each; `due`, those whose turn it is,
