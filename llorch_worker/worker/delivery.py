@@ -44,8 +44,8 @@ class Delivery:
             raise InvalidRequest.from_faults([fault])
         request = GenerationRequest(**self.fields)
         queued = priority_of(self.claim.list_key)
-        # A stock producer says it with the queue alone. A job from the high queue may be here beyond
-        # the worker's room, where it would keep out other high jobs if it preempted nothing.
+        # A stock producer says it with the queue alone. A job from the high queue may be here
+        # beyond the worker's room: if it preempted nothing, it would keep other high jobs out.
         if "priority" in self.fields and queued != "high":
             return request
         return request.model_copy(update={"priority": queued})
