@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     placement: bool = True
     """Send jobs whose prompts begin alike to the same worker, if that makes none wait."""
 
-    low_waits_at_most_s: float = Field(DEFAULT_LOW_WAITS_AT_MOST_S, ge=0)
+    low_waits_at_most_s: float = Field(DEFAULT_LOW_WAITS_AT_MOST_S, ge=0, le=1e9)
     """How long more urgent jobs may keep a job waiting; then it is the next to start."""
     tenant_weights: str = Field("", pattern=rf"^({_WEIGHT}(,{_WEIGHT})*)?$")
     """``acme=3,beta=2``: how many jobs a tenant starts in its turn; others start one."""

@@ -4,8 +4,9 @@ Running and waiting sequences are two lists, both sorted by :attr:`Sequence.orde
 arrival, choice). The rules:
 
 - Decodes come first: each running sequence that lacks one token gets it in every step, and with
-  it the tokens that its grammar forced after it, as far as the token budget goes. Prefill takes
-  the rest of the budget, so a long prompt delays decodes by one chunk at most.
+  it the tokens that its grammar forced after it, as far as the token budget goes and no prefill
+  of a more urgent class needs it. Prefill takes the rest of the budget, so a long prompt delays
+  decodes by one chunk at most.
 - The head of the waiting list is admitted when its known tokens fit into free blocks; blocks that
   it shares with running sequences need none. Nothing overtakes the head, so short prompts cannot
   starve a long one of their class. Its blocks are reserved at once and allocated chunk by chunk.
@@ -31,6 +32,7 @@ arrival, choice). The rules:
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
@@ -275,15 +277,28 @@ class Scheduler:
     def _decodes(self) -> list[Chunk]:
         chunks = []
         spare = self._max_step_tokens - len(self._running)
+        prefill_rank: float | None = None
         for sequence in tuple(self._running):
             # An earlier sequence may have preempted this one.
             if sequence.state is not SequenceState.RUNNING or not sequence.decoding:
                 continue
             if self._make_room(sequence):
-                count = min(sequence.pending, 1 + spare)
-                spare -= count - 1
+                count = 1
+                if sequence.pending > 1:
+                    if prefill_rank is None:
+                        prefill_rank = self._prefill_rank()
+                    if sequence.rank <= prefill_rank:
+                        count = min(sequence.pending, 1 + spare)
+                        spare -= count - 1
                 chunks.append(Chunk(sequence, sequence.computed, count))
         return chunks
+
+    def _prefill_rank(self) -> float:
+        """The rank of the most urgent prefill of the next step; infinite if there is none."""
+        prefill = next((s for s in self._running if not s.decoding), None)
+        head = self._admissible(prefill)
+        first = prefill if head is None else head
+        return math.inf if first is None else first.rank
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Allocates blocks for all tokens of ``sequence``; False if it had to yield itself."""

@@ -130,8 +130,8 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """Whether its pending tokens are the last sampled one and those that the grammar forced
-        after it. Such a sequence goes on in every step."""
-        return self.pending <= 1 + self._forced_count
+        after it. Such a sequence goes on in every step. A prompt of one token is a prefill."""
+        return self.computed > 0 and self.pending <= 1 + self._forced_count
 
     @property
     def generated_count(self) -> int:

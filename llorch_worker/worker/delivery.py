@@ -43,10 +43,12 @@ class Delivery:
             )
             raise InvalidRequest.from_faults([fault])
         request = GenerationRequest(**self.fields)
-        if "priority" in self.fields:
+        queued = priority_of(self.claim.list_key)
+        # A stock producer says it with the queue alone. A job from the high queue may be here
+        # beyond the worker's room: if it preempted nothing, it would keep other high jobs out.
+        if "priority" in self.fields and queued != "high":
             return request
-        # A stock producer says it with the queue alone.
-        return request.model_copy(update={"priority": priority_of(self.claim.list_key)})
+        return request.model_copy(update={"priority": queued})
 
     def queued_at_s(self) -> float:
         """When the job was enqueued, as Unix time by this machine's clock.

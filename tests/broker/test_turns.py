@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import redis
 
 from llorch_worker.broker import claims, keys, queues
@@ -12,6 +13,7 @@ from tests.broker.jobs import TERMS, push, take
 from tests.messages import QUEUE
 
 HIGH, LOW = route("toy", "high").list_key, route("toy", "low").list_key
+STEP_3 = f"{QUEUE}{queues.STEP_SEPARATOR}3"
 MOST_PASSED = 16
 
 
@@ -46,9 +48,8 @@ def test_after_sixteen_more_urgent_jobs_the_first_of_a_lower_list_gets_its_turn(
 
 
 def test_lower_lists_take_turns(store: redis.Redis) -> None:
-    step3 = f"{QUEUE}{queues.STEP_SEPARATOR}3"
     waiting(store, LOW, "low1", "low2")
-    waiting(store, step3, "three1", "three2")
+    waiting(store, STEP_3, "three1", "three2")
     waiting(store, HIGH, *(f"high{n}" for n in range(99)))
     order = [name for name in claimed(store, 70) if not name.startswith("high")]
     assert order == ["three1", "low1", "three2", "low2"]
@@ -92,6 +93,37 @@ def test_a_worker_without_room_gets_no_high_job_while_a_lower_one_is_due(
     assert urgent(store, 60_000) == []
     assert claimed(store, 1, low_waits_ms=60_000) == ["low1"], "as soon as there is room"
     assert urgent(store, 60_000) == ["high2"]
+
+
+@pytest.mark.parametrize("lower", [(LOW,), (STEP_3, LOW)], ids=["low", "two"])
+def test_lower_jobs_that_are_served_keep_no_high_job_from_a_worker_without_room(
+    store: redis.Redis, lower: tuple[str, ...]
+) -> None:
+    for list_key in lower:
+        waiting(store, list_key, *(f"{list_key}{n}" for n in range(9)))
+    waiting(store, HIGH, "high0")
+    assert urgent(store, 60_000) == ["high0"]
+    passed_by_urgent = f"{keys.passed('toy')}{keys.FULL_SUFFIX}"
+    store.decrby(passed_by_urgent, 50_000)
+    assert claimed(store, 1, low_waits_ms=60_000) == [f"{lower[0]}0"], "a place was free"
+    waiting(store, HIGH, "high1")
+    # The bound begins again, but for lists that got nothing.
+    if store.exists(passed_by_urgent):
+        store.decrby(passed_by_urgent, 20_000)
+    assert urgent(store, 60_000) == ["high1"]
+    if len(lower) == 2:
+        passed_for(store, 60_000)
+        assert claimed(store, 1, low_waits_ms=60_000) == [f"{LOW}0"]
+
+
+def test_without_patience_a_worker_without_room_gets_high_jobs_if_no_lower_one_waits(
+    store: redis.Redis,
+) -> None:
+    waiting(store, LOW, "low1")
+    waiting(store, HIGH, "high1", "high2")
+    assert urgent(store, 0) == []
+    assert claimed(store, 1, low_waits_ms=0) == ["low1"]
+    assert urgent(store, 0) == ["high1"]
 
 
 def test_a_large_claim_gives_lower_jobs_a_turn_too(store: redis.Redis) -> None:

@@ -217,6 +217,64 @@ def test_a_high_job_has_its_first_token_within_three_steps_and_its_prefill(
             assert alone.submit(same).result(60).choices[0].token_ids == ids
 
 
+def test_tokens_that_grammars_force_leave_the_budget_to_a_more_urgent_prefill(
+    make_engine: Callable[..., Engine], watched: Any, gate: Any
+) -> None:
+    held = gate(at=9)
+    model = watched(held)
+    engine = make_engine(model=model, max_sequences=4, max_step_tokens=16)
+    pattern = "([a-d]" + "the cat sat on the mat and then it went home again " * 3 + "){9}"
+    low = [
+        engine.submit(
+            GenerationRequest(
+                prompt="a",
+                max_tokens=400,
+                priority="low",
+                structured_outputs={"regex": pattern},
+            )
+        )
+        for _ in range(3)
+    ]
+    held.wait_until_reached()
+    first_token_at: list[int] = []
+    high = engine.submit(
+        GenerationRequest(
+            prompt_token_ids=list(range(300, 320)), max_tokens=2, priority="high", ignore_eos=True
+        ),
+        on_event=lambda event: (
+            first_token_at.append(len(model.steps)) if event.type == "tokens" else None
+        ),
+    )
+    held.open()
+    high.result(60)
+    for generation in low:
+        generation.cancel()
+    assert max(map(max, model.steps[:9])) > 4, "the low jobs have many forced tokens"
+    # 3 others decode beside it, so a step has 13 tokens of the budget for its 20: 2 steps.
+    assert first_token_at[0] - 9 <= 2
+
+
+def test_a_high_job_of_one_token_that_preempts_begins_as_any_other(
+    make_engine: Callable[..., Engine], watched: Any, gate: Any
+) -> None:
+    held = gate(at=3)
+    engine = make_engine(model=watched(held), max_sequences=1)
+    low = engine.submit(
+        GenerationRequest(prompt="Once", max_tokens=50, ignore_eos=True, priority="low")
+    )
+    held.wait_until_reached()
+    high = engine.submit(
+        GenerationRequest(prompt_token_ids=[300], max_tokens=2, ignore_eos=True, priority="high")
+    )
+    held.open()
+    timings = high.result(60).timings
+    assert engine.stats().preempted_total == 1
+    assert [event.type for event in high.events()] == ["started", "tokens", "tokens", "finished"]
+    assert 0 <= timings.queue_ms <= timings.first_token_ms
+    assert timings.prefill_ms >= 0
+    assert low.result(60).usage.completion == 50
+
+
 def test_a_preempted_job_still_obeys_its_deadline_and_its_cancel(
     make_engine: Callable[..., Engine], watched: Any, gate: Any
 ) -> None:

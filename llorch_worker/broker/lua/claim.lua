@@ -69,6 +69,7 @@ local waiting = {[SUSPECTS] = 0} -- jobs, by position in KEYS
 local tenants_at = {} -- position of a plain list -> that of its tenants list, if it holds jobs
 local filled_lists = {} -- positions of the plain lists with jobs, in them or of tenants, the most urgent first
 local reschedules = false
+local serves_lower = false -- whether a list behind the high ones gave a job
 
 local function bell_at(i)
   return KEYS[3 + (i - SUSPECTS - 1) % queues]
@@ -160,8 +161,12 @@ end
 
 -- Take jobs of a list until the call has `most` claims.
 local function take_from(i, most)
+  local before = #claims
   while waiting_at(i) > 0 and #claims < math.min(most, limit) and bytes < MOST_BYTES
       and take_next(i) do end
+  if #claims > before and i > SUSPECTS and not is_high(bell_at(i)) then
+    serves_lower = true
+  end
 end
 
 -- The first write, which cannot grow: see allow_writes.
@@ -189,7 +194,8 @@ for _, id in ipairs(held_suspects) do
 end
 -- Nearly all keys are empty: one command rules out many.
 local next_due
-local filled = urgent and 0 or redis.call('EXISTS', unpack(KEYS, SUSPECTS - 1))
+local passed_by_urgent = passed .. FULL_SUFFIX -- see is_turn_due
+local filled = urgent and 0 or redis.call('EXISTS', passed_by_urgent, unpack(KEYS, SUSPECTS - 1))
 if filled > 0 then
   waiting[MAIN] = redis.call('LLEN', KEYS[MAIN])
   filled = filled - (waiting[MAIN] > 0 and 1 or 0)
@@ -246,6 +252,9 @@ for place, i in ipairs(filled_lists) do
 end
 if turns then
   note_turns(passed, lower, turns, terms.keep_s)
+end
+if serves_lower and filled > 0 then
+  redis.call('DEL', passed_by_urgent)
 end
 if terms.place ~= '' then
   note_load(terms.place, jobs_before + #claims, #claims < limit)

@@ -9,9 +9,14 @@ local function bell_of(list)
   return bell_key(queue)
 end
 
+-- Whether the jobs behind this bell are of high priority.
+local function is_high(bell)
+  return bell:sub(-#HIGH_SUFFIX) == HIGH_SUFFIX
+end
+
 -- Whether workers without room hear of the jobs behind this bell: see doorbell.py.
 local function rings_for_full(bell)
-  return bell:sub(-#HIGH_SUFFIX) == HIGH_SUFFIX and not bell:find(WORKER_MARK, 1, true)
+  return is_high(bell) and not bell:find(WORKER_MARK, 1, true)
 end
 
 -- Whether only stock producers push to this list.

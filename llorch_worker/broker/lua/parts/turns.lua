@@ -10,17 +10,18 @@
 local MOST_PASSED = 16
 
 -- Whether `lists`, behind the high ones that a caller without room claims from, have waited too long. It
--- then gets nothing until one of them has had its turn: only a worker with room can give that.
+-- then gets nothing until one of them has had its turn: only a worker with room can give that. The
+-- note lasts until a claim with room serves one of them.
 local function is_turn_due(passed, lists, low_waits_ms) -- rare
   if redis.call('EXISTS', unpack(lists)) == 0 then
     redis.call('DEL', passed .. FULL_SUFFIX)
     return false
   end
   local since_ms = redis.call('GET', passed .. FULL_SUFFIX)
-  if not since_ms then
+  if not since_ms and low_waits_ms > 0 then
     redis.call('SET', passed .. FULL_SUFFIX, now_ms(), 'PX', 2 * low_waits_ms)
   end
-  return since_ms and now_ms() - since_ms >= low_waits_ms
+  return now_ms() - (since_ms or now_ms()) >= low_waits_ms
 end
 
 -- The notes of these lists: `since_ms`, when claims began to pass each; `due`, those whose turn it is,
@@ -52,9 +53,6 @@ end
 local function note_turns(passed, lists, turns, keep_s) -- rare
   local notes = {'passes', turns.passes, 'turn', turns.turn}
   for _, i in ipairs(lists) do
-    if turns.had[i] then
-      redis.call('DEL', passed .. FULL_SUFFIX)
-    end
     notes[#notes + 1] = KEYS[i]
     notes[#notes + 1] = turns.had[i] and now_ms() or turns.since_ms[i]
   end
