@@ -57,17 +57,17 @@ _KEYS_BY_ID = (
 
 
 @cache
-def _source(name: str, prefix: str = "") -> str:
-    """``prefix``: what all names begin with in Redis, "" outside a Cluster."""
+def source(name: str, prefix: str = "") -> str:
+    """The whole script; ``prefix``: what all names begin with in Redis, "" outside a Cluster."""
     library = "\n".join([_text("prelude"), *(_text(f"parts/{part}") for part in _PARTS)])
     constants = {
         name: f"'{value}'" if isinstance(value, str) else str(value)
         for name, value in _CONSTANTS.items()
     }
-    source = _with_keys(link(library, _text(name), constants))
+    linked = _with_keys(link(library, _text(name), constants))
     if prefix:
-        return "\n".join([f"local PREFIX = '{prefix}'", _text("parts/tagged_names"), source])
-    return source
+        return "\n".join([f"local PREFIX = '{prefix}'", _text("parts/tagged_names"), linked])
+    return linked
 
 
 def _text(file: str) -> str:
@@ -86,12 +86,12 @@ def _with_keys(source: str) -> str:
 @cache
 def digest(name: str, prefix: str = "") -> str:
     """The SHA-1 by which the server knows the script."""
-    return hashlib.sha1(_source(name, prefix).encode()).hexdigest()
+    return hashlib.sha1(source(name, prefix).encode()).hexdigest()
 
 
 def load(client: Redis, name: str) -> None:
     """Loads the script into the server, so that its digest is enough."""
-    client.script_load(_source(name, prefix_of(client)))
+    client.script_load(source(name, prefix_of(client)))
 
 
 def queue_script(pipe: Any, name: str, arguments: Sequence[Argument]) -> None:
@@ -110,7 +110,7 @@ def run_script(
     try:
         return client.evalsha(*_call(digest, client, name, arguments, lists))
     except NoScriptError:
-        return client.eval(*_call(_source, client, name, arguments, lists))
+        return client.eval(*_call(source, client, name, arguments, lists))
 
 
 async def run_script_async(
@@ -125,7 +125,7 @@ async def run_script_async(
     try:
         return await server.evalsha(*_call(digest, client, name, arguments, lists))
     except NoScriptError:
-        return await server.eval(*_call(_source, client, name, arguments, lists))
+        return await server.eval(*_call(source, client, name, arguments, lists))
 
 
 def _call(

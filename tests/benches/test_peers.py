@@ -14,7 +14,7 @@ import pytest
 
 from benches.peers.contestants import roster
 from benches.peers.contestants.contestant import LLAMA_CPP, LLORCH, CannotRun, Terms, Work
-from benches.peers.contestants.process import ContestantProcess
+from benches.peers.contestants.process import SERVER, ContestantProcess
 from benches.peers.contestants.token_times import rate
 from benches.peers.figures import PeersFigures
 from benches.peers.lengths import Lengths
@@ -218,7 +218,8 @@ def test_a_contestant_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_a_contestant_whose_process_dies_says_how(demo_model: Path) -> None:
     with ContestantProcess(LLORCH, terms(demo_model)) as contestant:
-        (process,) = psutil.Process().children()
+        # A run of all tests has children of its own.
+        (process,) = (one for one in psutil.Process().children() if SERVER in one.cmdline())
         process.kill()
         with pytest.raises(CannotRun, match="its process was killed by SIGKILL"):
             contestant.run(WORK)

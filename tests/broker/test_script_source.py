@@ -59,5 +59,5 @@ def test_what_others_use_too_keeps_its_state(store: redis.Redis) -> None:
 def test_redis_reads_each_script(store: redis.Redis, prefix: str) -> None:
     names = {path.stem for path in SCRIPTS.glob("*.lua")} - {"prelude"}
     for name in names:
-        assert "_key(" not in scripts._source(name, prefix)
-        assert store.script_load(scripts._source(name, prefix)) == scripts.digest(name, prefix)
+        assert "_key(" not in scripts.source(name, prefix)
+        assert store.script_load(scripts.source(name, prefix)) == scripts.digest(name, prefix)

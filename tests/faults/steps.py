@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from llorch_worker.broker.scripts import digest
+from llorch_worker.broker.scripts import digest, source
 from llorch_worker.contract import (
     Started,
     Tokens,
@@ -41,7 +41,7 @@ class Step:
 
     def has_source(self, request: bytes) -> bool:
         """Whether the request brings the script itself."""
-        return contains(SCRIPTS[self.script])(request)
+        return contains(source(self.script))(request)
 
 
 class Steps(list[Step]):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from llorch_worker.settings import KvDtype
+if TYPE_CHECKING:
+    from llorch_worker.settings import KvDtype
 
 LLORCH = "llorch"
 LLAMA_CPP = "llama.cpp"
