@@ -20,6 +20,7 @@ import torch
 
 from benches.components.bench_attention import batch_of, sequences_of
 from benches.gpu.random_cache import draw_keys_and_values
+from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.kernels import Ops, TorchOps
@@ -102,8 +103,8 @@ def compare(what: str, steps: dict[str, Callable[[], None]]) -> None:
     medians_s = {name: statistics.median(all_s) for name, all_s in taken.items()}
     first_s = next(iter(medians_s.values()))
     for name, median_s in medians_s.items():
-        spread = (max(taken[name]) - min(taken[name])) / median_s
-        figures = f"{1e3 * median_s:.3g} ms (spread {spread:.0%}): {first_s / median_s:.2f}"
+        spread = f"spread {spread_of(taken[name]):.0%}"
+        figures = f"{1e3 * median_s:.3g} ms ({spread}): {first_s / median_s:.2f}"
         print(f"{what}, {name}: {figures}", flush=True)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from statistics import fmean, median
 
 import torch
@@ -16,6 +14,7 @@ from llorch_worker.bench.instruments.ceilings import Ceilings, measure_ceilings
 from llorch_worker.bench.instruments.loaded_engine import LoadedEngine, engine_for
 from llorch_worker.bench.instruments.model_costs import decode_step_bytes, prefill_flops
 from llorch_worker.bench.instruments.percentiles import percentiles_ms, spread_of
+from llorch_worker.bench.instruments.process_memory import peak_resident_bytes
 from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.instruments.timed_load import Load, Pass, run_pass
 from llorch_worker.contract.quantities import counted
@@ -67,7 +66,7 @@ def measure_engine(
             load = replace(plan.load, concurrency=concurrency)
             measured.append(_passes(loaded, load, plan.passes, seeds))
         peaks = (
-            _peak_resident_bytes(),
+            peak_resident_bytes(),
             (torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None),
         )
         now("the machine's ceilings")
@@ -176,12 +175,3 @@ def _row(engine: Engine, measured: _Measured, ceilings: Ceilings) -> Row:
 
 def _share(part: float | None, whole: float | None) -> float | None:
     return None if part is None or whole is None else part / whole
-
-
-def _peak_resident_bytes() -> int | None:
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-    except OSError:
-        return None
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(found[1]) * 1024 if found else None

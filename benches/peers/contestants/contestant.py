@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -19,6 +19,8 @@ ONNXRUNTIME = "onnxruntime"
 VLLM = "vllm"
 
 BatchKind = Literal["prefill", "decode"]
+WARM_UP_TOKENS = 2
+"""The first token of a sequence comes from a prefill, the second one from a decode."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Work:
     def prompt_tokens(self) -> int:
         """Tokens of each prompt."""
         return len(self.prompts[0])
+
+    def shortened(self) -> Work:
+        """The same prompts with as few new tokens as run both shapes: a warm-up."""
+        # The rate of a decode needs more tokens.
+        return replace(self, kind="prefill", new_tokens=min(WARM_UP_TOKENS, self.new_tokens))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 from benches.peers.contestants.generate import generation_config, load_model
 from benches.peers.contestants.token_times import rate
 
-WARM_UP_TOKENS = 2
 NO_TOKEN = -1
 """So that no token ends a sequence."""
 PAGE_TOKENS = 64
@@ -54,7 +53,7 @@ class ContinuousBatchingContestant:
         )
 
     def warm_up(self, work: Work) -> None:
-        self._times(work, min(WARM_UP_TOKENS, work.new_tokens))
+        self._times(work, work.shortened().new_tokens)
 
     def run(self, work: Work) -> Rate:
         return rate(work, *self._times(work, work.new_tokens))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -12,8 +11,6 @@ import ctranslate2
 
 from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 from benches.peers.contestants.token_times import rate
-
-WARM_UP_TOKENS = 2
 
 
 class CTranslate2Contestant:
@@ -30,7 +27,7 @@ class CTranslate2Contestant:
         )
 
     def warm_up(self, work: Work) -> None:
-        self.run(replace(work, kind="prefill", new_tokens=min(WARM_UP_TOKENS, work.new_tokens)))
+        self.run(work.shortened())
 
     def run(self, work: Work) -> Rate:
         prompts = [[self._tokens[token] for token in prompt] for prompt in work.prompts]

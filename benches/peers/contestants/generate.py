@@ -22,8 +22,6 @@ from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 from llorch_worker.model import resolve_config
 from llorch_worker.weights import open_checkpoint
 
-WARM_UP_TOKENS = 2
-
 
 class GenerateContestant:
     """Greedy decoding with transformers' own KV cache and torch's attention."""
@@ -37,7 +35,7 @@ class GenerateContestant:
         )
 
     def warm_up(self, work: Work) -> None:
-        self._token_times_s(work, min(WARM_UP_TOKENS, work.new_tokens))
+        self._token_times_s(work, work.shortened().new_tokens)
 
     def run(self, work: Work) -> Rate:
         began_s = time.perf_counter()

@@ -9,8 +9,6 @@ from llorch_worker.bench.instruments.loaded_engine import engine_for
 from llorch_worker.bench.instruments.timed_load import Load, Pass, run_pass
 from llorch_worker.settings import Settings
 
-WARM_UP_TOKENS = 2
-
 
 class LlorchContestant:
     """Our engine. Its figures include sampling, detokenising and events."""
@@ -39,7 +37,7 @@ class LlorchContestant:
         self.ready = Ready(versions={}, note=f"{terms.dtype}{kv}, sampling included")
 
     def warm_up(self, work: Work) -> None:
-        self._pass(work, min(WARM_UP_TOKENS, work.new_tokens))
+        self._pass(work, work.shortened().new_tokens)
 
     def run(self, work: Work) -> Rate:
         done = self._pass(work, work.new_tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -13,8 +12,6 @@ import onnxruntime_genai
 
 from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 from benches.peers.contestants.token_times import rate
-
-WARM_UP_TOKENS = 2
 
 
 class OnnxRuntimeContestant:
@@ -31,7 +28,7 @@ class OnnxRuntimeContestant:
         )
 
     def warm_up(self, work: Work) -> None:
-        self.run(replace(work, kind="prefill", new_tokens=min(WARM_UP_TOKENS, work.new_tokens)))
+        self.run(work.shortened())
 
     def run(self, work: Work) -> Rate:
         tokens = work.prompt_tokens + work.new_tokens

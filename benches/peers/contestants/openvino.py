@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import openvino_genai
 from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 from benches.peers.contestants.token_times import rate
 
-WARM_UP_TOKENS = 2
 KV_BLOCK_TOKENS = 16
 """The smallest block that OpenVINO uses on a CPU; with larger ones the cache is larger."""
 
@@ -51,7 +49,7 @@ class OpenVinoContestant:
         )
 
     def warm_up(self, work: Work) -> None:
-        self.run(replace(work, kind="prefill", new_tokens=min(WARM_UP_TOKENS, work.new_tokens)))
+        self.run(work.shortened())
 
     def run(self, work: Work) -> Rate:
         config = openvino_genai.GenerationConfig()

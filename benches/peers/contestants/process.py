@@ -28,6 +28,7 @@ from benches.peers.contestants.contestant import (
     Work,
 )
 from benches.peers.contestants.server import MOST_SHOWN_CHARS
+from llorch_worker.bench.instruments.process_memory import peak_resident_bytes
 from llorch_worker.bench.jobs.sandbox import thread_environment
 
 SERVER = "benches.peers.contestants.server"
@@ -122,7 +123,7 @@ class ContestantProcess:
             resident: int = psutil.Process(self._process.pid).memory_info().rss
         except psutil.Error:
             raise CannotRun(self._last_words()) from None
-        return Memory(resident_bytes=resident, peak_bytes=_peak_bytes(self._process.pid))
+        return Memory(resident_bytes=resident, peak_bytes=peak_resident_bytes(self._process.pid))
 
     def _until_idle(self) -> None:
         """OpenMP's threads spin for some 0.2 s after a pass, which would slow the other side's."""
@@ -175,11 +176,3 @@ def last_line(log: Path) -> str:
     """The last line of a process' output, cut to fit a row."""
     lines = log.read_text(errors="replace").splitlines()
     return lines[-1][:MOST_SHOWN_CHARS] if lines else ""
-
-
-def _peak_bytes(pid: int) -> int | None:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

