@@ -263,6 +263,18 @@ def test_a_worker_without_room_leaves_a_high_job_to_one_with_room_that_took_the_
     assert rings(store, f"{QUEUE}:high") == store.exists(keys.full_bell(f"{QUEUE}:high")) == 0
 
 
+def test_a_worker_without_room_that_may_take_no_high_job_leaves_the_ring(
+    store: redis.Redis,
+) -> None:
+    push(store, "low")
+    high_jobs(store, "high")
+    watch.ring_for_all(store, "toy")
+    store.set(f"{keys.passed('toy')}{keys.FULL_SUFFIX}", 1)
+    assert urgent(store) == []
+    assert rings(store, f"{QUEUE}:high") == 1, "for a worker with room"
+    assert not store.exists(keys.full_bell(f"{QUEUE}:high")), "which would wake this one for ever"
+
+
 def test_a_worker_without_room_that_leaves_high_jobs_rings_for_the_next(store: redis.Redis) -> None:
     high_jobs(store, "a", "b")
     watch.ring_for_all(store, "toy")
