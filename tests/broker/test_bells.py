@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
@@ -196,6 +197,21 @@ def test_a_scheduled_job_gets_a_ring_once_it_is_due(
     assert rings(store) == rung
 
 
+def test_the_watcher_releases_a_due_high_job_for_workers_without_room(store: redis.Redis) -> None:
+    in_an_hour = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    push(store, "normal", "high", eta=in_an_hour)
+    store.lmove(QUEUE, route("toy", "high").list_key, "LEFT", "LEFT")
+    assert take(store) == []
+    watch.ring_for_all(store, "toy")
+    assert (rings(store), rings(store, f"{QUEUE}:high")) == (0, 0)
+    store.zadd(queues.scheduled("toy"), {"normal": 1, "high": 2})
+    watch.ring_for_all(store, "toy")
+    assert (rings(store), rings(store, f"{QUEUE}:high")) == (1, 1)
+    assert urgent(store) == ["high"]
+    assert [claim.job_id for claim in take(store)] == ["normal"]
+
+
+@pytest.mark.parametrize("queue", [QUEUE, f"{QUEUE}:high"])
 def test_at_maxmemory_claims_and_watchers_ring(store: redis.Redis) -> None:
     push(store, "a", "b", "c")
     fill(store)

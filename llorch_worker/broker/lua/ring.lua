@@ -2,9 +2,12 @@
 --
 -- KEYS: lists of jobs, and perhaps the model's scheduled jobs.
 --
+-- A due high job goes to the head of its queue, because workers without room look at no scheduled jobs.
+--
 -- Returns when the next scheduled job is due, or the worker of a placed one has had its time, in ms
 -- from now, or -1.
 
+local MOST_DUE = 100 -- of the scheduled jobs, so that one call stays short
 local again_ms = -1
 local rings = {} -- bell -> whether jobs wait in lists that are seldom used
 
@@ -34,6 +37,9 @@ for _, key in ipairs(KEYS) do
   if key:sub(-#SCHEDULED_SUFFIX) == SCHEDULED_SUFFIX then
     local next_due = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
     waits = next_due and is_due(next_due)
+    for _, list in ipairs(waits and release_due(key, MOST_DUE, true) or {}) do
+      rings[bell_of(list)] = rings[bell_of(list)] or is_seldom(list)
+    end
   else
     waits = may_need_ring(key)
   end
