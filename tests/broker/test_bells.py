@@ -212,6 +212,20 @@ def test_the_watcher_releases_a_due_high_job_for_workers_without_room(store: red
 
 
 @pytest.mark.parametrize("queue", [QUEUE, f"{QUEUE}:high"])
+def test_the_watcher_moves_jobs_of_producers_with_another_separator(
+    store: redis.Redis, queue: str
+) -> None:
+    push(store, "a", "b", "c")
+    for _ in range(2):
+        store.lmove(QUEUE, f"{queue}:3", "RIGHT", "LEFT")
+    store.lmove(QUEUE, f"{queue}:9", "RIGHT", "LEFT")
+    assert take(store) == []
+    watch.ring_for_changed(store, "toy", [f"{queue}:3"])
+    watch.ring_for_all(store, "toy")
+    assert value_of_ring(store, queue) == [SELDOM]
+    assert [claim.job_id for claim in take(store)] == ["a", "b", "c"]
+
+
 def test_at_maxmemory_claims_and_watchers_ring(store: redis.Redis) -> None:
     push(store, "a", "b", "c")
     fill(store)
