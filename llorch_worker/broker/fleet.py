@@ -12,6 +12,7 @@ from llorch_worker.broker import dead_letters, recent_jobs, registry
 from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.queues import (
     WORKER_MARK,
+    colon_lists,
     priority_of,
     scheduled,
     shared_lists,
@@ -94,11 +95,17 @@ def read_fleet(client: Redis) -> Fleet:
 
 def _load(client: Redis, card: ModelCard, workers: Sequence[WorkerCard]) -> ModelLoad:
     model = card.name
-    lists = [*shared_lists(model), *lists_of_workers(client, model)]
+    # With a worker there are none in these for long, but what starts the first must know of them.
+    unmoved = colon_lists(model)
+    lists = [*shared_lists(model), *lists_of_workers(client, model), *unmoved]
     now_s, *heads = run_script(client, "heads", [ENQUEUED_AT], lists)
     serving = [worker for worker in workers if worker.model == model]
     found: list[tuple[str, int, float | None]] = [
-        (lists[position - 1], jobs, max(0.0, float(now_s) - float(since)) if text(since) else None)
+        (
+            unmoved.get(name := lists[position - 1], name),
+            jobs,
+            max(0.0, float(now_s) - float(since)) if text(since) else None,
+        )
         for position, jobs, since in heads
     ]
     return ModelLoad(

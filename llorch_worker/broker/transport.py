@@ -213,6 +213,15 @@ class ClaimChannel(kombu_redis.Channel):
             # the error would end the worker, and only workers can make room at maxmemory.
             logger.warning("not bound to %s: %s", exchange, error)
 
+    def get_table(self, exchange: str) -> list[tuple[str, ...]]:
+        """The queues that take replies; also those of apps with kombu's option ``sep=":"``, as
+        Celery's documentation shows it. One of them would otherwise keep all replies back."""
+        parts = (
+            each if len(each) == 3 else tuple(each[0].split(":"))
+            for each in super().get_table(exchange)
+        )
+        return [each for each in parts if len(each) == 3]
+
     def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
         if options.get("_publish_batch") is not None:
             super()._put_fanout(exchange, message, routing_key, **options)

@@ -62,7 +62,7 @@ def leave(client: Redis, model: str) -> None:
 def ring_for_all(client: Redis, model: str) -> float | None:
     """Rings if jobs for any worker wait or are due. Returns after how many seconds to look again,
     because jobs wait, now or for their time; None if there are none."""
-    return _ring(client, [*queues.shared_lists(model), queues.scheduled(model)])
+    return _ring(client, queues.watched(model))
 
 
 def ring_for_changed(client: Redis, model: str, changed: Iterable[str]) -> float | None:

@@ -210,6 +210,10 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Returns a running sequence to the waiting list; its tokens will be computed again."""
         self._remove(sequence)
+        if not sequence.decoding:
+            # It got no token, so it might as well have waited. Otherwise a long prefill would begin
+            # anew after each of many preemptions.
+            sequence.waited_s += self._clock() - sequence.admitted_s
         self.blocks.release(sequence)
         sequence.state = SequenceState.WAITING
         self._wait(sequence)
@@ -322,7 +326,8 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> None:
         self._remove(sequence)
-        sequence.waited_s += self._clock() - sequence.waiting_since_s
+        sequence.admitted_s = self._clock()
+        sequence.waited_s += sequence.admitted_s - sequence.waiting_since_s
         self.blocks.reserve(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self._running, sequence, key=_ORDER)

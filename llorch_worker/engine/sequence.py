@@ -98,8 +98,11 @@ class Sequence:
         """Blocks that are kept free for the rest of its prefill."""
         self.waiting_since_s = 0.0
         """By the scheduler's clock."""
+        self.admitted_s = 0.0
+        """When it last started, by the same clock."""
         self.waited_s = 0.0
-        """How long it waited before it started, and after each preemption."""
+        """How long it waited before it started and after each preemption, and prefilled before a
+        preemption that left it without a token."""
         self.cached_tokens = 0
         """Tokens of the prompt that were found in the KV cache and never computed for it."""
         self.token_s: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
@@ -196,6 +197,35 @@ def test_a_scheduled_job_gets_a_ring_once_it_is_due(
     assert rings(store) == rung
 
 
+def test_the_watcher_releases_a_due_high_job_for_workers_without_room(store: redis.Redis) -> None:
+    in_an_hour = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    push(store, "normal", "high", eta=in_an_hour)
+    store.lmove(QUEUE, route("toy", "high").list_key, "LEFT", "LEFT")
+    assert take(store) == []
+    watch.ring_for_all(store, "toy")
+    assert (rings(store), rings(store, f"{QUEUE}:high")) == (0, 0)
+    store.zadd(queues.scheduled("toy"), {"normal": 1, "high": 2})
+    watch.ring_for_all(store, "toy")
+    assert (rings(store), rings(store, f"{QUEUE}:high")) == (1, 1)
+    assert urgent(store) == ["high"]
+    assert [claim.job_id for claim in take(store)] == ["normal"]
+
+
+@pytest.mark.parametrize("queue", [QUEUE, f"{QUEUE}:high"])
+def test_the_watcher_moves_jobs_of_producers_with_another_separator(
+    store: redis.Redis, queue: str
+) -> None:
+    push(store, "a", "b", "c")
+    for _ in range(2):
+        store.lmove(QUEUE, f"{queue}:3", "RIGHT", "LEFT")
+    store.lmove(QUEUE, f"{queue}:9", "RIGHT", "LEFT")
+    assert take(store) == []
+    watch.ring_for_changed(store, "toy", [f"{queue}:3"])
+    watch.ring_for_all(store, "toy")
+    assert value_of_ring(store, queue) == [SELDOM]
+    assert [claim.job_id for claim in take(store)] == ["a", "b", "c"]
+
+
 def test_at_maxmemory_claims_and_watchers_ring(store: redis.Redis) -> None:
     push(store, "a", "b", "c")
     fill(store)
@@ -261,6 +291,18 @@ def test_a_worker_without_room_leaves_a_high_job_to_one_with_room_that_took_the_
     watch.ring_for_all(store, "toy")
     assert urgent(store) == ["a", "b"]
     assert rings(store, f"{QUEUE}:high") == store.exists(keys.full_bell(f"{QUEUE}:high")) == 0
+
+
+def test_a_worker_without_room_that_may_take_no_high_job_leaves_the_ring(
+    store: redis.Redis,
+) -> None:
+    push(store, "low")
+    high_jobs(store, "high")
+    watch.ring_for_all(store, "toy")
+    store.set(f"{keys.passed('toy')}{keys.FULL_SUFFIX}", 1)
+    assert urgent(store) == []
+    assert rings(store, f"{QUEUE}:high") == 1, "for a worker with room"
+    assert not store.exists(keys.full_bell(f"{QUEUE}:high")), "which would wake this one for ever"
 
 
 def test_a_worker_without_room_that_leaves_high_jobs_rings_for_the_next(store: redis.Redis) -> None:

@@ -67,15 +67,16 @@ def test_jobs_are_counted_by_priority_and_the_oldest_known_is_timed(
     producer.submit(prompt="x", worker="gpu0@host")
     push(store, "from a stock producer")
     store.lpush(queues.Route(QUEUE, 9).list_key, "of a stock producer")
+    store.lpush(f"{QUEUE}:9", "of one with the separator in Celery's documentation")
     store.lpush(queues.suspects("toy"), "a suspect")
     store.zadd(queues.scheduled("toy"), {"later": 0})
     seconds, _ = store.time()
     found = only_model(store)
     assert {name: queue.jobs for name, queue in found.queues.items()} == {
-        "high": 2, "normal": 3, "low": 1,
+        "high": 2, "normal": 3, "low": 2,
     }  # fmt: skip
-    assert (found.suspects, found.scheduled, found.direct, found.waiting) == (1, 1, 1, 6)
-    assert found.queues["low"] == Queue(jobs=1, oldest_s=None)
+    assert (found.suspects, found.scheduled, found.direct, found.waiting) == (1, 1, 1, 7)
+    assert found.queues["low"] == Queue(jobs=2, oldest_s=None)
     # The clocks of this test and of Redis are one.
     for age in (found.queues["high"].oldest_s, found.queues["normal"].oldest_s):
         assert age is not None

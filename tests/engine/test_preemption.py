@@ -164,6 +164,27 @@ def test_a_sequence_that_is_preempted_again_and_again_ages_by_all_its_waits(
     assert s.preempted_total == 3
 
 
+def test_a_prefill_that_is_preempted_again_and_again_ages_by_its_lost_time_too(
+    make_sequence: MakeSequence, scheduler: Callable[..., Scheduler], clock: Clock
+) -> None:
+    s = scheduler(sequences=1, blocks=60)
+    low = make_sequence(200, arrival=0, priority="low", max_tokens=4)
+    s.add(low)
+    arrival = 0
+    while low.generated_count == 0:
+        # Its four steps of prefill never fit between two high jobs, which evict its blocks.
+        for _ in range(2):
+            step(s)
+            clock.now_s += 0.45
+        arrival += 1
+        ids = list(range(1000 * arrival, 1000 * arrival + 220))
+        s.add(make_sequence(ids, arrival=arrival, priority="high", max_tokens=1))
+        while any(sequence.asks_for_high for sequence in (*s.waiting, *s.running)):
+            step(s)
+        clock.now_s += 0.1
+        assert clock.now_s < WAITS_AT_MOST_S + 10
+
+
 def test_a_high_sequence_passes_an_aged_one_only_in_the_place_of_a_lower(
     make_sequence: MakeSequence, scheduler: Callable[..., Scheduler], clock: Clock
 ) -> None:

@@ -200,7 +200,14 @@ if filled > 0 then
   waiting[MAIN] = redis.call('LLEN', KEYS[MAIN])
   filled = filled - (waiting[MAIN] > 0 and 1 or 0)
 end
-if urgent and not is_turn_due(passed, {unpack(KEYS, LAST + 1)}, low_waits_ms) then
+if urgent and is_turn_due(passed, {unpack(KEYS, LAST + 1)}, low_waits_ms) then
+  -- It leaves the jobs, so the ring stays for a worker with room that is about to wait for it.
+  for i = 3, is_answered and 0 or 2 + queues do
+    if rings_for_full(KEYS[i]) then
+      ring_once(KEYS[i])
+    end
+  end
+elseif urgent then
   count_waiting(SUSPECTS + 1)
 elseif filled > 0 then
   next_due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]

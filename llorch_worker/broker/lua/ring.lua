@@ -2,9 +2,15 @@
 --
 -- KEYS: lists of jobs, and perhaps the model's scheduled jobs.
 --
--- Returns when the next scheduled job is due, or the worker of a placed one has had its time, in ms
--- from now, or -1.
+-- A due high job goes to the head of its queue, because workers without room look at no scheduled jobs.
+-- A list with ':' between queue and priority, as Celery's documentation advises, goes to the one that
+-- workers look at.
+--
+-- Returns when the next scheduled job is due, the worker of a placed one has had its time, or more is to
+-- be moved, in ms from now, or -1.
 
+local MOST_DUE = 100 -- of the scheduled jobs, so that one call stays short
+local MOST_MOVED = 1000 -- likewise
 local again_ms = -1
 local rings = {} -- bell -> whether jobs wait in lists that are seldom used
 
@@ -28,12 +34,31 @@ local function may_need_ring(list)
   return not place or rung_ms > now_ms() or is_due(rung_ms + FRESH_MS)
 end
 
+-- The list for the jobs in a list: itself, or that to which they go.
+local function read_list(key)
+  local queue, step = key:match('^(.*):(%d)$')
+  if not queue then
+    return key
+  end
+  local list = queue .. STEP_SEPARATOR .. step
+  local moved = 0
+  while moved < MOST_MOVED and type(redis.pcall('RPOPLPUSH', key, list)) == 'string' do
+    moved = moved + 1
+  end
+  again_ms = moved == MOST_MOVED and 1 or again_ms
+  return list
+end
+
 allow_writes()
 for _, key in ipairs(KEYS) do
+  key = read_list(key)
   local waits
   if key:sub(-#SCHEDULED_SUFFIX) == SCHEDULED_SUFFIX then
     local next_due = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
     waits = next_due and is_due(next_due)
+    for _, list in ipairs(waits and release_due(key, MOST_DUE, true) or {}) do
+      rings[bell_of(list)] = rings[bell_of(list)] or is_seldom(list)
+    end
   else
     waits = may_need_ring(key)
   end

@@ -61,19 +61,25 @@ local function schedule(id, message, list, eta_ms) -- rare
   redis.call('ZADD', scheduled_set(list), eta_ms, id)
 end
 
--- Put the jobs whose ETA has come at the head of their queues, the earliest in front.
-local function release_due(scheduled, limit) -- rare
+-- Put jobs whose ETA has come at the head of their queues, the earliest in front: of the first `limit`
+-- all, or the high ones only. Returns their lists.
+local function release_due(scheduled, limit, high_only) -- rare
   local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', now_ms(), 'LIMIT', 0, limit)
+  local lists = {}
   for i = #due, 1, -1 do
-    redis.call('ZREM', scheduled, due[i])
     local job = job_key(due[i])
     local state, message, list = unpack(redis.call('HMGET', job, 'state', 'message', 'list'))
-    if state == 'scheduled' then
+    if state == 'scheduled' and (not high_only or is_high(bell_of(list))) then
+      redis.call('ZREM', scheduled, due[i])
       redis.call('HSET', job, 'state', 'queued')
       redis.call('HDEL', job, 'message', 'list')
       redis.call('RPUSH', list, message)
+      lists[#lists + 1] = list
+    elseif state ~= 'scheduled' then
+      redis.call('ZREM', scheduled, due[i])
     end
   end
+  return lists
 end
 
 local begun = 0
