@@ -165,5 +165,5 @@ def _run(
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         # As the interpreter ends; a child of multiprocessing leaves the functions out.
-        threading._shutdown()
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

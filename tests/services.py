@@ -317,8 +317,7 @@ class WorkerProcess:
                 self.process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait()
-        return self.process.returncode
+        return self.process.wait()
 
 
 @contextmanager
@@ -391,7 +390,12 @@ def assert_streamed_read_and_cancelled(
 ) -> None:
     """A job of ``client`` is streamed, read and known again by its key; another one, with the
     fields ``endless``, is cancelled while it runs. ``store`` sees all keys."""
-    once = {"prompt": "x", "max_tokens": tokens, "priority": "high", "idempotency_key": "once"}
+    once: dict[str, Any] = {
+        "prompt": "x",
+        "max_tokens": tokens,
+        "priority": "high",
+        "idempotency_key": "once",
+    }
     job = client.submit(**once)
     assert len(token_ids(job.stream(timeout=within_s))) == tokens
     assert job.result(within_s).attempts == 1
