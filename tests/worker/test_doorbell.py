@@ -1,10 +1,14 @@
-"""One job wakes one worker, whoever pushed it and whoever dies."""
+"""One job wakes one worker, whoever pushed it and whoever dies.
+
+Tests that leave the workers as they were share three: ``fleet`` on ``redis_server``. The others
+have three of their own: ``own_fleet`` on ``own_server``.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -22,7 +26,6 @@ from tests.services import (
     WorkerProcess,
     begun,
     held_ids,
-    running_worker,
     wait_until,
 )
 
@@ -30,31 +33,59 @@ GET_S = 60
 BELL = keys.bell("llorch.toy")
 
 
-@pytest.fixture
-def fleet(
-    own_server: RedisServer, own_client: Client, tmp_path: Path
-) -> Iterator[list[WorkerProcess]]:
+@contextmanager
+def three_workers(client: Client, folder: Path) -> Iterator[list[WorkerProcess]]:
     """Three workers for two jobs each. The first is the watcher."""
-    with ExitStack() as running:
-        started = []
-        for name in ("w1", "w2", "w3"):
-            started.append(
-                running.enter_context(
-                    running_worker(
-                        own_server.url,
-                        tmp_path,
-                        name=name,
-                        model_name="toy",
-                        max_sequences=2,
-                        TOY_STEP_MS=5,
-                    )
-                )
-            )
-            wait_until(lambda: len(watchers(own_client.redis)) == 1)
-        # The watcher counts them only every ten seconds; this is what it would find.
-        assert own_client.redis.set(keys.watch("toy"), 3, xx=True, keepttl=True)
-        wait_until(lambda: waiting(own_client.redis) == 3)
+    started: list[WorkerProcess] = []
+
+    def start(name: str) -> WorkerProcess:
+        worker = WorkerProcess(
+            client.settings.redis_url, folder / f"{name}.log", name=name,
+            model_name="toy", max_sequences=2, TOY_STEP_MS=5,
+        )  # fmt: skip
+        started.append(worker)
+        return worker
+
+    try:
+        start("w1").wait_ready()
+        wait_until(lambda: len(watchers(client.redis)) == 1)
+        for worker in [start("w2"), start("w3")]:
+            worker.wait_ready()
+        all_wait(client.redis)
         yield started
+    finally:
+        for worker in started:
+            worker.process.terminate()
+        for worker in started:
+            worker.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_workers(
+    client: Client, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[WorkerProcess]]:
+    with three_workers(client, tmp_path_factory.mktemp("fleet")) as workers:
+        yield workers
+
+
+@pytest.fixture
+def fleet(client: Client, shared_workers: list[WorkerProcess]) -> list[WorkerProcess]:
+    """The shared workers, all of which wait."""
+    all_wait(client.redis)
+    return shared_workers
+
+
+@pytest.fixture
+def own_fleet(own_client: Client, tmp_path: Path) -> Iterator[list[WorkerProcess]]:
+    with three_workers(own_client, tmp_path) as workers:
+        yield workers
+
+
+def all_wait(store: redis.Redis) -> None:
+    """Waits until three workers wait for a bell."""
+    # The watcher counts them only every ten seconds; this is what it would find.
+    wait_until(lambda: store.set(keys.watch("toy"), 3, xx=True, keepttl=True))
+    wait_until(lambda: waiting(store) == 3)
 
 
 def watchers(store: redis.Redis) -> set[str]:
@@ -120,12 +151,12 @@ def stock_job(
 
 
 def test_one_job_of_our_client_wakes_one_worker(
-    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+    redis_server: RedisServer, client: Client, fleet: list[WorkerProcess]
 ) -> None:
-    with Claims(own_server) as claims:
+    with Claims(redis_server) as claims:
         for _ in range(5):
-            own_client.submit(prompt="x", max_tokens=2).result(GET_S)
-            wait_until(lambda: waiting(own_client.redis) == 3)
+            client.submit(prompt="x", max_tokens=2).result(GET_S)
+            wait_until(lambda: waiting(client.redis) == 3)
     assert claims.count == 5
 
 
@@ -133,70 +164,73 @@ def test_one_job_of_our_client_wakes_one_worker(
     ("queue", "priority"), [("llorch.toy", None), ("llorch.toy:high", None), ("llorch.toy", 5)]
 )
 def test_one_job_of_a_stock_producer_wakes_one_worker(
-    own_server: RedisServer,
-    own_client: Client,
+    redis_server: RedisServer,
+    client: Client,
     fleet: list[WorkerProcess],
     queue: str,
     priority: int | None,
 ) -> None:
-    with Claims(own_server) as claims:
+    with Claims(redis_server) as claims:
         for _ in range(5):
-            stock_job(own_server, own_client, queue, priority=priority).result(GET_S)
-            wait_until(lambda: waiting(own_client.redis) == 3)
+            stock_job(redis_server, client, queue, priority=priority).result(GET_S)
+            wait_until(lambda: waiting(client.redis) == 3)
     assert claims.count == 5
 
 
 def test_workers_take_turns(
-    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+    redis_server: RedisServer, client: Client, fleet: list[WorkerProcess]
 ) -> None:
     ran = []
     # Not strictly: a worker that has waited for some seconds looks, and then waits again, last.
     for _ in range(12):
-        ran.append(own_client.submit(prompt="x", max_tokens=2).result(GET_S).worker)
-        wait_until(lambda: waiting(own_client.redis) == 3)
+        ran.append(client.submit(prompt="x", max_tokens=2).result(GET_S).worker)
+        wait_until(lambda: waiting(client.redis) == 3)
     assert len(set(ran)) == 3
 
 
 def test_a_job_that_is_only_pushed_to_a_worker_queue_wakes_that_worker(
-    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+    redis_server: RedisServer, client: Client, fleet: list[WorkerProcess]
 ) -> None:
     name = fleet[1].hostname
-    with Claims(own_server) as claims:
-        job = stock_job(own_server, own_client, queues.worker_queue("toy", name))
+    with Claims(redis_server) as claims:
+        job = stock_job(redis_server, client, queues.worker_queue("toy", name))
         assert job.result(GET_S).worker == name
-        wait_until(lambda: waiting(own_client.redis) == 3)
+        wait_until(lambda: waiting(client.redis) == 3)
     assert claims.count == 1
 
 
 def test_jobs_that_are_pushed_at_once_spread_over_all_workers(
-    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess], latch: Latch
+    redis_server: RedisServer, client: Client, fleet: list[WorkerProcess], latch: Latch
 ) -> None:
     prompt = latch.prompt()
-    jobs = [stock_job(own_server, own_client, "elsewhere", prompt) for _ in range(3)]
-    own_client.redis.rename("elsewhere", "llorch.toy")
-    wait_until(lambda: len(held_ids(own_client.redis)) == 3)
-    holders = {own_client.redis.hget(keys.job(job.id), "worker") for job in jobs}
+    jobs = [stock_job(redis_server, client, "elsewhere", prompt) for _ in range(3)]
+    client.redis.rename("elsewhere", "llorch.toy")
+    wait_until(lambda: len(held_ids(client.redis)) == 3)
+    holders = {client.redis.hget(keys.job(job.id), "worker") for job in jobs}
     assert len(holders) == 3
+    latch.open()
+    for job in jobs:
+        job.result(GET_S)
 
 
 def test_a_ring_that_nobody_answers_costs_a_second_and_no_job(
-    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+    own_server: RedisServer, own_client: Client, own_fleet: list[WorkerProcess]
 ) -> None:
     """A worker may die, or be suspended, with a ring in its hands."""
     # They are suspended one after another, so that the last to wait is the only one to answer.
-    with fleet[1].paused(), fleet[2].paused():
+    with own_fleet[1].paused(), own_fleet[2].paused():
         jobs = [stock_job(own_server, own_client) for _ in range(4)]
         jobs += [own_client.submit(prompt="x", max_tokens=2) for _ in range(4)]
         workers = {job.result(GET_S).worker for job in jobs}
-    assert workers == {fleet[0].hostname}
+    assert workers == {own_fleet[0].hostname}
 
 
 def test_another_worker_watches_after_the_watcher_was_killed(
-    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+    own_server: RedisServer, own_client: Client, own_fleet: list[WorkerProcess]
 ) -> None:
     (first,) = watchers(own_client.redis)
-    fleet[0].process.kill()
-    fleet[0].wait_exit()
+    own_fleet[0].process.kill()
+    own_fleet[0].wait_exit()
     job = stock_job(own_server, own_client)
     assert job.result(GET_S).text == "w0 w1 "
     wait_until(lambda: watchers(own_client.redis) - {first})
@@ -204,10 +238,10 @@ def test_another_worker_watches_after_the_watcher_was_killed(
 
 
 def test_a_watcher_that_was_suspended_leaves_it_to_its_successor(
-    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+    own_server: RedisServer, own_client: Client, own_fleet: list[WorkerProcess]
 ) -> None:
     (first,) = watchers(own_client.redis)
-    with fleet[0].paused():
+    with own_fleet[0].paused():
         wait_until(lambda: watchers(own_client.redis) - {first})
         assert stock_job(own_server, own_client).result(GET_S).text == "w0 w1 "
     wait_until(lambda: first not in watchers(own_client.redis))
@@ -216,7 +250,7 @@ def test_a_watcher_that_was_suspended_leaves_it_to_its_successor(
 
 
 def test_stock_jobs_are_claimed_after_redis_was_restarted(
-    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+    own_server: RedisServer, own_client: Client, own_fleet: list[WorkerProcess]
 ) -> None:
     own_server.halt()
     own_server.start()
@@ -240,13 +274,13 @@ def test_a_full_worker_takes_no_ring(
 
 
 def test_a_worker_that_cancels_its_queues_passes_its_ring_on(
-    own_server: RedisServer, own_client: Client, fleet: list[WorkerProcess]
+    own_server: RedisServer, own_client: Client, own_fleet: list[WorkerProcess]
 ) -> None:
     with Celery("operator", broker=own_server.url, set_as_current=False) as operator:
         for queue in queues.queues("toy"):
             operator.control.cancel_consumer(
-                queue, destination=[fleet[0].hostname, fleet[1].hostname], reply=True
+                queue, destination=[own_fleet[0].hostname, own_fleet[1].hostname], reply=True
             )
         for _ in range(4):
             result = own_client.submit(prompt="x", max_tokens=2).result(GET_S)
-            assert result.worker == fleet[2].hostname
+            assert result.worker == own_fleet[2].hostname
