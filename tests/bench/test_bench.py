@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llorch_worker.bench.engine_figures import EngineFigures
 from llorch_worker.bench.overhead import SAMPLINGS
+from tests.bench.conftest import Printed
+from tests.bench.test_report import assert_all_read
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
 
@@ -33,14 +37,14 @@ def measured(command: str, *options: str, fresh: bool = False, **variables: str)
 def engine_document() -> Any:
     # The cache is as large as the load needs, whatever a worker may keep.
     return measured(
-        "engine", *QUICK, "--concurrency", "1,3", fresh=True, LLORCH_KV_CACHE_BYTES="1000"
+        "engine", *QUICK, "--concurrency", "1,2,3,4", fresh=True, LLORCH_KV_CACHE_BYTES="1000"
     )
 
 
 def test_every_figure_of_the_engine_is_measured(engine_document: Any) -> None:
-    single, three = engine_document["rows"]
-    assert (single["concurrency"], three["concurrency"]) == (1, 3)
-    for row in (single, three):
+    rows = engine_document["rows"]
+    assert [row["concurrency"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
         assert (row["kind"], row["preemptions"]) == ("measured", 0)
         assert not [note for note in row["notes"] if "no decode" in note]
         assert None not in row.values()
@@ -51,15 +55,16 @@ def test_every_figure_of_the_engine_is_measured(engine_document: Any) -> None:
         assert latency["samples"] == 2 * row["concurrency"]
         assert row["between_tokens_ms"]["samples"] == 2 * 11 * row["concurrency"]
     # 40 + 12 tokens, of which the last is never in the cache: 4 blocks of 16.
-    assert three["kv_peak_bytes"] == 3 * single["kv_peak_bytes"]
-    assert three["kv_peak_share"] == pytest.approx(12 / 15)
+    single, *_, four = rows
+    assert four["kv_peak_bytes"] == 4 * single["kv_peak_bytes"]
+    assert four["kv_peak_share"] == pytest.approx(16 / 20)
     assert all(n > 0 for n in numbers(engine_document["ceilings"]))
     assert engine_document["peak_memory_bytes"] > engine_document["weight_bytes"] > 0
 
 
 def test_figures_name_command_machine_and_versions(engine_document: Any) -> None:
     origin = engine_document["provenance"]
-    command = f"llorch bench engine --model demo {' '.join(QUICK)} --concurrency 1,3 --json"
+    command = f"llorch bench engine --model demo {' '.join(QUICK)} --concurrency 1,2,3,4 --json"
     assert (origin["command"], origin["threads"], origin["seed"]) == (command, 1, 0)
     assert origin["environment"]["OMP_NUM_THREADS"] == "1"
     assert origin["versions"].keys() >= {"llorch-worker", "python", "torch"}
@@ -67,30 +72,18 @@ def test_figures_name_command_machine_and_versions(engine_document: Any) -> None
     assert origin["machine"]["processor"]
 
 
-@pytest.mark.parametrize(
-    ("command", "labels"),
-    [
-        (
-            ("engine", *QUICK, "--passes", "1", "--concurrency", "1,2,3,4"),
-            ("prefill, tokens/s", "decode, tokens/s", "first token p50, ms", "KV cache"),
-        ),
-        (("profile", *QUICK[:4]), ("prefill: ", "decode: ", "  above 10%: ")),
-        (("startup", "--passes", "1"), ("write once what the model", "load and first token")),
-    ],
-)
-def test_tables_fit_80_columns(command: tuple[str, ...], labels: tuple[str, ...]) -> None:
-    ran = run("bench", *command, "--model", "demo")
-    assert ran.code == 0, ran
-    origin, *lines = ran.out.splitlines()
-    assert origin.startswith("$ ")
-    assert origin.endswith(f"llorch bench {' '.join(command)} --model demo")
-    for label in labels:
+def test_the_engines_table_fits_80_columns(engine_document: Any, printed: Printed) -> None:
+    lines = printed(EngineFigures.model_validate(engine_document))
+    for label in ("prefill, tokens/s", "decode, tokens/s", "first token p50, ms", "KV cache"):
         assert [line for line in lines if line.startswith(label)], label
-    assert max(map(len, lines[4:])) <= 80
-    assert "spread" not in ran.out, "one pass has none"
+    assert [line for line in lines if line.startswith("  spread of passes")]
 
 
-def test_figures_that_cannot_be_measured_are_null_with_the_reason() -> None:
+def test_all_figures_of_a_run_are_read(engine_document: Any, tmp_path: Path) -> None:
+    assert_all_read(engine_document, tmp_path)
+
+
+def test_figures_that_cannot_be_measured_are_null_with_the_reason(printed: Printed) -> None:
     ran = run(
         "bench", "engine", "--model", "demo", "--prompt-tokens", "40", "--new-tokens", "1",
         "--passes", "1", "--concurrency", "2", "--json", LLORCH_KV_CACHE_BYTES=str(10**15),
@@ -102,6 +95,8 @@ def test_figures_that_cannot_be_measured_are_null_with_the_reason() -> None:
     ):  # fmt: skip
         assert row[figure] is None
     assert "raise --new-tokens" in row["notes"][0]
+    lines = printed(EngineFigures.model_validate(ran.json))
+    assert not [line for line in lines if "spread" in line], "one pass has none"
 
 
 def test_overhead_is_a_share_of_a_real_models_step() -> None:
@@ -114,6 +109,17 @@ def test_overhead_is_a_share_of_a_real_models_step() -> None:
         assert 0 < row["outside_model_ms"]["p50"] <= row["outside_model_ms"]["p99"]
         assert 0 < row["outside_model_mean_ms"] <= row["step_mean_ms"]
         assert (row["share"] is None) == (row["model"] == "no-op")
+
+
+def test_without_json_a_command_prints_its_origin_and_its_table() -> None:
+    command = ("overhead", "--steps", "10", "--concurrency", "4", "--model", "demo")
+    ran = run("bench", *command)
+    assert ran.code == 0, ran
+    origin, *lines = ran.out.splitlines()
+    assert origin.startswith("$ ")
+    assert origin.endswith(f"llorch bench {' '.join(command)}")
+    assert [line for line in lines if line.startswith("demo")]
+    assert max(map(len, lines[4:])) <= 80
 
 
 @pytest.mark.parametrize("command", ["engine", "overhead", "profile", "queue", "startup"])

@@ -12,12 +12,14 @@ import torch
 from llorch_worker.bench.instruments import flamegraph
 from llorch_worker.bench.instruments.flamegraph import Flamegraph, py_spy
 from llorch_worker.bench.instruments.ranges import Component, Ranges
-from llorch_worker.bench.profile import verdict
+from llorch_worker.bench.profile import ProfileFigures, verdict
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine import Engine
 from llorch_worker.model import ForwardModel, Llama
+from tests.bench.conftest import Printed
 from tests.bench.test_bench import measured
+from tests.bench.test_report import assert_all_read
 from tests.cli.command import run
 from tests.sizes import sized
 
@@ -60,6 +62,16 @@ def test_every_part_of_the_engine_is_found(document: Any) -> None:
         for name in ("embedding", "output matrix", "detokeniser and events"):
             assert parts[name]["calls_per_step"] == 1, name
         assert parts["sampler"]["calls_per_step"] == 3  # prepares, chooses, reads what was chosen
+
+
+def test_the_tables_fit_80_columns(document: Any, printed: Printed) -> None:
+    lines = printed(ProfileFigures.model_validate(document))
+    for label in ("prefill: ", "decode: ", "  above 10%: "):
+        assert [line for line in lines if line.startswith(label)], label
+
+
+def test_all_figures_of_a_run_are_read(document: Any, tmp_path: Path) -> None:
+    assert_all_read(document, tmp_path)
 
 
 def test_the_decision_rule() -> None:

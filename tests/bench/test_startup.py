@@ -10,9 +10,10 @@ import pytest
 
 from llorch_worker.bench.instruments.disk import bytes_from_disk, drop_cached, read_s
 from llorch_worker.bench.instruments.fresh_load import load_afresh
-from llorch_worker.bench.startup import from_disk_notes
+from llorch_worker.bench.startup import StartupFigures, from_disk_notes
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import DEMO_MODEL, Settings
+from tests.bench.conftest import Printed
 from tests.bench.test_bench import measured
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
@@ -34,6 +35,13 @@ def test_a_load_is_measured_beside_its_reading_and_writing(document: Any) -> Non
     assert document["ratio"] > 0
     assert document["file_bytes"] == DEMO_MODEL.stat().st_size
     assert document["provenance"]["threads"] == 1
+
+
+def test_the_table_fits_80_columns(document: Any, printed: Printed) -> None:
+    lines = printed(StartupFigures.model_validate(document))
+    for label in ("write once what the model", "load and first token"):
+        assert [line for line in lines if line.startswith(label)], label
+    assert not [line for line in lines if "spread" in line], "one pass has none"
 
 
 def test_written_and_foretold_bytes_grow_with_what_the_model_holds(document: Any) -> None:
