@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from tests.cli.command import REPOSITORY, Ran, environment
+from tests.cli.command import Ran, environment
+from tests.forks import REPOSITORY, run_forked
 
 
 def run_program(module: str, *arguments: str, **variables: str) -> Ran:
-    """``python -m <module> <arguments>`` in the repository."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=REPOSITORY,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
+    """``python -m <module> <arguments>`` in the repository, in a fork: see :mod:`tests.forks`."""
+    done = run_forked(
+        module, *arguments, environment=environment(**variables), timeout_s=150, folder=REPOSITORY
     )
     return Ran(done.returncode, done.stdout, done.stderr)

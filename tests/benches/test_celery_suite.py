@@ -56,7 +56,7 @@ def test_each_test_runs_in_our_worker_and_in_stock_celery_s(tmp_path: Path) -> N
     (folder / "test_add.py").write_text(TESTS)
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
 
-    ran = run_program("benches.celery_suite", f"--sdist={tmp_path}", "--json", "--timeout=2")
+    ran = run_program("benches.celery_suite", f"--sdist={tmp_path}", "--json", "--timeout=5")
 
     verdicts = {
         test.partition("::")[2]: tuple(of[contestant]["verdict"] for contestant in (OURS, STOCK))
