@@ -151,7 +151,7 @@ def test_a_part_whose_worker_died_after_its_result_is_counted_once(
 def test_a_job_succeeds_although_its_chain_could_not_go_on_while_redis_was_away(
     client: Client, start_worker: StartWorker, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    worker = start_worker(url=proxy.url)
+    worker = start_worker(url=proxy.url, app="tests.faults.resigned_app")
     latch = tmp_path / "latch"
     next_task = 'signature("app.next", queue="next", app=app)'
     result, (first,) = send(client, f'chain(generate(prompt="wait 1 {latch}"), {next_task})')

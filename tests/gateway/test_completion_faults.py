@@ -75,18 +75,20 @@ def test_an_answer_comes_after_an_outage_of_redis(
 
 
 def test_a_stream_goes_on_when_its_worker_dies(
-    own_http: httpx.Client,
-    own_worker: WorkerProcess,
-    own_server: RedisServer,
-    latch: Latch,
-    tmp_path: Path,
+    own_server: RedisServer, latch: Latch, tmp_path: Path
 ) -> None:
-    with own_http.stream("POST", PATH, json=body(latch, stream=True)) as answer:
+    quick = {"model_name": "toy", "lease_s": 1, "sweep_s": 0.5}
+    with (
+        running_worker(own_server.url, tmp_path, **quick) as doomed,
+        running_gateway(own_server.url, tmp_path) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=90) as http,
+        http.stream("POST", PATH, json=body(latch, stream=True)) as answer,
+    ):
         chunks = choices(answer.iter_lines())
         text = next(chunks)["text"]
-        own_worker.process.kill()
+        doomed.process.kill()
         latch.open()
-        with running_worker(own_server.url, tmp_path, name="w2", model_name="toy"):
+        with running_worker(own_server.url, tmp_path, name="w2", **quick):
             rest = list(chunks)
     assert text + "".join(chunk["text"] for chunk in rest) == WHOLE
     assert rest[-1]["finish_reason"] == "length"
