@@ -149,7 +149,7 @@ def test_a_worker_answers_control_commands_and_sends_events(
         Monitor(app) as monitor,
     ):
         wait_until(lambda: any(event["type"] == "worker-heartbeat" for event in [*monitor.events]))
-        assert app.control.ping([worker.hostname], timeout=2)
+        assert app.control.ping([worker.hostname], timeout=GET_S)
         done = producer.submit(**FIELDS)
         done.result(GET_S)
         wait_until(lambda: monitor.saw("task-succeeded", done.id))
@@ -233,7 +233,7 @@ def test_a_stock_producer_sends_and_reads_and_revokes_and_inspects(
     wait_until(lambda: held_ids(admin) == {endless.id})
     endless.revoke(terminate=True)
     wait_until(lambda: not held_ids(admin))
-    queues = stock.control.inspect([worker.hostname], timeout=2).active_queues()
+    queues = stock.control.inspect([worker.hostname], timeout=GET_S).active_queues()
     assert queues is not None
     assert QUEUE in [queue["name"] for queue in queues[worker.hostname]]
 

@@ -64,7 +64,7 @@ def test_a_worker_killed_during_a_claim_loses_nothing(
     set_trap = proxy.lose_request if lost == "request" else proxy.lose_reply
     trap = set_trap(a_claim, freeze=True)
     first = start_worker("w1", url=proxy.url, ready=False)
-    assert trap.wait(30)
+    assert trap.wait(60)
     # The job is either in the queue or leased.
     assert waiting(client) == ([job.id] if lost == "request" else [])
     assert held_ids(client.redis) == (set() if lost == "request" else {job.id})
@@ -82,7 +82,7 @@ def test_jobs_of_a_claim_whose_reply_is_lost_run_at_once(
     jobs = [witness.send(20) for _ in range(4)]
     trap = proxy.lose_reply(contains("EVALSHA", scripts.digest("claim")))
     start_worker("w1", url=proxy.url, ready=False, max_sequences=4)
-    assert trap.wait(30)
+    assert trap.wait(60)
     later = witness.send(20)
     witness.assert_whole(*jobs, later, timeout_s=RECOVERY_S)
     assert {job.result(0).attempts for job in (*jobs, later)} == {1}
@@ -203,7 +203,7 @@ def test_sigquit_hands_everything_back_at_once(
     running = [witness.begun(witness.send(300, latch.prompt(after=299)), 20) for _ in range(4)]
     queued = witness.send(20)
     worker.process.send_signal(signal.SIGQUIT)
-    worker.wait_exit(timeout_s=5)
+    worker.wait_exit()
     latch.open()
     assert waiting(client) == [*(job.id for job in running), queued.id]
     assert not held_ids(client.redis)

@@ -156,7 +156,7 @@ def test_a_result_whose_reply_is_lost_is_stored_once(
     job = witness.begun(witness.send(100, latch.prompt()))
     trap = proxy.lose_reply(contains("EVALSHA", scripts.digest("finish"), '"SUCCESS"'))
     latch.open()
-    assert trap.wait(10)
+    assert trap.wait(START_TIMEOUT_S)
     witness.assert_whole(job)
     assert job.result(0).attempts == 1
     assert_all_slots_serve(worker, witness, client)
@@ -195,7 +195,7 @@ def test_a_lost_write_is_repeated_and_takes_effect_once(
     set_trap = proxy.lose_request if lost == "request" else proxy.lose_reply
     trap = set_trap(contains("EVALSHA", scripts.digest(script), job.id))
     latch.open()
-    assert trap.wait(10)
+    assert trap.wait(START_TIMEOUT_S)
     witness.assert_whole(job)
     assert job.result(0).attempts == 1
     assert_all_slots_serve(worker, witness, client)
@@ -246,11 +246,11 @@ def test_a_worker_shut_down_during_an_outage_exits_and_its_jobs_go_on_elsewhere(
     job = witness.begun(witness.send(200, latch.prompt(after=199)), 20)
     doomed = witness.begun(witness.send(4000))
     # When the cancel ends this job, its tokens still wait to be written.
-    assert proxy.lose_reply(contains("EVALSHA", scripts.digest("append"), doomed.id)).wait(10)
+    assert proxy.lose_reply(contains("EVALSHA", scripts.digest("append"), doomed.id)).wait(60)
     doomed.cancel()
     proxy.isolate()
     worker.process.terminate()
-    worker.wait_exit(timeout_s=20)
+    worker.wait_exit()
     assert worker.text().count("shutting down, but Redis is unreachable: ") == 1
     latch.open()
     start_worker("w2")

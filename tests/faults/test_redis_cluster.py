@@ -121,7 +121,7 @@ def test_a_stock_producers_jobs_chains_and_chords_run_to_their_ends(
     wait_until(lambda: held_ids(client.redis) == {endless.id})
     endless.revoke(terminate=True)
     wait_until(lambda: not held_ids(client.redis))
-    assert stock.control.ping([worker.hostname], timeout=5)
+    assert stock.control.ping([worker.hostname], timeout=GET_S)
     # Key tracking tells of the jobs that nobody rings for.
     assert "jobs of stock producers wait" not in worker.text()
 

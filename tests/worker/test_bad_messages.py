@@ -219,5 +219,5 @@ def test_the_stats_of_a_worker_count_the_dead_letters(
 ) -> None:
     client.redis.lpush(QUEUE, b"no json", b"{}")
     letters(client, 2)
-    stats = stock.control.inspect([toy_worker.hostname], timeout=5).stats()
+    stats = stock.control.inspect([toy_worker.hostname], timeout=GET_S).stats()
     assert stats[toy_worker.hostname]["dead_letters"] == 2

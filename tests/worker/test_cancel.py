@@ -82,7 +82,7 @@ def test_a_job_that_had_finished_stays_finished(
     job = client.submit(prompt="x", max_tokens=3)
     job.result(GET_S)
     assert not job.cancel()
-    stock.control.revoke(job.id, terminate=True, reply=True, timeout=2)
+    stock.control.revoke(job.id, terminate=True, reply=True, limit=1, timeout=GET_S)
     assert job.result(GET_S).text == "w0 w1 w2 "
     assert job.status().state == "succeeded"
 

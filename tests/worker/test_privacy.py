@@ -138,7 +138,7 @@ def test_inspection_of_running_and_scheduled_jobs_shows_nothing(
     later = stock.send_task(TASK_NAME, kwargs={"prompt": SECRET}, queue=QUEUE, countdown=600)
     next(iter(running.stream(timeout=GET_S)))
     wait_until(lambda: client.job(later.id).status().state == "queued")
-    inspect = stock.control.inspect(timeout=2, destination=[worker.hostname])
+    inspect = stock.control.inspect(timeout=GET_S, destination=[worker.hostname])
     shown = [
         inspect.active(),
         inspect.active(safe=True),

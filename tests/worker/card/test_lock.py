@@ -15,7 +15,7 @@ import pytest
 from llorch_worker.devices import Card
 from llorch_worker.worker.card.lock import CardLocks
 from tests.fake_gpu.machine import SITE, Machine, uuid
-from tests.services import REPOSITORY, tethered
+from tests.services import REPOSITORY, STOP_TIMEOUT_S, tethered
 
 HOLD = """
 import os, sys
@@ -100,13 +100,13 @@ def test_a_card_is_free_again_however_its_holder_ended(taker: Callable[..., Take
         assert holder.take() == "gpu1"
         waiting = taker("cuda:1")
         assert waiting.take().startswith("device cuda:1 already has a worker (gpu1 by gpu1 (")
-        assert waiting.process.wait(10) == 1
+        assert waiting.process.wait(STOP_TIMEOUT_S) == 1
         holder.process.send_signal(number)
-        holder.process.wait(10)
+        holder.process.wait(STOP_TIMEOUT_S)
         again = taker("cuda:1")
         assert again.take() == "gpu1"
         again.process.kill()
-        again.process.wait(10)
+        again.process.wait(STOP_TIMEOUT_S)
 
 
 def test_cuda_takes_the_first_card_that_is_free(taker: Callable[..., Taker]) -> None:
@@ -130,7 +130,7 @@ def test_looking_at_a_lock_shows_the_holder_and_takes_nothing(
     assert (holder.worker, holder.pid) == ("gpu1", owner.process.pid)
     assert locks.holder(free) is None
     owner.process.kill()
-    owner.process.wait(10)
+    owner.process.wait(STOP_TIMEOUT_S)
     assert locks.holder(held) is None
 
 
