@@ -1,4 +1,4 @@
-"""The toy worker, which tries only twice to send what follows a job."""
+"""The toy worker, which tries only once to send what follows a job."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.app import build_app
 
 app = build_app(Settings())
-app.conf.task_publish_retry_policy = {"max_retries": 1, "interval_start": 0}
+app.conf.task_publish_retry_policy = {"max_retries": 0}
 app.engine_class = "tests.toy_engine:ToyEngine"
