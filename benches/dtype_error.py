@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from benches.model_argument import model_path
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.kernels.native.variants import missing_flags, variants_of
@@ -78,7 +79,7 @@ def measure(model: Path, device: str, tokens: int) -> list[DtypeError]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=model_path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", type=int, default=250)
     parser.add_argument("--json", action="store_true")

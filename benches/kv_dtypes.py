@@ -20,6 +20,7 @@ import torch
 
 from benches.components.bench_attention import batch_of, sequences_of
 from benches.gpu.random_cache import draw_keys_and_values
+from benches.model_argument import model_path
 from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
@@ -142,7 +143,7 @@ def main(path: Path, contexts: list[int], sequences: int, *, with_torch: bool) -
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benches.kv_dtypes")
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=model_path)
     parser.add_argument("--contexts", default="512,8192,32768")
     parser.add_argument("--sequences", type=int, default=1)
     parser.add_argument("--native", action="store_true", help="leave torch's attention out")

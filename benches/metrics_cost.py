@@ -17,12 +17,12 @@ import shlex
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median, quantiles
 
 import torch
 from prometheus_client import generate_latest
 
+from benches.model_argument import model_path
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.broker.ended_jobs import EndedJob
 from llorch_worker.contract import GenerationRequest, Timings, Usage
@@ -52,7 +52,7 @@ class Ran:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What metrics cost a worker.")
-    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--model", type=model_path, default=DEMO_MODEL)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=200)

@@ -11,8 +11,10 @@ import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from random import Random
 
+from benches.model_argument import model_path
 from benches.processor_time import processor_s
 from llorch_worker.engine import Engine
 from llorch_worker.kernels.native.variants import VARIANTS
@@ -49,7 +51,7 @@ def compare(
     print(f"{what}: {first:.1f} and {second:.1f} tokens/s: {second / first:.2f}", flush=True)
 
 
-def main(path: str, *variants: Variant) -> None:
+def main(path: Path, *variants: Variant) -> None:
     with ExitStack() as stack:
         engines = [
             stack.enter_context(
@@ -78,7 +80,7 @@ def main(path: str, *variants: Variant) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benches.native_variants")
-    parser.add_argument("model")
+    parser.add_argument("model", type=model_path)
     parser.add_argument("variants", nargs=2, choices=VARIANTS)
     given = parser.parse_args()
     main(given.model, *given.variants)

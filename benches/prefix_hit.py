@@ -16,11 +16,11 @@ import random
 import shlex
 import sys
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
 
+from benches.model_argument import model_path
 from llorch_worker.cache import BLOCK_SIZE_TOKENS, BlockPool
 from llorch_worker.contract import Event, GenerationRequest, Tokens
 from llorch_worker.engine import Engine
@@ -35,7 +35,7 @@ KEPT_PREFIXES = 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The cost and the saving of a prefix hit.")
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=model_path)
     parser.add_argument("--prefix-tokens", type=int, default=400)
     parser.add_argument("--rest-tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=10)

@@ -34,6 +34,7 @@ class CacheShape:
     """Width of the logits of recorded decode steps."""
     block_size: int = BLOCK_SIZE_TOKENS
     max_query_tokens: int = MAX_QUERY_TOKENS
+    """Rows of the causal mask; 0 if no operation reads it."""
 
     @property
     def context_blocks(self) -> int:

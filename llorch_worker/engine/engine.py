@@ -12,6 +12,7 @@ from typing import Self
 
 import torch
 
+from llorch_worker.allocator import return_freed_memory
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import Event, GenerationRequest, Journal
 from llorch_worker.engine.choice_text import ChoiceText
@@ -22,7 +23,6 @@ from llorch_worker.engine.device.queue import DeviceQueue, use_device
 from llorch_worker.engine.device.warm_up import compile_kernels, compiles_late, run_first_requests
 from llorch_worker.engine.generation import Generation
 from llorch_worker.engine.loading import load_as_planned
-from llorch_worker.engine.memory.freed_memory import return_freed_memory
 from llorch_worker.engine.memory.load_errors import part_of_load
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.memory.placement import resolve_device

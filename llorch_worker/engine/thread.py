@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from llorch_worker.allocator import return_freed_memory
 from llorch_worker.contract import InternalError
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.generation import Generation
-from llorch_worker.engine.memory.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
 

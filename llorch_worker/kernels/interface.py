@@ -75,6 +75,10 @@ class Ops(Protocol):
         """Whether decode can be recorded and replayed: it reads nothing from the host, and its
         cost follows from ``device_contexts``."""
 
+    @property
+    def reads_mask(self) -> bool:
+        """Whether ``paged_prefill`` reads the mask, rather than tell it from positions."""
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Scale each row of ``x: [tokens, hidden]`` to a root mean square of one, times ``weight``.
 

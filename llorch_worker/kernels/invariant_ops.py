@@ -19,6 +19,8 @@ class InvariantOps(TorchOps):
     The operations that are not overridden work row by row or with exact arithmetic.
     """
 
+    reads_mask = False
+
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         # torch divides larger work between threads anywhere in a row, and computes the exponential
         # of what does not fill a vector in another way.

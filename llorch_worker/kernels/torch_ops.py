@@ -15,6 +15,7 @@ class TorchOps:
 
     name = "torch"
     recordable = False  # its cost follows from the longest possible context
+    reads_mask = True
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()

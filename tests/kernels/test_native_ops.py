@@ -197,7 +197,8 @@ def test_prefill_of_any_chunks_follows_the_definition(
         kv_dtype=kv_dtype,
         seed=seed,
     )
-    mask = CausalMasks(max_query=8, max_context=512, device=torch.device("cpu"))
+    rows = 8 if ops.reads_mask else 0
+    mask = CausalMasks(max_query=rows, max_context=512, device=torch.device("cpu"))
     out = torch.zeros(len(made.qkv), heads * head_dim, dtype=DTYPE)
     ops.paged_prefill(made.sequences, mask)(made.qkv, made.kv, out)
     torch.testing.assert_close(out.double(), made.expected(), **TOLERANCE)

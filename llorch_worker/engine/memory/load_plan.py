@@ -10,7 +10,7 @@ from typing import Final
 import psutil
 import torch
 
-from llorch_worker.cache import CacheShape, PagedKV, UnifiedCache
+from llorch_worker.cache import MAX_QUERY_TOKENS, CacheShape, PagedKV, UnifiedCache
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.contract.quantities import human_bytes
@@ -230,6 +230,7 @@ def plan_load(
         device=place,
         kv_dtype=kv_dtype,
         decode_rows=max_sequences if recorded else 0,
+        max_query_tokens=MAX_QUERY_TOKENS if chosen.ops.reads_mask else 0,
     )
     plan = LoadPlan(
         checkpoint=checkpoint,
@@ -262,6 +263,7 @@ def cache_shape(
     device: torch.device,
     kv_dtype: KvDtype = "auto",
     decode_rows: int = 0,
+    max_query_tokens: int = MAX_QUERY_TOKENS,
 ) -> CacheShape:
     """The shape of a cache for ``config``."""
     return CacheShape(
@@ -276,4 +278,5 @@ def cache_shape(
         kv_dtype=kv_dtype,
         decode_rows=decode_rows,
         vocab_size=config.vocab_size,
+        max_query_tokens=max_query_tokens,
     )

@@ -17,6 +17,7 @@ class NativeOps:
 
     name = "native"
     recordable = False
+    reads_mask = False
 
     def __init__(self, kernels: NativeKernels) -> None:
         self._kernels = kernels

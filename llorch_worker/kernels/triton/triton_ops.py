@@ -15,6 +15,7 @@ class TritonOps:
 
     name = "triton"
     recordable = True
+    reads_mask = False
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)
     silu_and_mul = staticmethod(silu_and_mul)

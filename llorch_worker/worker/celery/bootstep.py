@@ -19,10 +19,10 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
+from llorch_worker.allocator import use_one_arena
 from llorch_worker.contract import LlorchError, printable
 from llorch_worker.processors import bind
 from llorch_worker.telemetry.traces.tracing import Tracing, is_traced, start_tracing
-from llorch_worker.worker.allocator import use_one_arena
 from llorch_worker.worker.card.assignment import Assignment, assign_device
 from llorch_worker.worker.celery.follow_ups import FollowUps
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option

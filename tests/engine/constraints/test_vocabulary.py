@@ -74,7 +74,7 @@ from pathlib import Path
 import psutil
 from llorch_worker.engine.constraints.compiler import Compiler
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
-from llorch_worker.engine.memory.freed_memory import return_freed_memory
+from llorch_worker.allocator import return_freed_memory
 from llorch_worker.text import load_tokenizer
 from llorch_worker.text.vocabulary_file import open_vocabulary
 

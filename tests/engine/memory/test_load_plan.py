@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +26,9 @@ def plan(loaded: LoadedModel) -> LoadPlan:
 
 
 def planned(loaded: LoadedModel, **options: Any) -> LoadPlan:
-    return plan_load(
-        loaded.path, "cpu", "float32", SEQUENCES, CONTEXT, **{"kernels": "torch", **options}
-    )
+    # Operations with a mask, which the exact ones of float32 do without.
+    chosen = {"kernels": "torch", "batch_invariant": False, **options}
+    return plan_load(loaded.path, "cpu", "float32", SEQUENCES, CONTEXT, **chosen)
 
 
 def left_for(plan: LoadPlan, blocks: int) -> int:
@@ -50,6 +51,14 @@ def test_memory_limits_the_blocks_after_tables_masks_and_workspace(plan: LoadPla
         assert plan.fitted_to(left_for(plan, blocks)).num_blocks == blocks
         assert plan.fitted_to(left_for(plan, blocks) - 2).num_blocks < blocks or blocks == 7
     assert plan.fitted_to(10**12).num_blocks == SEQUENCES * CONTEXT_BLOCKS
+
+
+def test_only_operations_that_read_a_mask_are_given_one(demo_model: Path) -> None:
+    choices = ("torch", "bfloat16"), ("torch", "float32"), ("auto", "bfloat16")
+    plans = [plan_load(demo_model, "cpu", dtype, kernels=kernels) for kernels, dtype in choices]
+    for plan in plans:
+        assert (plan.cache_bytes["masks"] > 0) == plan.kernels.ops.reads_mask
+    assert [plan.cache_bytes["masks"] for plan in plans[:2]] == [512 * 512, 0]
 
 
 def test_kv_cache_bytes_decide_if_they_are_given(loaded: LoadedModel, plan: LoadPlan) -> None:

@@ -1,24 +1,74 @@
-"""Memory that was freed goes back to the system when the engine has nothing to do."""
+"""Memory that a worker's thread frees serves the others, and goes back if there is no work."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from llorch_worker.allocator import return_freed_memory
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine import thread as engine_thread
-from llorch_worker.engine.memory.freed_memory import return_freed_memory
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc")
 
-MIB = 2**20
 CHUNK_BYTES, CHUNKS = 100 * 1024, 640
+
+COUNT_ARENAS = """
+import ctypes, sys, threading
+from llorch_worker.allocator import use_one_arena
+
+if sys.argv[1] == "one":
+    use_one_arena()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+malloc = libc.malloc
+malloc.restype = ctypes.c_void_p
+both = threading.Barrier(2)
+
+def allocate():
+    both.wait()
+    assert malloc(10_000)
+    both.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+out = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, out)
+libc.fflush(out)
+"""
+
+
+def arenas(how: str, **environment: str) -> int:
+    inherited = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    told = subprocess.run(
+        [sys.executable, "-c", COUNT_ARENAS, how],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return told.stdout.count("<heap nr=")
+
+
+def test_the_threads_of_a_worker_share_one_arena() -> None:
+    assert arenas("any") > 1
+    assert arenas("one") == 1
+
+
+def test_the_environment_may_ask_for_more_arenas() -> None:
+    assert arenas("one", MALLOC_ARENA_MAX="2") == 2
 
 
 def resident_bytes() -> int:
