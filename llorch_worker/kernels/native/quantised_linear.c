@@ -211,19 +211,21 @@ void KERNEL(quantised_linear)(
     const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(tiles, threads);
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
-        for (long i = 0; i < rows * groups; i++) {
-            const long row = i / groups, m = row / piece * piece;
-            const long count = rows - m < piece ? rows - m : piece;
-            const long at = m * groups + i % groups * count + row - m;
-            const bf16 *from = x + i * group;
-            uint8_t *to = work + at * group * code_bytes;
-            int32_t sum;
-            const float scale = group == 32 ? quantise_group(from, to, &sum, bits, 32)
-                                            : quantise_group(from, to, &sum, bits, 16);
-            x_scales[at] = scale * factor;
-            x_zeros[at] = (CODE_BIAS(bits) - zero) * sum;
-            x_sums[at] = x_scales[at] * (float)sum;
+#pragma omp for collapse(2) schedule(static)
+        for (long row = 0; row < rows; row++) {
+            for (long g = 0; g < groups; g++) {
+                const long m = row - (uint32_t)row % (uint32_t)piece;  // a 64-bit division is slower
+                const long count = rows - m < piece ? rows - m : piece;
+                const long at = m * groups + g * count + row - m;
+                const bf16 *from = x + row * columns + g * group;
+                uint8_t *to = work + at * group * code_bytes;
+                int32_t sum;
+                const float scale = group == 32 ? quantise_group(from, to, &sum, bits, 32)
+                                                : quantise_group(from, to, &sum, bits, 16);
+                x_scales[at] = scale * factor;
+                x_zeros[at] = (CODE_BIAS(bits) - zero) * sum;
+                x_sums[at] = x_scales[at] * (float)sum;
+            }
         }
 #ifdef __AMX_INT8__
         if (rows >= FEWEST_AMX_ROWS && group == AMX_GROUP) {
