@@ -136,7 +136,6 @@ def test_a_command_whose_reply_holds_names_is_refused_in_a_pipeline(
     client.xadd("b", {"event": "first"})
     with client.pipeline(transaction=transaction) as pipe:
         for refused in (
-            lambda: pipe.blpop(["a"], 1),
             lambda: pipe.brpop(["a"], 1),
             lambda: pipe.xread({"b": "0"}),
             lambda: pipe.scan(match="*"),
