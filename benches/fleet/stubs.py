@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -77,30 +78,44 @@ class Stub:
 
     def look(self) -> None:
         """Claims; then waits for a ring if there is room."""
-        if self._doorbell.waits(self._connection):
-            self._doorbell.leave(self._connection, self._client)
         while len(self.held) < self._slots:
+            self._leave()
+            wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
+            room = self._slots - len(self.held)
+            wait = partial(self._doorbell.run_and_wait, self._connection, self._bells, wait_s)
             taken = claims.claim(
                 self._client,
                 consumed=self._consumed,
                 held=self.held.values(),
-                limit=self._slots - len(self.held),
+                limit=room,
                 worker=self.name,
                 terms=TERMS,
                 rings=self._doorbell.take_rings(),
                 place="" if self.watcher.alone else queues.worker_queue(MODEL, self.name),
+                run=wait if room > 1 else run_script,
             )
             for claim in taken.claims:
                 self._begin(claim)
-            if taken.look_again_s != 0:
-                break
-        if len(self.held) < self._slots:
-            wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
-            self._doorbell.wait(self._connection, self._bells, wait_s)
+            if len(self.held) == self._slots:
+                self._leave()
+            elif taken.look_again_s != 0:
+                if not self._doorbell.waits(self._connection):
+                    self._doorbell.wait(self._connection, self._bells, wait_s)
+                if self._doorbell.is_rung(self._connection):
+                    self._loop.later(0.0, self._on_ring)
+                return
+
+    def _leave(self) -> None:
+        if self._doorbell.waits(self._connection) and self._doorbell.leave(
+            self._connection, self._client
+        ):
+            run_script(self._client, "ring", [], queues.shared_lists(MODEL))
 
     def _on_ring(self) -> None:
-        self._doorbell.read(self._connection)
-        self.look()
+        # The socket may have told before the timer of a ring that came with a reply.
+        if self._doorbell.is_rung(self._connection):
+            self._doorbell.read(self._connection)
+            self.look()
 
     def _begin(self, claim: Claim) -> None:
         self.claimed.append((claim.job_id, claim.fence))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kombu.log import get_logger
 from redis import Redis
@@ -106,14 +106,15 @@ def claim(
     rings: int = keys.FOR_SELDOM,
     urgent: bool = False,
     place: str = "",
+    run: Callable[..., Any] = run_script,
 ) -> Taken:
     """Claims up to ``limit`` jobs: suspects if that is safe, then from the ``consumed`` queues of
     one model, the most urgent first. Of many jobs for all workers it takes this worker's share.
 
     ``held``: the claims that the caller already has; ``rings``: see :meth:`.Doorbell.take_rings`;
     ``urgent``: whether it has no room and asks for high jobs only; ``place``: the caller's worker
-    queue, if jobs may be placed there, see :mod:`.placement`. New dead letters are logged, the
-    first few one by one.
+    queue, if jobs may be placed there, see :mod:`.placement`; ``run``: in place of
+    :func:`.run_script`. New dead letters are logged, the first few one by one.
     """
     held = tuple(held)
     model = queues.model_of(consumed[0])
@@ -126,7 +127,7 @@ def claim(
         f"{terms.max_attempts} attempts without progress, or {terms.max_deaths} in all, ended with "
         "the death of the worker"
     )
-    again_ms, unlisted, unlisted_bytes, taken, *values = run_script(
+    again_ms, unlisted, unlisted_bytes, taken, *values = run(
         client,
         "claim",
         [

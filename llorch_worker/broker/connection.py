@@ -136,6 +136,17 @@ def subscribe(client: redis.Redis, channel: str) -> Iterator[PubSub]:
 
 
 @contextmanager
+def own_connection(client: redis.Redis) -> Iterator[Any]:
+    """A connection that is used for nothing else, then or later, such as one that subscribes."""
+    connection = client.connection_pool.get_connection()
+    try:
+        yield connection
+    finally:
+        connection.disconnect()
+        client.connection_pool.release(connection)
+
+
+@contextmanager
 def broker_errors(url: str) -> Iterator[None]:
     """Turns the errors of redis-py and kombu into :class:`BrokerUnavailable`."""
     try:

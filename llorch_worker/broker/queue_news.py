@@ -2,41 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from llorch_worker.broker import keys
-from llorch_worker.broker.queues import normal_queue
+from llorch_worker.broker import keys, queues
 
 TRACKING_CHANNEL = "__redis__:invalidate"
 
 
 class QueueNews:
-    """Key tracking (``CLIENT TRACKING ... BCAST``) on a connection that waits for nothing else.
+    """Key tracking (``CLIENT TRACKING``) on two connections that do nothing else.
 
-    News arrives within a millisecond, covers every priority and every worker queue, and costs
-    nothing while the queues are idle. It names what changed, but not how: a pop is news too.
+    Of the lists for all workers Redis tells once, and then nothing until :meth:`any_exist` has
+    looked at them again, so the reader decides what a busy fleet costs. Of the worker queues, which
+    are many and seldom used, it tells of each change (``BCAST``). News arrives within a
+    millisecond, and costs nothing while the queues are idle. It names what changed, but not how: a
+    pop is news too.
     """
 
-    def __init__(self, connection: Any, model: str) -> None:
+    def __init__(self, asking: Any, hearing: Any, model: str) -> None:
         """Asks for news; raises ResponseError if the user is not allowed to."""
-        self._connection = connection
-        client_id = self._call("CLIENT", "ID")
-        queue = normal_queue(model)
-        # Two prefixes cover all lists and bells of a model, and those of models with longer names.
-        prefixes = ("PREFIX", queue, "PREFIX", keys.bell(queue))
-        self._call("CLIENT", "TRACKING", "ON", "REDIRECT", client_id, "BCAST", *prefixes)
-        self._call("SUBSCRIBE", TRACKING_CHANNEL)
+        self._asking, self._hearing = asking, hearing
+        self._lists = queues.watched(model)
+        client_id = _call(hearing, "CLIENT", "ID")
+        of_workers = f"{queues.normal_queue(model)}{queues.WORKER_MARK}"
+        track = ("CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
+        _call(hearing, *track, "BCAST", "PREFIX", of_workers)
+        _call(hearing, "SUBSCRIBE", TRACKING_CHANNEL)
+        _call(asking, *track)
+        self.any_exist(self._lists)
+
+    def any_exist(self, lists: Iterable[str]) -> bool:
+        """Whether there are jobs in the ``lists``, or rings for them. From now on Redis tells of
+        the next change of each."""
+        names = {*lists}
+        names |= {keys.bell(queues.queue_of(name)) for name in names}
+        return bool(_call(self._asking, "EXISTS", *names))
 
     def read(self, timeout_s: float) -> set[str]:
         """The keys that have changed; waits ``timeout_s`` for the first."""
         changed: set[str] = set()
-        while self._connection.can_read(timeout=0 if changed else timeout_s):
-            message = self._connection.read_response(disable_decoding=True)
-            # Without keys if the whole database was emptied.
-            for name in message[2] or ():
-                changed.add(name.decode(errors="replace"))
+        # Raises ConnectionError if Redis has closed it, and tracks nothing for it any more.
+        self._asking.can_read(timeout=0)
+        while self._hearing.can_read(timeout=0 if changed else timeout_s):
+            message = self._hearing.read_response(disable_decoding=True)
+            # Without keys if the whole database was emptied: nothing is tracked any more.
+            changed |= set(self._lists if message[2] is None else _text(message[2]))
         return changed
 
-    def _call(self, *command: Any) -> Any:
-        self._connection.send_command(*command, check_health=False)
-        return self._connection.read_response()
+
+def _call(connection: Any, *command: Any) -> Any:
+    connection.send_command(*command, check_health=False)
+    return connection.read_response()
+
+
+def _text(names: Iterable[bytes]) -> list[str]:
+    return [name.decode(errors="replace") for name in names]

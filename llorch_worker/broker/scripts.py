@@ -113,6 +113,13 @@ def run_script(
         return client.eval(*_call(source, client, name, arguments, lists))
 
 
+def evalsha(
+    client: Redis, name: str, arguments: Sequence[Argument], lists: Sequence[str]
+) -> tuple[Any, ...]:
+    """The command with which :func:`run_script` begins."""
+    return ("EVALSHA", *_call(digest, client, name, arguments, lists))
+
+
 async def run_script_async(
     client: redis.asyncio.Redis,
     name: str,

@@ -40,8 +40,9 @@ _COMMANDS = {
 """Commands -> which of their arguments are names. Only what this package, kombu and Celery send."""
 _NAMES = {command: names for group, names in _COMMANDS.items() for command in group.split()}
 _SUBSCRIBES = ("SUBSCRIBE", "PSUBSCRIBE")
-_REPLIES_NAME = ("BLPOP", "BRPOP", "SCAN", "XREAD", *_SUBSCRIBES)
-"""The commands whose replies hold names."""
+_REPLIES_NAME = ("BRPOP", "SCAN", "XREAD", *_SUBSCRIBES)
+"""The commands whose replies hold names. So do those of BLPOP, which a worker sends in one packet
+with a script; there it reads only the value."""
 _REDIS_OWN = "__redis__:"
 """Begins the channels that Redis itself publishes in."""
 

@@ -17,6 +17,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from kombu import transport as kombu_transports
@@ -251,6 +252,13 @@ class ClaimChannel(kombu_redis.Channel):
         if not self.consumes_jobs:
             super()._brpop_start(timeout)
             return
+        self._look_and_wait()
+        while self._doorbell.is_rung(self.client.connection):
+            # The poll before the next turn of the loop may not tell of this reply.
+            self._brpop_read()
+            self._look_and_wait()
+
+    def _look_and_wait(self) -> None:
         connection = self.client.connection
         if self._doorbell.waits(connection):
             # A timer or a command asks for a look. A worker claims only while it does not wait, so
@@ -261,11 +269,15 @@ class ClaimChannel(kombu_redis.Channel):
             return
         waited_in_vain, self._waited_in_vain = self._waited_in_vain, False
         if not (waited_in_vain and self._nothing_waits()) and not self._look():
+            self._stop_waiting()
             return
         if connection._sock is None:
             return
         self._waits_without_room = self.qos.is_full
-        self._doorbell.wait(connection, self._bells(), _wait_s())
+        if self._waits_without_room:
+            self._stop_waiting()
+        if not self._doorbell.waits(connection):
+            self._doorbell.wait(connection, self._bells(), _wait_s())
         self._in_poll = connection
         self._brpop_sent_at = time.monotonic()
 
@@ -329,7 +341,12 @@ class ClaimChannel(kombu_redis.Channel):
         return again_s != 0 and self.qos.can_consume() and bool(self._bells() and self.allowance())
 
     def _claim(self, consumed: list[str], most: int) -> Taken | None:
-        """None if Redis refuses."""
+        """None if Redis refuses. If there will probably be room left, it begins to wait."""
+        connection = self.client.connection
+        run: Callable[..., Any] = run_script
+        if most > 1 and not self.qos.is_full and connection._sock is not None:
+            wait = self._doorbell.run_and_wait
+            run = partial(wait, connection, self._bells(), _wait_s())
         try:
             with self.conn_or_acquire() as client, UNHEARD_CLAIMS.around_claim(client, self.worker):
                 taken = claims.claim(
@@ -342,6 +359,7 @@ class ClaimChannel(kombu_redis.Channel):
                     rings=self._doorbell.take_rings(),
                     urgent=self.qos.is_full,
                     place=self._place_among(consumed),
+                    run=run,
                 )
         except ResponseError as error:
             # A server that cannot save, or became a replica, may accept writes again later.

@@ -14,6 +14,7 @@ from redis.exceptions import ResponseError
 
 from llorch_worker.broker import keys, queues, worker_queues
 from llorch_worker.broker.connection import is_out_of_memory
+from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.broker.scripts import run_script
 
 LEASE_S = 1.8
@@ -59,21 +60,24 @@ def leave(client: Redis, model: str) -> None:
     client.delete(keys.watch(model))
 
 
-def ring_for_all(client: Redis, model: str) -> float | None:
-    """Rings if jobs for any worker wait or are due. Returns after how many seconds to look again,
-    because jobs wait, now or for their time; None if there are none."""
-    return _ring(client, queues.watched(model))
+def ring_for_all(client: Redis, model: str, news: QueueNews | None = None) -> float | None:
+    """Rings if jobs for any worker wait or are due, and asks for news of the lists. Returns after
+    how many seconds to look again, because jobs wait, now or for their time; None if there are
+    none."""
+    return _ring(client, queues.watched(model), news)
 
 
-def ring_for_changed(client: Redis, model: str, changed: Iterable[str]) -> float | None:
+def ring_for_changed(
+    client: Redis, model: str, changed: Iterable[str], news: QueueNews | None = None
+) -> float | None:
     """:func:`ring_for_all`, for these lists, also of worker queues; other models' are skipped."""
     mine = [name for name in changed if queues.model_of(name) == model]
-    return _ring(client, mine) if mine else None
+    return _ring(client, mine, news) if mine else None
 
 
-def _ring(client: Redis, names: list[str]) -> float | None:
+def _ring(client: Redis, names: list[str], news: QueueNews | None) -> float | None:
     # A pop changes a list too, and mostly empties it.
-    if not client.exists(*names):
+    if not (news.any_exist(names) if news else client.exists(*names)):
         return None
     due_ms: int = run_script(client, "ring", [], names)
     return min(LOOK_S, due_ms / 1e3) if due_ms > 0 else LOOK_S

@@ -12,8 +12,9 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError, ResponseError
 
 from llorch_worker.broker import keys, watch
+from llorch_worker.broker.connection import own_connection
 from llorch_worker.broker.queue_news import QueueNews
-from llorch_worker.broker.queues import WORKER_MARK, is_job_queue, normal_queue, queue_of
+from llorch_worker.broker.queues import is_job_queue, queue_of
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.watch import COUNT_S, KEEP_S, LEASE_S, LOOK_S
 
@@ -23,8 +24,9 @@ READ_S = 0.2
 """How soon the thread notices that it must end."""
 RUNG_S = 0.01
 """How long the worker that was rung has to claim before the watcher looks whether a job is left."""
-PAUSE_S = 0.001
-"""Between two looks, so that many pushes cost few."""
+PAUSE_S = 0.005
+"""Between two looks, so that many pushes cost few. Redis tells of the next change only after a
+look."""
 ACTIVE_S = 10.0
 """How long after the last change a ring may still be lost. Later only news may be."""
 IDLE_LOOK_S = 5.0
@@ -64,20 +66,14 @@ class QueueWatcher:
             self._stop.wait(LOOK_S * random.uniform(0.9, 1.1))
 
     def _watch(self) -> None:
-        pool = self._redis.connection_pool
-        connection = pool.get_connection()
-        try:
-            self._ring_until_lost(self._news(connection), connection)
-        finally:
-            # Not to be used for anything else: it is subscribed.
-            connection.disconnect()
-            pool.release(connection)
+        with own_connection(self._redis) as asking, own_connection(self._redis) as hearing:
+            self._ring_until_lost(self._news(asking, hearing), hearing)
         if self._stop.is_set():
             watch.leave(self._redis, self._model)
 
-    def _news(self, connection: Any) -> QueueNews | None:
+    def _news(self, asking: Any, hearing: Any) -> QueueNews | None:
         try:
-            return QueueNews(connection, self._model)
+            return QueueNews(asking, hearing, self._model)
         except ResponseError as error:
             if not self._refused:
                 logger.warning("jobs of stock producers wait up to a second: %s", error)
@@ -89,6 +85,7 @@ class QueueWatcher:
         held_until_s = keep_at_s + LEASE_S
         active_until_s = keep_at_s + ACTIVE_S
         check_at_s: dict[str, float] = {}
+        own_rings: set[str] = set()
         while not self._stop.is_set():
             now_s = time.monotonic()
             if now_s >= held_until_s:
@@ -107,34 +104,36 @@ class QueueWatcher:
                 held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
             if now_s >= look_at_s:
                 check_at_s.clear()
-                after_s = watch.ring_for_all(self._redis, self._model)
+                after_s = watch.ring_for_all(self._redis, self._model, news)
                 if after_s is None:
                     idle = news is not None and now_s >= active_until_s
                     after_s = IDLE_LOOK_S if idle else LOOK_S
                 look_at_s = now_s + after_s
             elif changed := [name for name, at_s in check_at_s.items() if at_s <= now_s]:
-                after_s = watch.ring_for_changed(self._redis, self._model, changed)
+                after_s = watch.ring_for_changed(self._redis, self._model, changed, news)
                 look_at_s = min(look_at_s, now_s + (LOOK_S if after_s is None else after_s))
                 active_until_s = now_s + ACTIVE_S
+                own_rings = {keys.bell(queue_of(name)) for name in changed if after_s is not None}
                 for name in changed:
                     del check_at_s[name]
                 self._stop.wait(PAUSE_S)
             left_s = min(look_at_s, keep_at_s, *check_at_s.values()) - time.monotonic()
-            for name, after_s in self._hear(news, max(0.0, min(left_s, READ_S))):
+            for name, after_s in self._hear(news, max(0.0, min(left_s, READ_S)), own_rings):
                 at_s = time.monotonic() + after_s
                 check_at_s[name] = min(at_s, check_at_s.get(name, at_s))
 
-    def _hear(self, news: QueueNews | None, timeout_s: float) -> list[tuple[str, float]]:
-        """The lists that have changed, each with the time after which to check it."""
+    def _hear(
+        self, news: QueueNews | None, timeout_s: float, own_rings: set[str]
+    ) -> list[tuple[str, float]]:
+        """The lists that have changed, each with the time after which to check it. ``own_rings``:
+        the bells that this watcher has rung since it looked."""
         if news is None:
             self._stop.wait(timeout_s)
             return []
-        changed = news.read(timeout_s)
-        worker_bell = keys.bell(f"{normal_queue(self._model)}{WORKER_MARK}")
-        rung_places = {name for name in changed if name.startswith(worker_bell)}
-        # Whoever pushes and rings does both in one step. For a placed job it is a worker's bell.
+        changed = news.read(timeout_s) - own_rings
+        # Whoever pushes and rings does both in one step.
         return [
-            (name, RUNG_S if changed & {keys.bell(queue_of(name)), *rung_places} else 0.0)
+            (name, RUNG_S if keys.bell(queue_of(name)) in changed else 0.0)
             for name in changed
             if is_job_queue(name)
         ]

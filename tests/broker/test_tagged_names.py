@@ -12,7 +12,12 @@ import pytest
 import redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.connection import connect, connect_async, subscribe
+from llorch_worker.broker.connection import (
+    connect,
+    connect_async,
+    own_connection,
+    subscribe,
+)
 from llorch_worker.broker.producer import producer_app
 from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.client import Client
@@ -108,16 +113,15 @@ def test_asynchronous_clients_name_the_same(url: str, raw: redis.Redis) -> None:
 
 
 def test_news_of_queues_name_them_without_the_tag(client: redis.Redis, raw: redis.Redis) -> None:
-    pool = client.connection_pool
-    connection = pool.get_connection()
-    try:
-        news = QueueNews(connection, "toy")
-        raw.lpush(f"{PREFIX}llorch.toy", "a job")
-        raw.lpush("llorch.toy", "of somebody else")
+    with own_connection(client) as asking, own_connection(client) as hearing:
+        news = QueueNews(asking, hearing, "toy")
+        for name in ("llorch.toy", "llorch.toy@gpu0.host"):
+            raw.lpush(f"{PREFIX}{name}", "a job")
+            raw.lpush(name, "of somebody else")
+            assert news.read(GET_S) == {name}
+        assert news.any_exist(["llorch.toy"])
+        raw.delete(f"{PREFIX}llorch.toy")
         assert news.read(GET_S) == {"llorch.toy"}
-    finally:
-        connection.disconnect()
-        pool.release(connection)
 
 
 def test_a_command_whose_keys_are_unknown_is_refused(client: redis.Redis) -> None:
@@ -136,7 +140,6 @@ def test_a_command_whose_reply_holds_names_is_refused_in_a_pipeline(
     client.xadd("b", {"event": "first"})
     with client.pipeline(transaction=transaction) as pipe:
         for refused in (
-            lambda: pipe.blpop(["a"], 1),
             lambda: pipe.brpop(["a"], 1),
             lambda: pipe.xread({"b": "0"}),
             lambda: pipe.scan(match="*"),

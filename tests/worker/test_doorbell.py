@@ -90,7 +90,7 @@ def all_wait(store: redis.Redis) -> None:
 
 def watchers(store: redis.Redis) -> set[str]:
     """The connections that hear of changed lists."""
-    return {each["id"] for each in store.client_list() if "t" in each["flags"]}
+    return {each["id"] for each in store.client_list() if "B" in each["flags"]}
 
 
 def waiting(store: redis.Redis) -> int:
@@ -290,6 +290,19 @@ def test_a_full_worker_takes_no_ring(
         job.cancel()
     assert {job.result(GET_S).text for job in (waits, *more)} == {"w0 w1 "}
     wait_until(lambda: not own_client.redis.exists(BELL))
+
+
+def test_a_worker_that_one_claim_filled_takes_no_ring(
+    own_server: RedisServer, own_client: Client, own_worker: WorkerProcess, latch: Latch
+) -> None:
+    """It began to wait with the claim."""
+    filling = [stock_job(own_server, own_client, "elsewhere", latch.prompt()) for _ in range(2)]
+    own_client.redis.rename("elsewhere", "llorch.toy")
+    wait_until(lambda: len(held_ids(own_client.redis)) == 2)
+    waits = stock_job(own_server, own_client)
+    wait_until(lambda: own_client.redis.llen(BELL) == 1)
+    latch.open()
+    assert all(job.result(GET_S) for job in (*filling, waits))
 
 
 def test_a_worker_that_cancels_its_queues_passes_its_ring_on(

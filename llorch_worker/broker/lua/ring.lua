@@ -6,8 +6,8 @@
 -- A list with ':' between queue and priority, as Celery's documentation advises, goes to the one that
 -- workers look at.
 --
--- Returns when the next scheduled job is due, the worker of a placed one has had its time, or more is to
--- be moved, in ms from now, or -1.
+-- Returns when the next scheduled job is due, the worker that was rung for one has had its time, or more
+-- is to be moved, in ms from now, or -1.
 
 local MOST_DUE = 100 -- of the scheduled jobs, so that one call stays short
 local MOST_MOVED = 1000 -- likewise
@@ -23,15 +23,15 @@ local function is_due(due_ms)
   return left_ms <= 0
 end
 
--- Whether the list's jobs may have no ring. The worker of the first one may have been rung just now.
+-- Whether the list's jobs may have no ring. Our client may have rung for the first one just now.
 local function may_need_ring(list)
   local message = redis.pcall('LINDEX', list, -1)
   if type(message) ~= 'string' then
     return message -- false, or an error: somebody's key of another type
   end
-  local time, place = read_place(message)
-  local rung_ms = place and 1000 * time
-  return not place or rung_ms > now_ms() or is_due(rung_ms + FRESH_MS)
+  local time = read_place(message)
+  local rung_ms = time and 1000 * time
+  return not time or rung_ms > now_ms() or is_due(rung_ms + FRESH_MS)
 end
 
 -- The list for the jobs in a list: itself, or that to which they go.
