@@ -46,6 +46,42 @@ def test_a_bell_holds_one_ring_however_many_jobs_wait(producer: Client) -> None:
         assert rings(producer.redis) == 1
 
 
+def note_ring(store: redis.Redis, after_us: int, queue: str = QUEUE) -> None:
+    """As if somebody had rung ``after_us`` from now, and a worker had taken the ring."""
+    seconds, microseconds = store.time()
+    store.set(keys.rung_at(queue), seconds * 1_000_000 + microseconds + after_us)
+
+
+SOON_US = 60_000_000
+
+
+def test_of_jobs_in_a_row_the_watcher_rings_for_all_but_the_first(producer: Client) -> None:
+    note_ring(producer.redis, 0)
+    producer.redis.incrby(keys.rung_at(QUEUE), SOON_US)
+    producer.submit(prompt="x")
+    assert rings(producer.redis) == 0
+    producer.redis.decrby(keys.rung_at(QUEUE), SOON_US)  # now it was before the job came
+    watch.ring_for_changed(producer.redis, "toy", [QUEUE])
+    assert rings(producer.redis) == 1
+
+
+@pytest.mark.parametrize("options", [{"priority": "high"}, {"worker": "gpu0@host"}])
+def test_a_client_rings_for_each_high_job_and_each_job_for_one_worker(
+    producer: Client, options: dict[str, str]
+) -> None:
+    worker_queues.mark_seen(producer.redis, OWN_QUEUE)
+    queue = f"{QUEUE}:high" if "priority" in options else OWN_QUEUE
+    note_ring(producer.redis, SOON_US, queue)
+    producer.submit(prompt="x", **options)
+    assert rings(producer.redis, queue) == 1
+
+
+def test_a_client_rings_again_after_a_pause(producer: Client) -> None:
+    note_ring(producer.redis, -8_001)
+    producer.submit(prompt="x")
+    assert rings(producer.redis) == 1
+
+
 def test_a_claim_that_takes_all_jobs_leaves_no_ring(producer: Client) -> None:
     for priority in ("high", "normal", "low"):
         producer.submit(prompt="x", priority=priority)

@@ -36,7 +36,8 @@ def ranked(store: redis.Redis) -> list[str]:
 
 
 def rings(store: redis.Redis) -> set[str]:
-    return {name.removeprefix("llorch:bell:") for name in store.keys("llorch:bell:*")}
+    names = {name.removeprefix("llorch:bell:") for name in store.keys("llorch:bell:*")}
+    return {name for name in names if not name.endswith(keys.RUNG_AT_SUFFIX)}
 
 
 def place_of(message: str) -> str | None:

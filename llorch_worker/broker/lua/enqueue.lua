@@ -44,8 +44,7 @@ if limit > 0 then
     return redis.call('HEXISTS', job, 'sent') == 1 and {'sent', job_id} or {'full', waiting}
   end
 end
-local clock = redis.call('TIME')
-local now_s = string.format('%d.%06d', clock[1], clock[2])
+local now_s = string.format('%.6f', now_us() / 1e6)
 if redis.call('HSETNX', job, 'sent', now_s) == 0 then
   -- The reply to the first push was lost, and the client sent it again.
   return {'sent', job_id}
@@ -72,6 +71,6 @@ else
   if place then
     redis.call('ZREM', load_of(place), place)
   end
-  ring(bell_of(KEYS[1]))
+  ring_for_pushed(bell_of(KEYS[1]), preferred)
 end
 return {'sent', job_id}

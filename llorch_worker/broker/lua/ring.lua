@@ -29,9 +29,13 @@ local function may_need_ring(list)
   if type(message) ~= 'string' then
     return message -- false, or an error: somebody's key of another type
   end
-  local time = read_place(message)
-  local rung_ms = time and 1000 * time
-  return not time or rung_ms > now_ms() or is_due(rung_ms + FRESH_MS)
+  local time, place = read_place(message)
+  local pushed_us = time and 1e6 * time
+  if not time or pushed_us > now_us() + 1 then -- not of our client, or of another clock
+    return true
+  end
+  local rung_us = not place and rung_at_us(bell_of(list))
+  return rung_us and pushed_us > rung_us + 1 or is_due(pushed_us / 1000 + FRESH_MS)
 end
 
 -- The list for the jobs in a list: itself, or that to which they go.
@@ -68,6 +72,6 @@ for _, key in ipairs(KEYS) do
   end
 end
 for bell, seldom in pairs(rings) do
-  ring(bell, seldom)
+  ring_and_note(bell, seldom)
 end
 return again_ms

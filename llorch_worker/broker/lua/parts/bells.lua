@@ -1,5 +1,7 @@
 -- Waking workers: see doorbell.py.
 
+local OFTEN_US = 8000 -- the watcher looks more often, and goes on ringing while jobs come in a row
+local NOTE_MS = 1000 -- longer than a job stays fresh
 local RING_S = 60 -- how long the ring of a worker's own bell stays: the worker may never return
 
 -- The bell of the queue that a list belongs to. Suspects and scheduled jobs may be any worker's.
@@ -45,4 +47,24 @@ local function ring(bell, seldom)
     redis.call('EXPIRE', bell, RING_S)
   end
   return only
+end
+
+-- When all that waited behind this bell was last rung for, in us; nil if that is long ago.
+local function rung_at_us(bell)
+  return tonumber(redis.call('GET', bell .. RUNG_AT_SUFFIX) or nil)
+end
+
+local function ring_and_note(bell, seldom)
+  redis.call('SET', bell .. RUNG_AT_SUFFIX, now_us(), 'PX', NOTE_MS)
+  ring(bell, seldom)
+end
+
+-- Ring for a job that was pushed just now, unless the watcher will: see doorbell.py. It takes a job that
+-- prefers a worker for one that was rung for.
+local function ring_for_pushed(bell, preferred)
+  local is_left = not (preferred or is_high(bell) or bell:find(WORKER_MARK, 1, true))
+  local rung_us = is_left and rung_at_us(bell)
+  if not rung_us or now_us() - rung_us > OFTEN_US then
+    ring_and_note(bell)
+  end
 end
