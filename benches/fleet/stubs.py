@@ -146,19 +146,22 @@ class Stub:
             self.look()
 
 
-def announce(client: Any, stubs: list[Stub], slots: int) -> None:
-    for stub in stubs:
-        card = WorkerCard(
-            hostname=stub.name, pid=1, model=MODEL, max_context=4096, max_sequences=slots,
-            device="stub", started_at=0, last_seen=time.time(), engine={},
-        )  # fmt: skip
-        registry.announce(client, card)
+def announce(client: Any, loop: Loop, stub: Stub, slots: int, *, whole: bool = True) -> None:
+    """Now, and then from time to time: jobs are placed only with workers that were seen of late."""
+    card = WorkerCard(
+        hostname=stub.name, pid=1, model=MODEL, max_context=4096, max_sequences=slots,
+        device="stub", started_at=0, last_seen=time.time(), engine={},
+    )  # fmt: skip
+    registry.announce(client, card, whole=whole)
+    again_s = registry.ANNOUNCE_INTERVAL_S * random.uniform(0.5, 1)  # so that not all do at once
+    loop.later(again_s, partial(announce, client, loop, stub, slots, whole=False))
 
 
 def main(url: str, first: int, workers: int, slots: int, service_s: float) -> None:
     client, loop = connect(url), Loop()
     stubs = [Stub(first + n, slots, service_s, client, loop) for n in range(workers)]
-    announce(client, stubs, slots)
+    for stub in stubs:
+        announce(client, loop, stub, slots)
     over = threading.Event()
 
     def wait_for_end() -> None:
