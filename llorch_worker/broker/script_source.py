@@ -21,10 +21,18 @@ _DEFINITION = re.compile(r"^local (?:function )?(\w+).*?(?=^local |\Z)", re.MULT
 
 def link(library: str, script: str, constants: Mapping[str, str]) -> str:
     """``script`` after what it uses of ``library``. ``constants``, name -> value, and those that
-    either text defines by a literal, are replaced by their values, without comments."""
+    either text defines by a literal, are replaced by their values, without comments.
+
+    Raises:
+        ValueError: two constants have one name.
+    """
     rare = set(_RARE.findall(library))
     library, script = _COMMENT.sub("", library), _COMMENT.sub("", script)
-    values = dict(constants) | dict(_CONSTANT.findall(f"{library}\n{script}"))
+    values = dict(constants)
+    for name, value in _CONSTANT.findall(f"{library}\n{script}"):
+        if name in values:
+            raise ValueError(f"the scripts define {name} twice")
+        values[name] = value
     names = re.compile(rf"\b({'|'.join(values)})\b")
 
     def fill(text: str) -> str:

@@ -1,7 +1,8 @@
 """Watching a model's lists for jobs that nobody rang for: see :mod:`.doorbell`.
 
-Stock producers only push. One worker of each model, which holds a short lease, rings for them, and
-once a second for whatever was missed. If it dies, another takes the lease within two seconds. Two
+Stock producers only push, and our clients leave to the watcher the rings for jobs in a row. One
+worker of each model, which holds a short lease, rings for them, and once a second for whatever was
+missed. If it dies, another takes the lease within two seconds. Two
 watchers at a time do no harm: a bell holds one ring.
 """
 
@@ -55,9 +56,18 @@ def keep_and_count(client: Redis, model: str) -> int:
     return workers if keep(client, model) else 0
 
 
+def tell_that_it_hears(client: Redis, model: str) -> None:
+    """Lets our clients leave rings to the watcher, for the time of its lease."""
+    try:
+        client.set(keys.heard(queues.normal_queue(model)), 1, px=round(LEASE_S * 1e3))
+    except ResponseError as error:
+        if not is_out_of_memory(error):
+            raise
+
+
 def leave(client: Redis, model: str) -> None:
     """Ends the lease."""
-    client.delete(keys.watch(model))
+    client.delete(keys.watch(model), keys.heard(queues.normal_queue(model)))
 
 
 def ring_for_all(client: Redis, model: str, news: QueueNews | None = None) -> float | None:

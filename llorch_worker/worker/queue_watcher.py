@@ -101,6 +101,8 @@ class QueueWatcher:
                 # If the master is another one by now, no more news comes over this connection.
                 if not kept or not self._redis.connection_pool.owns_connection(connection):
                     return
+                if news is not None:
+                    watch.tell_that_it_hears(self._redis, self._model)
                 held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
             if now_s >= look_at_s:
                 check_at_s.clear()

@@ -55,6 +55,11 @@ def test_what_others_use_too_keeps_its_state(store: redis.Redis) -> None:
     assert run(store, "return counted('a') .. seldom('b') .. counted(MORE)") == "a1<btext2>more3"
 
 
+def test_two_constants_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="TEXT twice"):
+        link(LIBRARY, "local TEXT = 'other'\nreturn TEXT", {})
+
+
 @pytest.mark.parametrize("prefix", ["", "{llorch}:"])
 def test_redis_reads_each_script(store: redis.Redis, prefix: str) -> None:
     names = {path.stem for path in SCRIPTS.glob("*.lua")} - {"prelude"}

@@ -1,7 +1,11 @@
 -- Waking workers: see doorbell.py.
 
-local OFTEN_US = 8000 -- the watcher looks more often, and goes on ringing while jobs come in a row
-local NOTE_MS = 1000 -- longer than a job stays fresh
+-- How long the worker that was rung for a job has to claim it, before the watcher rings for another.
+local FRESH_MS = 50
+-- A job that comes sooner after a ring is left to the watcher, which rings more often than this while
+-- jobs come in a row.
+local OFTEN_US = 8000
+local NOTE_MS = 1000 -- longer than a job is fresh
 local RING_S = 60 -- how long the ring of a worker's own bell stays: the worker may never return
 
 -- The bell of the queue that a list belongs to. Suspects and scheduled jobs may be any worker's.
@@ -59,12 +63,13 @@ local function ring_and_note(bell, seldom)
   ring(bell, seldom)
 end
 
--- Ring for a job that was pushed just now, unless the watcher will: see doorbell.py. It takes a job that
--- prefers a worker for one that was rung for.
+-- Ring for a job that was pushed just now, unless the watcher will: see doorbell.py. A job with a
+-- `preferred` place is always rung for, because the watcher would leave it to that worker for a while.
 local function ring_for_pushed(bell, preferred)
-  local is_left = not (preferred or is_high(bell) or bell:find(WORKER_MARK, 1, true))
-  local rung_us = is_left and rung_at_us(bell)
-  if not rung_us or now_us() - rung_us > OFTEN_US then
+  local may_wait = not (preferred or is_high(bell) or bell:find(WORKER_MARK, 1, true))
+  local rung_us = may_wait and rung_at_us(bell)
+  local is_recent = rung_us and now_us() - rung_us <= OFTEN_US
+  if not (is_recent and redis.call('EXISTS', bell .. HEARD_SUFFIX) == 1) then
     ring_and_note(bell)
   end
 end

@@ -9,7 +9,6 @@ local WINDOW = 16 -- how many of the first jobs of a list a worker looks through
 -- A job overtakes only those that were enqueued at most this long before it, so none is overtaken for
 -- ever.
 local OVERTAKE_S = 2
-local FRESH_MS = 50 -- how long the worker that was rung has to claim before others are rung
 
 local function load_of(place)
   local queue = place:match('^[^' .. WORKER_MARK .. ']*')
