@@ -28,6 +28,7 @@ from tests.services import own_redis
 
 RING = "return redis.call('LPUSH', KEYS[1], 1)"
 NOTHING = "return 1"
+READY_S = 60
 
 
 def work(url: str, connections: int, ready: Any) -> None:
@@ -76,7 +77,8 @@ def measure(url: str, rate: float, jobs: int, connections: int) -> tuple[float, 
         workers = multiprocessing.Process(target=work, args=(url, connections, ready))
         workers.start()
         try:
-            ready.wait()
+            if not ready.wait(READY_S):
+                raise TimeoutError("the process of the workers did not begin to wait")
             job_us = cost_us(client, lambda _: client.evalsha(ring, 1, "bell"), rate, jobs)
         finally:
             workers.kill()

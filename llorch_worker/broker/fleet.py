@@ -95,14 +95,15 @@ def read_fleet(client: Redis) -> Fleet:
 
 def _load(client: Redis, card: ModelCard, workers: Sequence[WorkerCard]) -> ModelLoad:
     model = card.name
-    # With a worker there are none in these for long, but what starts the first must know of them.
+    # A worker soon moves what is in these, but an autoscaler that starts the first must know of it.
     unmoved = colon_lists(model)
     lists = [*shared_lists(model), *lists_of_workers(client, model), *unmoved]
     now_s, *heads = run_script(client, "heads", [ENQUEUED_AT], lists)
+    names = [unmoved.get(name, name) for name in lists]
     serving = [worker for worker in workers if worker.model == model]
     found: list[tuple[str, int, float | None]] = [
         (
-            unmoved.get(name := lists[position - 1], name),
+            names[position - 1],
             jobs,
             max(0.0, float(now_s) - float(since)) if text(since) else None,
         )

@@ -36,7 +36,7 @@ class QueueNews:
         """Whether there are jobs in the ``lists``, or rings for them. From now on Redis tells of
         the next change of each."""
         names = {*lists}
-        names |= {keys.bell(queues.queue_of(name)) for name in names}
+        names |= {keys.bell(queues.bell_queue_of(name)) for name in names}
         return bool(_call(self._asking, "EXISTS", *names))
 
     def read(self, timeout_s: float) -> set[str]:

@@ -1,4 +1,5 @@
-"""The unified cache of a process: paged KV blocks, RoPE tables, one causal mask."""
+"""The unified cache of a process: paged KV blocks, RoPE tables, one causal mask if the kernels
+read one."""
 
 from llorch_worker.cache.block_pool import BlockAccountingError, BlockPool, NoFreeBlocks
 from llorch_worker.cache.causal_masks import CausalMasks

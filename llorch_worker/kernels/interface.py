@@ -118,7 +118,8 @@ class Ops(Protocol):
         """Attention of sequences with one new token each; creates the index tensors."""
 
     def paged_prefill(self, sequences: PagedSequences, mask: CausalMask) -> PagedAttention:
-        """Causal attention of sequences with any number of new tokens."""
+        """Causal attention of sequences with any number of new tokens. ``mask`` has no rows if
+        ``reads_mask`` is false."""
 
 
 FusedSample = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

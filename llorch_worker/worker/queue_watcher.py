@@ -14,7 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 from llorch_worker.broker import keys, watch
 from llorch_worker.broker.connection import own_connection
 from llorch_worker.broker.queue_news import QueueNews
-from llorch_worker.broker.queues import is_job_queue, queue_of
+from llorch_worker.broker.queues import WORKER_MARK, bell_queue_of, is_job_queue
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.watch import COUNT_S, KEEP_S, LEASE_S, LOOK_S
 
@@ -105,7 +105,9 @@ class QueueWatcher:
                     watch.tell_that_it_hears(self._redis, self._model)
                 held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
             if now_s >= look_at_s:
-                check_at_s.clear()
+                # This look is at the lists for all workers.
+                of_workers = [name for name in check_at_s if WORKER_MARK in name]
+                check_at_s = {name: check_at_s[name] for name in of_workers}
                 after_s = watch.ring_for_all(self._redis, self._model, news)
                 if after_s is None:
                     idle = news is not None and now_s >= active_until_s
@@ -115,7 +117,9 @@ class QueueWatcher:
                 after_s = watch.ring_for_changed(self._redis, self._model, changed, news)
                 look_at_s = min(look_at_s, now_s + (LOOK_S if after_s is None else after_s))
                 active_until_s = now_s + ACTIVE_S
-                own_rings = {keys.bell(queue_of(name)) for name in changed if after_s is not None}
+                own_rings = set()
+                if after_s is not None:
+                    own_rings = {keys.bell(bell_queue_of(name)) for name in changed}
                 for name in changed:
                     del check_at_s[name]
                 self._stop.wait(PAUSE_S)
@@ -128,14 +132,14 @@ class QueueWatcher:
         self, news: QueueNews | None, timeout_s: float, own_rings: set[str]
     ) -> list[tuple[str, float]]:
         """The lists that have changed, each with the time after which to check it. ``own_rings``:
-        the bells that this watcher has rung since it looked."""
+        the bells that this watcher may have rung when it looked last."""
         if news is None:
             self._stop.wait(timeout_s)
             return []
         changed = news.read(timeout_s) - own_rings
         # Whoever pushes and rings does both in one step.
         return [
-            (name, RUNG_S if keys.bell(queue_of(name)) in changed else 0.0)
+            (name, RUNG_S if keys.bell(bell_queue_of(name)) in changed else 0.0)
             for name in changed
             if is_job_queue(name)
         ]

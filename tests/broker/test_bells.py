@@ -169,6 +169,21 @@ def test_empty_lists_and_lists_of_other_models_get_no_ring(store: redis.Redis) -
     assert store.keys("llorch:bell:*") == []
 
 
+def test_each_list_has_one_bell(store: redis.Redis) -> None:
+    """Python knows it, too."""
+    lists = [
+        *queues.shared_lists("toy"),
+        *queues.colon_lists("toy"),
+        *queues.worker_lists(OWN_QUEUE),
+    ]
+    for name in lists:
+        store.flushall()
+        store.lpush(name, "a job")
+        watch.ring_for_changed(store, "toy", [name])
+        assert rings(store, queues.bell_queue_of(name)) == 1, name
+    assert queues.bell_queue_of(queues.scheduled("toy")) == QUEUE
+
+
 SELDOM = keys.RUNG | keys.FOR_SELDOM
 STEP_3 = queues.Route(QUEUE, 3).list_key
 
