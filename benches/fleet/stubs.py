@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from llorch_worker.broker import claims, keys, queues, registry
+from llorch_worker.broker import claims, keys, queues, registry, watch
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.doorbell import Doorbell
@@ -109,7 +109,7 @@ class Stub:
         if self._doorbell.waits(self._connection) and self._doorbell.leave(
             self._connection, self._client
         ):
-            run_script(self._client, "ring", [], queues.shared_lists(MODEL))
+            watch.pass_ring_on(self._client, MODEL, ())
 
     def _on_ring(self) -> None:
         # The socket may have told before the timer of a ring that came with a reply.

@@ -27,7 +27,7 @@ from kombu.transport import virtual
 from kombu.utils.json import dumps
 from redis.exceptions import RedisError, ResponseError
 
-from llorch_worker.broker import claims, dead_letters, keys, placement, queues
+from llorch_worker.broker import claims, dead_letters, keys, placement, queues, watch
 from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
 from llorch_worker.broker.cluster_transport import (
     ClusterChannel,
@@ -390,7 +390,7 @@ class ClaimChannel(kombu_redis.Channel):
                 if place := self.place():
                     placement.leave(client, place)
                 if self._doorbell.leave(connection, client):
-                    run_script(client, "ring", [], queues.shared_lists(self._model))
+                    watch.pass_ring_on(client, self._model, self.active_queues)
         except RedisError as error:
             logger.warning("a ring may be lost, and costs a second: %s", error)
 

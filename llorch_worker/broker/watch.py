@@ -85,9 +85,16 @@ def ring_for_changed(
     return _ring(client, mine, news) if mine else None
 
 
+def pass_ring_on(client: Redis, model: str, consumed: Iterable[str]) -> None:
+    """Rings for all jobs that wait, for the caller took a ring and claims no more. In the queues
+    that it consumed some may wait for it alone."""
+    its_own = queues.lists(name for name in consumed if queues.WORKER_MARK in name)
+    run_script(client, "ring", [1], [*queues.watched(model), *its_own])
+
+
 def _ring(client: Redis, names: list[str], news: QueueNews | None) -> float | None:
     # A pop changes a list too, and mostly empties it.
     if not (news.any_exist(names) if news else client.exists(*names)):
         return None
-    due_ms: int = run_script(client, "ring", [], names)
+    due_ms: int = run_script(client, "ring", [0], names)
     return min(LOOK_S, due_ms / 1e3) if due_ms > 0 else LOOK_S

@@ -92,6 +92,25 @@ def test_a_client_rings_for_each_job_if_no_watcher_hears_of_it(producer: Client)
     assert rings(producer.redis) == 1
 
 
+@pytest.mark.parametrize("priority", ["high", "normal"])
+def test_a_ring_is_passed_on_however_fresh_its_job_is(producer: Client, priority: str) -> None:
+    """The ring of a job that came just now is not lost with a worker that takes no more."""
+    queue = queues.queue_of(route("toy", priority).list_key)
+    producer.submit(prompt="x", priority=priority)
+    assert producer.redis.lpop(keys.bell(queue))
+    watch.pass_ring_on(producer.redis, "toy", queues.queues("toy"))
+    assert rings(producer.redis, queue) == 1
+
+
+def test_a_worker_gets_back_the_ring_for_its_own_queue(producer: Client) -> None:
+    """Nobody else looks there, so a full worker would not hear of a high job again."""
+    worker_queues.mark_seen(producer.redis, OWN_QUEUE)
+    producer.submit(prompt="x", worker="gpu0@host", priority="high")
+    assert producer.redis.lpop(keys.bell(f"{OWN_QUEUE}:high"))
+    watch.pass_ring_on(producer.redis, "toy", queues.queues("toy", "gpu0@host"))
+    assert rings(producer.redis, f"{OWN_QUEUE}:high") == 1
+
+
 def test_a_claim_that_takes_all_jobs_leaves_no_ring(producer: Client) -> None:
     for priority in ("high", "normal", "low"):
         producer.submit(prompt="x", priority=priority)

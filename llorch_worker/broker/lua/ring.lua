@@ -9,6 +9,7 @@
 -- Returns when the next scheduled job is due, the worker that was rung for one has had its time, or more
 -- is to be moved, in ms from now, or -1.
 
+local for_fresh = ARGV[1] == '1' -- whether nobody else may hear of jobs that were rung for just now
 local MOST_DUE = 100 -- of the scheduled jobs, so that one call stays short
 local MOST_MOVED = 1000 -- likewise
 local again_ms = -1
@@ -30,6 +31,7 @@ local function may_need_ring(list)
     return message -- false, or an error: somebody's key of another type
   end
   local time, place = read_place(message)
+  time = not for_fresh and time
   local pushed_us = time and 1e6 * time
   if not time or pushed_us > now_us() + 1 then -- not of our client, or of another clock
     return true
