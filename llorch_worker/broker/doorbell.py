@@ -36,6 +36,9 @@ from llorch_worker.broker.scripts import Argument, evalsha, run_script
 LOOK_AT_ALL_S = 4.0
 """How often a worker that claims looks at all its lists. No longer than an idle one waits."""
 
+UNBLOCK_S = 0.01
+"""How long the reply to a wait may take before it is ended once more."""
+
 
 class Doorbell:
     """A worker's wait on a connection that does nothing else."""
@@ -119,7 +122,11 @@ class Doorbell:
     def leave(self, connection: Any, client: Redis) -> bool:
         """Ends a wait, by a command on another connection; whether a bell rang meanwhile."""
         try:
-            client.client_unblock(self._client_id)
+            # The command that waits may come after the one that ends it, on another connection.
+            while not (
+                client.client_unblock(self._client_id) or connection.can_read(timeout=UNBLOCK_S)
+            ):
+                pass
         except ResponseError:
             # Not allowed to this user. It may have been told of a ring just now.
             self._waiting_on = None

@@ -12,11 +12,12 @@ from redis.exceptions import ResponseError
 
 from llorch_worker.broker import claims, keys, queues, scripts, watch
 from llorch_worker.broker.claims import Taken
-from llorch_worker.broker.connection import own_connection
+from llorch_worker.broker.connection import connect, own_connection
 from llorch_worker.broker.doorbell import Doorbell
 from tests.broker.jobs import TERMS, push
+from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.messages import QUEUE
-from tests.services import wait_until
+from tests.services import RedisServer, wait_until
 
 WAIT_S = 60.0
 BELLS = [keys.bell(f"{QUEUE}:high"), keys.bell(QUEUE)]
@@ -98,6 +99,34 @@ def test_a_claim_is_made_once_if_redis_forgot_the_script(
     assert blocked(store) == 0
     # The wait took the ring before the job was claimed.
     assert doorbell.take_rings() & keys.RUNG
+
+
+def test_a_wait_ends_although_its_command_arrives_late(
+    redis_server: RedisServer,
+    store: redis.Redis,
+    doorbell: Doorbell,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of a packet may get lost, and is sent again after the claim was answered."""
+    with (
+        FaultProxy(LOCALHOST, redis_server.port) as proxy,
+        connect(proxy.url) as client,
+        own_connection(client) as connection,
+    ):
+        doorbell.wait(connection, BELLS, WAIT_S)
+        assert not doorbell.leave(connection, store)
+        proxy.hold()
+        doorbell.wait(connection, BELLS, WAIT_S)
+        unblocked = []
+
+        def unblock(client_id: int) -> bool:
+            unblocked.append(redis.Redis.client_unblock(store, client_id))
+            proxy.heal()
+            return unblocked[-1]
+
+        monkeypatch.setattr(store, "client_unblock", unblock)
+        assert not doorbell.leave(connection, store)
+        assert (unblocked[0], blocked(store)) == (False, 0)
 
 
 def test_a_claim_that_is_refused_does_not_wait(
