@@ -109,7 +109,7 @@ class Stub:
         if self._doorbell.waits(self._connection) and self._doorbell.leave(
             self._connection, self._client
         ):
-            watch.pass_ring_on(self._client, MODEL, ())
+            watch.pass_ring_on(self._client, MODEL)
 
     def _on_ring(self) -> None:
         # The socket may have told before the timer of a ring that came with a reply.

@@ -82,18 +82,12 @@ def full_bell(queue: str) -> str:
 
 
 RUNG_AT_SUFFIX = ":rung"
-HEARD_SUFFIX = ":heard"
 
 
 def rung_at(queue: str) -> str:
-    """When somebody last rang :func:`bell` for all that waited in ``queue``, in us; expires. The
-    scripts that push and ring read it: see ``lua/parts/bells.lua``."""
+    """When somebody last rang :func:`bell` for all that waited in ``queue``, in us. Exists while a
+    watcher hears of each push to the shared ``queue``: see :mod:`llorch_worker.broker.watch`."""
     return bell(queue) + RUNG_AT_SUFFIX
-
-
-def heard(queue: str) -> str:
-    """Exists while a watcher hears at once of jobs in ``queue`` that nobody rang for."""
-    return bell(queue) + HEARD_SUFFIX
 
 
 def load(queue: str) -> str:

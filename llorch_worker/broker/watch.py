@@ -56,18 +56,20 @@ def keep_and_count(client: Redis, model: str) -> int:
     return workers if keep(client, model) else 0
 
 
-def tell_that_it_hears(client: Redis, model: str) -> None:
-    """Lets our clients leave rings to the watcher, for the time of its lease."""
+def listen(client: Redis, model: str) -> None:
+    """Lets clients leave it to the caller, for the time of a lease, to ring for jobs in a row."""
     try:
-        client.set(keys.heard(queues.normal_queue(model)), 1, px=round(LEASE_S * 1e3))
+        client.set(keys.rung_at(queues.normal_queue(model)), 0, px=round(LEASE_S * 1e3))
     except ResponseError as error:
         if not is_out_of_memory(error):
             raise
 
 
 def leave(client: Redis, model: str) -> None:
-    """Ends the lease."""
-    client.delete(keys.watch(model), keys.heard(queues.normal_queue(model)))
+    """Ends the lease. From now on clients ring for each job; what they left is rung for."""
+    client.delete(keys.rung_at(queues.normal_queue(model)))
+    pass_ring_on(client, model)
+    client.delete(keys.watch(model))
 
 
 def ring_for_all(client: Redis, model: str, news: QueueNews | None = None) -> float | None:
@@ -85,9 +87,9 @@ def ring_for_changed(
     return _ring(client, mine, news) if mine else None
 
 
-def pass_ring_on(client: Redis, model: str, consumed: Iterable[str]) -> None:
-    """Rings for all jobs that wait, for the caller took a ring and claims no more. In the queues
-    that it consumed some may wait for it alone."""
+def pass_ring_on(client: Redis, model: str, consumed: Iterable[str] = ()) -> None:
+    """Rings for all jobs that wait, because the caller took a ring for some, or was to ring. In the
+    queues that it ``consumed`` some may wait for it alone."""
     its_own = queues.lists(name for name in consumed if queues.WORKER_MARK in name)
     run_script(client, "ring", [1], [*queues.watched(model), *its_own])
 

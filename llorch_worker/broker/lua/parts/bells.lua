@@ -5,7 +5,6 @@ local FRESH_MS = 50
 -- A job that comes sooner after a ring is left to the watcher, which rings more often than this while
 -- jobs come in a row.
 local OFTEN_US = 8000
-local NOTE_MS = 1000 -- longer than a job is fresh
 local RING_S = 60 -- how long the ring of a worker's own bell stays: the worker may never return
 
 -- The bell of the queue that a list belongs to. Suspects and scheduled jobs may be any worker's.
@@ -53,13 +52,13 @@ local function ring(bell, seldom)
   return only
 end
 
--- When all that waited behind this bell was last rung for, in us; nil if that is long ago.
+-- When all that waited behind this bell was last rung for, in us; nil if no watcher hears of pushes.
 local function rung_at_us(bell)
   return tonumber(redis.call('GET', bell .. RUNG_AT_SUFFIX) or nil)
 end
 
 local function ring_and_note(bell, seldom)
-  redis.call('SET', bell .. RUNG_AT_SUFFIX, now_us(), 'PX', NOTE_MS)
+  redis.call('SET', bell .. RUNG_AT_SUFFIX, now_us(), 'XX', 'KEEPTTL')
   ring(bell, seldom)
 end
 
@@ -69,7 +68,7 @@ local function ring_for_pushed(bell, preferred)
   local may_wait = not (preferred or is_high(bell) or bell:find(WORKER_MARK, 1, true))
   local rung_us = may_wait and rung_at_us(bell)
   local is_recent = rung_us and now_us() - rung_us <= OFTEN_US
-  if not (is_recent and redis.call('EXISTS', bell .. HEARD_SUFFIX) == 1) then
+  if not is_recent then
     ring_and_note(bell)
   end
 end
