@@ -387,7 +387,8 @@ class ClaimChannel(kombu_redis.Channel):
         self._in_poll = None
         try:
             with self.conn_or_acquire() as client:
-                if place := self.place():
+                # A claim that filled the worker has left already.
+                if not self.qos.is_full and (place := self.place()):
                     placement.leave(client, place)
                 if self._doorbell.leave(connection, client):
                     watch.pass_ring_on(client, self._model, self.active_queues)
