@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from redis.exceptions import ConnectionError as NoConnection
+
 from llorch_worker.broker import keys, queues
 
 TRACKING_CHANNEL = "__redis__:invalidate"
+LATE_S = 0.1
+"""How much later an answer may come than one on another connection that was asked after it."""
 
 
 class QueueNews:
@@ -24,6 +28,8 @@ class QueueNews:
         """Asks for news; raises ResponseError if the user is not allowed to."""
         self._asking, self._hearing = asking, hearing
         self._lists = queues.watched(model)
+        self._is_asked = False
+        """Whether a PING on the connection that hears has no answer yet."""
         client_id = _call(hearing, "CLIENT", "ID")
         of_workers = f"{queues.normal_queue(model)}{queues.WORKER_MARK}"
         track = ("CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
@@ -39,6 +45,17 @@ class QueueNews:
         names |= {keys.bell(queues.bell_queue_of(name)) for name in names}
         return bool(_call(self._asking, "EXISTS", *names))
 
+    def check(self) -> None:
+        """Raises ConnectionError if nothing has answered the last check.
+
+        What lies between may forget a connection on which nothing is sent, and tell nobody. Call
+        it after a command on another connection.
+        """
+        if self._is_asked and not self._hearing.can_read(timeout=LATE_S):
+            raise NoConnection("the connection for news of the queues is dead")
+        self._hearing.send_command("PING", check_health=False)
+        self._is_asked = True
+
     def read(self, timeout_s: float) -> set[str]:
         """The keys that have changed; waits ``timeout_s`` for the first."""
         changed: set[str] = set()
@@ -46,6 +63,9 @@ class QueueNews:
         self._asking.can_read(timeout=0)
         while self._hearing.can_read(timeout=0 if changed else timeout_s):
             message = self._hearing.read_response(disable_decoding=True)
+            if message[0] == b"pong":
+                self._is_asked = False
+                continue
             # Without keys if the whole database was emptied: nothing is tracked any more.
             changed |= set(self._lists if message[2] is None else _text(message[2]))
         return changed

@@ -102,6 +102,7 @@ class QueueWatcher:
                 if not kept or not self._redis.connection_pool.owns_connection(connection):
                     return
                 if news is not None:
+                    news.check()
                     watch.listen(self._redis, self._model)
                 held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
             if now_s >= look_at_s:

@@ -9,11 +9,12 @@ import redis
 from redis.exceptions import ConnectionError as NoConnection
 
 from llorch_worker.broker import keys, queues, watch
-from llorch_worker.broker.connection import own_connection
+from llorch_worker.broker.connection import connect, own_connection
 from llorch_worker.broker.queue_news import QueueNews
 from tests.broker.jobs import look, push
+from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.messages import QUEUE
-from tests.services import wait_until
+from tests.services import RedisServer, wait_until
 
 GET_S = 60
 BELL = keys.bell(QUEUE)
@@ -94,6 +95,26 @@ def test_it_looks_again_at_lists_that_redis_cannot_track(
         wait_until(lambda: len(LISTS - found) <= 1 or bool(found.update(told(store, news))))
     finally:
         store.config_set("tracking-table-max-keys", 1_000_000)
+
+
+def test_it_notices_that_the_connection_that_hears_is_dead(
+    redis_server: RedisServer, store: redis.Redis
+) -> None:
+    """Nothing is sent on it, so a firewall may forget it. Redis tells nobody either."""
+    with (
+        FaultProxy(LOCALHOST, redis_server.port) as proxy,
+        connect(proxy.url) as client,
+        own_connection(store) as asking,
+        own_connection(client) as hearing,
+    ):
+        news = QueueNews(asking, hearing, "toy")
+        for _ in range(2):
+            news.check()
+            assert told(store, news) == set()
+        proxy.hold()
+        news.check()
+        with pytest.raises(NoConnection):
+            news.check()
 
 
 def test_it_notices_that_redis_closed_either_connection(store: redis.Redis) -> None:
