@@ -68,7 +68,7 @@ def listen(client: Redis, model: str) -> None:
 def leave(client: Redis, model: str) -> None:
     """Ends the lease. From now on clients ring for each job; what they left is rung for."""
     client.delete(keys.rung_at(queues.normal_queue(model)))
-    pass_ring_on(client, model)
+    run_script(client, "ring", [1], queues.watched(model))
     client.delete(keys.watch(model))
 
 
@@ -88,10 +88,11 @@ def ring_for_changed(
 
 
 def pass_ring_on(client: Redis, model: str, consumed: Iterable[str] = ()) -> None:
-    """Rings for all jobs that wait, because the caller took a ring for some, or was to ring. In the
-    queues that it ``consumed`` some may wait for it alone."""
+    """Rings for all jobs that wait, because the caller took a ring for some and claims no more. In
+    the queues that it ``consumed`` some may wait for it alone."""
+    shared = [*queues.shared_lists(model), queues.scheduled(model)]
     its_own = queues.lists(name for name in consumed if queues.WORKER_MARK in name)
-    run_script(client, "ring", [1], [*queues.watched(model), *its_own])
+    run_script(client, "ring", [1], [*shared, *its_own])
 
 
 def _ring(client: Redis, names: list[str], news: QueueNews | None) -> float | None:
