@@ -122,19 +122,26 @@ class Doorbell:
 
     def leave(self, connection: Any, client: Redis) -> bool:
         """Ends a wait, by a command on another connection; whether a bell rang meanwhile."""
+        if self._unblock(connection, client):
+            return self.read(connection)
+        # It may have been told of a ring just now.
+        self._waiting_on = None
+        connection.disconnect()
+        self._rings |= keys.RUNG | keys.FOR_SELDOM
+        return True
+
+    def _unblock(self, connection: Any, client: Redis) -> bool:
+        """False if the user is not allowed to, or to know which client waits."""
+        unblocked = False
         try:
             # The command that waits may come after the one that ends it, on another connection.
-            while not (
-                client.client_unblock(self._client_id) or connection.can_read(timeout=UNBLOCK_S)
-            ):
-                pass
+            while self._client_id and not unblocked:
+                unblocked = client.client_unblock(self._client_id) or connection.can_read(
+                    timeout=UNBLOCK_S
+                )
         except ResponseError:
-            # Not allowed to this user. It may have been told of a ring just now.
-            self._waiting_on = None
-            connection.disconnect()
-            self._rings |= keys.RUNG | keys.FOR_SELDOM
-            return True
-        return self.read(connection)
+            return False
+        return unblocked
 
     def take_rings(self) -> int:
         """The bits of the rings since the last look, for the next: see :data:`keys.RUNG`."""

@@ -129,6 +129,20 @@ def test_a_wait_ends_although_its_command_arrives_late(
         assert (unblocked[0], blocked(store)) == (False, 0)
 
 
+def test_a_wait_ends_although_the_user_may_not_learn_its_id(
+    redis_server: RedisServer, store: redis.Redis, doorbell: Doorbell
+) -> None:
+    rights = ("on", ">secret", "allkeys", "allchannels", "+@all", "-client", "+client|unblock")
+    store.execute_command("ACL", "SETUSER", "unknown", "reset", *rights)
+    url = redis_server.url.replace("//", "//unknown:secret@")
+    with connect(url) as client, own_connection(client) as connection:
+        doorbell.wait(connection, BELLS, WAIT_S)
+        assert doorbell.leave(connection, client), "it may have been told of a ring"
+        assert not doorbell.waits(connection)
+        wait_until(lambda: blocked(store) == 0)
+    store.execute_command("ACL", "DELUSER", "unknown")
+
+
 def test_a_claim_that_is_refused_does_not_wait(
     store: redis.Redis, connection: Any, doorbell: Doorbell, look: Look
 ) -> None:
