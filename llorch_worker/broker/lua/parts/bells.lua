@@ -2,8 +2,8 @@
 
 -- How long the worker that was rung for a job has to claim it, before the watcher rings for another.
 local FRESH_MS = 50
--- A job that comes sooner after a ring is left to the watcher, which rings more often than this while
--- jobs come in a row.
+-- A job that comes sooner after a ring is left to the watcher, which rings about every 5 ms while jobs
+-- come in a row.
 local OFTEN_US = 8000
 local RING_S = 60 -- how long the ring of a worker's own bell stays: the worker may never return
 
