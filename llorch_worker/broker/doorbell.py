@@ -12,10 +12,8 @@ of the first is still there: otherwise a worker with room has taken it, and clai
 A look and the wait after it go to Redis in one packet, which saves it a read: see
 :meth:`Doorbell.run_and_wait`.
 
-Who pushes a job rings in the same script, or a worker rings for it: see :mod:`.watch`. Of jobs that
-come in a row, a watcher that Redis tells of pushes rings for all but the first, so one worker is
-woken for several. A ring that comes between a worker's look and its BLPOP stays in the list, which
-holds one ring at most.
+Who pushes a job rings in the same script, or a worker rings for it: see :mod:`.watch`. A ring that
+comes between a worker's look and its BLPOP stays in the list, which holds one ring at most.
 
 Most of a worker's lists are for priorities that only stock producers use, seldom. A claim looks at
 them if a ring says so: the one that made the worker look, or one that waited in a bell. It also

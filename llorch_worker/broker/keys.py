@@ -81,15 +81,6 @@ def full_bell(queue: str) -> str:
     return bell(queue) + FULL_SUFFIX
 
 
-RUNG_AT_SUFFIX = ":rung"
-
-
-def rung_at(queue: str) -> str:
-    """When somebody last rang :func:`bell` for all that waited in ``queue``, in us. Exists while a
-    watcher hears of each push to the shared ``queue``: see :mod:`llorch_worker.broker.watch`."""
-    return bell(queue) + RUNG_AT_SUFFIX
-
-
 def load(queue: str) -> str:
     """Sorted set: worker queue -> how many jobs that worker runs, of the workers of the shared
     ``queue`` that have room for more. See :mod:`llorch_worker.broker.placement`."""

@@ -28,7 +28,7 @@ class QueueNews:
         """Asks for news; raises ResponseError if the user is not allowed to."""
         self._asking, self._hearing = asking, hearing
         self._lists = queues.watched(model)
-        self._is_asked = False
+        self.is_asked = False
         """Whether a PING on the connection that hears has no answer yet."""
         client_id = _call(hearing, "CLIENT", "ID")
         of_workers = f"{queues.normal_queue(model)}{queues.WORKER_MARK}"
@@ -51,10 +51,10 @@ class QueueNews:
         What lies between may forget a connection on which nothing is sent, and tell nobody. Call
         it after a command on another connection.
         """
-        if self._is_asked and not self._hearing.can_read(timeout=LATE_S):
+        if self.is_asked and not self._hearing.can_read(timeout=LATE_S):
             raise NoConnection("the connection for news of the queues is dead")
         self._hearing.send_command("PING", check_health=False)
-        self._is_asked = True
+        self.is_asked = True
 
     def read(self, timeout_s: float) -> set[str]:
         """The keys that have changed; waits ``timeout_s`` for the first."""
@@ -64,7 +64,7 @@ class QueueNews:
         while self._hearing.can_read(timeout=0 if changed else timeout_s):
             message = self._hearing.read_response(disable_decoding=True)
             if message[0] == b"pong":
-                self._is_asked = False
+                self.is_asked = False
                 continue
             # Without keys if the whole database was emptied: nothing is tracked any more.
             changed |= set(self._lists if message[2] is None else _text(message[2]))

@@ -36,7 +36,6 @@ _CONSTANTS: dict[str, str | int] = {
     "WEBHOOKS": keys.WEBHOOKS,
     "CANCEL_CHANNEL": keys.CANCEL_CHANNEL,
     "FULL_SUFFIX": keys.FULL_SUFFIX,
-    "RUNG_AT_SUFFIX": keys.RUNG_AT_SUFFIX,
     "LOW_STEP": queues.LOW_STEP,
     "RUNG": keys.RUNG,
     "FOR_SELDOM": keys.FOR_SELDOM,

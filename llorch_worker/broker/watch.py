@@ -1,8 +1,7 @@
 """Watching a model's lists for jobs that nobody rang for: see :mod:`.doorbell`.
 
-Stock producers only push, and our clients leave to the watcher the rings for jobs in a row. One
-worker of each model, which holds a short lease, rings for them, and once a second for whatever was
-missed. If it dies, another takes the lease within two seconds. Two
+Stock producers only push. One worker of each model, which holds a short lease, rings for them, and
+once a second for whatever was missed. If it dies, another takes the lease within two seconds. Two
 watchers at a time do no harm: a bell holds one ring.
 """
 
@@ -56,18 +55,8 @@ def keep_and_count(client: Redis, model: str) -> int:
     return workers if keep(client, model) else 0
 
 
-def listen(client: Redis, model: str) -> None:
-    """Lets clients leave it to the caller, for the time of a lease, to ring for jobs in a row."""
-    try:
-        client.set(keys.rung_at(queues.normal_queue(model)), 0, px=round(LEASE_S * 1e3))
-    except ResponseError as error:
-        if not is_out_of_memory(error):
-            raise
-
-
 def leave(client: Redis, model: str) -> None:
-    """Ends the lease. From now on clients ring for each job; what they left is rung for."""
-    client.delete(keys.rung_at(queues.normal_queue(model)))
+    """Rings for all that waits, and ends the lease."""
     run_script(client, "ring", [1], queues.watched(model))
     client.delete(keys.watch(model))
 

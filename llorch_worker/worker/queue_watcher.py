@@ -103,7 +103,6 @@ class QueueWatcher:
                     return
                 if news is not None:
                     news.check()
-                    watch.listen(self._redis, self._model)
                 held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
             if now_s >= look_at_s:
                 # This look is at the lists for all workers.

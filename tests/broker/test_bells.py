@@ -46,74 +46,12 @@ def test_a_bell_holds_one_ring_however_many_jobs_wait(producer: Client) -> None:
         assert rings(producer.redis) == 1
 
 
-def note_ring(store: redis.Redis, after_us: int, queue: str = QUEUE) -> None:
-    """As if somebody had rung ``after_us`` from now, and a worker had taken the ring."""
-    seconds, microseconds = store.time()
-    store.set(keys.rung_at(queue), seconds * 1_000_000 + microseconds + after_us)
-
-
-SOON_US = 60_000_000
-
-
-def test_of_jobs_in_a_row_the_watcher_rings_for_all_but_the_first(producer: Client) -> None:
-    note_ring(producer.redis, SOON_US)
-    producer.submit(prompt="x")
-    assert rings(producer.redis) == 0
-    producer.redis.decrby(keys.rung_at(QUEUE), SOON_US)  # now it was before the job came
-    watch.ring_for_changed(producer.redis, "toy", [QUEUE])
-    assert rings(producer.redis) == 1
-
-
-@pytest.mark.parametrize("options", [{"priority": "high"}, {"worker": "gpu0@host"}])
-def test_a_client_rings_for_each_high_job_and_each_job_for_one_worker(
-    producer: Client, options: dict[str, str]
-) -> None:
-    worker_queues.mark_seen(producer.redis, OWN_QUEUE)
-    queue = f"{QUEUE}:high" if "priority" in options else OWN_QUEUE
-    note_ring(producer.redis, SOON_US, queue)
-    producer.submit(prompt="x", **options)
-    assert rings(producer.redis, queue) == 1
-
-
-def test_a_client_rings_for_each_job_while_no_watcher_hears(producer: Client) -> None:
-    for _ in range(2):
-        producer.submit(prompt="x")
-        assert producer.redis.lpop(BELL)
-
-
-def test_a_watcher_hears_for_the_time_of_its_lease(producer: Client) -> None:
-    watch.listen(producer.redis, "toy")
-    lease_ms = producer.redis.pttl(keys.rung_at(QUEUE))
-    assert 0 < lease_ms <= watch.LEASE_S * 1e3
-    producer.submit(prompt="x")
-    assert rings(producer.redis) == 1
-    assert producer.redis.pttl(keys.rung_at(QUEUE)) <= lease_ms
-
-
-def test_a_watcher_that_leaves_rings_for_what_was_left_to_it(producer: Client) -> None:
-    watch.acquire(producer.redis, "toy")
-    watch.listen(producer.redis, "toy")
-    producer.redis.incrby(keys.rung_at(QUEUE), 10**18)  # as if each job came right after a ring
-    producer.submit(prompt="x")
-    assert rings(producer.redis) == 0
-    watch.leave(producer.redis, "toy")
-    assert producer.redis.lpop(BELL)
-    producer.submit(prompt="x")
-    assert rings(producer.redis) == 1
-    assert watch.acquire(producer.redis, "toy")
-
-
-def test_a_watcher_hears_nothing_at_maxmemory(producer: Client) -> None:
-    """A client, if it can push at all, then rings."""
-    fill(producer.redis)
-    watch.listen(producer.redis, "toy")
-    assert not producer.redis.exists(keys.rung_at(QUEUE))
-
-
-def test_a_client_rings_again_after_a_pause(producer: Client) -> None:
-    note_ring(producer.redis, -8_001)
-    producer.submit(prompt="x")
-    assert rings(producer.redis) == 1
+def test_a_watcher_that_leaves_rings_for_what_waits(store: redis.Redis) -> None:
+    assert watch.acquire(store, "toy")
+    push(store, "a")
+    watch.leave(store, "toy")
+    assert rings(store) == 1
+    assert watch.acquire(store, "toy")
 
 
 @pytest.mark.parametrize("priority", ["high", "normal"])

@@ -36,8 +36,7 @@ def ranked(store: redis.Redis) -> list[str]:
 
 
 def rings(store: redis.Redis) -> set[str]:
-    names = {name.removeprefix("llorch:bell:") for name in store.keys("llorch:bell:*")}
-    return {name for name in names if not name.endswith(keys.RUNG_AT_SUFFIX)}
+    return {name.removeprefix("llorch:bell:") for name in store.keys("llorch:bell:*")}
 
 
 def place_of(message: str) -> str | None:

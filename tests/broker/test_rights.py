@@ -184,7 +184,6 @@ def test_a_worker_without_the_rights_that_only_save_time_ends_every_job(
             ]
             assert [job.result(GET_S).text for job in [*ours, *stock]] == [TEXT] * 6
         assert "jobs of stock producers wait up to a second" in worker.text()
-        assert not admin.exists(keys.rung_at("llorch.slow")), "clients ring for all their jobs"
     asked = {f"client|{name}" for name in ("id", "unblock", "tracking", "setinfo")}
     assert {refusal for _, _, refusal in refused(admin)} <= asked
 

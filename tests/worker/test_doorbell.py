@@ -206,14 +206,6 @@ def test_workers_take_turns(
     assert len(set(ran)) == 3
 
 
-def test_clients_leave_jobs_in_a_row_to_the_watcher(
-    client: Client, fleet: list[WorkerProcess]
-) -> None:
-    wait_until(lambda: client.redis.exists(keys.rung_at("llorch.toy")))
-    jobs = [client.submit(prompt="x", max_tokens=2) for _ in range(6)]
-    assert {job.result(GET_S).text for job in jobs} == {"w0 w1 "}
-
-
 def test_a_job_that_is_only_pushed_to_a_worker_queue_wakes_that_worker(
     redis_server: RedisServer, client: Client, fleet: list[WorkerProcess]
 ) -> None:

@@ -71,6 +71,6 @@ else
   if place then
     redis.call('ZREM', load_of(place), place)
   end
-  ring_for_pushed(bell_of(KEYS[1]), preferred)
+  ring(bell_of(KEYS[1]))
 end
 return {'sent', job_id}

@@ -30,14 +30,9 @@ local function may_need_ring(list)
   if type(message) ~= 'string' then
     return message -- false, or an error: somebody's key of another type
   end
-  local time, place = read_place(message)
-  time = not for_fresh and time
-  local pushed_us = time and 1e6 * time
-  if not time or pushed_us > now_us() + 1 then -- not of our client, or of another clock
-    return true
-  end
-  local rung_us = not place and rung_at_us(bell_of(list))
-  return rung_us and pushed_us > rung_us + 1 or is_due(pushed_us / 1000 + FRESH_MS)
+  local time = read_place(message)
+  local rung_ms = time and not for_fresh and 1000 * time
+  return not rung_ms or rung_ms > now_ms() or is_due(rung_ms + FRESH_MS)
 end
 
 -- The list for the jobs in a list: itself, or that to which they go.
@@ -74,6 +69,6 @@ for _, key in ipairs(KEYS) do
   end
 end
 for bell, seldom in pairs(rings) do
-  ring_and_note(bell, seldom)
+  ring(bell, seldom)
 end
 return again_ms

@@ -2,9 +2,6 @@
 
 -- How long the worker that was rung for a job has to claim it, before the watcher rings for another.
 local FRESH_MS = 50
--- A job that comes sooner after a ring is left to the watcher, which rings about every 5 ms while jobs
--- come in a row.
-local OFTEN_US = 8000
 local RING_S = 60 -- how long the ring of a worker's own bell stays: the worker may never return
 
 -- The bell of the queue that a list belongs to. Suspects and scheduled jobs may be any worker's.
@@ -50,25 +47,4 @@ local function ring(bell, seldom)
     redis.call('EXPIRE', bell, RING_S)
   end
   return only
-end
-
--- When all that waited behind this bell was last rung for, in us; nil if no watcher hears of pushes.
-local function rung_at_us(bell)
-  return tonumber(redis.call('GET', bell .. RUNG_AT_SUFFIX) or nil)
-end
-
-local function ring_and_note(bell, seldom)
-  redis.call('SET', bell .. RUNG_AT_SUFFIX, now_us(), 'XX', 'KEEPTTL')
-  ring(bell, seldom)
-end
-
--- Ring for a job that was pushed just now, unless the watcher will: see doorbell.py. A job with a
--- `preferred` place is always rung for, because the watcher would leave it to that worker for a while.
-local function ring_for_pushed(bell, preferred)
-  local may_wait = not (preferred or is_high(bell) or bell:find(WORKER_MARK, 1, true))
-  local rung_us = may_wait and rung_at_us(bell)
-  local is_recent = rung_us and now_us() - rung_us <= OFTEN_US
-  if not is_recent then
-    ring_and_note(bell)
-  end
 end
