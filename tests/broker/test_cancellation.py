@@ -84,6 +84,19 @@ def test_a_cancel_after_a_revoke_that_a_stock_worker_stored_keeps_its_result(
     assert not producer.redis.zcard(queues.scheduled("toy"))
 
 
+def test_a_revoke_that_a_stock_worker_stored_after_the_claim_keeps_its_result(
+    producer: Client, stock: Celery
+) -> None:
+    """Nobody told the worker that runs the job, so it ends it otherwise."""
+    push(producer.redis, "revoked")
+    (claim,) = take(producer.redis)
+    stock.backend.mark_as_revoked("revoked", reason="revoked", store_result=True)
+    before = producer.redis.get(keys.result("revoked"))
+    assert claims.fail(producer.redis, claim, ValueError("x"), TERMS)
+    assert producer.redis.get(keys.result("revoked")) == before
+    assert not producer.redis.zcard(keys.LEASES)
+
+
 def revoked_elsewhere(producer: Client, stock: Celery, scheduled: bool) -> Job:
     """Celery's workers do this when they hear of a revoke."""
     eta = (datetime.now(UTC) + timedelta(hours=1)).isoformat() if scheduled else None
