@@ -35,7 +35,7 @@ from tests.forks import Fork
 from tests.waiting import wait_until as wait_until
 
 START_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 90.0
 TOY_APP = "tests.toy_app"
 REAL_APP = "tasks"
 QUICK_START = ("--without-gossip", "--without-mingle")

@@ -37,6 +37,8 @@ LOOK_AT_ALL_S = 4.0
 
 UNBLOCK_S = 0.01
 """How long the reply to a wait may take before it is ended once more."""
+UNBLOCK_TIMES = 100
+"""How often, before the connection is taken for dead."""
 
 
 class Doorbell:
@@ -129,17 +131,16 @@ class Doorbell:
         return True
 
     def _unblock(self, connection: Any, client: Redis) -> bool:
-        """False if the user is not allowed to, or to know which client waits."""
-        unblocked = False
+        """False if the user is not allowed to, or to know which client waits, or nothing answers."""
         try:
             # The command that waits may come after the one that ends it, on another connection.
-            while self._client_id and not unblocked:
-                unblocked = client.client_unblock(self._client_id) or connection.can_read(
-                    timeout=UNBLOCK_S
-                )
+            for _ in range(UNBLOCK_TIMES if self._client_id else 0):
+                unblocked = client.client_unblock(self._client_id)
+                if unblocked or connection.can_read(timeout=UNBLOCK_S):
+                    return True
         except ResponseError:
-            return False
-        return unblocked
+            pass
+        return False
 
     def take_rings(self) -> int:
         """The bits of the rings since the last look, for the next: see :data:`keys.RUNG`."""

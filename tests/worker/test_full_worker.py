@@ -69,7 +69,7 @@ def test_a_full_worker_keeps_the_connection_that_brings_it_news(
 ) -> None:
     client.submit(prompt="x", max_tokens=1).result(30)
     before = listeners(client)
-    assert len(before) == 1
+    assert before
     # Each of them is news to a worker that has no room.
     jobs = [client.submit(prompt="x", max_tokens=20) for _ in range(10)]
     assert [job.result(30).usage.completion for job in jobs] == [20] * 10
