@@ -131,7 +131,7 @@ class Doorbell:
         return True
 
     def _unblock(self, connection: Any, client: Redis) -> bool:
-        """False if the user is not allowed to, or to know which client waits, or nothing answers."""
+        """False if nothing answers, or the user may not do it, or not know which client waits."""
         try:
             # The command that waits may come after the one that ends it, on another connection.
             for _ in range(UNBLOCK_TIMES if self._client_id else 0):
