@@ -216,10 +216,17 @@ def test_a_contestant_that_fails_says_why(tmp_path: Path) -> None:
         pass
 
 
+def is_contestant(process: psutil.Process) -> bool:
+    try:
+        return SERVER in process.cmdline()
+    except psutil.NoSuchProcess:  # it has ended meanwhile
+        return False
+
+
 def test_a_contestant_whose_process_dies_says_how(demo_model: Path) -> None:
     with ContestantProcess(LLORCH, terms(demo_model)) as contestant:
         # A run of all tests has children of its own.
-        (process,) = (one for one in psutil.Process().children() if SERVER in one.cmdline())
+        (process,) = filter(is_contestant, psutil.Process().children())
         process.kill()
         with pytest.raises(CannotRun, match="its process was killed by SIGKILL"):
             contestant.run(WORK)

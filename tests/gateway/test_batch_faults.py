@@ -21,8 +21,6 @@ from tests.services import RedisServer, WorkerProcess, running_worker, stopped, 
 
 LINES = 2_000 if os.environ.get("LLORCH_FULL_SIZE") else 1_100
 """Two parts of the answers."""
-FEW = LINES if os.environ.get("LLORCH_FULL_SIZE") else 300
-"""For faults that come before the first part is written."""
 
 
 @pytest.fixture
@@ -53,20 +51,20 @@ def done_lines(api: openai.OpenAI, batch: Batch) -> int:
     return 0 if counts is None else counts.completed
 
 
-def each_line_once(api: openai.OpenAI, done: Batch, redis_url: str, lines: int = LINES) -> None:
+def each_line_once(api: openai.OpenAI, done: Batch, redis_url: str) -> None:
     assert done.status == "completed"
     answers = documents(api, done.output_file_id)
-    assert [answer["custom_id"] for answer in answers] == [f"{n}" for n in range(lines)]
+    assert [answer["custom_id"] for answer in answers] == [f"{n}" for n in range(LINES)]
     assert done.error_file_id is None
     assert done.request_counts is not None
-    assert done.request_counts.completed == done.request_counts.total == lines
+    assert done.request_counts.completed == done.request_counts.total == LINES
     # No line ran as two jobs.
     ids = [answer["response"]["request_id"] for answer in answers]
     with connect(redis_url) as client:
         jobs = {key.split(":")[2] for key in client.scan_iter(keys.job("*"), count=1000)}
         runs = Counter(client.hget(keys.job(job_id), "attempts") for job_id in ids)
     assert jobs == set(ids)
-    assert runs == {"1": lines}
+    assert runs == {"1": LINES}
 
 
 def test_another_gateway_takes_a_batch_over_and_every_line_is_there_once(
@@ -110,7 +108,7 @@ def test_a_gateway_that_was_only_paused_changes_nothing_any_more(
 ) -> None:
     first = start()
     with api_of(first) as api:
-        batch = begun(api, [line(f"{n}") for n in range(FEW)])
+        batch = begun(api, [line(f"{n}") for n in range(LINES)])
         wait_until(lambda: done_lines(api, batch) >= 10)
     with stopped(first.process):
         second = start()
@@ -119,7 +117,7 @@ def test_a_gateway_that_was_only_paused_changes_nothing_any_more(
     with api_of(second) as api:
         wait_until(lambda: "another gateway has taken it" in first.log.read_text())
         assert api.batches.retrieve(batch.id) == done
-        each_line_once(api, done, own_server.url, FEW)
+        each_line_once(api, done, own_server.url)
 
 
 def test_a_gateway_that_stops_hands_its_batches_over(
@@ -145,11 +143,11 @@ def test_a_batch_waits_for_redis(
     own_server: RedisServer, quick_worker: WorkerProcess, start: Callable[..., GatewayProcess]
 ) -> None:
     with api_of(start()) as api:
-        batch = begun(api, [line(f"{n}") for n in range(FEW)])
+        batch = begun(api, [line(f"{n}") for n in range(LINES)])
         wait_until(lambda: done_lines(api, batch) >= 10)
         own_server.halt()
         own_server.start()
-        each_line_once(api, ended(api, batch), own_server.url, FEW)
+        each_line_once(api, ended(api, batch), own_server.url)
 
 
 def test_a_batch_expires_with_what_it_has(
