@@ -48,7 +48,7 @@ ALWAYS_INLINE void add_scaled(
 }
 
 // Like multiply_tile, with unpacked codes. Beside the product of group g, that of g - 2 is stored and that of g - 4
-// is scaled. Stored at once, a product takes 33 cycles, because the next one waits: stored later, 21.
+// is scaled. A product that is stored at once holds up the next one.
 ALWAYS_INLINE void multiply_unpacked(
     int rows, const Activations *x, long m, const int8_t *codes, Tile tile,
     Output out, long column, int lanes
