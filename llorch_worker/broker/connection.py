@@ -26,6 +26,7 @@ from llorch_worker.broker.url import (
     FollowedUrl,
     is_followed,
     is_sentinel,
+    is_unix,
     safe_url,
     url_errors,
 )
@@ -87,17 +88,18 @@ def _connect(
     reply_timeout_s: float = REPLY_TIMEOUT_S,
     retries: int = RETRIES,
 ) -> object:
-    options = {
+    options: dict[str, Any] = {
         # Like the worker's connection to its queues, so that Redis refuses the same on both.
         "protocol": 2,
         "decode_responses": True,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": reply_timeout_s,
-        "socket_keepalive": True,
         "health_check_interval": HEALTH_CHECK_S,
         "max_connections": MAX_CONNECTIONS,
         "retry": kind.retry(ExponentialBackoff(cap=0.2, base=0.02), retries),
     }
+    if not is_unix(url):
+        options["socket_keepalive"] = True
     with url_errors(url):
         if not is_followed(url):
             return kind.library.Redis.from_url(url, **options)

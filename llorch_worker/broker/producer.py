@@ -8,7 +8,7 @@ from celery import Celery
 
 from llorch_worker.broker import cluster_transport
 from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
-from llorch_worker.broker.url import FollowedUrl, is_followed, url_errors
+from llorch_worker.broker.url import FollowedUrl, is_followed, is_unix, url_errors
 
 REPLY_TIMEOUT_S = 30.0
 
@@ -24,6 +24,9 @@ def celery_url(redis_url: str) -> str:
     """The URL as Celery and kombu read it."""
     if is_followed(redis_url):
         return FollowedUrl.parse(redis_url).bare
+    if is_unix(redis_url):
+        where = redis_url.removeprefix("unix").replace("?db=", "?virtual_host=")
+        return f"redis+socket{where}"
     if redis_url.startswith("rediss://") and "ssl_cert_reqs=" not in redis_url:
         # redis-py verifies certificates by default; Celery must be told to.
         return f"{redis_url}{'&' if '?' in redis_url else '?'}ssl_cert_reqs=required"

@@ -1,10 +1,11 @@
 """URLs of a single Redis, of one behind Sentinel, and of a Redis Cluster.
 
     redis://[[user]:password@]host[:port][/db]
+    unix://[[user]:password@]/path[?db=0]
     sentinel://[[user]:password@]host[:port][/db][;sentinel://host[:port]...][?master_name=mymaster]
     redis+cluster://[[user]:password@]host[:port][;redis+cluster://host[:port]...][?tag=llorch]
 
-``rediss://`` and ``unix://`` work as in redis-py. As in Celery, semicolons separate sentinels, and
+``rediss://`` works as in redis-py, and so does ``unix://``, a Unix socket. As in Celery, semicolons separate sentinels, and
 user, password and db are those of the Redis itself. Two options may follow: ``master_name``,
 by default ``mymaster``, and ``sentinel_password``, for sentinels that ask for one.
 
@@ -28,8 +29,9 @@ from redis.retry import Retry
 from llorch_worker.contract.errors import BrokerRefused
 
 SENTINEL = "sentinel"
+UNIX = "unix"
 CLUSTER, TLS_CLUSTER = "redis+cluster", "rediss+cluster"
-SCHEMES = ("redis", "rediss", "unix", SENTINEL, CLUSTER, TLS_CLUSTER)
+SCHEMES = ("redis", "rediss", UNIX, SENTINEL, CLUSTER, TLS_CLUSTER)
 KOMBU_CLUSTER = "redis-cluster"
 """The scheme of a Cluster for kombu, which splits URLs at a plus."""
 SEPARATOR = ";"
@@ -51,6 +53,10 @@ def is_sentinel(url: str) -> bool:
 
 def is_cluster(url: str) -> bool:
     return url.startswith((f"{CLUSTER}://", f"{TLS_CLUSTER}://"))
+
+
+def is_unix(url: str) -> bool:
+    return url.startswith(f"{UNIX}://")
 
 
 def is_followed(url: str) -> bool:
@@ -206,7 +212,7 @@ def _check(url: str) -> None:
     """Raises ValueError for a URL that redis-py or Celery would misread."""
     if url != url.strip():
         raise ValueError("remove the surrounding whitespace")
-    parts, _ = _cut(url)
+    parts, query = _cut(url)
     for part in parts:
         if not part.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
             *others, last = (f"{scheme}://" for scheme in SCHEMES)
@@ -214,15 +220,25 @@ def _check(url: str) -> None:
         split = _split(part)
         # redis-py reads anything else as db 0; Celery raises an error of its own.
         database = split.path.removeprefix("/")
-        if split.scheme != "unix" and database and not database.isdecimal():
+        if split.scheme == UNIX:
+            _check_unix(split, query)
+        elif database and not database.isdecimal():
             raise ValueError("it must end with a database number")
+
+
+def _check_unix(split: SplitResult, query: str) -> None:
+    if split.netloc.rpartition("@")[2] or not split.path.strip("/"):
+        raise ValueError("it must name a socket by its whole path, as in unix:///run/redis.sock")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if options.keys() - {"db"} or not options.get("db", "0").isdecimal():
+        raise ValueError("its only option is db, a number")
 
 
 def _split(part: str) -> SplitResult:
     try:
         split = urlsplit(part)
         _ = split.port
-        readable = split.scheme == "unix" or "://" not in part or "@" not in split.path
+        readable = split.scheme == UNIX or "://" not in part or "@" not in split.path
     except ValueError:
         # The error's message may quote part of a password.
         readable = False
@@ -236,7 +252,7 @@ def _safe_part(part: str) -> str:
         split = _split(part)
     except ValueError:
         return "an unreadable URL"
-    if not split.netloc and split.scheme != "unix":
+    if not split.netloc and split.scheme != UNIX:
         # localhost:6379, for example. Before an @ there may be a password.
         return part.rpartition("@")[2]
     host = split.hostname or ""

@@ -18,6 +18,8 @@ BEGINNING = (
     "it must begin with redis://, rediss://, unix://, sentinel://, redis+cluster:// or "
     "rediss+cluster://"
 )
+UNIX_PATH = "it must name a socket by its whole path, as in unix:///run/redis.sock"
+UNIX_OPTIONS = "its only option is db, a number"
 UNREADABLE = "cannot read host and port; percent-encode / ? # [ ] in a password"
 
 
@@ -55,6 +57,10 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
         ("rediss://h/jobs", "it must end with a database number"),
         ("redis://h/0/1", "it must end with a database number"),
         ("redis://h/²", "it must end with a database number"),
+        ("unix://run/redis.sock", UNIX_PATH),
+        ("unix:///", UNIX_PATH),
+        ("unix:///run/redis.sock?db=jobs", UNIX_OPTIONS),
+        ("unix:///run/redis.sock?virtual_host=1", UNIX_OPTIONS),
         ("redis://h?db=jobs", "Invalid value for 'db' in connection URL"),
         ("redis://:sec/ret@h:1/0", UNREADABLE),
         ("redis://:12/secret@h:1/0", UNREADABLE),

@@ -1,4 +1,4 @@
-"""Clients and workers work with a Redis behind TLS, one that Sentinel watches, and a Cluster."""
+"""Clients and workers work with a Redis behind TLS or a Unix socket, behind Sentinel, and a Cluster."""
 
 from __future__ import annotations
 
@@ -90,6 +90,13 @@ def tls_url(tls: TlsOptions) -> Iterator[str]:
 
 
 @pytest.fixture
+def unix_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("socket") / "redis.sock"
+    with own_redis(options=("--unixsocket", str(path), "--requirepass", PASSWORD)):
+        yield f"unix://:{PASSWORD}@{path}?db=1"
+
+
+@pytest.fixture
 def cluster_url() -> Iterator[str]:
     with one_node(PASSWORD, port=free_node_port()) as server:
         yield f"redis+cluster://:{PASSWORD}@{LOCALHOST}:{server.port}"
@@ -123,7 +130,7 @@ def sentinel_url(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["tls_url", "sentinel_url", "cluster_url", "tls_cluster_url"])
+@pytest.fixture(params=["tls_url", "unix_url", "sentinel_url", "cluster_url", "tls_cluster_url"])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(request.param))
 

@@ -64,7 +64,9 @@ def worker_config(settings: Settings) -> dict[str, Any]:
 
 def _result_backend(redis_url: str) -> str:
     kind = "Sentinel" if is_sentinel(redis_url) else "Cluster" if is_cluster(redis_url) else ""
-    return f"llorch_worker.broker.backend:{kind}ResultBackend+{celery_url(redis_url)}"
+    # Celery reads one prefix, and a backend of a Unix socket none.
+    url = celery_url(redis_url).removeprefix("redis+")
+    return f"llorch_worker.broker.backend:{kind}ResultBackend+{url}"
 
 
 def route_job(
