@@ -13,7 +13,6 @@ from __future__ import annotations
 import multiprocessing
 import selectors
 import tempfile
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import redis
 import typer
 
-from benches.fleet.measures import IDLE_S, Usage, pace
+from benches.fleet import measures
 from llorch_worker.broker.connection import MAX_CONNECTIONS
 from tests.services import own_redis
 
@@ -52,14 +51,7 @@ def work(url: str, connections: int, ready: Any) -> None:
 
 def cost_us(client: redis.Redis, push: Callable[[int], Any], rate: float, jobs: int) -> float:
     """CPU time of Redis for each call of ``push``, without that of an idle server."""
-    began = Usage.read(client)
-    time.sleep(IDLE_S)
-    before = Usage.read(client)
-    pace(push, rate, jobs)
-    time.sleep(0.5)
-    after = Usage.read(client)
-    idle_us_a_s = (before.cpu_us - began.cpu_us) / (before.at_s - began.at_s)
-    return (after.cpu_us - before.cpu_us - idle_us_a_s * (after.at_s - before.at_s)) / jobs
+    return measures.measure(client, push, rate, jobs)[1].cpu_us
 
 
 def measure(url: str, rate: float, jobs: int, connections: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,7 +19,7 @@ import redis
 from celery import Celery
 
 from benches.fleet.stubs import MODEL
-from llorch_worker.broker import keys, registry
+from llorch_worker.broker import keys, registry, worker_queues
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.enqueue import enqueue
 from llorch_worker.broker.placement import Placement
@@ -43,10 +43,11 @@ Push = Callable[[int], None]
 class Usage:
     """What Redis has done so far."""
 
-    commands: int
+    commands: float
     """Also those inside scripts."""
     cpu_us: float
-    wakes: int
+    wakes: float
+    """Waits for a ring that began."""
     at_s: float
 
     @classmethod
@@ -59,6 +60,12 @@ class Usage:
             wakes=stats.get("cmdstat_blpop", {"calls": 0})["calls"],
             at_s=time.monotonic(),
         )
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    def __mul__(self, factor: float) -> Usage:
+        return Usage(*(factor * mine for mine in astuple(self)))
 
 
 class Stubs:
@@ -220,36 +227,24 @@ def pace(push: Push, rate: float, jobs: int) -> None:
         push(1)
 
 
-def measure(
-    client: redis.Redis, producer: Producer, push: Push, rate: float, jobs: int
-) -> tuple[Usage, Usage, float]:
-    """Usage of an idle second, and of one job, and the rate that was reached."""
-    time.sleep(SETTLE_S)
+def measure(client: redis.Redis, push: Push, rate: float, jobs: int) -> tuple[Usage, Usage, float]:
+    """Usage of an idle second, what one job adds to it, and the rate that was reached."""
     first = Usage.read(client)
     time.sleep(IDLE_S)
-    second = Usage.read(client)
-    idle_s = second.at_s - first.at_s
-    idle = Usage(
-        round((second.commands - first.commands) / idle_s),
-        (second.cpu_us - first.cpu_us) / idle_s,
-        round((second.wakes - first.wakes) / idle_s),
-        idle_s,
-    )
     before = Usage.read(client)
+    idle = (before - first) * (1 / (before.at_s - first.at_s))
     pace(push, rate, jobs)
     took_s = time.monotonic() - before.at_s
     time.sleep(0.5)
-    after = Usage.read(client)
-    busy_s = after.at_s - before.at_s
-    commands = after.commands - before.commands - idle.commands * busy_s
-    used = Usage(
-        round(100 * commands / jobs),
-        (after.cpu_us - before.cpu_us - idle.cpu_us * busy_s) / jobs,
-        round(100 * (after.wakes - before.wakes - idle.wakes * busy_s) / jobs),
-        busy_s,
-    )
-    producer.wait()
-    return idle, used, jobs / took_s
+    busy = Usage.read(client) - before
+    return idle, (busy - idle * busy.at_s) * (1 / jobs), jobs / took_s
+
+
+def check_all_live(client: redis.Redis, workers: int) -> None:
+    """Jobs are neither placed with a worker that counts as gone nor shared with it."""
+    living = len(worker_queues.living(client, MODEL))
+    if living != workers:
+        raise RuntimeError(f"Redis knows {living} of {workers} workers")
 
 
 def steady(workers: int, name: str, *, rate: float, jobs: int, real: bool = False) -> Steady:
@@ -262,7 +257,10 @@ def steady(workers: int, name: str, *, rate: float, jobs: int, real: bool = Fals
             fleet.enter_context(real_workers(server.url, workers))
         else:
             started = fleet.enter_context(stubs(server.url, workers))
-        idle, used, reached = measure(client, producer, push, rate, jobs)
+        time.sleep(SETTLE_S)
+        idle, used, reached = measure(client, push, rate, jobs)
+        producer.wait()
+        check_all_live(client, workers)
         if real:
             fences = {i: float(client.hget(keys.job(i), "fence") or 0) for i in producer.sent_us}
             names = [client.hget(keys.job(i), "worker") for i in producer.sent_us]
@@ -274,7 +272,7 @@ def steady(workers: int, name: str, *, rate: float, jobs: int, real: bool = Fals
             counts = [len(jobs_) for jobs_ in claimed.values()]
         waits = producer.latencies_ms(fences)
         return Steady(
-            used.commands / 100, used.cpu_us, used.wakes / 100, percentile(waits, 0.5),
+            used.commands, used.cpu_us, used.wakes, percentile(waits, 0.5),
             percentile(waits, 0.99), spread(counts), idle.commands / workers, reached,
         )  # fmt: skip
 
