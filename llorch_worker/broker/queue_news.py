@@ -11,7 +11,7 @@ from llorch_worker.broker import keys, queues
 
 TRACKING_CHANNEL = "__redis__:invalidate"
 LATE_S = 0.1
-"""How much later an answer may come than one on another connection that was asked after it."""
+"""How much later news may come than a reply on another connection that was sent after it."""
 
 
 class QueueNews:
@@ -28,12 +28,13 @@ class QueueNews:
         """Asks for news; raises ResponseError if the user is not allowed to."""
         self._asking, self._hearing = asking, hearing
         self._lists = queues.watched(model)
-        self.is_asked = False
-        """Whether a PING on the connection that hears has no answer yet."""
+        self._lease = keys.watch(model)
+        self.renewals = 0
+        """Renewals of the watcher's lease that it has not heard of."""
         client_id = _call(hearing, "CLIENT", "ID")
         of_workers = f"{queues.normal_queue(model)}{queues.WORKER_MARK}"
         track = ("CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
-        _call(hearing, *track, "BCAST", "PREFIX", of_workers)
+        _call(hearing, *track, "BCAST", "PREFIX", of_workers, "PREFIX", self._lease)
         _call(hearing, "SUBSCRIBE", TRACKING_CHANNEL)
         _call(asking, *track)
         self.any_exist(self._lists)
@@ -45,16 +46,15 @@ class QueueNews:
         names |= {keys.bell(queues.bell_queue_of(name)) for name in names}
         return bool(_call(self._asking, "EXISTS", *names))
 
-    def check(self) -> None:
-        """Raises ConnectionError if nothing has answered the last check.
+    def note_renewal(self) -> None:
+        """Call it after each renewal of the watcher's lease, which is news too. Raises
+        ConnectionError if the one before was not heard of.
 
-        What lies between may forget a connection on which nothing is sent, and tell nobody. Call
-        it after a command on another connection.
+        What lies between may forget a connection on which nothing is sent, and tell nobody.
         """
-        if self.is_asked and not self._hearing.can_read(timeout=LATE_S):
+        if self.renewals and not self._hearing.can_read(timeout=LATE_S):
             raise NoConnection("the connection for news of the queues is dead")
-        self._hearing.send_command("PING", check_health=False)
-        self.is_asked = True
+        self.renewals += 1
 
     def read(self, timeout_s: float) -> set[str]:
         """The keys that have changed; waits ``timeout_s`` for the first."""
@@ -63,12 +63,11 @@ class QueueNews:
         self._asking.can_read(timeout=0)
         while self._hearing.can_read(timeout=0 if changed else timeout_s):
             message = self._hearing.read_response(disable_decoding=True)
-            if message[0] == b"pong":
-                self.is_asked = False
-                continue
             # Without keys if the whole database was emptied: nothing is tracked any more.
             changed |= set(self._lists if message[2] is None else _text(message[2]))
-        return changed
+        if self._lease in changed:
+            self.renewals = 0
+        return changed - {self._lease}
 
 
 def _call(connection: Any, *command: Any) -> Any:

@@ -5,9 +5,9 @@
     sentinel://[[user]:password@]host[:port][/db][;sentinel://host[:port]...][?master_name=mymaster]
     redis+cluster://[[user]:password@]host[:port][;redis+cluster://host[:port]...][?tag=llorch]
 
-``rediss://`` works as in redis-py, and so does ``unix://``, a Unix socket. As in Celery, semicolons separate sentinels, and
-user, password and db are those of the Redis itself. Two options may follow: ``master_name``,
-by default ``mymaster``, and ``sentinel_password``, for sentinels that ask for one.
+``rediss://`` works as in redis-py, and so does ``unix://``, a Unix socket. As in Celery, semicolons
+separate sentinels, and user, password and db are those of the Redis itself. Two options may follow:
+``master_name``, by default ``mymaster``, and ``sentinel_password``, for sentinels that ask for one.
 
 Semicolons also separate nodes of a Cluster; any of them will do. The option ``tag`` names the hash
 tag that all keys of a fleet have in common, by default ``llorch``. ``rediss+cluster://`` is with

@@ -23,6 +23,8 @@ from llorch_worker.settings import Settings
 logger = get_logger(__name__)
 
 RENEWALS_A_LEASE = 4
+SWEEPS_A_REROUTE = 6
+"""Jobs for a worker that is gone have waited for a minute anyway."""
 SECOND_LOOK_S = 0.5
 EX_SOFTWARE = 70
 _AWAY = (NoConnection, NoReply)
@@ -149,9 +151,9 @@ class LeaseKeeper:
         if self._leases_exist:
             self._in_turn("sweep", every_s, self._return_jobs)
         if time.monotonic() >= self._reroute_at_s:
-            self._in_turn("reroute", 2 * every_s, self._reroute)
+            self._in_turn("reroute", SWEEPS_A_REROUTE * every_s, self._reroute)
             # Only now: a look that failed is repeated with the next sweep.
-            self._reroute_at_s = time.monotonic() + 2 * every_s
+            self._reroute_at_s = time.monotonic() + SWEEPS_A_REROUTE * every_s
 
     def _in_turn(self, work: str, every_s: float, act: Callable[[], None]) -> None:
         """Calls ``act``, unless a worker has done this ``work`` within about ``every_s``."""

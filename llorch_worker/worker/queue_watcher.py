@@ -102,20 +102,19 @@ class QueueWatcher:
                 if not kept or not self._redis.connection_pool.owns_connection(connection):
                     return
                 if news is not None:
-                    news.check()
+                    news.note_renewal()
                 held_until_s, keep_at_s = now_s + LEASE_S, now_s + KEEP_S
             if now_s >= look_at_s:
                 # This look is at the lists for all workers.
                 of_workers = [name for name in check_at_s if WORKER_MARK in name]
                 check_at_s = {name: check_at_s[name] for name in of_workers}
                 after_s = watch.ring_for_all(self._redis, self._model, news)
-                if after_s is None:
-                    idle = news is not None and now_s >= active_until_s
-                    after_s = IDLE_LOOK_S if idle else LOOK_S
-                look_at_s = now_s + after_s
+                if after_s is None and news is not None and now_s >= active_until_s:
+                    after_s = IDLE_LOOK_S
+                look_at_s = now_s + _look_after(after_s)
             elif changed := [name for name, at_s in check_at_s.items() if at_s <= now_s]:
                 after_s = watch.ring_for_changed(self._redis, self._model, changed, news)
-                look_at_s = min(look_at_s, now_s + (LOOK_S if after_s is None else after_s))
+                look_at_s = min(look_at_s, now_s + _look_after(after_s))
                 active_until_s = now_s + ACTIVE_S
                 own_rings = set()
                 if after_s is not None:
@@ -143,3 +142,8 @@ class QueueWatcher:
             for name in changed
             if is_job_queue(name)
         ]
+
+
+def _look_after(asked_s: float | None) -> float:
+    """Seconds until the next look at everything, not in step with jobs that come once a second."""
+    return LOOK_S * random.uniform(0.8, 1.0) if asked_s in (None, LOOK_S) else asked_s

@@ -108,13 +108,18 @@ def test_it_notices_that_the_connection_that_hears_is_dead(
         own_connection(client) as hearing,
     ):
         news = QueueNews(asking, hearing, "toy")
+
+        def renew() -> None:
+            store.set(keys.watch("toy"), 1)
+            news.note_renewal()
+
         for _ in range(2):
-            news.check()
-            wait_until(lambda: not told(store, news) and not news.is_asked)
+            renew()
+            wait_until(lambda: not told(store, news) and not news.renewals)
         proxy.hold()
-        news.check()
+        renew()
         with pytest.raises(NoConnection):
-            news.check()
+            renew()
 
 
 def test_it_notices_that_redis_closed_either_connection(store: redis.Redis) -> None:

@@ -1,4 +1,4 @@
-"""Clients and workers work with a Redis behind TLS or a Unix socket, behind Sentinel, and a Cluster."""
+"""Clients and workers at a Redis with TLS, on a Unix socket, behind Sentinel, and in a Cluster."""
 
 from __future__ import annotations
 

@@ -41,10 +41,7 @@ end
 -- The first write, which cannot grow: see allow_writes. This does the work of release.lua, to save the
 -- worker a call.
 redis.call('ZREM', LEASES, job_id)
--- Somebody may have read a revoke that came too late for the claim. A result does not change.
-if not is_revoked_elsewhere(job_id) then
-  store_state(job_id, document, keep_s)
-end
+store_result(job_id, document, keep_s)
 end_stream(job_id, end_event, stream_s, first, events)
 redis.call('HDEL', job, 'message', 'list')
 end_record(job_id, keep_s, keep_s, idempotency)

@@ -42,9 +42,26 @@ end
 
 -- Whether a worker of another application has stored a revoke of this job. Celery's workers do so for
 -- every task that they hear of, and know nothing of the record.
-local function is_revoked_elsewhere(id)
-  local document = redis.pcall('GET', result_key(id))
+local function is_revoke(document)
   return type(document) == 'string' and document:find('"status": "REVOKED"', 1, true)
+end
+
+local function is_revoked_elsewhere(id)
+  return is_revoke(redis.pcall('GET', result_key(id)))
+end
+
+-- Store the end of a job that ran. Somebody may have read a revoke that came too late for the claim: it
+-- stays, because a result does not change.
+local function store_result(job_id, document, keep_s)
+  local result = result_key(job_id)
+  local before = redis.pcall('SET', result, document, 'EX', keep_s, 'GET')
+  if is_revoke(before) then
+    redis.call('SET', result, before, 'EX', keep_s)
+  elseif type(before) == 'table' then -- an error: the key is of another type
+    store_state(job_id, document, keep_s)
+  else
+    redis.call('PUBLISH', result, document)
+  end
 end
 
 -- The number of the last entry of a job's stream, 0 if it has none; nil if the key is no stream. Read
