@@ -25,7 +25,7 @@ from llorch_worker.engine.constraints.masks import MaskedRow, Masker
 from llorch_worker.engine.constraints.matcher import Matcher
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.text.chat import Llama2Chat
-from llorch_worker.text.decoding_table import DecodingTable
+from llorch_worker.text.decoding_table import DecodingTable, TokenBytes
 from llorch_worker.text.tokenizer import Tokenizer
 
 SEQUENCES = 16
@@ -68,7 +68,9 @@ class MadeUpCodec:
         tokens = [b"", *words]
         control = {EOS_ID: "</s>"}
         self.special_ids: Mapping[str, int] = {"</s>": EOS_ID}
-        self.decoding_table = DecodingTable(tokens, control, frozenset(), "replace", False)
+        self.decoding_table = DecodingTable(
+            TokenBytes(tokens), control, False, frozenset(), "replace", False
+        )
 
     def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:  # noqa: ARG002
         return [byte + 1 for byte in text.encode()]

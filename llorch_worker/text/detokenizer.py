@@ -20,29 +20,30 @@ class IncrementalDetokenizer:
     With ``continuation=True`` the tokens follow a prompt and a leading space stays. Otherwise the
     pieces join to ``tokenizer.decode(ids)``.
 
-    Runs on the engine's thread for every token: a token of whole characters costs one lookup.
+    Runs on the engine's thread for every token.
     """
 
-    __slots__ = ("_at_start", "_decoder", "_pending", "_table", "_texts")
+    __slots__ = ("_at_start", "_decoder", "_pending", "_table")
 
     def __init__(self, tokenizer: HasDecodingTable, continuation: bool = True) -> None:
         table = tokenizer.decoding_table
         self._table = table
-        self._texts = table.texts
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors=table.errors)
-        self._at_start = not continuation and bool(table.loses_first_space)
+        self._at_start = not continuation and table.drops_first_space
         self._pending = False
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that ``token_ids`` complete. Raises ValueError for an id out of range."""
         parts = []
-        texts = self._texts
+        data, borders = self._table.token_bytes.packed
+        size = len(borders) - 1
         for token_id in token_ids:
-            if self._pending or self._at_start or not 0 <= token_id < len(texts):
+            if self._pending or self._at_start or not 0 <= token_id < size:
                 parts.append(self._push_slowly(token_id))
-            elif (text := texts[token_id]) is not None:
-                parts.append(text)
-            else:
+                continue
+            try:
+                parts.append(data[borders[token_id] : borders[token_id + 1]].decode())
+            except UnicodeDecodeError:
                 parts.append(self._push_slowly(token_id))
         return "".join(parts)
 
@@ -61,7 +62,7 @@ class IncrementalDetokenizer:
         data = table.token_bytes[token_id]
         if self._at_start and data:
             self._at_start = False
-            if token_id in table.loses_first_space:
+            if data.startswith(b" ") and token_id not in table.own_space:
                 data = data[1:]
         text = self._decoder.decode(data)
         self._pending = bool(self._decoder.getstate()[0])

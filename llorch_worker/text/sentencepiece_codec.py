@@ -13,7 +13,7 @@ from typing import Self
 
 from sentencepiece import SentencePieceProcessor
 
-from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable
+from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, TokenBytes
 from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, write_pieces
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
@@ -82,12 +82,15 @@ class SentencePieceCodec:
         return ids
 
     def _decoding_table(self, pieces: Sequence[Piece], keeps_first_space: bool) -> DecodingTable:
-        spaced = [i for i, piece in enumerate(pieces) if piece.text.startswith(SPACE)]
+        token_bytes = TokenBytes(self._bytes_of(i, piece) for i, piece in enumerate(pieces))
+        spaced = (i for i, data in enumerate(token_bytes) if data.startswith(b" "))
         return DecodingTable(
-            [self._bytes_of(token_id, piece) for token_id, piece in enumerate(pieces)],
+            token_bytes,
             {i: piece.text for i, piece in enumerate(pieces) if piece.kind == PieceKind.CONTROL},
-            frozenset(() if keeps_first_space else spaced),
-            REPLACE_EACH_BYTE,
+            drops_first_space=not keeps_first_space,
+            # Of the unknown piece and of byte pieces.
+            own_space=frozenset(i for i in spaced if not pieces[i].text.startswith(SPACE)),
+            errors=REPLACE_EACH_BYTE,
             control_ends_character=True,
         )
 

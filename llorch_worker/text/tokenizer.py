@@ -40,7 +40,6 @@ class Tokenizer:
         self.eos_token_id = eos_token_id
         self.eos_token_ids = frozenset(eos_token_ids)
         self.decoding_table = codec.decoding_table.padded(model_vocab_size)
-        _ = self.decoding_table.texts  # computed now, not while the first token waits for it
         self._codec = codec
         self._prefix_ids = list(prefix_ids)
         self._suffix_ids = list(suffix_ids)
@@ -110,7 +109,8 @@ class Tokenizer:
         control = self.decoding_table.control.get(token_id)
         if control is not None:
             return control
-        text = self.decoding_table.texts[token_id]
-        if text is not None:
-            return text
-        return "".join(f"<0x{byte:02X}>" for byte in self.decoding_table.token_bytes[token_id])
+        data = self.decoding_table.token_bytes[token_id]
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "".join(f"<0x{byte:02X}>" for byte in data)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as RustTokenizer
 
-from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable
+from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, TokenBytes
 from llorch_worker.text.sentencepiece_model import SPACE
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
@@ -86,12 +86,12 @@ class TokenizersCodec:
         strips = "Metaspace" in types or any(
             part["type"] == "Strip" and part["start"] for part in self._decoders
         )
-        loses_first_space = [i for i, data in enumerate(token_bytes) if data.startswith(b" ")]
         return DecodingTable(
-            token_bytes,
+            TokenBytes(token_bytes),
             {token_id: token.content for token_id, token in added.items() if token.special},
-            frozenset(loses_first_space if strips and not byte_level else ()),
-            "replace" if byte_level else REPLACE_EACH_BYTE,
+            drops_first_space=strips and not byte_level,
+            own_space=frozenset(),
+            errors="replace" if byte_level else REPLACE_EACH_BYTE,
             control_ends_character=False,
         )
 

@@ -33,7 +33,8 @@ def test_only_the_library_of_the_vocabulary_is_imported(
     assert told.stdout.strip() == str([library])
 
 
-def test_python_holds_the_bytes_and_the_text_of_each_token_and_no_more(llama2_vocab: Path) -> None:
+def test_python_holds_at_most_20_bytes_a_token(llama2_vocab: Path) -> None:
+    """Measured: 15. Each token as an object, or its text, takes 50 and more."""
     file = llama2_vocab / "vocab-only.gguf"
     load_tokenizer(open_vocabulary(file))  # what is built once
     tracemalloc.start()
@@ -43,8 +44,4 @@ def test_python_holds_the_bytes_and_the_text_of_each_token_and_no_more(llama2_vo
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    table = tokenizer.decoding_table
-    known = [*table.token_bytes, *(text for text in table.texts if text is not None)]
-    # Each has an entry in a list, of 8 bytes; half of Llama's are also in a set, of those that
-    # begin with a space.
-    assert held_bytes < 1.5 * sum(sys.getsizeof(each) + 8 for each in known)
+    assert held_bytes < 20 * tokenizer.vocab_size

@@ -13,7 +13,7 @@ from llorch_worker.engine.constraints.masks import MaskedRow, Masker
 from llorch_worker.engine.constraints.matcher import Matcher
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.text.chat import Llama2Chat
-from llorch_worker.text.decoding_table import DecodingTable
+from llorch_worker.text.decoding_table import DecodingTable, TokenBytes
 from llorch_worker.text.tokenizer import Tokenizer
 
 NONE: frozenset[int] = frozenset()
@@ -100,7 +100,9 @@ class Bare:
     """A codec of a few tokens, among them none for most bytes."""
 
     special_ids: Mapping[str, int] = {"</s>": 0}
-    decoding_table = DecodingTable([b"", b"a", b"b"], {0: "</s>"}, frozenset(), "replace", False)
+    decoding_table = DecodingTable(
+        TokenBytes([b"", b"a", b"b"]), {0: "</s>"}, False, frozenset(), "replace", False
+    )
 
     def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
         return [" ab".index(letter) for letter in text if letter in "ab"]
