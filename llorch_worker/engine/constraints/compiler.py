@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-
-from llguidance import LLMatcher, LLParserLimits
+from typing import Final
 
 from llorch_worker.contract import Fault, GenerationRequest, InvalidRequest, describe
 from llorch_worker.engine.constraints.grammar import Grammar, grammar_of
@@ -15,25 +14,12 @@ from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
 
 PATIENCE_S = 5.0
 """On a free core the limits below let no grammar that we know compile for longer than 2 s."""
-
-
-def _limits(step_max_items: int) -> LLParserLimits:
-    return LLParserLimits(
-        initial_lexer_fuel=1_000_000,
-        max_grammar_size=200_000,
-        # Of one step, for which other jobs wait: a tenth of a second on a slow machine.
-        step_lexer_fuel=100_000,
-        step_max_items=step_max_items,
-        # A state takes 1 to 2 kB.
-        max_lexer_states=20_000,
-        verbose_errors=False,
-    )
-
-
-_LIMITS = _limits(10_000)
-_USERS_GRAMMAR_LIMITS = _limits(500)
-"""The 300th token of ``e: e e | "a" | e e e`` took 0.3 s with the other limits; with these the job
-fails at the 100th, which takes 12 ms."""
+LARGE_VOCABULARY: Final = 65_536
+"""From this many tokens on, a worker prepares for grammars before its first job."""
+_STEP_ITEMS: Final = 10_000
+_USERS_STEP_ITEMS: Final = 500
+"""The 300th token of ``e: e e | "a" | e e e`` took 0.3 s with the other limit; with this one the
+job fails at the 100th, which takes 12 ms."""
 
 
 class Compiler:
@@ -45,8 +31,11 @@ class Compiler:
         self._building = threading.Lock()
 
     def prepare(self) -> None:
-        """Builds what all grammars share. Python's other threads wait for it: 0.1 s for a
-        vocabulary of 32,000 tokens, 0.8 s for 128,000."""
+        """Builds what all grammars share, unless an earlier grammar needed it.
+
+        Python's other threads wait for it: 0.1 s for a vocabulary of 32,000 tokens, 0.8 s for
+        128,000.
+        """
         with self._building:
             _ = self._vocabulary.ll_tokenizer
 
@@ -77,6 +66,8 @@ class Compiler:
             raise _refusal(grammar, f"must compile within {self._patience_s:g} s") from None
 
     def _compile(self, grammar: Grammar) -> Matcher:
+        from llguidance import LLMatcher, LLParserLimits
+
         try:
             text = grammar.build()
         except ValueError:
@@ -85,7 +76,16 @@ class Compiler:
             self._vocabulary.spells(text.encode(errors="replace")) for text in grammar.source
         ):
             raise _refusal(grammar, "the model's vocabulary cannot spell each of them")
-        limits = _USERS_GRAMMAR_LIMITS if grammar.is_users_own else _LIMITS
+        limits = LLParserLimits(
+            initial_lexer_fuel=1_000_000,
+            max_grammar_size=200_000,
+            # Of one step, for which other jobs wait: a tenth of a second on a slow machine.
+            step_lexer_fuel=100_000,
+            step_max_items=_USERS_STEP_ITEMS if grammar.is_users_own else _STEP_ITEMS,
+            # A state takes 1 to 2 kB.
+            max_lexer_states=20_000,
+            verbose_errors=False,
+        )
         ll_matcher = LLMatcher(self._vocabulary.ll_tokenizer, text, log_level=0, limits=limits)
         matcher = Matcher(ll_matcher, self._vocabulary, grammar.field)
         # Also builds what the first steps would otherwise wait for.

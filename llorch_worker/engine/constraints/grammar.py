@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-from llguidance import LLMatcher
+from typing import Any, Literal
 
 from llorch_worker.contract import GenerationRequest, NamedToolChoice, Tool
 
@@ -26,17 +22,29 @@ with ``\\u`` or ``\\/``, a key could pass for another than the one that it spell
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """``field`` of the request, and the user's ``source`` in it.
-
-    ``build`` makes llguidance's form of it. It raises ValueError for half a character, which
-    UTF-8 cannot encode.
-    """
+    """``field`` of the request, the user's ``source`` in it, and the ``rules`` made of it."""
 
     field: str
     source: Any
-    build: Callable[[], str]
+    kind: Literal["json_schema", "regex", "lark", "several"]
+    rules: Any
     is_users_own: bool = False
     """Whether the user wrote its rules, which may be ambiguous without end."""
+
+    def build(self) -> str:
+        """llguidance's form of it. Raises ValueError for half a character, which UTF-8 cannot
+        encode."""
+        from llguidance import LLMatcher
+
+        match self.kind:
+            case "json_schema":
+                return LLMatcher.grammar_from_json_schema(self.rules)
+            case "regex":
+                return LLMatcher.grammar_from_regex(self.rules)
+            case "lark":
+                return LLMatcher.grammar_from_lark(self.rules)
+            case "several":
+                return json.dumps({"grammars": self.rules})
 
 
 def grammar_of(request: GenerationRequest) -> Grammar | None:
@@ -51,21 +59,17 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
         if given.json_ is not None:
             return _json_schema("structured_outputs.json", given.json_)
         if given.regex is not None:
-            build = partial(LLMatcher.grammar_from_regex, given.regex)
-            return Grammar("structured_outputs.regex", given.regex, build)
+            return Grammar("structured_outputs.regex", given.regex, "regex", given.regex)
         if given.choice is not None:
             texts = "start: " + " | ".join(map(json.dumps, given.choice))
-            build = partial(LLMatcher.grammar_from_lark, texts)
-            return Grammar("structured_outputs.choice", given.choice, build)
-        assert given.grammar is not None
-        build = partial(LLMatcher.grammar_from_lark, given.grammar)
-        return Grammar("structured_outputs.grammar", given.grammar, build, is_users_own=True)
+            return Grammar("structured_outputs.choice", given.choice, "lark", texts)
+        lark = given.grammar
+        return Grammar("structured_outputs.grammar", lark, "lark", lark, is_users_own=True)
     return _forced_calls(request) if request.forces_a_call else None
 
 
 def _json_schema(field: str, schema: dict[str, Any]) -> Grammar:
-    with_options = {"x-guidance": _OPTIONS, **schema}
-    return Grammar(field, schema, partial(LLMatcher.grammar_from_json_schema, with_options))
+    return Grammar(field, schema, "json_schema", {"x-guidance": _OPTIONS, **schema})
 
 
 def _forced_calls(request: GenerationRequest) -> Grammar:
@@ -91,7 +95,7 @@ def _forced_calls(request: GenerationRequest) -> Grammar:
         ),
     ]
     source = [tool.model_dump(mode="json") for tool in tools]
-    return Grammar("tools", source, partial(json.dumps, {"grammars": grammars}))
+    return Grammar("tools", source, "several", grammars)
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

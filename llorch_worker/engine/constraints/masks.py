@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from llguidance import LLExecutor
-from llguidance.numpy import fill_next_token_bitmask_par
 
 from llorch_worker.engine.constraints.matcher import Bits, Matcher
 
@@ -91,11 +89,14 @@ class Masker:
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
+        from llguidance import LLExecutor
+        from llguidance.numpy import fill_next_token_bitmask_par
+
         self._vocab_size = vocab_size
         # One more id for the end, as in ConstraintVocabulary.
         self._words = vocab_size // 32 + 1
         self._on_cpu, self._pinned = device.type == "cpu", device.type == "cuda"
-        self._executor = LLExecutor()
+        self._fill_bits = partial(fill_next_token_bitmask_par, LLExecutor())
         self._thread = ThreadPoolExecutor(1, "llorch-masks")
         # [most rows so far, bytes of a mask, 8]; reused to avoid the page faults of new memory.
         self._highest = np.empty((0, self._words * 4, 8), np.float32)
@@ -111,7 +112,7 @@ class Masker:
         bits = masks.numpy()
         free = [(r.matcher.ll_matcher, i) for i, r in enumerate(rows) if not r.matcher.forced]
         if free:
-            fill_next_token_bitmask_par(self._executor, free, bits)
+            self._fill_bits(free, bits)
         for row, mask in zip(rows, bits, strict=True):
             row.matcher.finish_row(mask, row.stop_ids, row.may_stop)
         if not self._on_cpu:

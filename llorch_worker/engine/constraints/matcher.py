@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
 
 from llorch_worker.contract import Fault, InvalidRequest
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 Bits = npt.NDArray[np.int32]
 """One bit for each id of the vocabulary and its end, the lowest bit of the first number first."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
-
-from llguidance import LLTokenizer
+from typing import TYPE_CHECKING
 
 from llorch_worker.text import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 _SPECIAL = b"\xff"
 """llguidance's mark of a token that is not text. UTF-8 never has this byte."""
@@ -38,6 +40,8 @@ class ConstraintVocabulary:
     @cached_property
     def ll_tokenizer(self) -> LLTokenizer:
         """Built on first use."""
+        from llguidance import LLTokenizer
+
         return LLTokenizer(self, n_vocab=self.end_id + 1, slices=_SLICES)  # type: ignore[arg-type]
 
     @cached_property

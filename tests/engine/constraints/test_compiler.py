@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -30,6 +32,30 @@ def words() -> ConstraintVocabulary:
 def bytes_too(loaded: Any) -> ConstraintVocabulary:
     tokenizer = loaded.tokenizer
     return ConstraintVocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+
+
+SERVE = """
+import sys
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.engine import Engine
+
+def answer(**fields):
+    request = GenerationRequest(prompt="a", max_tokens=2, **fields)
+    engine.submit(request).result(60)
+    print("llguidance" in sys.modules)
+
+with Engine.load(sys.argv[1], device="cpu", max_context=64) as engine:
+    engine.warm_up()
+    answer()
+    answer(response_format={"type": "text"})
+    answer(structured_outputs={"regex": "a+"})
+"""
+
+
+def test_llguidance_is_imported_for_the_first_grammar(loaded: Any) -> None:
+    command = [sys.executable, "-c", SERVE, str(loaded.path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["False", "False", "True"]
 
 
 def test_a_request_without_a_grammar_needs_no_vocabulary(words: ConstraintVocabulary) -> None:

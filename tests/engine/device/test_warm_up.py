@@ -11,6 +11,7 @@ import torch
 from llorch_worker.contract import GenerationRequest, ModelLoadFailed
 from llorch_worker.engine import Engine
 from llorch_worker.engine import engine as engine_module
+from llorch_worker.engine.constraints.compiler import Compiler
 from llorch_worker.engine.device.warm_up import first_requests
 from tests.engine.conftest import LoadedModel
 
@@ -87,6 +88,19 @@ def test_the_first_requests_fit_into_the_shortest_context() -> None:
             for request in requests:
                 assert request.prompt_token_ids == (0,)
                 assert request.max_tokens == 1
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_warm_up_on_the_cpu_prepares_for_grammars_if_the_vocabulary_is_large(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    prepared: list[Compiler] = []
+    monkeypatch.setattr(Compiler, "prepare", lambda compiler: prepared.append(compiler))
+    size = loaded.config.vocab_size
+    monkeypatch.setattr(engine_module, "LARGE_VOCABULARY", size if large else size + 1)
+    with loaded.engine() as engine:
+        engine.warm_up()
+    assert bool(prepared) == large
 
 
 def test_a_warm_up_runs_one_token_on_the_cpu_and_measures_memory(loaded: LoadedModel) -> None:
