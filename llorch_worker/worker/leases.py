@@ -141,7 +141,9 @@ class LeaseKeeper:
         if not held:
             # For the sweep, and to notice when Redis is away.
             self._leases_exist = bool(self._redis.exists(keys.LEASES))
+        asked_s = time.monotonic()
         lost = claims.renew(self._redis, held, lease_ms=self._lease_ms) if held else []
+        HELD_CLAIMS.note_renewed(set(held) - set(lost), asked_s)
         self._renewed_s = time.monotonic()
         for claim in lost:
             self._on_lost(claim)
