@@ -164,6 +164,9 @@ class LeaseKeeper:
         ms = max(1, round(0.9e3 * every_s))
         try:
             free = self._redis.set(key, 1, nx=True, px=ms)
+            if not free and self._redis.pttl(key) > ms:
+                # Redis' clock was set back, and the key would stay until it has caught up.
+                free = self._redis.set(key, 1, px=ms)
         except ResponseError:
             # At maxmemory, all do it.
             free = True
