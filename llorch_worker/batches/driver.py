@@ -14,6 +14,7 @@ from llorch_worker.contract import (
     GenerationRequest,
     GenerationResult,
     LlorchError,
+    ModelNotServed,
     QueueFull,
 )
 from llorch_worker.contract.errors import BrokerRefused
@@ -47,7 +48,7 @@ class Driver:
         *,
         window: int,
         adapt: Adapt = lambda request: request,
-        on_wait: Callable[[QueueFull | BrokerUnavailable], None] = lambda _: None,
+        on_wait: Callable[[QueueFull | ModelNotServed | BrokerUnavailable], None] = lambda _: None,
     ) -> None:
         """``on_wait`` hears why nothing is sent now."""
         self._client = client
@@ -58,6 +59,8 @@ class Driver:
         # Submits run on threads, which would overtake each other.
         self._in_order = asyncio.Lock()
         self._on_wait = on_wait
+        self._served: set[str | None] = set()
+        """The models that took jobs, as requests name them."""
         self._stopped: asyncio.Future[NotRun] = asyncio.get_running_loop().create_future()
 
     @property
@@ -132,12 +135,16 @@ class Driver:
                             break
                         known = True
                         job = await self._client.submit(request, job_id=job_id)
+                    self._served.add(request.model)
                     return await self._result(job)
                 except TimeoutError:
                     continue
                 except BrokerRefused:
                     raise
-                except (QueueFull, BrokerUnavailable) as error:
+                except (QueueFull, ModelNotServed, BrokerUnavailable) as error:
+                    # A Redis that lost its data forgot the models too. Workers announce them again.
+                    if isinstance(error, ModelNotServed) and request.model not in self._served:
+                        return error
                     self._on_wait(error)
                     await self._pause()
                 except LlorchError as error:

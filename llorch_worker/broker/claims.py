@@ -246,8 +246,16 @@ def lapse(client: Redis, claim: Claim) -> None:
 
 
 def hand_back(client: Redis, claim: Claim) -> bool:
-    """Puts a job back to the head of its queue; the attempt does not count."""
+    """Puts a job back to the head of its queue; the attempt does not count. False if the claim was
+    lost or has ended."""
     return _release(client, claim, "queued")
+
+
+def restore(client: Redis, claim: Claim) -> bool:
+    """:func:`hand_back` for a job that Redis knows nothing of, because it lost its data; False if
+    it knows the job. Call it only if the records of the job's end cannot have expired."""
+    known = (claim.job_id, claim.fence, claim.attempt - 1, claim.first_claimed_ms, claim.list_key)
+    return bool(run_script(client, "restore", [*known, claim.message]))
 
 
 def _release(client: Redis, claim: Claim, state: str, ttl_s: int = 0) -> bool:

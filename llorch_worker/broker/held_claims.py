@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llorch_worker.broker.claims import Claim
@@ -28,6 +29,7 @@ class HeldClaims:
         self._claims: dict[str, Claim] = {}
         self._ended: set[Claim] = set()
         self._last_entries: dict[Claim, LastEntries] = {}
+        self._renewed_s: dict[Claim, float] = {}
         self.fenced_writes = 0
         """Writes of tokens or results that Redis refused because their claim was lost."""
         # Reentrant: a signal handler may settle claims while its thread holds the lock.
@@ -42,6 +44,18 @@ class HeldClaims:
             self._claims.pop(claim.tag, None)
             self._ended.discard(claim)
             self._last_entries.pop(claim, None)
+            self._renewed_s.pop(claim, None)
+
+    def note_renewed(self, claims: Iterable[Claim], at_s: float) -> None:
+        """Notes that Redis renewed the leases of these claims; ``at_s``: by this process' monotonic
+        clock."""
+        with self._lock:
+            self._renewed_s |= {claim: at_s for claim in claims if claim.tag in self._claims}
+
+    def unrenewed_s(self, claim: Claim) -> float:
+        """Seconds since the claim certainly held."""
+        with self._lock:
+            return time.monotonic() - self._renewed_s.get(claim, claim.taken_s)
 
     def leave_entries(self, claim: Claim, entries: LastEntries) -> None:
         """Leaves events to be written with the job's end."""

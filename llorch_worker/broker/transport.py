@@ -118,7 +118,7 @@ class ClaimQoS(kombu_redis.QoS):
             if not HELD_CLAIMS.has_ended(claim):
                 with self.channel.conn_or_acquire() as client:
                     if requeue:
-                        claims.hand_back(client, claim)
+                        self._hand_back(client, claim)
                     else:
                         claims.end(client, claim, self.channel.terms)
         finally:
@@ -128,6 +128,17 @@ class ClaimQoS(kombu_redis.QoS):
             virtual.QoS.ack(self, delivery_tag)
             self.channel.note_room()
         return True
+
+    def _hand_back(self, client: Any, claim: Claim) -> None:
+        terms = self.channel.terms
+        # Later, another worker may have ended the job, and what Redis knew of it may have expired.
+        known_s = terms.lease_ms / 1e3 + terms.result_ttl_s
+        if (
+            not claims.hand_back(client, claim)
+            and HELD_CLAIMS.unrenewed_s(claim) < known_s
+            and claims.restore(client, claim)
+        ):
+            logger.warning("Redis lost its data; job %s is queued again", claim.job_id)
 
 
 class ClaimChannel(kombu_redis.Channel):

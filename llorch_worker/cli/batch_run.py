@@ -139,7 +139,7 @@ class _Run:
         if not await client.workers():
             self._screen.note("no worker is running: the jobs wait until one starts", "yellow")
 
-    def _tell(self, error: QueueFull | BrokerUnavailable) -> None:
+    def _tell(self, error: QueueFull | ModelNotServed | BrokerUnavailable) -> None:
         if type(error) not in self._told:
             self._told.add(type(error))
             why = f"waiting for room: {error.message}" if isinstance(error, QueueFull) else error

@@ -141,7 +141,9 @@ class LeaseKeeper:
         if not held:
             # For the sweep, and to notice when Redis is away.
             self._leases_exist = bool(self._redis.exists(keys.LEASES))
+        asked_s = time.monotonic()
         lost = claims.renew(self._redis, held, lease_ms=self._lease_ms) if held else []
+        HELD_CLAIMS.note_renewed(set(held) - set(lost), asked_s)
         self._renewed_s = time.monotonic()
         for claim in lost:
             self._on_lost(claim)
@@ -162,6 +164,9 @@ class LeaseKeeper:
         ms = max(1, round(0.9e3 * every_s))
         try:
             free = self._redis.set(key, 1, nx=True, px=ms)
+            if not free and self._redis.pttl(key) > ms:
+                # Redis' clock was set back, and the key would stay until it has caught up.
+                free = self._redis.set(key, 1, px=ms)
         except ResponseError:
             # At maxmemory, all do it.
             free = True

@@ -1,4 +1,4 @@
-"""How far ahead of its answers a batch is read."""
+"""How far ahead of its answers a batch is read, and what it waits for."""
 
 from __future__ import annotations
 
@@ -6,13 +6,30 @@ import asyncio
 from collections.abc import AsyncIterator
 from uuid import uuid4
 
+import redis
+
 from llorch_worker.batches.driver import WINDOWS_AHEAD, Driver
 from llorch_worker.batches.endpoints import ENDPOINTS
 from llorch_worker.batches.lines import Line, OpenAILine, OpenAIRules
 from llorch_worker.batches.raw_lines import RawLine
+from llorch_worker.broker import keys
+from llorch_worker.broker.claims import fail
+from llorch_worker.broker.connection import connect
 from llorch_worker.client import AsyncClient
+from llorch_worker.client.admission import MODELS_FRESH_S
+from llorch_worker.contract import InternalError, LlorchError
+from tests.broker.jobs import TERMS, announce, take
+from tests.services import RedisServer
 
 WINDOW = 4
+GET_S = 60
+RULES = OpenAIRules(ENDPOINTS, frozenset())
+
+
+def line(number: int, model: str, prompts: int = 1) -> Line:
+    body = {"model": model, "prompt": ["x"] * prompts}
+    fields = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": body}
+    return OpenAILine(RawLine(number, b""), fields, RULES)
 
 
 def test_lines_with_many_prompts_are_not_all_in_memory() -> None:
@@ -22,14 +39,11 @@ def test_lines_with_many_prompts_are_not_all_in_memory() -> None:
 
 async def lines_read(prompts: int) -> int:
     read = 0
-    rules = OpenAIRules(ENDPOINTS, frozenset())
-    body = {"model": "toy", "prompt": ["x"] * prompts}
-    fields = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": body}
 
     async def lines() -> AsyncIterator[Line]:
         nonlocal read
         for read in range(1, 100):
-            yield OpenAILine(RawLine(read, b""), fields, rules)
+            yield line(read, "toy", prompts)
 
     waits = asyncio.Event()
     async with AsyncClient("redis://127.0.0.1:1") as client:
@@ -39,3 +53,37 @@ async def lines_read(prompts: int) -> int:
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
     return read
+
+
+def test_a_batch_waits_for_a_model_that_redis_has_forgotten(own_server: RedisServer) -> None:
+    with connect(own_server.url) as store:
+        assert asyncio.run(asyncio.wait_for(answers(store, own_server.url), GET_S)) == [
+            "INTERNAL",
+            "INTERNAL",
+            "MODEL_NOT_SERVED",
+        ]
+
+
+async def answers(store: redis.Redis, url: str) -> list[str]:
+    """The codes of three lines. The model of the first two is forgotten in between."""
+    announce(store)
+
+    async def fail_one() -> None:
+        while not (claims := take(store)):
+            await asyncio.sleep(0.01)
+        assert fail(store, claims[0], InternalError("the end"), TERMS)
+
+    async def lines() -> AsyncIterator[Line]:
+        yield line(1, "toy")
+        await fail_one()
+        store.delete(keys.MODELS)
+        # The client knows it for a while.
+        await asyncio.sleep(MODELS_FRESH_S)
+        yield line(2, "toy")
+        await fail_one()
+        yield line(3, "never served")
+
+    async with AsyncClient(url) as client:
+        driver = Driver(client, uuid4(), window=1, on_wait=lambda _: announce(store))
+        ends = [end async for _, end in driver.ends(lines())]
+        return [end.code for end in ends if isinstance(end, LlorchError)]

@@ -14,6 +14,7 @@ from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.results import decode_state
 from llorch_worker.broker.scripts import run_script
+from llorch_worker.contract import InternalError
 from tests.broker.jobs import TERMS, look, push, sweep, take
 from tests.messages import QUEUE, envelope
 
@@ -125,6 +126,35 @@ def test_a_claim_that_a_failover_forgot_cannot_write_beside_the_next_one(
     assert claims.renew(store, [forgotten], lease_ms=1000) == [forgotten]
     assert not claims.hand_back(store, forgotten)
     assert claims.end(store, next_one, TERMS)
+
+
+def test_a_job_that_redis_lost_is_restored_once_and_is_no_new_job(store: redis.Redis) -> None:
+    lost = take_one(store)
+    store.flushall()
+    assert claims.restore(store, lost)
+    assert not claims.restore(store, lost)
+    (again,) = take(store)
+    assert again.message == lost.message
+    assert again.fence > lost.fence
+    assert (again.attempt, again.first) == (1, False)
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_a_job_that_redis_knows_is_not_restored(store: redis.Redis, end: bool) -> None:
+    claim = take_one(store)
+    if end:
+        claims.fail(store, claim, InternalError("the end"), TERMS)
+    assert not claims.restore(store, claim)
+    assert not take(store)
+
+
+def test_a_copy_beside_a_restored_job_is_dropped(store: redis.Redis) -> None:
+    lost = take_one(store)
+    # A stock producer's message came back with older data, in which no worker had claimed it.
+    store.flushall()
+    push(store, "a")
+    assert claims.restore(store, lost)
+    assert [claim.job_id for claim in take(store)] == ["a"]
 
 
 def test_an_acknowledgement_after_the_end_leaves_the_message_to_what_follows(

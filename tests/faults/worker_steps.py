@@ -165,6 +165,18 @@ def a_worker_hands_a_job_back(stage: Stage) -> Acts:
     assert again.attempt == 1
 
 
+@STEPS.breaking("restore")
+def a_worker_restores_a_job_that_redis_lost(stage: Stage) -> Acts:
+    (claim,) = stage.claimed("a")
+    stage.store.delete(keys.job("a"), keys.result("a"), keys.LEASES)
+    stage.ends()
+    yield None
+    insist(lambda: claims.restore(stage.channel, claim))
+    yield ["a"]
+    (again,) = take(stage.store)
+    assert (again.message, again.attempt, again.first) == (claim.message, 1, False)
+
+
 @STEPS.breaking("release")
 def a_worker_lets_a_lease_lapse(stage: Stage) -> Acts:
     (claim,) = stage.claimed("a")

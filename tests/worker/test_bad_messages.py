@@ -17,7 +17,7 @@ from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.services import WorkerProcess, held_ids, wait_until
 
 GET_S = 60
-TOO_LONG = "x" * 300
+TOO_LONG = "x" * 70_000
 
 
 @pytest.fixture(autouse=True)
@@ -166,6 +166,19 @@ def test_an_invalid_message_that_names_its_job_also_ends_it(
         assert letter["reason"] == reason
         (fault,) = caught.value.faults
         assert (fault.field, fault.rule) == ("message", reason)
+
+
+@pytest.mark.parametrize("job_id", ["x" * 256, "ü" * 256, "a/b:" * 2_500])
+def test_a_job_whose_id_is_too_long_is_refused_with_the_rule(
+    client: Client, stock: Celery, job_id: str
+) -> None:
+    kwargs = {"prompt": "x", "max_tokens": 1}
+    result = stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE, task_id=job_id)
+    with pytest.raises(Exception, match="string of 1 to 255 characters"):
+        result.get(timeout=GET_S)
+    with pytest.raises(InvalidRequest):
+        client.submit(**kwargs, job_id=job_id + "y").result(GET_S)
+    assert [letter["id"] for letter in letters(client, 2)] == [job_id + "y", job_id]
 
 
 def test_an_unknown_task_becomes_a_dead_letter_and_fails_for_its_producer(

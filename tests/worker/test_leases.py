@@ -107,6 +107,18 @@ def test_keepers_take_turns_at_sweeps(own_server: RedisServer) -> None:
             wait_until(lambda: client.zcard(keys.LEASES) == 0)
 
 
+def test_a_turn_taken_before_redis_clock_was_set_back_keeps_nobody_from_sweeping(
+    own_server: RedisServer,
+) -> None:
+    with connect(own_server.url) as client:
+        push(client, "a")
+        (claim,) = take(client)
+        claims.lapse(client, claim)
+        client.set(keys.turn("sweep"), 1, ex=3600)
+        with keeping(client, threading.Event(), lease_s=3600.0):
+            wait_until(lambda: client.zcard(keys.LEASES) == 0)
+
+
 def renewals(client: redis.Redis) -> int:
     """Of a keeper without claims: it asks whether there are leases."""
     return int(client.info("commandstats")["cmdstat_exists"]["calls"])

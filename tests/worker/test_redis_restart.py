@@ -9,9 +9,20 @@ import pytest
 from celery import Celery
 
 from llorch_worker.client import Client
+from llorch_worker.client.stream import StreamEntry
 from llorch_worker.contract import TASK_NAME, Cancelled, Tokens
 from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, begun, held_ids, token_ids, wait_until
+from tests.services import (
+    RedisServer,
+    WorkerProcess,
+    begun,
+    held_ids,
+    own_redis,
+    running_worker,
+    stock_app,
+    token_ids,
+    wait_until,
+)
 
 GET_S = 60
 ATTEMPTS_TO_SEND_S = 2.0
@@ -91,6 +102,38 @@ def test_jobs_that_run_through_a_reconnect_still_fill_their_slots(
     assert own_worker.text().index(f"{queued.id}] received") > ignored
     running[1].cancel()
     wait_until(lambda: not held_ids(own_client.redis))
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_running_jobs_survive_a_redis_that_loses_all_its_data(
+    tmp_path: Path, latch: Latch, restart: bool
+) -> None:
+    with (
+        own_redis() as server,
+        running_worker(server.url, tmp_path, model_name="toy", max_sequences=2, lease_s=4),
+        Client(server.url) as client,
+        stock_app(server.url) as stock,
+    ):
+        job = begun(client.submit(prompt=latch.prompt(after=200), max_tokens=300, tenant="acme"))
+        kwargs = {"prompt": latch.prompt(after=200), "max_tokens": 300}
+        sent = stock.send_task(TASK_NAME, kwargs=kwargs, queue="llorch.toy")
+        begun(client.job(sent.id))
+        seen: list[StreamEntry] = []
+        stream = job.stream(timeout=GET_S)
+        while not token_ids(seen):
+            seen.append(next(stream))
+        if restart:
+            server.halt()
+            server.start()
+        else:
+            client.redis.flushall()
+        latch.open()
+        assert sent.get(timeout=GET_S)["choices"][0]["token_ids"] == list(range(300))
+        assert list(job.result(GET_S).choices[0].token_ids) == list(range(300))
+        if not restart:
+            assert token_ids([*seen, *stream]) == list(range(300))
+        assert token_ids(job.stream(timeout=GET_S)) == list(range(300))
+        wait_until(lambda: not held_ids(client.redis), what="the acknowledgement")
 
 
 def test_a_job_that_waits_for_its_time_survives_a_reconnect(

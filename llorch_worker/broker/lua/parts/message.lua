@@ -53,12 +53,16 @@ local function unix_ms(text) -- rare
   return math.floor(1000 * (seconds + (tonumber('0' .. fraction) or 0)))
 end
 
+-- The worker refuses jobs with shorter ids than this too. It can tell their producers, because it claims
+-- them.
+local MOST_ID_BYTES = 65536
+
 -- The job's id and its ETA, in ms; nil for a message without a usable id. The ETA is nil if there is
 -- none, and false if it cannot be read.
 local function read_message(message)
   -- Our client's begin so: see message.py. Whoever claims one that is broken further on refuses it.
   local ours = message:match('^{"headers": {"' .. ENQUEUED_AT .. '": [^{}]-"id": "([%w-]+)", "eta": null, ')
-  if ours and #ours <= 255 then
+  if ours and #ours <= MOST_ID_BYTES then
     return ours
   end
   local ok, decoded = pcall(cjson.decode, message)
@@ -75,7 +79,7 @@ local function read_message(message)
     -- Celery's first message protocol
     id = decoded.properties.correlation_id
   end
-  if type(id) ~= 'string' or #id == 0 or #id > 255 or not is_text(id)
+  if type(id) ~= 'string' or #id == 0 or #id > MOST_ID_BYTES or not is_text(id)
       or repaired and id:find('%z') then
     return nil
   end

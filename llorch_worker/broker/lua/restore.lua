@@ -1,0 +1,16 @@
+-- Put a job that its worker still runs back to the head of its queue, because Redis lost its data and
+-- knows nothing of it. This attempt does not count.
+--
+-- Returns 1 if it did, 0 if the job is known.
+
+local job_id, fence, attempts, first_claim_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local list, message = ARGV[5], ARGV[6]
+
+if redis.call('EXISTS', job_key(job_id), result_key(job_id)) > 0 then
+  return 0
+end
+allow_writes()
+redis.call('HSET', job_key(job_id), 'state', 'queued', 'fence', fence, 'attempts', attempts,
+  'first_claim_ms', first_claim_ms)
+redis.call('RPUSH', list, message)
+return 1
