@@ -33,6 +33,7 @@ settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LONGEST = (
+    "engine/emulated_pc/test_variants_on_a_pc.py",
     "worker/test_doorbell.py",
     "faults/test_partition.py",
     "cli/test_cards.py",
