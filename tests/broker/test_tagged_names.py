@@ -115,7 +115,10 @@ def test_asynchronous_clients_name_the_same(url: str, raw: redis.Redis) -> None:
 def test_news_of_queues_name_them_without_the_tag(client: redis.Redis, raw: redis.Redis) -> None:
     with own_connection(client) as asking, own_connection(client) as hearing:
         news = QueueNews(asking, hearing, "toy")
-        news.check()
+        client.set(keys.watch("toy"), 1)
+        news.note_renewal()
+        assert news.read(GET_S) == set()
+        assert news.renewals == 0
         for name in ("llorch.toy", "llorch.toy@gpu0.host"):
             raw.lpush(f"{PREFIX}{name}", "a job")
             raw.lpush(name, "of somebody else")
