@@ -204,7 +204,7 @@ def _check_place(job: Job, seen: Snapshot) -> None:
         assert job.end is not None or job.forgotten
     assert waiting <= job.pushed
     kept = state in ("claimed", "scheduled") or job.id in seen.follow_ups
-    assert ("message" in seen.record(job.id)) == kept, (job.id, state, kept)
+    assert bool(seen.record(job.id).get("message")) == kept, (job.id, state, kept)
 
 
 def _check_end(job: Job, seen: Snapshot) -> None:

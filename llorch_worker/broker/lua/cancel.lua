@@ -42,7 +42,6 @@ end
 end_stream(job_id, end_event, stream_s)
 local message, list = unpack(redis.call('HMGET', job, 'message', 'list'))
 redis.call('HINCRBY', job, 'fence', 1)
-redis.call('HDEL', job, 'list', 'message')
 end_record(job_id, record_s, keep_s)
 if message then
   -- It waited for its ETA, or its worker has died: no list has its message.

@@ -51,18 +51,25 @@ local function is_revoked_elsewhere(id)
   return is_revoke(redis.pcall('GET', result_key(id)))
 end
 
--- Store the end of a job that ran. Somebody may have read a revoke that came too late for the claim: it
--- stays, because a result does not change.
-local function store_result(job_id, document, keep_s)
+-- The same as store_state, unless such a revoke is stored. Somebody may have read it: it stays, because a
+-- result does not change. Returns whether the state was stored.
+local function store_unless_revoked(job_id, document, keep_s, ttl_s)
   local result = result_key(job_id)
-  local before = redis.pcall('SET', result, document, 'EX', keep_s, 'GET')
+  local before
+  if ttl_s then
+    before = redis.pcall('SET', result, document, 'EX', ttl_s, 'GET')
+  else
+    before = redis.pcall('SET', result, document, 'GET')
+  end
   if is_revoke(before) then
     redis.call('SET', result, before, 'EX', keep_s)
+    return false
   elseif type(before) == 'table' then -- an error: the key is of another type
-    store_state(job_id, document, keep_s)
+    store_state(job_id, document, ttl_s)
   else
     redis.call('PUBLISH', result, document)
   end
+  return true
 end
 
 -- The number of the last entry of a job's stream, 0 if it has none; nil if the key is no stream. Read
@@ -95,16 +102,24 @@ end
 -- The stream is the job's journal, so it begins to expire, in ttl_s seconds, only with the job's end.
 local function write_events(call, job_id, first, events, end_event, ttl_s)
   local stream = events_key(job_id)
-  local number = last_number(job_id) or 0
+  local function add(by, number, event)
+    return by('XADD', stream, string.format('%d-0', number), 'event', event)
+  end
+  local number = last_numbers[job_id]
+  -- Mostly there are only earlier entries. Then the first event tells so by going in.
+  if not number and events[1] and type(add(redis.pcall, first, events[1])) == 'string' then
+    number = tonumber(first)
+  end
+  number = number or last_number(job_id) or 0
   for i, event in ipairs(events) do
     local at = first + i - 1
     if at > number then
       number = at
-      call('XADD', stream, string.format('%d-0', number), 'event', event)
+      add(call, number, event)
     end
   end
   if end_event then
-    call('XADD', stream, string.format('%d-0', number + 1), 'event', end_event)
+    add(call, number + 1, end_event)
     call('EXPIRE', stream, ttl_s)
   end
 end
@@ -116,10 +131,10 @@ local function end_stream(job_id, end_event, ttl_s, first, events)
 end
 
 -- The record and the idempotency key of a job that has ended expire after keep_s and key_s seconds.
--- The caller may know that key, or with false that there is none.
+-- The caller may know that key, or with false that there is none. Its message is no longer needed.
 local function end_record(job_id, keep_s, key_s, idempotency)
   local job = job_key(job_id)
-  redis.call('HSET', job, 'state', 'ended')
+  redis.call('HSET', job, 'state', 'ended', 'message', '')
   redis.call('EXPIRE', job, keep_s)
   if idempotency == nil then
     idempotency = redis.call('HGET', job, 'idempotency')

@@ -17,7 +17,6 @@ end
 -- The first write, which cannot grow: see allow_writes.
 redis.call('ZREM', LEASES, job_id)
 if state == 'ended' then
-  redis.call('HDEL', job, 'message', 'list')
   end_record(job_id, keep_s, keep_s)
   redis.call('EXPIRE', result_key(job_id), keep_s)
   return 1
