@@ -7,7 +7,7 @@ import time
 import redis
 
 from llorch_worker.broker import registry, worker_queues
-from llorch_worker.broker.registry import ModelCard
+from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.contract import (
     ContextLengthExceeded,
     Fault,
@@ -16,8 +16,9 @@ from llorch_worker.contract import (
     ModelNotServed,
 )
 
-MODELS_FRESH_S = 2.0
-"""How long a client uses its list of models before a submit reads it again."""
+FRESH_S = 0.1
+"""How long a client uses its lists of models and workers before a submit reads them again. The list
+of workers may be long, and each job without a model's name needs it."""
 
 
 class Admission:
@@ -26,7 +27,8 @@ class Admission:
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
         self._models: dict[str, ModelCard] = {}
-        self._read_at_s = float("-inf")
+        self._workers: list[WorkerCard] = []
+        self._models_read_s = self._workers_read_s = float("-inf")
 
     def admit(
         self, request: GenerationRequest, default_model: str | None, worker: str | None = None
@@ -62,10 +64,9 @@ class Admission:
         Raises ModelNotServed and InvalidRequest, see :meth:`admit`.
         """
         name = name or self._only_model(worker)
-        fresh = time.monotonic() - self._read_at_s < MODELS_FRESH_S
-        if not fresh or name not in self._models:
+        if name not in self._models or not _is_fresh(self._models_read_s):
             self._models = registry.models(self._redis)
-            self._read_at_s = time.monotonic()
+            self._models_read_s = time.monotonic()
         card = self._models.get(name)
         if card is None:
             known = ", ".join(sorted(self._models)) or "none"
@@ -77,15 +78,24 @@ class Admission:
         return ", ".join(alive) or "none"
 
     def _only_model(self, worker: str | None) -> str:
-        cards = registry.workers(self._redis)
-        alive = {card.model for card in cards if worker in (None, card.hostname)}
-        alive = alive or {card.model for card in cards}
-        names = sorted(alive or registry.models(self._redis))
+        if _is_fresh(self._workers_read_s) and len(names := self._served(worker)) == 1:
+            return names.pop()
+        self._workers = registry.workers(self._redis)
+        self._workers_read_s = time.monotonic()
+        names = self._served(worker) or self._served(None) or set(registry.models(self._redis))
         if not names:
             raise ModelNotServed(
                 "no worker has served any model at this Redis; start one with `llorch worker`"
             )
         if len(names) > 1:
-            fault = Fault(field="model", rule=f"must be one of {', '.join(names)}", got="none")
-            raise InvalidRequest.from_faults([fault])
-        return names[0]
+            rule = f"must be one of {', '.join(sorted(names))}"
+            raise InvalidRequest.from_faults([Fault(field="model", rule=rule, got="none")])
+        return names.pop()
+
+    def _served(self, worker: str | None) -> set[str]:
+        """The models of the live workers, or of ``worker`` alone."""
+        return {card.model for card in self._workers if worker in (None, card.hostname)}
+
+
+def _is_fresh(read_s: float) -> bool:
+    return time.monotonic() - read_s < FRESH_S

@@ -66,7 +66,8 @@ class Creation:
         conversation = [*await self._earlier(), *self.body.input]
         generation = self.body.to_generation(conversation)
         if generation.model is None:
-            generation = generation.model_copy(update={"model": await self._only_model()})
+            card = await self.gateway.client.model_card()
+            generation = generation.model_copy(update={"model": card.name})
         created_at = int(time.time())
 
         def record_of(job_id: str) -> ResponseRecord:
@@ -120,12 +121,6 @@ class Creation:
         if isinstance(end, LlorchError) or failure_of(end):
             raise _refused("PREVIOUS_RESPONSE_FAILED", "the previous response failed")
         return [*record.conversation, *output_of(record, end)]
-
-    async def _only_model(self) -> str | None:
-        """The one model that is served; None if there are several, which the queue refuses."""
-        models = {card.model for card in await self.gateway.client.workers()}
-        models = models or {card.name for card in await self.gateway.client.models()}
-        return models.pop() if len(models) == 1 else None
 
     async def _result(self, record: ResponseRecord, job: AsyncJob) -> Response:
         """Raises ``LlorchError`` if the job fails."""

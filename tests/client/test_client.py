@@ -158,6 +158,18 @@ def test_a_model_must_be_named_if_there_are_several(
             client.submit(prompt="x")
 
 
+def test_jobs_without_a_models_name_do_not_read_all_workers_each(
+    toy_worker: WorkerProcess, client: Client
+) -> None:
+    """A fleet may have a thousand."""
+    jobs = [client.submit(prompt="x", max_tokens=1)]
+    client.redis.config_resetstat()
+    jobs += [client.submit(prompt="x", max_tokens=1) for _ in range(50)]
+    stats = client.redis.info("commandstats")
+    assert stats.get("cmdstat_smembers", {"calls": 0})["calls"] < len(jobs) / 2
+    assert {job.result(GET_S).model for job in jobs} == {jobs[0].result(GET_S).model}
+
+
 def test_an_unreachable_redis_is_one_sentence_with_a_remedy_and_without_the_password() -> None:
     url = f"redis://user:hunter2@127.0.0.1:{free_port()}/0"
     began_s = time.monotonic()

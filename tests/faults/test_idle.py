@@ -1,15 +1,20 @@
-"""An idle worker sends Redis few commands and stays connected."""
+"""A worker sends Redis few commands, idle or for a job, and stays connected."""
 
 from __future__ import annotations
 
 import time
 
+from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from tests.faults.conftest import StartWorker
+from tests.services import wait_until
 
 MOST_COMMANDS_A_SECOND = 12
 """Just after a job. Once it has been idle for ten seconds it sends four: ``benches/fleet``."""
 WINDOW_S = 4.0
+MOST_COMMANDS_A_JOB = 35
+"""Those inside scripts and the producer's included."""
+JOBS = 50
 
 
 def commands(client: Client) -> int:
@@ -23,6 +28,21 @@ def test_an_idle_worker_sends_few_commands(client: Client, start_worker: StartWo
     # A rate needs a window of time.
     time.sleep(WINDOW_S)
     assert (commands(client) - before) / WINDOW_S < MOST_COMMANDS_A_SECOND
+
+
+def test_a_job_costs_redis_few_commands(client: Client, start_worker: StartWorker) -> None:
+    start_worker(lease_s=10, sweep_s=5)
+    client.submit(prompt="x", max_tokens=1).result(30)
+    client.redis.config_resetstat()
+    began_s = time.monotonic()
+    for _ in range(JOBS):
+        job = client.submit(prompt="x", max_tokens=1)
+        # Only ended jobs expire; nothing else asks with TTL.
+        wait_until(lambda job=job: client.redis.ttl(keys.result(job.id)) > 0)
+    idle = MOST_COMMANDS_A_SECOND * (time.monotonic() - began_s)
+    stats = client.redis.info("commandstats")
+    calls = sum(each["calls"] for name, each in stats.items() if name != "cmdstat_ttl")
+    assert calls - idle < MOST_COMMANDS_A_JOB * JOBS, stats
 
 
 def test_an_idle_worker_keeps_its_connections(client: Client, start_worker: StartWorker) -> None:

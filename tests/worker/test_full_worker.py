@@ -82,7 +82,7 @@ def test_an_ended_job_leaves_no_lease(narrow_worker: WorkerProcess, client: Clie
     # With its result, in one step.
     assert client.redis.zscore(keys.LEASES, job.id) is None
     assert client.redis.hget(keys.job(job.id), "state") == "ended"
-    assert client.redis.hget(keys.job(job.id), "message") is None
+    assert not client.redis.hget(keys.job(job.id), "message")
 
 
 def state_of(client: Client, job_id: str) -> str:
