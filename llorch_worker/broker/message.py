@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import Celery
 from celery.utils import uuid
+from kombu.compression import decompress
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
@@ -116,8 +117,10 @@ def read_task(raw: str) -> tuple[dict[str, Any], Any] | None:
         headers, body = envelope["headers"], envelope["body"]
         if envelope["properties"].get("body_encoding") == "base64":
             body = base64.b64decode(body)
+        if headers.get("compression"):
+            body = decompress(body, headers["compression"])
         return dict(headers), json.loads(body)
-    except _UNREADABLE:
+    except Exception:  # noqa: BLE001 - each compression has errors of its own
         return None
 
 

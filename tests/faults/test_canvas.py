@@ -73,10 +73,11 @@ def run_workers(start_worker: StartWorker, done: Callable[[], object]) -> None:
             return
 
 
+@pytest.mark.parametrize("options", ["", 'compression="gzip"'], ids=["plain", "compressed"])
 def test_a_chord_whose_part_is_cancelled_while_it_waits_fails(
-    client: Client, start_worker: StartWorker
+    client: Client, start_worker: StartWorker, options: str
 ) -> None:
-    result, parts = send(client, f"chord([generate(), generate()], {BODY})")
+    result, parts = send(client, f"chord([generate(), generate().set({options})], {BODY})")
     assert client.job(parts[1]).cancel()
     assert state(client, parts[1]) == "REVOKED"
     start_worker()
