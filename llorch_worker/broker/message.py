@@ -119,7 +119,12 @@ def read_task(raw: str) -> tuple[dict[str, Any], Any] | None:
             body = base64.b64decode(body)
         if headers.get("compression"):
             body = decompress(body, headers["compression"])
-        return dict(headers), json.loads(body)
+        task = json.loads(body)
+        if isinstance(task, dict):
+            # Celery's first message protocol has no headers.
+            options = {name: task.get(name) for name in ("callbacks", "errbacks", "chord")}
+            return {"group": task.get("taskset")}, [task["args"], task["kwargs"], options]
+        return dict(headers), task
     except Exception:  # noqa: BLE001 - each compression has errors of its own
         return None
 
