@@ -14,6 +14,7 @@ from llorch_worker.broker.queues import (
     WORKER_MARK,
     colon_lists,
     priority_of,
+    queues,
     scheduled,
     shared_lists,
     suspects,
@@ -96,7 +97,7 @@ def read_fleet(client: Redis) -> Fleet:
 def _load(client: Redis, card: ModelCard, workers: Sequence[WorkerCard]) -> ModelLoad:
     model = card.name
     # A worker soon moves what is in these, but an autoscaler that starts the first must know of it.
-    unmoved = colon_lists(model)
+    unmoved = colon_lists(queues(model))
     lists = [*shared_lists(model), *lists_of_workers(client, model), *unmoved]
     now_s, *heads = run_script(client, "heads", [ENQUEUED_AT], lists)
     names = [unmoved.get(name, name) for name in lists]

@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import Celery
 from celery.utils import uuid
+from kombu.compression import decompress
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
@@ -116,8 +117,15 @@ def read_task(raw: str) -> tuple[dict[str, Any], Any] | None:
         headers, body = envelope["headers"], envelope["body"]
         if envelope["properties"].get("body_encoding") == "base64":
             body = base64.b64decode(body)
-        return dict(headers), json.loads(body)
-    except _UNREADABLE:
+        if headers.get("compression"):
+            body = decompress(body, headers["compression"])
+        task = json.loads(body)
+        if isinstance(task, dict):
+            # Celery's first message protocol has no headers.
+            options = {name: task.get(name) for name in ("callbacks", "errbacks", "chord")}
+            return {"group": task.get("taskset")}, [task["args"], task["kwargs"], options]
+        return dict(headers), task
+    except Exception:  # noqa: BLE001 - each compression has errors of its own
         return None
 
 

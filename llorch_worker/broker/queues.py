@@ -147,19 +147,24 @@ def shared_lists(model: str) -> list[str]:
     return [*lists(queues(model)), suspects(model)]
 
 
-def colon_lists(model: str) -> dict[str, str]:
+def colon_lists(consumed: Iterable[str]) -> dict[str, str]:
     """The lists to which stock producers push with kombu's option ``sep=":"``, as Celery's
     documentation shows it -> those to which the watcher moves their jobs: see ``lua/ring.lua``."""
     return {
         f"{queue}:{step}": Route(queue, step).list_key
-        for queue in queues(model)
+        for queue in consumed
         for step in PRIORITY_STEPS[1:]
     }
 
 
+def worker_colon_lists(queue: str) -> dict[str, str]:
+    """:func:`colon_lists` of the worker whose normal queue this is."""
+    return colon_lists((f"{queue}{HIGH_SUFFIX}", queue))
+
+
 def watched(model: str) -> list[str]:
     """What whoever watches ``model`` looks at: see :mod:`.watch`."""
-    return [*shared_lists(model), *colon_lists(model), scheduled(model)]
+    return [*shared_lists(model), *colon_lists(queues(model)), scheduled(model)]
 
 
 def worker_lists(queue: str) -> list[str]:

@@ -44,8 +44,15 @@ def keep(client: Redis, model: str) -> bool:
 
 def keep_and_count(client: Redis, model: str) -> int:
     """:func:`keep`, and tells claims how many workers share the model's jobs. Returns their number;
-    0 if the lease has lapsed."""
-    workers = max(1, len(worker_queues.living(client, model)))
+    0 if the lease has lapsed.
+
+    Also rings for jobs for one worker alone in lists that only a watcher empties: they may have
+    come while there was none.
+    """
+    living = worker_queues.living(client, model)
+    if unmoved := [name for queue in living for name in queues.worker_colon_lists(queue)]:
+        _ring(client, unmoved, None)
+    workers = max(1, len(living))
     try:
         lease_ms = round(LEASE_S * 1e3)
         return workers if client.set(keys.watch(model), workers, xx=True, px=lease_ms) else 0

@@ -10,7 +10,12 @@ from __future__ import annotations
 import redis
 
 from llorch_worker.broker import keys
-from llorch_worker.broker.queues import model_of, worker_lists, worker_queue
+from llorch_worker.broker.queues import (
+    model_of,
+    worker_colon_lists,
+    worker_lists,
+    worker_queue,
+)
 from llorch_worker.broker.scripts import run_script, text
 
 REMEMBERED_S = 24 * 3600
@@ -60,6 +65,7 @@ def reroute(client: redis.Redis, grace_s: float) -> dict[str, int]:
             MOST_REMEMBERED,
             MOST_MOVED_JOBS,
             *worker_lists(""),
+            *worker_colon_lists(""),
         ],
     )
     return {text(queue): jobs for queue, jobs in moved}

@@ -154,7 +154,7 @@ def test_each_list_has_one_bell(store: redis.Redis) -> None:
     """Python knows it, too."""
     lists = [
         *queues.shared_lists("toy"),
-        *queues.colon_lists("toy"),
+        *queues.colon_lists(queues.queues("toy")),
         *queues.worker_lists(OWN_QUEUE),
     ]
     for name in lists:

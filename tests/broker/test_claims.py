@@ -171,6 +171,22 @@ def test_an_acknowledgement_after_the_end_leaves_the_message_to_what_follows(
     assert store.ttl(keys.job("a")) == -1
 
 
+def test_what_follows_an_end_is_due_in_time_after_the_clock_was_set_back(
+    store: redis.Redis,
+) -> None:
+    for job_id, lease_ms in (("short", 60_000), ("long", 600_000)):
+        push(store, job_id)
+        (claim,) = take(store, replace(TERMS, lease_ms=lease_ms))
+        assert run_script(store, "finish", [job_id, claim.fence, "{}", 60, "end", 60, lease_ms])
+    due = dict(store.zrange(keys.FOLLOW_UPS, 0, -1, withscores=True))
+    # As after TIME went back by an hour.
+    store.zadd(keys.FOLLOW_UPS, {job_id: due_ms + 3_600_000 for job_id, due_ms in due.items()})
+    assert run_script(store, "follow_up", [60_000, 10]) == []
+    shortened = dict(store.zrange(keys.FOLLOW_UPS, 0, -1, withscores=True))
+    for job_id, due_ms in due.items():
+        assert due_ms <= shortened[job_id] <= due_ms + 60_000
+
+
 def test_a_key_reserved_under_a_lost_claim_stays_until_the_job_ends(store: redis.Redis) -> None:
     claim = take_one(store)
     claims.hand_back(store, claim)

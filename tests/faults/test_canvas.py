@@ -23,6 +23,7 @@ from celery import Celery, chain, chord, signature
 
 URL = os.environ["LLORCH_REDIS_URL"]
 app = Celery("stock", broker=URL, backend=URL)
+app.conf.task_protocol = int(os.environ["PROTOCOL"])
 
 
 def generate(**fields):
@@ -38,9 +39,10 @@ BODY = 'signature(os.environ["TASK"], kwargs={"prompt": "x"}, queue="llorch.toy"
 """The body of a chord. Our task refuses the results that it gets, which shows that it ran."""
 
 
-def send(client: Client, canvas: str) -> tuple[str, list[str]]:
+def send(client: Client, canvas: str, protocol: int = 2) -> tuple[str, list[str]]:
     """Sends it from a process that has only Celery: the ids of its result and of its parts."""
-    sent = run_python(SEND, client.settings.redis_url, CANVAS=canvas, TASK=TASK_NAME)
+    url = client.settings.redis_url
+    sent = run_python(SEND, url, CANVAS=canvas, TASK=TASK_NAME, PROTOCOL=protocol)
     assert isinstance(sent, list)
     return sent[0], sent[1]
 
@@ -73,10 +75,12 @@ def run_workers(start_worker: StartWorker, done: Callable[[], object]) -> None:
             return
 
 
+@pytest.mark.parametrize(("options", "protocol"), [("", 2), ('compression="gzip"', 2), ("", 1)])
 def test_a_chord_whose_part_is_cancelled_while_it_waits_fails(
-    client: Client, start_worker: StartWorker
+    client: Client, start_worker: StartWorker, options: str, protocol: int
 ) -> None:
-    result, parts = send(client, f"chord([generate(), generate()], {BODY})")
+    canvas = f"chord([generate(), generate().set({options})], {BODY})"
+    result, parts = send(client, canvas, protocol)
     assert client.job(parts[1]).cancel()
     assert state(client, parts[1]) == "REVOKED"
     start_worker()

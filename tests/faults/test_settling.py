@@ -1,8 +1,10 @@
-"""Jobs that outlive their worker's connection are settled over another one."""
+"""Jobs that outlive their worker's connection, or what Redis knew of them, are settled."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ from tests.broker.jobs import TERMS, push, take
 from tests.faults.sentinel import PASSWORD, sentinel
 from tests.redis_cluster import one_node
 from tests.services import LOCALHOST, free_node_port, own_redis, wait_until
+
+ENDS_ARE_KNOWN_S = TERMS.lease_ms / 1e3 + TERMS.result_ttl_s
+"""How long after a renewal Redis certainly knows of an end by another worker."""
 
 
 @pytest.fixture
@@ -93,3 +98,32 @@ def test_a_job_that_outlives_its_connection_is_settled(
         assert client.zcard(keys.LEASES) == 1
         settle(channel, client)
         assert not channel.delivered
+
+
+@pytest.mark.parametrize(
+    ("taken_s_ago", "renewed_s_ago", "back"),
+    [
+        pytest.param(0, None, True, id="just taken"),
+        pytest.param(ENDS_ARE_KNOWN_S - 10, None, True, id="never renewed"),
+        pytest.param(ENDS_ARE_KNOWN_S + 1, None, False, id="never renewed for too long"),
+        pytest.param(10 * ENDS_ARE_KNOWN_S, 10, True, id="renewed"),
+        pytest.param(10 * ENDS_ARE_KNOWN_S, ENDS_ARE_KNOWN_S + 1, False, id="not for too long"),
+    ],
+)
+@pytest.mark.usefixtures("claiming")
+def test_a_job_that_redis_lost_goes_back_only_if_no_end_of_it_can_have_expired(
+    redis_url: str, taken_s_ago: float, renewed_s_ago: float | None, back: bool
+) -> None:
+    now_s = time.monotonic()
+    with connect(redis_url) as client, Connection(redis_url) as connection:
+        push(client, "a")
+        channel = connection.default_channel
+        (taken,) = take(client)
+        claim = replace(taken, taken_s=now_s - taken_s_ago)
+        HELD_CLAIMS.add(claim)
+        if renewed_s_ago is not None:
+            HELD_CLAIMS.note_renewed([claim], now_s - renewed_s_ago)
+        channel.delivered["a"] = claim
+        client.flushall()
+        channel.qos.reject("a", requeue=True)
+        assert [again.job_id for again in take(client)] == ["a"] * back

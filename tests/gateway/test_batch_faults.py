@@ -120,6 +120,25 @@ def test_a_gateway_that_was_only_paused_changes_nothing_any_more(
         each_line_once(api, done, own_server.url)
 
 
+def test_a_batch_goes_on_after_its_gateway_died_and_redis_clock_was_set_back(
+    own_server: RedisServer,
+    own_worker: WorkerProcess,
+    start: Callable[..., GatewayProcess],
+    latch: Latch,
+) -> None:
+    first = start()
+    with api_of(first) as api, connect(own_server.url) as client:
+        batch = begun(api, [line("a", prompt=latch.prompt(), max_tokens=2)])
+        wait_until(lambda: client.hget(keys.gateway_document(batch.id), "fence"))
+        first.process.kill()
+        first.process.wait()
+        # As after TIME went back by an hour.
+        client.zincrby(keys.BATCH_LEASES, 3_600_000, batch.id)
+    latch.open()
+    with api_of(start()) as api:
+        assert ended(api, batch).status == "completed"
+
+
 def test_a_gateway_that_stops_hands_its_batches_over(
     own_server: RedisServer,
     own_worker: WorkerProcess,

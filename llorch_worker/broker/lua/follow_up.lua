@@ -4,6 +4,7 @@
 
 local lease_ms, most_jobs = ARGV[1], ARGV[2]
 
+shorten(FOLLOW_UPS, lease_ms, most_jobs)
 local taken = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', FOLLOW_UPS, '-inf', now_ms(), 'LIMIT', 0,
     most_jobs)) do

@@ -22,6 +22,18 @@ local function allow_writes()
   redis.call('PERSIST', LEASES)
 end
 
+-- Shorten leases of jobs that a clock set back has left too far in the future. Another worker's may be
+-- longer than the caller's.
+local function shorten(leases, lease_ms, most_jobs)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. now_ms() + lease_ms, '+inf', 'LIMIT',
+      0, most_jobs)) do
+    local own_ms = tonumber(redis.call('HGET', job_key(id), 'lease_ms') or lease_ms)
+    if tonumber(redis.call('ZSCORE', leases, id)) > now_ms() + own_ms then
+      redis.call('ZADD', leases, now_ms() + own_ms, id)
+    end
+  end
+end
+
 local function is_claimed(job_id, fence)
   local record = redis.call('HMGET', job_key(job_id), 'state', 'fence')
   return record[1] == 'claimed' and record[2] == fence

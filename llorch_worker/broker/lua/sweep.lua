@@ -13,15 +13,7 @@ local lease_ms = tonumber(ARGV[2]) -- the caller's
 local max_deaths = tonumber(ARGV[3])
 
 allow_writes()
--- A clock that was set back leaves leases far in the future. Another worker's may be longer.
-local latest_ms = now_ms() + lease_ms
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '(' .. latest_ms, '+inf', 'LIMIT', 0,
-    most_jobs)) do
-  local own_ms = tonumber(redis.call('HGET', job_key(id), 'lease_ms') or lease_ms)
-  if tonumber(redis.call('ZSCORE', LEASES, id)) > now_ms() + own_ms then
-    redis.call('ZADD', LEASES, now_ms() + own_ms, id)
-  end
-end
+shorten(LEASES, lease_ms, most_jobs)
 
 local back, lost_by = {}, {}
 local lapsed = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, most_jobs)
