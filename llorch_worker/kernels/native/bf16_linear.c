@@ -30,7 +30,11 @@ ALWAYS_INLINE void multiply_tiles(
             rows_of[v] = pairs_of(load_ints(at));
             if (first == 0) __builtin_prefetch((const char *)at + 4096);
         }
-        if (ahead.stride) __builtin_prefetch(ahead.from + pair * ahead.stride, 0, 2);
+        if (ahead.stride) {
+            const char *at = ahead.from + pair * ahead.stride;
+            __builtin_prefetch(at, 0, 2);
+            if (ahead.stride > CACHE_LINE) __builtin_prefetch(at + CACHE_LINE, 0, 2);
+        }
         UNROLL for (int r = 0; r < rows; r++) {
             const pairs both = broadcast_pair(x + (m + r) * columns + 2 * pair);
             UNROLL for (int v = 0; v < vectors; v++) {
@@ -88,13 +92,13 @@ void KERNEL(bf16_linear)(
     for (long s = 0; s < steps; s++) {
         const long first = s * step, left = outputs - first;
         const bf16 *at = weights + first * columns;
-        // Only the first piece waits for memory. If there are several, each prefetches a part of
-        // the next tiles, unless another thread takes those.
-        const int brings = pieces > 1 && (s + 1) % share && s + 1 < steps;
-        Ahead ahead = {(const char *)at, 0};
-        if (brings) {
-            ahead = (Ahead){(const char *)at + pairs_a_row * pair_bytes, pair_bytes / pieces};
-        }
+        // With enough rows to hide it, all pieces together prefetch this thread's next tiles. Behind
+        // its share those are a guess: each other thread takes one share meanwhile. With fewer rows
+        // a thread waits for memory anyway, and prefetching so far ahead would only cost.
+        const long next = (s + 1) % share ? s + 1 : s + 1 + (threads - 1) * share;
+        const int brings = rows > ROWS_AT_ONCE / 2 && next < steps;
+        Ahead ahead = {(const char *)(weights + next * step * columns), 0};
+        if (brings) ahead.stride = pair_bytes / pieces;
         for (long m = 0; m < rows; m += piece) {
             const int count = (int)(rows - m < piece ? rows - m : piece);
             const int lanes = (int)(left < step ? left : step);
