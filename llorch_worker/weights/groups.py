@@ -1,8 +1,9 @@
 """GGUF blocks unpacked, not dequantised: small integers with a scale for each group of columns.
 
 Every type here has the form ``weight = scale * (code - zero) + offset`` with one scale, and in
-some types one offset, for each group of 16 or 32 columns of a row. Block layouts are ggml's
-(https://github.com/ggml-org/ggml, ``ggml-common.h``).
+some types one offset, for each group of 16 or 32 columns of a row. In K types each of these is the
+product of a float16 number for a block of 256 columns and a small whole number for the group. Block
+layouts are ggml's (https://github.com/ggml-org/ggml, ``ggml-common.h``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from llorch_worker.kernels.native.tiles import Levels
 from llorch_worker.model_files.model_file import Bytes
 
 Floats = npt.NDArray[np.float32]
@@ -30,6 +32,23 @@ class Groups:
     offsets: Floats | None
     """[rows, columns / group] float32, or None if the type has none"""
 
+    @property
+    def finite(self) -> bool:
+        tables = [self.scales] if self.offsets is None else [self.scales, self.offsets]
+        return all(bool(np.isfinite(table).all()) for table in tables)
+
+
+@dataclass(frozen=True)
+class BlockScales:
+    """What the scales and offsets of some rows of a K type are products of."""
+
+    scales: Floats
+    """[rows, columns / 256] float32"""
+    offsets: Floats | None
+    """[rows, columns / 256] float32, or None if the type has none"""
+    level_bytes: Bytes
+    """[rows, columns / 256 * bytes of a block] uint8: the small numbers as ``levels`` tells"""
+
 
 @dataclass(frozen=True)
 class GroupForm:
@@ -42,10 +61,12 @@ class GroupForm:
     """Bits of a code in the file."""
     zero: int
     has_offsets: bool
-    exact_in_half: bool
-    """Whether scales and offsets are float16 in the file, rather than products of two numbers."""
     unpack_blocks: Callable[[Bytes], Groups]
     """[blocks, block bytes] to groups with one row a block."""
+    levels: Levels = "none"
+    """``none`` where scales and offsets are float16 in the file, rather than products."""
+    unpack_scales: Callable[[Bytes], BlockScales] | None = None
+    """Like ``unpack_blocks``; None without levels."""
 
     @property
     def bits(self) -> int:
@@ -58,7 +79,7 @@ class GroupForm:
 
         Products lie around 1e-3: divided by 2^-8 they have 11 bits of precision from 2e-7 to 255.
         """
-        return 1.0 if self.exact_in_half else 2.0**-8
+        return 1.0 if self.levels == "none" else 2.0**-8
 
     def unpack(self, rows: Bytes) -> Groups:
         """Unpack ``rows``: [rows, row bytes] of raw blocks."""
@@ -68,6 +89,18 @@ class GroupForm:
             groups.codes.reshape(count, -1),
             groups.scales.reshape(count, -1),
             None if groups.offsets is None else groups.offsets.reshape(count, -1),
+        )
+
+    def unpack_block_scales(self, rows: Bytes) -> BlockScales | None:
+        """The scales of ``rows``, [rows, row bytes] of raw blocks; None without levels."""
+        if self.unpack_scales is None:
+            return None
+        blocks = self.unpack_scales(rows.reshape(-1, GGML_QUANT_SIZES[self.type][1]))
+        count = len(rows)
+        return BlockScales(
+            blocks.scales.reshape(count, -1),
+            None if blocks.offsets is None else blocks.offsets.reshape(count, -1),
+            np.ascontiguousarray(blocks.level_bytes).reshape(count, -1),
         )
 
     def dequantise(self, rows: Bytes) -> Floats:
@@ -153,6 +186,10 @@ def _q4_k(blocks: Bytes) -> Groups:
     return Groups(codes, _half(blocks, 0) * scales, -_half(blocks, 2) * minima)
 
 
+def _q4_k_scales(blocks: Bytes) -> BlockScales:
+    return BlockScales(_half(blocks, 0), -_half(blocks, 2), blocks[:, 4:16])
+
+
 def _q5_k(blocks: Bytes) -> Groups:
     scales, minima = _six_bit_scales(blocks[:, 4:16])
     codes = _halves(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
@@ -167,6 +204,10 @@ def _q6_k(blocks: Bytes) -> Groups:
     return Groups(codes, _half(blocks, 208) * scales, None)
 
 
+def _q6_k_scales(blocks: Bytes) -> BlockScales:
+    return BlockScales(_half(blocks, 208), None, blocks[:, 192:208])
+
+
 def _q2_k(blocks: Bytes) -> Groups:
     codes = _bit_fields(blocks[:, 16:80].reshape(-1, 2, 32), 2, 4)
     scales = (blocks[:, :16] & 15).astype(np.float32)
@@ -174,30 +215,38 @@ def _q2_k(blocks: Bytes) -> Groups:
     return Groups(codes, _half(blocks, 80) * scales, -_half(blocks, 82) * minima)
 
 
+def _q2_k_scales(blocks: Bytes) -> BlockScales:
+    return BlockScales(_half(blocks, 80), -_half(blocks, 82), blocks[:, :16])
+
+
 def _q3_k(blocks: Bytes) -> Groups:
     codes = _bit_fields(blocks[:, 32:96].reshape(-1, 2, 32), 2, 4).reshape(-1, 8, 32)
     # The third bit is inverted: set means that 4 is not subtracted. Hence the zero of 4.
     codes |= _bit_fields(blocks[:, :32], 1, 8) << 2
+    scales = _q3_k_scales(blocks)
+    return Groups(codes, scales.scales * scales.level_bytes.view(np.int8), None)
+
+
+def _q3_k_scales(blocks: Bytes) -> BlockScales:
     packed = blocks[:, 96:108]
     low = _halves(packed[:, :8]).reshape(-1, 16)
     high = _bit_fields(packed[:, 8:], 2, 4).reshape(-1, 16)
-    scales = (low | high << 4).astype(np.float32) - 32
-    return Groups(codes, _half(blocks, 108) * scales, None)
+    return BlockScales(_half(blocks, 108), None, (low | high << np.uint8(4)) - np.uint8(32))
 
 
 _T = GGMLQuantizationType
 _FORMS = {
     form.type: form
     for form in (
-        GroupForm(_T.Q4_0, 32, 4, 8, False, True, _q4_0),
-        GroupForm(_T.Q4_1, 32, 4, 0, True, True, _q4_1),
-        GroupForm(_T.Q5_0, 32, 5, 16, False, True, _q5_0),
-        GroupForm(_T.Q5_1, 32, 5, 0, True, True, _q5_1),
-        GroupForm(_T.Q8_0, 32, 8, 128, False, True, _q8_0),
-        GroupForm(_T.Q2_K, 16, 2, 0, True, False, _q2_k),
-        GroupForm(_T.Q3_K, 16, 3, 4, False, False, _q3_k),
-        GroupForm(_T.Q4_K, 32, 4, 0, True, False, _q4_k),
-        GroupForm(_T.Q5_K, 32, 5, 0, True, False, _q5_k),
-        GroupForm(_T.Q6_K, 16, 6, 32, False, False, _q6_k),
+        GroupForm(_T.Q4_0, 32, 4, 8, False, _q4_0),
+        GroupForm(_T.Q4_1, 32, 4, 0, True, _q4_1),
+        GroupForm(_T.Q5_0, 32, 5, 16, False, _q5_0),
+        GroupForm(_T.Q5_1, 32, 5, 0, True, _q5_1),
+        GroupForm(_T.Q8_0, 32, 8, 128, False, _q8_0),
+        GroupForm(_T.Q2_K, 16, 2, 0, True, _q2_k, "nibble", _q2_k_scales),
+        GroupForm(_T.Q3_K, 16, 3, 4, False, _q3_k, "byte", _q3_k_scales),
+        GroupForm(_T.Q4_K, 32, 4, 0, True, _q4_k, "six_bit", _q4_k_scales),
+        GroupForm(_T.Q5_K, 32, 5, 0, True, _q5_k, "six_bit", _q4_k_scales),
+        GroupForm(_T.Q6_K, 16, 6, 32, False, _q6_k, "byte", _q6_k_scales),
     )
 }

@@ -88,8 +88,8 @@ class NativeLinears:
             bits=form.bits,
             group=form.group,
             zero=form.zero,
+            levels=form.levels,
             has_offsets=form.has_offsets,
-            factor=form.half_factor,
         )
         row = 0
         for part in weight.parts:
@@ -107,7 +107,11 @@ def _piece_bytes(form: GroupForm | None, weight: FusedWeight) -> int:
     if form is None:
         return Bf16Tiles.bytes_of(*weight.shape)
     return QuantisedTiles.bytes_of(
-        *weight.shape, bits=form.bits, group=form.group, has_offsets=form.has_offsets
+        *weight.shape,
+        bits=form.bits,
+        group=form.group,
+        levels=form.levels,
+        has_offsets=form.has_offsets,
     )
 
 
@@ -121,10 +125,17 @@ def _packer(
             raise checkpoint.out_of_range(name)
 
     def pack_groups(first: int, rows: Bytes, order: npt.NDArray[np.int64] | None) -> None:
-        groups = form.unpack(rows if order is None else rows[order])
-        if not form.fits_half(groups):
+        rows = rows if order is None else rows[order]
+        groups = form.unpack(rows)
+        if not groups.finite:
             raise checkpoint.out_of_range(name)
-        tiles.pack(first_row + first, groups.codes, groups.scales, groups.offsets)
+        tables = form.unpack_block_scales(rows)
+        if tables is None:
+            tiles.pack(first_row + first, groups.codes, groups.scales, groups.offsets, None)
+        else:
+            tiles.pack(
+                first_row + first, groups.codes, tables.scales, tables.offsets, tables.level_bytes
+            )
 
     # These two store codes in the order of tiles: no unpacking, a faster load.
     tile_order = form.type in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0)

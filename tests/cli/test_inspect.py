@@ -87,10 +87,9 @@ def test_blocks_of_another_size_in_memory_say_their_bits(random256: Path) -> Non
         pytest.skip("needs a processor that keeps blocks as they are")
     for file, kept in (
         ("q4_0.gguf", "Q4_0"),
-        # 4 bits, and for each group of 32 a scale and an offset of 16 bits.
-        ("q4_k_m.gguf", "Q4_K in 5 bits"),
-        # 8 bits, and for each group of 16 a scale.
-        ("q6_k.gguf", "Q6_K in 9 bits"),
+        ("q4_k_m.gguf", "Q4_K"),
+        # 8 bits, and the file's scales: 8 bits for each 16 weights, 16 for each 256.
+        ("q6_k.gguf", "Q6_K in 8.56 bits"),
     ):
         ran = run("inspect", random256 / file, "--device", "cpu", "--dtype", "bfloat16")
         assert f" as {kept}, the rest in bfloat16" in ran.out, ran

@@ -31,16 +31,24 @@ static void unpack_codes(const uint8_t *codes, int bits, long groups, int zero, 
 enum { IN_FLIGHT = 4 };
 
 ALWAYS_INLINE void add_scaled(
-    int rows, const Activations *x, Tile tile, long g, const int32_t *dots, floats sums[AMX_ROWS]
+    int rows, int levels, const Activations *x, Tile tile, long g, const int32_t *dots, Block *block,
+    floats sums[AMX_ROWS]
 ) {
-    const floats scale = load_f16(tile.scales + g * TILE_ROWS);
+    const int within = g % (BLOCK_COLUMNS / AMX_GROUP);
+    if (levels && within == 0) {
+        const long b = g / (BLOCK_COLUMNS / AMX_GROUP);
+        unpack_block(levels, tile.scales, b, 0, block);
+        add_offsets(rows, levels, x->block_sums + b * rows, block, sums);
+    }
+    const floats scale = levels ? scale_of_levels(block, within)
+                                : load_f16(tile.scales.scales + g * TILE_ROWS);
     const float *x_scales = x->scales + g * rows;
     UNROLL for (int r = 0; r < rows; r++) {
         const floats scaled = floats_of(load_ints(dots + r * TILE_ROWS)) * scale;
         sums[r] = multiply_add(scaled, splat(x_scales[r]), sums[r]);
     }
-    if (tile.offsets == 0) return;
-    const floats offset = load_f16(tile.offsets + g * TILE_ROWS);
+    if (levels || tile.scales.offsets == 0) return;
+    const floats offset = load_f16(tile.scales.offsets + g * TILE_ROWS);
     const float *x_sums = x->sums + g * rows;
     UNROLL for (int r = 0; r < rows; r++) {
         sums[r] = multiply_add(offset, splat(x_sums[r]), sums[r]);
@@ -57,6 +65,8 @@ ALWAYS_INLINE void multiply_unpacked(
     int32_t dots[IN_FLIGHT][AMX_ROWS][TILE_ROWS] __attribute__((aligned(CACHE_LINE)));
     UNROLL for (int r = 0; r < rows; r++) sums[r] = zeros();
     const long groups = x->groups;
+    const int levels = tile.scales.levels ? SIX_BIT_LEVELS : NO_LEVELS;  // those of groups of 32
+    Block block;
 // The numbers of tile registers must be literals: of this product, the stored one, activations and weights.
 #define STEP(NOW, BEFORE, X, W) { \
         const long g = from + NOW; \
@@ -68,7 +78,7 @@ ALWAYS_INLINE void multiply_unpacked(
         } \
         if (g >= 2 && g < groups + 2) _tile_stored(BEFORE, dots[BEFORE], CACHE_LINE); \
         if (g >= IN_FLIGHT && g < groups + IN_FLIGHT) { \
-            add_scaled(rows, x, tile, g - IN_FLIGHT, dots[NOW][0], sums); \
+            add_scaled(rows, levels, x, tile, g - IN_FLIGHT, dots[NOW][0], &block, sums); \
         } \
     }
     for (long from = 0; from < groups + IN_FLIGHT; from += IN_FLIGHT) {

@@ -30,17 +30,27 @@ void KERNEL(pack_codes)(
     }
 }
 
-// values[count][groups] divided by the factor, as float16.
-void KERNEL(pack_scales)(
-    const float *values, uint16_t *tiles, long count, long groups, float factor
-) {
+// values[count][width] as float16.
+void KERNEL(pack_scales)(const float *values, uint16_t *tiles, long count, long width) {
     for (long t = 0; t < tiles_of(count); t++) {
-        for (long g = 0; g < groups; g++) {
+        for (long i = 0; i < width; i++) {
             for (long r = 0; r < TILE_ROWS; r++) {
                 const long row = t * TILE_ROWS + r;
-                const float value = row < count ? values[row * groups + g] / factor : 0.0f;
-                tiles[(t * groups + g) * TILE_ROWS + r] = f16_of(value);
+                const float value = row < count ? values[row * width + i] : 0.0f;
+                tiles[(t * width + i) * TILE_ROWS + r] = f16_of(value);
             }
+        }
+    }
+}
+
+// bytes[count][width], four side by side.
+void KERNEL(pack_levels)(const uint8_t *bytes, uint8_t *tiles, long count, long width) {
+    uint32_t *out = (uint32_t *)tiles;
+    for (long row = 0; row < tiles_of(count) * TILE_ROWS; row++) {
+        for (long i = 0; i < width / 4; i++) {
+            uint32_t four = 0;
+            if (row < count) memcpy(&four, bytes + row * width + 4 * i, 4);
+            out[(row / TILE_ROWS * (width / 4) + i) * TILE_ROWS + row % TILE_ROWS] = four;
         }
     }
 }

@@ -2,14 +2,14 @@
 //
 //     weight = scale * (code - zero) + offset
 //
-// with a float16 scale, and in some types a float16 offset, for each output row and each group of G
-// input columns. A tile holds 16 output rows. For one group it has G / 4 vectors of 64 bytes: lane
-// r of vector s holds row r's columns 4 s .. 4 s + 3, one byte each. With codes of 4 bits, vectors
-// s and s + G / 8 share 64 bytes, the first in the low halves. Scales, offsets: [tiles][groups][16].
+// with a scale, and in some types an offset, for each output row and each group of G input columns.
+// A tile holds 16 output rows. For one group it has G / 4 vectors of 64 bytes: lane r of vector s
+// holds row r's columns 4 s .. 4 s + 3, one byte each. With codes of 4 bits, vectors s and s + G / 8
+// share 64 bytes, the first in the low halves. scales.h tells how scales and offsets are stored.
 //
 // Activations are rounded to int8 with one scale for each row and group, as in llama.cpp: products
 // of bytes are the fastest on these processors, and the sums are exact within a group.
-#include "tiles.h"
+#include "scales.h"
 
 // Rows whose products fit the registers beside a vector of codes and what unpacks it. Of AVX2's 16
 // registers, eight rows leave too few where one instruction multiplies four codes.
@@ -46,24 +46,46 @@ ALWAYS_INLINE float quantise_group(const bf16 *x, uint8_t *codes, int32_t *sum, 
     return largest / 127.0f;
 }
 
+// The sums of a block's groups, rounded to 16 bits with one scale: what the offsets of a type with levels
+// are multiplied by. So the small numbers of all groups are multiplied as integers, like codes.
+typedef struct {
+    float scale;
+    uint8_t factors[FACTOR_BYTES * MOST_GROUPS];
+} BlockSums;
+
+// Of MOST_GROUPS sums; those beyond the block's groups are 0.
+static BlockSums block_sums_of(const float *sums) {
+    BlockSums to;
+    ints top = splat_int(0);
+    UNROLL for (int i = 0; i < MOST_GROUPS; i += LANES) top = larger_magnitude(top, load(sums + i));
+    const float largest = largest_magnitude_of(top);
+    const floats to_factors = splat(largest > 0 ? LARGEST_FACTOR / largest : 0.0f);
+    UNROLL for (int i = 0; i < MOST_GROUPS; i += LANES) {
+        store_factors(to.factors, MOST_GROUPS, i, nearest_ints(load(sums + i) * to_factors));
+    }
+    to.scale = largest / LARGEST_FACTOR;
+    return to;
+}
+
 // The rows that a pass multiplies at once, together, so that one pointer reaches all of them.
 typedef struct {
     const uint8_t *codes;    // [groups][rows][group], each of ACTIVATION_BYTES
     const float *scales;     // [groups][rows]
     const int32_t *zeros;    // [groups][rows], (bias - zero) * (sum of codes): where the products start
     const float *sums;       // [groups][rows], scale * (sum of codes): the factor of an offset
+    const BlockSums *block_sums;  // [blocks][rows], instead of sums for types with levels
     long groups;
 } Activations;
 
 typedef struct {
     const uint8_t *codes;
-    const uint16_t *scales, *offsets;
+    Scales scales;
 } Tile;
 
 typedef struct {
     Tile first;
     long outputs, columns;
-    int bits, group, zero;
+    int bits, group, zero, levels;
 } Weights;
 
 ALWAYS_INLINE long tile_count(const Weights *weights) {
@@ -71,12 +93,11 @@ ALWAYS_INLINE long tile_count(const Weights *weights) {
 }
 
 ALWAYS_INLINE Tile tile_at(const Weights *weights, long t) {
-    const long codes = t * TILE_ROWS * weights->columns, scales = codes / weights->group;
+    const long before = t * TILE_ROWS * weights->columns;
     const Tile first = weights->first;
     return (Tile){
-        first.codes + codes * weights->bits / 8,
-        first.scales + scales,
-        first.offsets ? first.offsets + scales : 0,
+        first.codes + before * weights->bits / 8,
+        scales_after(first.scales, weights->levels, before, weights->group),
     };
 }
 
@@ -89,8 +110,10 @@ ALWAYS_INLINE int lanes_of(const Weights *weights, long t) {
 // Those of the pieces from row m on.
 ALWAYS_INLINE Activations activations_from(const Activations *x, long m, const Weights *weights) {
     const long at = m * x->groups, code_bytes = ACTIVATION_BYTES(weights->bits);
+    const BlockSums *block_sums = x->block_sums + m * (weights->columns / BLOCK_COLUMNS);
     return (Activations){
-        x->codes + at * weights->group * code_bytes, x->scales + at, x->zeros + at, x->sums + at, x->groups,
+        x->codes + at * weights->group * code_bytes,
+        x->scales + at, x->zeros + at, x->sums + at, block_sums, x->groups,
     };
 }
 
@@ -105,9 +128,25 @@ ALWAYS_INLINE ints codes_at(const uint8_t *group_codes, int bits, int vectors, i
     return bits_and(v == line ? codes : shifted_right_16(codes, 4), splat_int(0x0f0f0f0f));
 }
 
-// `rows` activations from row m on times one tile; rows, bits and group are constants.
+// Adds a block's offsets to the sums of `rows` rows.
+ALWAYS_INLINE void add_offsets(
+    int rows, int levels, const BlockSums *x, const Block *block, floats *sums
+) {
+    if (!level_offsets(levels)) return;
+    UNROLL for (int r = 0; r < rows; r++) {
+        code_sums whole = no_code_sums();
+        UNROLL for (int i = 0; i < (levels == SIX_BIT_LEVELS ? 8 : MOST_GROUPS); i += 4) {
+            const factors by = broadcast_factors(x[r].factors, MOST_GROUPS, i);
+            whole = add_code_products(whole, block->offsets[i / 4], by);
+        }
+        const floats scaled = floats_of(whole_sums(whole, 0)) * block->offset;
+        sums[r] = multiply_add(scaled, splat(x[r].scale), sums[r]);
+    }
+}
+
+// `rows` activations from row m on times one tile; rows, bits, group and levels are constants.
 ALWAYS_INLINE void multiply_tile(
-    int rows, int bits, int group,
+    int rows, int bits, int group, int levels,
     const Activations *x, long m, Tile tile, Output out, long column, int lanes
 ) {
     floats sums[TILE_VECTORS][ROWS_AT_ONCE];
@@ -115,11 +154,19 @@ ALWAYS_INLINE void multiply_tile(
     UNROLL for (int t = 0; t < TILE_VECTORS; t++) {
         UNROLL for (int r = 0; r < rows; r++) sums[t][r] = zeros();
     }
+    Block blocks[TILE_VECTORS];
+    const int block_groups = BLOCK_COLUMNS / group;
     for (long g = 0; g < x->groups; g++) {
         const uint8_t *group_codes = tile.codes + g * group * TILE_ROWS * bits / 8;
+        const int within = (int)((unsigned long)g % block_groups);
         UNROLL for (int t = 0; t < TILE_VECTORS; t++) {
             const int first = t * LANES;
-            const floats scale = load_f16(tile.scales + g * TILE_ROWS + first);
+            Block *block = &blocks[t];
+            if (levels && within == 0) {
+                const long b = (unsigned long)g / block_groups;
+                unpack_block(levels, tile.scales, b, first, block);
+                add_offsets(rows, levels, x->block_sums + b * rows, block, sums[t]);
+            }
             const uint8_t *x_codes = loaded_again(x->codes + g * rows * row_bytes);
             const long at = g * rows;
             ints dots[ROWS_AT_ONCE];
@@ -132,12 +179,18 @@ ALWAYS_INLINE void multiply_tile(
                     dots[r] = add_dots(bits, dots[r], codes, x_codes + r * row_bytes, v);
                 }
             }
+            const floats scale = levels ? scale_of_levels(block, within)
+                                        : load_f16(tile.scales.scales + g * TILE_ROWS + first);
             UNROLL for (int r = 0; r < rows; r++) {
-                const floats scaled = floats_of(all_dots(bits, dots[r], x->zeros[at + r])) * scale;
+                floats scaled = floats_of(all_dots(bits, dots[r], x->zeros[at + r])) * scale;
+                if (level_offsets(levels)) {  // whose zero is 0
+                    const ints scale_levels = block->scales[within / 4];
+                    scaled = scaled_dots(bits, dots[r], scale_levels, within % 4, block->scale);
+                }
                 sums[t][r] = multiply_add(scaled, splat(x->scales[at + r]), sums[t][r]);
             }
-            if (tile.offsets == 0) continue;
-            const floats offset = load_f16(tile.offsets + g * TILE_ROWS + first);
+            if (levels || tile.scales.offsets == 0) continue;
+            const floats offset = load_f16(tile.scales.offsets + g * TILE_ROWS + first);
             UNROLL for (int r = 0; r < rows; r++) {
                 sums[t][r] = multiply_add(offset, splat(x->sums[at + r]), sums[t][r]);
             }
@@ -151,35 +204,42 @@ ALWAYS_INLINE void multiply_tile(
 }
 
 // A function for each form, with all loops over rows and vectors unrolled.
-#define ROWS(N, BITS, GROUP) \
-    case N: multiply_tile(N, BITS, GROUP, x, m, tile, out, column, lanes); break;
+#define ROWS(N, ...) \
+    case N: multiply_tile(N, __VA_ARGS__, x, m, tile, out, column, lanes); break;
 #if LANES == 16
-#define MORE_ROWS(BITS, GROUP) \
-    ROWS(9, BITS, GROUP) ROWS(10, BITS, GROUP) ROWS(11, BITS, GROUP) ROWS(12, BITS, GROUP) \
-    ROWS(13, BITS, GROUP) ROWS(14, BITS, GROUP) ROWS(15, BITS, GROUP) ROWS(16, BITS, GROUP)
+#define MORE_ROWS(...) \
+    ROWS(9, __VA_ARGS__) ROWS(10, __VA_ARGS__) ROWS(11, __VA_ARGS__) ROWS(12, __VA_ARGS__) \
+    ROWS(13, __VA_ARGS__) ROWS(14, __VA_ARGS__) ROWS(15, __VA_ARGS__) ROWS(16, __VA_ARGS__)
 #else
-#define MORE_ROWS(BITS, GROUP)
+#define MORE_ROWS(...)
 #endif
-#define FORM(NAME, BITS, GROUP) \
+#define FORM(NAME, ...) \
     static void NAME( \
         int rows, const Activations *x, long m, Tile tile, Output out, long column, int lanes \
     ) { \
         switch (rows) { \
-            ROWS(1, BITS, GROUP) ROWS(2, BITS, GROUP) ROWS(3, BITS, GROUP) ROWS(4, BITS, GROUP) \
-            ROWS(5, BITS, GROUP) ROWS(6, BITS, GROUP) ROWS(7, BITS, GROUP) ROWS(8, BITS, GROUP) \
-            MORE_ROWS(BITS, GROUP) \
+            ROWS(1, __VA_ARGS__) ROWS(2, __VA_ARGS__) ROWS(3, __VA_ARGS__) ROWS(4, __VA_ARGS__) \
+            ROWS(5, __VA_ARGS__) ROWS(6, __VA_ARGS__) ROWS(7, __VA_ARGS__) ROWS(8, __VA_ARGS__) \
+            MORE_ROWS(__VA_ARGS__) \
         } \
     }
-FORM(nibbles_16, 4, 16)
-FORM(nibbles_32, 4, 32)
-FORM(bytes_16, 8, 16)
-FORM(bytes_32, 8, 32)
+FORM(nibbles, 4, 32, NO_LEVELS)
+FORM(bytes, 8, 32, NO_LEVELS)
+FORM(q2_k, 4, 16, NIBBLE_LEVELS)
+FORM(q3_k, 4, 16, BYTE_LEVELS)
+FORM(q4_k, 4, 32, SIX_BIT_LEVELS)
+FORM(q5_k, 8, 32, SIX_BIT_LEVELS)
+FORM(q6_k, 8, 16, BYTE_LEVELS)
 
 typedef void (*Form)(int, const Activations *, long, Tile, Output, long, int);
 
-static Form form_of(int bits, int group) {
-    if (bits == 4) return group == 32 ? nibbles_32 : nibbles_16;
-    return group == 32 ? bytes_32 : bytes_16;
+static Form form_of(int bits, int levels) {
+    switch (levels) {
+        case NIBBLE_LEVELS: return q2_k;
+        case BYTE_LEVELS: return bits == 4 ? q3_k : q6_k;
+        case SIX_BIT_LEVELS: return bits == 4 ? q4_k : q5_k;
+        default: return bits == 4 ? nibbles : bytes;
+    }
 }
 
 #ifdef __AMX_INT8__
@@ -191,51 +251,64 @@ enum { UNPACKED_TILES = 0 };
 
 ALWAYS_INLINE long whole_lines(long bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 
+// Bytes for each group of activations beside its codes: a scale, a zero, and its sum or share of block_sums.
+enum { WORK_NUMBERS = 4 + 4 + 8 };
+
 // The size of `work` for one call.
 long KERNEL(quantised_work_bytes)(long rows, long columns, int bits, long group, int threads) {
-    const long codes = rows * columns * ACTIVATION_BYTES(bits), numbers = 3 * 4 * rows * (columns / group);
+    const long codes = rows * columns * ACTIVATION_BYTES(bits);
+    const long numbers = WORK_NUMBERS * rows * (columns / group);
     return whole_lines(codes) + whole_lines(numbers) + threads * UNPACKED_TILES * TILE_ROWS * columns;
 }
 
-// y[:, :outputs] = x[rows][columns] times the transpose of the weights. Scales and offsets are
-// stored divided by `factor`; work has quantised_work_bytes bytes.
+// y[:, :outputs] = x[rows][columns] times the transpose of the weights; work has
+// quantised_work_bytes bytes.
 void KERNEL(quantised_linear)(
     const bf16 *x, const uint8_t *codes, const uint16_t *scales, const uint16_t *offsets,
-    void *y, long y_stride, int wide, uint8_t *work,
-    long rows, long outputs, long columns, int bits, int group, int zero, float factor, int threads
+    const uint8_t *scale_levels, void *y, long y_stride, int wide, uint8_t *work,
+    long rows, long outputs, long columns, int bits, int group, int zero, int levels, int threads
 ) {
-    const Weights weights = {{codes, scales, offsets}, outputs, columns, bits, group, zero};
+    const Tile first = {codes, {scales, offsets, scale_levels}};
+    const Weights weights = {first, outputs, columns, bits, group, zero, levels};
     const long groups = columns / group, tiles = tile_count(&weights);
     const long code_bytes = ACTIVATION_BYTES(bits);
+    const int span_groups = levels ? BLOCK_COLUMNS / group : 1;
+    const long spans = groups / span_groups;
     float *x_scales = (float *)(work + whole_lines(rows * columns * code_bytes));
     int32_t *x_zeros = (int32_t *)(x_scales + rows * groups);
     float *x_sums = (float *)(x_zeros + rows * groups);
-    const Activations all = {work, x_scales, x_zeros, x_sums, groups};
+    BlockSums *block_sums = (BlockSums *)x_sums;  // types with levels have these instead
+    const Activations all = {work, x_scales, x_zeros, x_sums, block_sums, groups};
     const Output out = {y, y_stride, wide};
-    const Form form = form_of(bits, group);
+    const Form form = form_of(bits, levels);
     const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(tiles, threads);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for collapse(2) schedule(static)
         for (long row = 0; row < rows; row++) {
-            for (long g = 0; g < groups; g++) {
+            for (long span = 0; span < spans; span++) {
                 const long m = row - (uint32_t)row % (uint32_t)piece;  // a 64-bit division is slower
                 const long count = rows - m < piece ? rows - m : piece;
-                const long at = m * groups + g * count + row - m;
-                const bf16 *from = x + row * columns + g * group;
-                uint8_t *to = work + at * group * code_bytes;
-                int32_t sum;
-                const float scale = group == 32 ? quantise_group(from, to, &sum, bits, 32)
-                                                : quantise_group(from, to, &sum, bits, 16);
-                x_scales[at] = scale * factor;
-                x_zeros[at] = (CODE_BIAS(bits) - zero) * sum;
-                x_sums[at] = x_scales[at] * (float)sum;
+                float sums[MOST_GROUPS] = {0};
+                for (int i = 0; i < span_groups; i++) {
+                    const long g = span * span_groups + i, at = m * groups + g * count + row - m;
+                    const bf16 *from = x + row * columns + g * group;
+                    uint8_t *to = work + at * group * code_bytes;
+                    int32_t sum;
+                    const float scale = group == 32 ? quantise_group(from, to, &sum, bits, 32)
+                                                    : quantise_group(from, to, &sum, bits, 16);
+                    x_scales[at] = scale;
+                    x_zeros[at] = (CODE_BIAS(bits) - zero) * sum;
+                    sums[i] = scale * (float)sum;
+                    if (!levels) x_sums[at] = sums[i];
+                }
+                if (levels) block_sums[m * spans + span * count + row - m] = block_sums_of(sums);
             }
         }
 #ifdef __AMX_INT8__
         if (rows >= FEWEST_AMX_ROWS && group == AMX_GROUP) {
             const long number = omp_get_thread_num() * UNPACKED_TILES * TILE_ROWS;
-            int8_t *unpacked = (int8_t *)x_scales + whole_lines(3 * 4 * rows * groups) + number * columns;
+            int8_t *unpacked = (int8_t *)x_scales + whole_lines(WORK_NUMBERS * rows * groups) + number * columns;
             multiply_many_rows(&all, &weights, out, rows, piece, unpacked);
         } else
 #endif

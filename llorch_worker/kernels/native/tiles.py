@@ -6,6 +6,7 @@ The layouts are documented in ``quantised_linear.c`` and ``bf16_linear.c``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,14 @@ from llorch_worker.kernels.arena import ALIGNMENT_BYTES, Arena
 from llorch_worker.kernels.native.library import NativeKernels
 
 TILE_ROWS = 16
+BLOCK_COLUMNS = 256
+"""Columns of a block of the types with two levels of scales."""
+
+Levels = Literal["none", "byte", "nibble", "six_bit"]
+"""How a type stores the small numbers by which a block's scale and offset are multiplied."""
+
+LEVEL_BYTES: dict[Levels, int] = {"none": 0, "byte": 16, "nibble": 16, "six_bit": 12}
+"""Their bytes in a block, in the order of the numbers in ``scales.h``."""
 
 
 def tile_count(rows: int) -> int:
@@ -24,27 +33,32 @@ def tile_count(rows: int) -> int:
 
 @dataclass(frozen=True)
 class QuantisedTiles:
-    """``weight = factor * (scale * (code - zero) + offset)``, kept as codes, scales and offsets."""
+    """``weight = scale * (code - zero) + offset``, kept as codes, scales and offsets."""
 
     kernels: NativeKernels
     codes: torch.Tensor
     """[tiles, 16 * columns * bits / 8] uint8"""
     scales: torch.Tensor
-    """[tiles, groups, 16] float16"""
+    """[tiles, groups, 16] float16; with levels one for each block instead of each group"""
     offsets: torch.Tensor | None
-    factor: float
+    level_bytes: torch.Tensor | None
+    """[tiles, blocks * bytes of a block / 4, 16, 4] uint8"""
     rows: int
     columns: int
     bits: int
     group: int
     zero: int
+    levels: Levels
 
     @staticmethod
-    def bytes_of(rows: int, columns: int, *, bits: int, group: int, has_offsets: bool) -> int:
+    def bytes_of(
+        rows: int, columns: int, *, bits: int, group: int, levels: Levels, has_offsets: bool
+    ) -> int:
         """The memory that a matrix of this size takes."""
         tables = 2 if has_offsets else 1
-        padded = tile_count(rows) * TILE_ROWS
-        return padded * (columns * bits // 8 + tables * columns // group * torch.float16.itemsize)
+        halves = tables * columns // _scale_columns(group, levels) * torch.float16.itemsize
+        small = columns // BLOCK_COLUMNS * LEVEL_BYTES[levels]
+        return tile_count(rows) * TILE_ROWS * (columns * bits // 8 + halves + small)
 
     @classmethod
     def empty(
@@ -57,26 +71,32 @@ class QuantisedTiles:
         bits: int,
         group: int,
         zero: int,
+        levels: Levels,
         has_offsets: bool,
-        factor: float,
     ) -> QuantisedTiles:
-        """Memory for a matrix, to be filled by ``pack``; scales are kept over ``factor``."""
+        """Memory for a matrix, to be filled by ``pack``."""
         tiles = tile_count(rows)
 
         def table() -> torch.Tensor:
-            return arena.empty(tiles, columns // group, TILE_ROWS, dtype=torch.float16)
+            width = columns // _scale_columns(group, levels)
+            return arena.empty(tiles, width, TILE_ROWS, dtype=torch.float16)
+
+        def level_bytes() -> torch.Tensor | None:
+            words = columns // BLOCK_COLUMNS * LEVEL_BYTES[levels] // 4
+            return arena.empty(tiles, words, TILE_ROWS, 4, dtype=torch.uint8) if words else None
 
         return cls(
             kernels=kernels,
             codes=arena.empty(tiles, TILE_ROWS * columns * bits // 8, dtype=torch.uint8),
             scales=table(),
             offsets=table() if has_offsets else None,
-            factor=factor,
+            level_bytes=level_bytes(),
             rows=rows,
             columns=columns,
             bits=bits,
             group=group,
             zero=zero,
+            levels=levels,
         )
 
     def pack(
@@ -85,10 +105,12 @@ class QuantisedTiles:
         codes: npt.NDArray[np.uint8],
         scales: npt.NDArray[np.float32],
         offsets: npt.NDArray[np.float32] | None,
+        level_bytes: npt.NDArray[np.uint8] | None,
     ) -> None:
         """Fill rows from ``first_row``, a multiple of 16, on. Threads may fill different rows.
 
-        ``codes``: [rows, columns]; ``scales``, ``offsets``: [rows, columns / group], contiguous.
+        ``codes``: [rows, columns]; ``scales``, ``offsets``: [rows, columns / group], or with levels
+        [rows, blocks]; ``level_bytes``: [rows, blocks * bytes of a block]. All are contiguous.
         """
         first = _first_tile(first_row)
         self.kernels.pack_codes(
@@ -99,15 +121,13 @@ class QuantisedTiles:
             self.bits,
             self.group,
         )
-        for values, tiles in ((scales, self.scales), (offsets, self.offsets)):
+        for pack, values, tiles in (
+            (self.kernels.pack_scales, scales, self.scales),
+            (self.kernels.pack_scales, offsets, self.offsets),
+            (self.kernels.pack_levels, level_bytes, self.level_bytes),
+        ):
             if values is not None and tiles is not None:
-                self.kernels.pack_scales(
-                    values.ctypes.data,
-                    tiles[first:].data_ptr(),
-                    len(values),
-                    self.columns // self.group,
-                    self.factor,
-                )
+                pack(values.ctypes.data, tiles[first:].data_ptr(), *values.shape)
 
     def pack_blocks(
         self, first_row: int, rows: npt.NDArray[np.uint8], order: npt.NDArray[np.int64] | None
@@ -132,8 +152,8 @@ class QuantisedTiles:
 
     @property
     def nbytes(self) -> int:
-        tables = self.scales.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
-        return self.codes.nbytes + tables
+        tables = (self.codes, self.scales, self.offsets, self.level_bytes)
+        return sum(table.nbytes for table in tables if table is not None)
 
     def multiply_into(self, x: torch.Tensor, out: torch.Tensor, column: int) -> None:
         """Write ``x @ weight.T`` to the columns of ``out`` from ``column`` on.
@@ -152,6 +172,7 @@ class QuantisedTiles:
             self.codes.data_ptr(),
             self.scales.data_ptr(),
             None if self.offsets is None else self.offsets.data_ptr(),
+            None if self.level_bytes is None else self.level_bytes.data_ptr(),
             out.data_ptr() + column * out.itemsize,
             out.stride(0),
             out.dtype is torch.float32,
@@ -162,7 +183,7 @@ class QuantisedTiles:
             self.bits,
             self.group,
             self.zero,
-            self.factor,
+            list(LEVEL_BYTES).index(self.levels),
             threads,
         )
 
@@ -218,6 +239,11 @@ class Bf16Tiles:
             self.weights.shape[1],
             torch.get_num_threads(),
         )
+
+
+def _scale_columns(group: int, levels: Levels) -> int:
+    """Columns that share a float16 scale."""
+    return group if levels == "none" else BLOCK_COLUMNS
 
 
 def _first_tile(row: int) -> int:

@@ -132,6 +132,12 @@ ALWAYS_INLINE ints add_dots(int bits, ints dots, ints codes, const void *activat
 }
 
 ALWAYS_INLINE ints all_dots(int bits, ints dots, int32_t start) { return dots; }
+
+// For a zero of 0: the products times a small number, byte `place` of each lane of `levels`, and times
+// `scale`. All variants give the same floats, because only the last product is rounded.
+ALWAYS_INLINE floats scaled_dots(int bits, ints dots, ints levels, int place, floats scale) {
+    return floats_of(dots) * (floats_of(signed_bytes(levels, place)) * scale);
+}
 #else
 #define ACTIVATION_BYTES(bits) ((bits) == 4 ? 1 : 2)
 
@@ -159,6 +165,12 @@ ALWAYS_INLINE ints add_dots(int bits, ints dots, ints codes, const void *activat
 ALWAYS_INLINE ints all_dots(int bits, ints dots, int32_t start) {
     if (bits != 4) return dots;
     return added(splat_int(start), products_16(dots, splat_int(0x00010001)));
+}
+
+// To multiply sums of 16 bits takes no longer than to add them up.
+ALWAYS_INLINE floats scaled_dots(int bits, ints dots, ints levels, int place, floats scale) {
+    if (bits == 4) return floats_of(products_16(dots, byte_pairs(levels, place))) * scale;
+    return floats_of(dots) * (floats_of(signed_bytes(levels, place)) * scale);
 }
 #endif
 

@@ -145,6 +145,18 @@ ALWAYS_INLINE ints bytes_at(const uint8_t table[16], ints indices) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(all), indices);
 }
 
+ALWAYS_INLINE ints signed_bytes(ints bytes, int place) {
+    const ints lanes = _mm256_setr_epi32(0x00808080, 0x04808080, 0x08808080, 0x0c808080,
+                                         0x00808080, 0x04808080, 0x08808080, 0x0c808080);
+    return shifted_right(_mm256_shuffle_epi8(bytes, added(lanes, splat_int(place << 24))), 24);
+}
+
+ALWAYS_INLINE ints byte_pairs(ints bytes, int place) {
+    const ints lanes = _mm256_setr_epi32(0x80008000, 0x80048004, 0x80088008, 0x800c800c,
+                                         0x80008000, 0x80048004, 0x80088008, 0x800c800c);
+    return _mm256_shuffle_epi8(bytes, added(lanes, splat_int(place * 0x00010001)));
+}
+
 ALWAYS_INLINE ints equal_16(ints a, ints b) { return _mm256_cmpeq_epi16(a, b); }
 
 // The low 16 bits of each lane, which hold all of its value.

@@ -116,6 +116,17 @@ ALWAYS_INLINE ints bytes_at(const uint8_t table[16], ints indices) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), indices);
 }
 
+// Byte `place` of each lane: as a signed number, or unsigned in both its halves.
+ALWAYS_INLINE ints signed_bytes(ints bytes, int place) {
+    const __m512i lanes = _mm512_set4_epi32(0x0c808080, 0x08808080, 0x04808080, 0x00808080);
+    return shifted_right(_mm512_shuffle_epi8(bytes, added(lanes, splat_int(place << 24))), 24);
+}
+
+ALWAYS_INLINE ints byte_pairs(ints bytes, int place) {
+    const __m512i lanes = _mm512_set4_epi32(0x800c800c, 0x80088008, 0x80048004, 0x80008000);
+    return _mm512_shuffle_epi8(bytes, added(lanes, splat_int(place * 0x00010001)));
+}
+
 // All bits of each 16 that are equal.
 ALWAYS_INLINE ints equal_16(ints a, ints b) {
     return _mm512_movm_epi16(_mm512_cmpeq_epi16_mask(a, b));

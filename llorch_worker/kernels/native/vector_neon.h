@@ -126,6 +126,10 @@ ALWAYS_INLINE ints bytes_at(const uint8_t table[16], ints indices) {
     return vreinterpretq_s32_u8(vqtbl1q_u8(vld1q_u8(table), vreinterpretq_u8_s32(indices)));
 }
 
+ALWAYS_INLINE ints signed_bytes(ints bytes, int place) {
+    return vshlq_s32(bytes, splat_int(24 - 8 * place)) >> 24;
+}
+
 ALWAYS_INLINE ints equal_16(ints a, ints b) {
     return vreinterpretq_s32_u16(vceqq_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)));
 }

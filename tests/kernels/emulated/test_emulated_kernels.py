@@ -17,6 +17,7 @@ import torch
 
 from llorch_worker.kernels import LayerKV
 from llorch_worker.kernels.native.paged_attention import KV_FORMS
+from llorch_worker.kernels.native.tiles import BLOCK_COLUMNS, LEVEL_BYTES, Levels
 from llorch_worker.settings import KvDtype, Variant
 from tests.kernels.emulated.emulator import (
     PROCESSORS,
@@ -186,56 +187,74 @@ def test_attention_follows_the_definition(
 
 
 def quantised(
-    call: Call, rows: int, bits: int, group: int, zero: int, *, offsets: bool, damaged: bool
+    call: Call,
+    rows: int,
+    bits: int,
+    group: int,
+    zero: int,
+    levels: Levels,
+    *,
+    offsets: bool,
+    damaged: bool,
 ) -> list[npt.NDArray[np.generic]]:
     """Packed codes and tables, and the product of `rows` activations with the packed matrix."""
-    outputs, columns, tiles = 40, 96, 3  # two and a half tiles
+    outputs, tiles = 40, 3  # two and a half tiles
+    columns = 96 if levels == "none" else 2 * BLOCK_COLUMNS
+    width = columns // (group if levels == "none" else BLOCK_COLUMNS)
+    small = columns // BLOCK_COLUMNS * LEVEL_BYTES[levels]
     random = np.random.default_rng(bits * group)
     codes = random.integers(0, 2**bits, (outputs, columns), np.uint8)
-    table = random.integers(-63, 64, (2, outputs, columns // group)).astype(np.float32) / 256
+    table = random.integers(-63, 64, (2, outputs, width)).astype(np.float32) / 256
+    level_bytes = random.integers(0, 256, (outputs, small), np.uint8)
     x = torch.randn(rows, columns) * 10
     x[0, :group] = 0
     if damaged:
         x[-1, 5] = math.nan
     packed = np.zeros(tiles * 16 * columns * bits // 8, np.uint8)
-    scales, shifts = np.zeros((2, tiles * columns // group * 16), np.uint16)
+    scales, shifts = np.zeros((2, tiles * width * 16), np.uint16)
+    packed_levels = np.zeros(tiles * small * 16, np.uint8)
     call("pack_codes", codes, packed, outputs, columns, bits, group)
     for values, into in zip(table, (scales, shifts), strict=True):
-        call("pack_scales", values, into, outputs, columns // group, 0.37)
+        call("pack_scales", values, into, outputs, width)
+    call("pack_levels", level_bytes, packed_levels, outputs, small)
     out = np.zeros((rows, outputs + 5), np.float32)
     work = np.zeros(call("quantised_work_bytes", rows, columns, bits, group, THREADS), np.uint8)
-    matrix = (packed, scales, shifts if offsets else None)
-    sizes = (rows, outputs, columns, bits, group, zero)
-    call("quantised_linear", bf16(x), *matrix, out, outputs + 5, 1, work, *sizes, 0.37, THREADS)
-    return [packed, scales, shifts, out]
+    matrix = (packed, scales, shifts if offsets else None, packed_levels if small else None)
+    sizes = (rows, outputs, columns, bits, group, zero, list(LEVEL_BYTES).index(levels))
+    call("quantised_linear", bf16(x), *matrix, out, outputs + 5, 1, work, *sizes, THREADS)
+    return [packed, scales, shifts, packed_levels, out]
 
 
 @pytest.mark.parametrize(
-    ("bits", "group", "zero", "offsets"),
+    ("bits", "group", "zero", "levels", "offsets"),
     [
-        (4, 32, 8, False),
-        (8, 32, 128, False),
-        (4, 16, 0, True),
-        (8, 16, 32, False),
-        (8, 32, 0, True),
+        (4, 32, 8, "none", False),
+        (8, 32, 128, "none", False),
+        (8, 32, 0, "none", True),
+        (4, 16, 0, "nibble", True),
+        (4, 16, 4, "byte", False),
+        (4, 32, 0, "six_bit", True),
+        (8, 32, 0, "six_bit", True),
+        (8, 16, 32, "byte", False),
     ],
-    ids=["Q4_0", "Q8_0", "Q2_K", "Q6_K", "Q5_K"],
+    ids=["Q4_0", "Q8_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"],
 )
 def test_quantised_products_have_the_same_bits(
-    emulated: EmulatedKernels, bits: int, group: int, zero: int, offsets: bool
+    emulated: EmulatedKernels, bits: int, group: int, zero: int, levels: Levels, offsets: bool
 ) -> None:
     for rows in (1, 11):
         made = []
         for call in (emulated, here):
             torch.manual_seed(rows)
-            made.append(quantised(call, rows, bits, group, zero, offsets=offsets, damaged=False))
+            form = (rows, bits, group, zero, levels)
+            made.append(quantised(call, *form, offsets=offsets, damaged=False))
         for got, expected in zip(*made, strict=True):
             assert np.array_equal(got, expected)
         assert made[0][-1].any()
 
 
 def test_a_row_that_is_not_a_number_stays_one(emulated: EmulatedKernels) -> None:
-    *_, out = quantised(emulated, 3, 8, 32, 128, offsets=False, damaged=True)
+    *_, out = quantised(emulated, 3, 8, 32, 128, "none", offsets=False, damaged=True)
     assert np.isnan(out[2, :40]).all()
     assert np.isfinite(out[:2]).all()
 
