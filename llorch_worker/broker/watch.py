@@ -24,6 +24,8 @@ LOOK_S = 1.0
 """How often the watcher looks at everything, and how often the others try to become it."""
 COUNT_S = 10.0
 """How often the watcher counts the workers."""
+MOST_ASKED = 1000
+"""About how many lists it asks for at a time. Redis answers nobody meanwhile."""
 
 
 def acquire(client: Redis, model: str) -> bool:
@@ -50,8 +52,9 @@ def keep_and_count(client: Redis, model: str) -> int:
     come while there was none.
     """
     living = worker_queues.living(client, model)
-    if unmoved := [name for queue in living for name in queues.worker_colon_lists(queue)]:
-        _ring(client, unmoved, None)
+    unmoved = [name for queue in living for name in queues.worker_colon_lists(queue)]
+    for first in range(0, len(unmoved), MOST_ASKED):
+        _ring(client, unmoved[first : first + MOST_ASKED], None)
     workers = max(1, len(living))
     try:
         lease_ms = round(LEASE_S * 1e3)
