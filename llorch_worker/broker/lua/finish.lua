@@ -41,7 +41,7 @@ end
 -- The first write, which cannot grow: see allow_writes. This does the work of release.lua, to save the
 -- worker a call.
 redis.call('ZREM', LEASES, job_id)
-store_unless_revoked(job_id, document, keep_s, keep_s)
+store_result(job_id, document, keep_s)
 end_stream(job_id, end_event, stream_s, first, events)
 end_record(job_id, keep_s, keep_s, idempotency)
 if fence ~= '' and place and place ~= '' then

@@ -94,12 +94,8 @@ end
 
 local begun = 0
 
--- Claim a job. Returns its values in the order that claim.lua returns, or nil if it is revoked.
+-- Claim a job. Returns its values in the order that claim.lua returns.
 local function begin(id, message, list, record, terms, eta_ms)
-  -- A worker claims only what it has room for, so a job starts with its claim.
-  if not store_unless_revoked(id, document_of(terms.started, id), terms.keep_s) then
-    return nil
-  end
   -- Of jobs that are claimed together, the later has the greater fence.
   local job, now = job_key(id), now_us() + begun
   begun = begun + 1
@@ -120,6 +116,8 @@ local function begin(id, message, list, record, terms, eta_ms)
     redis.call('PERSIST', record.idempotency)
   end
   redis.call('ZADD', LEASES, claimed_ms + terms.lease_ms, id)
+  -- A worker claims only what it has room for, so a job starts with its claim.
+  store_state(id, document_of(terms.started, id))
   -- A cancel of a job that was never claimed ends it.
   local cancelled = record.first_claim_ms and redis.call('EXISTS', cancel_key(id)) or 0
   return {id, message, attempts, fence, list, first_claim_ms, claimed,
@@ -175,14 +173,18 @@ local function take(job, message, list, terms, most_peers, suspects_held)
     redis.call('HINCRBY', job_key(id), 'duplicates', 1)
     return 'duplicate'
   end
+  if is_revoked_elsewhere(id) then
+    end_revoked(id, message, terms)
+    return 'duplicate'
+  end
   -- A suspect keeps the list it came from. A worker queue holds only until this claim: if the job
   -- comes back, every worker of the model may take it.
   list = shared_list(list == terms.suspects and record.list or list)
-  if is_exhausted(record, terms) and not is_revoked_elsewhere(id) then
+  if is_exhausted(record, terms) then
     exhaust(id, message, list, record, terms)
     return 'buried', id
   end
-  if not record.state and job.eta_ms and job.eta_ms > now_ms() and not is_revoked_elsewhere(id) then
+  if not record.state and job.eta_ms and job.eta_ms > now_ms() then
     schedule(id, message, list, job.eta_ms)
     return 'scheduled'
   end
@@ -190,10 +192,5 @@ local function take(job, message, list, terms, most_peers, suspects_held)
   if peers and suspects_held >= math.min(peers, most_peers) then
     return 'wait'
   end
-  local claim = begin(id, message, list, record, terms, job.eta_ms)
-  if not claim then
-    end_revoked(id, message, terms)
-    return 'duplicate'
-  end
-  return 'claimed', claim, peers
+  return 'claimed', begin(id, message, list, record, terms, job.eta_ms), peers
 end
