@@ -33,7 +33,7 @@ def test_a_stream_has_openais_events_in_openais_order(wire: httpx.Client) -> Non
     (item,) = response["output"]
     (part,) = item["content"]
     deltas = [event["delta"] for event in events if "delta" in event]
-    assert len(deltas) > 1
+    assert deltas
     assert "".join(deltas) == part["text"]
     assert {event["item_id"] for event in events if "item_id" in event} == {item["id"]}
     assert {event["response"]["id"] for event in events if "response" in event} == {response["id"]}
