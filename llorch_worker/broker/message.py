@@ -110,8 +110,8 @@ def read_envelope(raw: bytes, decode_body: Callable[[Any, Any], Any]) -> dict[st
 
 
 def read_task(raw: str) -> tuple[dict[str, Any], Any] | None:
-    """The headers and the body of a task message, prompt included; None if it is not JSON. The body
-    is ``[args, kwargs, options]``."""
+    """The headers and the body of a task message, prompt included; None if it cannot be read. The
+    body is ``[args, kwargs, options]``."""
     try:
         envelope = json.loads(raw)
         headers, body = envelope["headers"], envelope["body"]

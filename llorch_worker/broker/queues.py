@@ -159,7 +159,7 @@ def colon_lists(consumed: Iterable[str]) -> dict[str, str]:
 
 def worker_colon_lists(queue: str) -> dict[str, str]:
     """:func:`colon_lists` of the worker whose normal queue this is."""
-    return colon_lists((f"{queue}{HIGH_SUFFIX}", queue))
+    return colon_lists(_both(queue))
 
 
 def watched(model: str) -> list[str]:
@@ -169,7 +169,12 @@ def watched(model: str) -> list[str]:
 
 def worker_lists(queue: str) -> list[str]:
     """Every list of the worker whose normal queue this is, the most urgent first."""
-    return lists((f"{queue}{HIGH_SUFFIX}", queue))
+    return lists(_both(queue))
+
+
+def _both(queue: str) -> tuple[str, str]:
+    """The high and the normal queue of the worker whose normal queue this is."""
+    return f"{queue}{HIGH_SUFFIX}", queue
 
 
 def is_job_queue(queue: str) -> bool:

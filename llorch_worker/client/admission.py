@@ -16,9 +16,10 @@ from llorch_worker.contract import (
     ModelNotServed,
 )
 
-FRESH_S = 0.1
-"""How long a client uses its lists of models and workers before a submit reads them again. The list
-of workers may be long, and each job without a model's name needs it."""
+MODELS_FRESH_S = 2.0
+"""How long a client uses its list of models before a submit reads it again."""
+WORKERS_FRESH_S = 0.1
+"""The same for the workers, of whom there may be many: a job without a model's name needs them."""
 
 
 class Admission:
@@ -64,7 +65,8 @@ class Admission:
         Raises ModelNotServed and InvalidRequest, see :meth:`admit`.
         """
         name = name or self._only_model(worker)
-        if name not in self._models or not _is_fresh(self._models_read_s):
+        fresh = time.monotonic() - self._models_read_s < MODELS_FRESH_S
+        if not fresh or name not in self._models:
             self._models = registry.models(self._redis)
             self._models_read_s = time.monotonic()
         card = self._models.get(name)
@@ -78,7 +80,8 @@ class Admission:
         return ", ".join(alive) or "none"
 
     def _only_model(self, worker: str | None) -> str:
-        if _is_fresh(self._workers_read_s) and len(names := self._served(worker)) == 1:
+        fresh = time.monotonic() - self._workers_read_s < WORKERS_FRESH_S
+        if fresh and len(names := self._served(worker)) == 1:
             return names.pop()
         self._workers = registry.workers(self._redis)
         self._workers_read_s = time.monotonic()
@@ -95,7 +98,3 @@ class Admission:
     def _served(self, worker: str | None) -> set[str]:
         """The models of the live workers, or of ``worker`` alone."""
         return {card.model for card in self._workers if worker in (None, card.hostname)}
-
-
-def _is_fresh(read_s: float) -> bool:
-    return time.monotonic() - read_s < FRESH_S

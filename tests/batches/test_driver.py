@@ -16,7 +16,7 @@ from llorch_worker.broker import keys
 from llorch_worker.broker.claims import fail
 from llorch_worker.broker.connection import connect
 from llorch_worker.client import AsyncClient
-from llorch_worker.client.admission import FRESH_S
+from llorch_worker.client.admission import MODELS_FRESH_S
 from llorch_worker.contract import InternalError, LlorchError
 from tests.broker.jobs import TERMS, announce, take
 from tests.services import RedisServer
@@ -78,7 +78,7 @@ async def answers(store: redis.Redis, url: str) -> list[str]:
         await fail_one()
         store.delete(keys.MODELS)
         # The client knows it for a while.
-        await asyncio.sleep(FRESH_S)
+        await asyncio.sleep(MODELS_FRESH_S)
         yield line(2, "toy")
         await fail_one()
         yield line(3, "never served")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import openai
@@ -49,6 +49,21 @@ def start(own_server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., Gat
 def done_lines(api: openai.OpenAI, batch: Batch) -> int:
     counts = api.batches.retrieve(batch.id).request_counts
     return 0 if counts is None else counts.completed
+
+
+@contextmanager
+def taken_over(
+    start: Callable[..., GatewayProcess], latch: Latch, redis_url: str
+) -> Iterator[tuple[GatewayProcess, Batch]]:
+    """A gateway, which the block stops, and its batch under way, which another then completes."""
+    first = start()
+    with api_of(first) as api, connect(redis_url) as client:
+        batch = begun(api, [line("a", prompt=latch.prompt(), max_tokens=2)])
+        wait_until(lambda: client.hget(keys.gateway_document(batch.id), "fence"))
+        yield first, batch
+    latch.open()
+    with api_of(start()) as api:
+        assert ended(api, batch).status == "completed"
 
 
 def each_line_once(api: openai.OpenAI, done: Batch, redis_url: str) -> None:
@@ -126,17 +141,12 @@ def test_a_batch_goes_on_after_its_gateway_died_and_redis_clock_was_set_back(
     start: Callable[..., GatewayProcess],
     latch: Latch,
 ) -> None:
-    first = start()
-    with api_of(first) as api, connect(own_server.url) as client:
-        batch = begun(api, [line("a", prompt=latch.prompt(), max_tokens=2)])
-        wait_until(lambda: client.hget(keys.gateway_document(batch.id), "fence"))
+    with taken_over(start, latch, own_server.url) as (first, batch):
         first.process.kill()
         first.process.wait()
-        # As after TIME went back by an hour.
-        client.zincrby(keys.BATCH_LEASES, 3_600_000, batch.id)
-    latch.open()
-    with api_of(start()) as api:
-        assert ended(api, batch).status == "completed"
+        with connect(own_server.url) as client:
+            # As after TIME went back by an hour.
+            client.zincrby(keys.BATCH_LEASES, 3_600_000, batch.id)
 
 
 def test_a_gateway_that_stops_hands_its_batches_over(
@@ -145,17 +155,12 @@ def test_a_gateway_that_stops_hands_its_batches_over(
     start: Callable[..., GatewayProcess],
     latch: Latch,
 ) -> None:
-    first = start()
-    with api_of(first) as api, connect(own_server.url) as client:
-        batch = begun(api, [line("a", prompt=latch.prompt(), max_tokens=2)])
-        wait_until(lambda: client.hget(keys.gateway_document(batch.id), "fence"))
+    with taken_over(start, latch, own_server.url) as (first, batch):
         first.process.terminate()
         first.process.wait()
-        # Its lease has ended, not run out.
-        assert client.zscore(keys.BATCH_LEASES, batch.id) <= client.time()[0] * 1e3 + 1e3
-    latch.open()
-    with api_of(start()) as api:
-        assert ended(api, batch).status == "completed"
+        with connect(own_server.url) as client:
+            # Its lease has ended, not run out.
+            assert client.zscore(keys.BATCH_LEASES, batch.id) <= client.time()[0] * 1e3 + 1e3
 
 
 def test_a_batch_waits_for_redis(

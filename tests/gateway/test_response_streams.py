@@ -26,14 +26,15 @@ from tests.services import RedisServer, WorkerProcess, running_worker
 
 
 def test_a_stream_has_openais_events_in_openais_order(wire: httpx.Client) -> None:
-    events = events_of(wire.post(PATH, json={**ASK, "stream": True}))
+    # So long that its tokens do not all go out at once.
+    events = events_of(wire.post(PATH, json={**ASK, "max_output_tokens": 100, "stream": True}))
     assert kinds(events) == [*TEXT_EVENTS, "response.incomplete"]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     response = events[-1]["response"]
     (item,) = response["output"]
     (part,) = item["content"]
     deltas = [event["delta"] for event in events if "delta" in event]
-    assert deltas
+    assert len(deltas) > 1
     assert "".join(deltas) == part["text"]
     assert {event["item_id"] for event in events if "item_id" in event} == {item["id"]}
     assert {event["response"]["id"] for event in events if "response" in event} == {response["id"]}

@@ -5,12 +5,7 @@
 local token = ARGV[1] -- the new fence: whoever held the lease before can save nothing more
 local lease_ms = tonumber(ARGV[2])
 
--- A clock that was set back leaves leases too far in the future.
-local latest_ms = now_ms() + lease_ms
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', BATCH_LEASES, '(' .. latest_ms, '+inf')) do
-  redis.call('ZADD', BATCH_LEASES, latest_ms, id)
-end
-
+shorten(BATCH_LEASES, lease_ms, -1)
 local due = redis.call('ZRANGEBYSCORE', BATCH_LEASES, '-inf', now_ms())
 for _, id in ipairs(due) do
   local document = redis.call('HGET', gateway_document_key(id), 'document')

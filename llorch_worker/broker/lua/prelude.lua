@@ -22,11 +22,11 @@ local function allow_writes()
   redis.call('PERSIST', LEASES)
 end
 
--- Shorten leases of jobs that a clock set back has left too far in the future. Another worker's may be
--- longer than the caller's.
-local function shorten(leases, lease_ms, most_jobs)
+-- Shorten leases that a clock set back has left too far in the future. A job's may be longer than the
+-- caller's; what is no job, a batch, has the caller's. `most`: how many, or -1 for all.
+local function shorten(leases, lease_ms, most)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. now_ms() + lease_ms, '+inf', 'LIMIT',
-      0, most_jobs)) do
+      0, most)) do
     local own_ms = tonumber(redis.call('HGET', job_key(id), 'lease_ms') or lease_ms)
     if tonumber(redis.call('ZSCORE', leases, id)) > now_ms() + own_ms then
       redis.call('ZADD', leases, now_ms() + own_ms, id)
