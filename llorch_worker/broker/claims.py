@@ -7,6 +7,7 @@ cannot write another token or result. All times are by Redis' own clock.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -103,7 +104,7 @@ def claim(
     limit: int,
     worker: str,
     terms: ClaimTerms,
-    rings: int = keys.FOR_SELDOM,
+    rings: int = keys.ELSEWHERE,
     urgent: bool = False,
     place: str = "",
     run: Callable[..., Any] = run_script,
@@ -122,53 +123,36 @@ def claim(
         *map(keys.bell, queues.ordered(consumed)),
         *map(keys.full_bell, filter(queues.is_shared_high, consumed)),
     ]
-    behind = queues.lists(map(queues.normal_queue_of, consumed)) if urgent else []
-    exhausted = AttemptsExhausted(
-        f"{terms.max_attempts} attempts without progress, or {terms.max_deaths} in all, ended with "
-        "the death of the worker"
-    )
     again_ms, unlisted, unlisted_bytes, taken, *values = run(
         client,
         "claim",
         [
             worker,
             terms.lease_ms,
-            terms.max_attempts,
-            terms.max_deaths,
-            terms.result_ttl_s,
-            terms.stream_ttl_s,
-            MOST_DEAD_LETTERS,
             started_document(_ID, worker, os.getpid()),
-            failure_document(_ID, exhausted),
-            encode_event(Failed(error=exhausted.document())),
-            encode_event(CancelledEvent()),
-            limit,
             place,
+            _rare_terms(terms),
+            limit,
             len(held),
-            terms.low_waits_at_most_ms,
-            terms.tenant_weights,
             int(urgent),
-            len(consumed),
-            len(bells),
             rings,
-            len(behind),
+            len(consumed),
             *(claim.job_id for claim in held if claim.suspect),
         ],
         [
             keys.watch(model),
             keys.passed(model),
-            *bells,
             queues.scheduled(model),
             queues.suspects(model),
-            *queues.lists(consumed, seldom=urgent),
-            *behind,
+            *queues.ordered(consumed),
+            *bells,
         ],
     )
     # See ``lua/claim.lua``: the claims, then the dead letters.
     letters = taken * CLAIM_VALUES
     for job_id, size in zip(values[letters::2], values[letters + 1 :: 2], strict=True):
         if job_id:
-            logger.error("job %s is a dead letter: %s", text(job_id), exhausted.message)
+            logger.error("job %s is a dead letter: %s", text(job_id), _exhausted(terms).message)
         else:
             logger.error(
                 "refused an entry of %d bytes without a job id; llorch dead list shows it", size
@@ -181,6 +165,32 @@ def claim(
         )
     claimed = [_claim(*values[at : at + CLAIM_VALUES]) for at in range(0, letters, CLAIM_VALUES)]
     return Taken(claimed, again_ms / 1e3 if again_ms >= 0 else None)
+
+
+def _exhausted(terms: ClaimTerms) -> AttemptsExhausted:
+    return AttemptsExhausted(
+        f"{terms.max_attempts} attempts without progress, or {terms.max_deaths} in all, ended with "
+        "the death of the worker"
+    )
+
+
+def _rare_terms(terms: ClaimTerms) -> str:
+    """What ``lua/claim.lua`` needs for few claims, in one argument because each takes time."""
+    exhausted = _exhausted(terms)
+    return json.dumps(
+        {
+            "max_attempts": terms.max_attempts,
+            "max_deaths": terms.max_deaths,
+            "keep_s": terms.result_ttl_s,
+            "stream_s": terms.stream_ttl_s,
+            "most_letters": MOST_DEAD_LETTERS,
+            "failure": failure_document(_ID, exhausted),
+            "end_event": encode_event(Failed(error=exhausted.document())),
+            "cancel_event": encode_event(CancelledEvent()),
+            "low_waits_ms": terms.low_waits_at_most_ms,
+            "weights": terms.tenant_weights,
+        }
+    )
 
 
 def _claim(

@@ -15,9 +15,9 @@ A look and the wait after it go to Redis in one packet, which saves it a read: s
 Who pushes a job rings in the same script, or a worker rings for it: see :mod:`.watch`. A ring that
 comes between a worker's look and its BLPOP stays in the list, which holds one ring at most.
 
-Most of a worker's lists are for priorities that only stock producers use, seldom. A claim looks at
-them if a ring says so: the one that made the worker look, or one that waited in a bell. It also
-looks at them if the worker has not done so for some seconds.
+Most of a worker's lists are for priorities and tenants, and mostly empty. A claim looks at them if
+a ring says so: the one that made the worker look, or one that waited in a bell. It also looks at
+them if nothing else waits, and if the worker has not done so for some seconds.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Doorbell:
         # It may have been told of a ring just now.
         self._waiting_on = None
         connection.disconnect()
-        self._rings |= keys.RUNG | keys.FOR_SELDOM
+        self._rings |= keys.RUNG | keys.ELSEWHERE
         return True
 
     def _unblock(self, connection: Any, client: Redis) -> bool:
@@ -147,8 +147,8 @@ class Doorbell:
         rings, self._rings = self._rings, 0
         now_s = time.monotonic()
         if now_s - self._looked_at_all_s >= LOOK_AT_ALL_S:
-            rings |= keys.FOR_SELDOM
-        if rings & keys.FOR_SELDOM:
+            rings |= keys.ELSEWHERE
+        if rings & keys.ELSEWHERE:
             self._looked_at_all_s = now_s
         return rings
 

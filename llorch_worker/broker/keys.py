@@ -70,9 +70,9 @@ def bell(queue: str) -> str:
 
 
 RUNG = 1
-FOR_SELDOM = 2
-"""The bits of a ring. The second one says that jobs may wait in lists that are seldom used: see
-:func:`llorch_worker.broker.queues.lists`."""
+ELSEWHERE = 2
+"""The bits of a ring. The second one says that jobs may wait in another list than that of the
+queue's name: in one of a priority, or of tenants."""
 FULL_SUFFIX = ":full"
 
 

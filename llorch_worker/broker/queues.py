@@ -46,7 +46,8 @@ _STEP_LISTS = (
     *(str(step) for step in PRIORITY_STEPS[1:]),
     f"{LOW_STEP}{TENANTS_MARK}",
 )
-_USUAL_STEP_LISTS = (*_STEP_LISTS[:2], *_STEP_LISTS[-2:])
+LOWER_STEPS = tuple(f"{STEP_SEPARATOR}{step}" for step in _STEP_LISTS[1:])
+"""What the names of a queue's lists behind the first end with, the most urgent first."""
 
 
 @dataclass(frozen=True)
@@ -122,18 +123,11 @@ def priority_of(list_key: str) -> Priority:
     return "low" if step == str(LOW_STEP) else "normal"
 
 
-def lists(consumed: Iterable[str], *, seldom: bool = True) -> list[str]:
+def lists(consumed: Iterable[str]) -> list[str]:
     """The Redis lists of the ``consumed`` queues of one worker, the most urgent first: for each
-    priority step, and after 0 and 9 for the tenants of that step, one for each queue.
-
-    ``seldom``: also those of the steps 1 to 8, which only stock producers use.
-    """
+    priority step, and after 0 and 9 for the tenants of that step, one for each queue."""
     in_order = ordered(consumed)
-    return [
-        f"{queue}{STEP_SEPARATOR}{step}" if step else queue
-        for step in (_STEP_LISTS if seldom else _USUAL_STEP_LISTS)
-        for queue in in_order
-    ]
+    return [f"{queue}{step}" for step in ("", *LOWER_STEPS) for queue in in_order]
 
 
 def tenants_list(list_key: str) -> str:

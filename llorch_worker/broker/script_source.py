@@ -2,7 +2,8 @@
 
 Redis runs the top level of a script at each call, so each function there costs every call about
 half a microsecond to define. A script therefore gets only the functions that it uses. One that only
-functions marked ``-- rare`` use is defined inside these, when they are called.
+functions marked ``-- rare`` use is defined inside these, when they are called. A script may mark
+its own functions, too, if they use none of its other definitions.
 
 A definition begins with ``local`` at the beginning of a line, and the next one ends it.
 """
@@ -13,6 +14,7 @@ import re
 from collections.abc import Mapping
 
 _RARE = re.compile(r"^local function (\w+)\(.*\) -- rare$", re.MULTILINE)
+_OWN_RARE = re.compile(r"^local function \w+\(.*\) -- rare\n.*?^end\n", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^ *--.*\n| *-- .*$", re.MULTILINE)
 _CONSTANT = re.compile(r"^local ([A-Z_]+) = ([-\d.*^ ]+|'[^'\n]*')\n", re.MULTILINE)
 _JOINED = re.compile(r"'\s*\.\.\s*\('([^'\n]*)'\)\s*\.\.\s*'")
@@ -26,6 +28,8 @@ def link(library: str, script: str, constants: Mapping[str, str]) -> str:
     Raises:
         ValueError: two constants have one name.
     """
+    library += "".join(function[0] for function in _OWN_RARE.finditer(script))
+    script = _OWN_RARE.sub("", script)
     rare = set(_RARE.findall(library))
     library, script = _COMMENT.sub("", library), _COMMENT.sub("", script)
     values = dict(constants)

@@ -50,7 +50,7 @@ def look(
     limit: int = 10,
     held: Sequence[Claim] = (),
     worker: str = "w@h",
-    rings: int = keys.FOR_SELDOM,
+    rings: int = keys.ELSEWHERE,
 ) -> Taken:
     return claims.claim(
         store,

@@ -42,7 +42,7 @@ class Workers(Users):
     @rule(
         worker=workers,
         limit=st.integers(1, 6),
-        rings=st.sampled_from([0, keys.RUNG, keys.FOR_SELDOM]),
+        rings=st.sampled_from([0, keys.RUNG, keys.ELSEWHERE]),
         unheard=st.sampled_from([False, False, True]),
     )
     def claim(self, worker: int, limit: int, rings: int, unheard: bool) -> None:
@@ -53,12 +53,13 @@ class Workers(Users):
         process: Process,
         limit: int,
         *,
-        rings: int = keys.FOR_SELDOM,
+        rings: int = keys.ELSEWHERE,
         unheard: bool = False,
     ) -> list[Run]:
         taken: list[claims.Claim] = []
         consumed = queues.queues("toy", process.name)
-        lists = queues.lists(consumed, seldom=bool(rings & keys.FOR_SELDOM))
+        looks_at_all = rings & keys.ELSEWHERE
+        lists = queues.lists(consumed) if looks_at_all else queues.ordered(consumed)
         with (
             patch.object(unheard_claims, "HELD_CLAIMS", process.held),
             suppress(redis.ConnectionError),

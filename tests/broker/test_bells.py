@@ -165,12 +165,12 @@ def test_each_list_has_one_bell(store: redis.Redis) -> None:
     assert queues.bell_queue_of(queues.scheduled("toy")) == QUEUE
 
 
-SELDOM = keys.RUNG | keys.FOR_SELDOM
+ELSEWHERE = keys.RUNG | keys.ELSEWHERE
 STEP_3 = queues.Route(QUEUE, 3).list_key
 
 
-def push_seldom(store: redis.Redis, *job_ids: str, to: str = STEP_3) -> None:
-    """As a stock producer does with a priority that our client never uses."""
+def push_elsewhere(store: redis.Redis, *job_ids: str, to: str = STEP_3) -> None:
+    """As a stock producer does with a priority."""
     push(store, *job_ids)
     store.rename(QUEUE, to)
 
@@ -181,39 +181,46 @@ def value_of_ring(store: redis.Redis, queue: str = QUEUE) -> list[int]:
 
 @pytest.mark.parametrize("to", [STEP_3, queues.Route(f"{QUEUE}:high", 8).list_key])
 @pytest.mark.parametrize("rung", [False, True], ids=["silent", "rung before"])
-def test_a_ring_tells_of_jobs_in_lists_that_are_seldom_used(
+def test_a_ring_tells_of_jobs_elsewhere_than_in_the_queues_own_list(
     store: redis.Redis, to: str, rung: bool
 ) -> None:
-    push_seldom(store, "a", to=to)
+    push_elsewhere(store, "a", to=to)
     queue = queues.queue_of(to)
     if rung:
         store.lpush(keys.bell(queue), keys.RUNG)
     watch.ring_for_changed(store, "toy", [to])
-    assert value_of_ring(store, queue) == [SELDOM]
+    assert value_of_ring(store, queue) == [ELSEWHERE]
     # A usual ring does not take its place.
     push(store, "b")
     watch.ring_for_changed(store, "toy", [QUEUE])
-    assert value_of_ring(store, queue) == [SELDOM]
+    assert value_of_ring(store, queue) == [ELSEWHERE]
 
 
-def test_a_claim_looks_at_seldom_lists_if_it_was_rung_for_them(store: redis.Redis) -> None:
-    push_seldom(store, "a")
-    assert look(store, rings=keys.RUNG).claims == []
-    assert [claim.job_id for claim in look(store, rings=SELDOM).claims] == ["a"]
+def test_a_claim_looks_elsewhere_if_it_was_rung_for_that(store: redis.Redis) -> None:
+    push_elsewhere(store, "a")
+    push(store, "b")
+    assert [claim.job_id for claim in look(store, rings=keys.RUNG).claims] == ["b"]
+    push(store, "c")
+    assert [claim.job_id for claim in look(store, rings=ELSEWHERE).claims] == ["c", "a"]
 
 
-def test_a_claim_looks_at_seldom_lists_if_a_ring_waited_in_a_bell(store: redis.Redis) -> None:
-    push_seldom(store, "a")
+def test_a_claim_looks_elsewhere_if_nothing_waits_where_it_was_rung_for(store: redis.Redis) -> None:
+    push_elsewhere(store, "a")
+    assert [claim.job_id for claim in look(store, rings=keys.RUNG).claims] == ["a"]
+
+
+def test_a_claim_looks_elsewhere_if_a_ring_waited_in_a_bell(store: redis.Redis) -> None:
+    push_elsewhere(store, "a")
     watch.ring_for_all(store, "toy")
     assert [claim.job_id for claim in look(store, rings=0).claims] == ["a"]
     assert rings(store) == 0
 
 
-def test_a_claim_that_leaves_jobs_in_seldom_lists_says_so(store: redis.Redis) -> None:
-    push_seldom(store, "a", "b")
+def test_a_claim_that_leaves_jobs_elsewhere_says_so(store: redis.Redis) -> None:
+    push_elsewhere(store, "a", "b")
     push(store, "c", "d")
-    for left in ([SELDOM], [SELDOM], [SELDOM], []):
-        assert len(look(store, limit=1, rings=SELDOM).claims) == 1
+    for left in ([ELSEWHERE], [ELSEWHERE], [ELSEWHERE], []):
+        assert len(look(store, limit=1, rings=ELSEWHERE).claims) == 1
         assert value_of_ring(store) == left
 
 
@@ -221,7 +228,7 @@ def test_jobs_of_all_steps_are_claimed_in_their_order(store: redis.Redis) -> Non
     lists = queues.lists(queues.queues("toy"))
     plain = [name for name in lists if not name.endswith(queues.TENANTS_MARK)]
     for name in sorted(plain, key=QUEUE.__eq__):
-        push_seldom(store, name.encode().hex(), to=name)
+        push_elsewhere(store, name.encode().hex(), to=name)
     taken = [claim.job_id for claim in look(store, limit=len(plain)).claims]
     assert taken == [name.encode().hex() for name in plain]
 
@@ -265,7 +272,7 @@ def test_the_watcher_moves_jobs_of_producers_with_another_separator(
     assert take(store) == []
     watch.ring_for_changed(store, "toy", [f"{queue}:3"])
     watch.ring_for_all(store, "toy")
-    assert value_of_ring(store, queue) == [SELDOM]
+    assert value_of_ring(store, queue) == [ELSEWHERE]
     assert [claim.job_id for claim in take(store)] == ["a", "b", "c"]
 
 

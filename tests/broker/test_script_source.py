@@ -51,6 +51,19 @@ def test_what_only_rare_functions_use_is_defined_in_them(store: redis.Redis) -> 
     assert store.eval(linked, 0) == "<atext1>"
 
 
+def test_a_scripts_own_rare_function_holds_what_it_alone_uses(store: redis.Redis) -> None:
+    script = """
+local function mostly_not(value) -- rare
+  return helper(value)
+end
+
+return counted('a') .. mostly_not('b')
+"""
+    linked = link(LIBRARY, script, {})
+    assert linked.index("function mostly_not") < linked.index("function helper")
+    assert store.eval(linked, 0) == "a1<b2>"
+
+
 def test_what_others_use_too_keeps_its_state(store: redis.Redis) -> None:
     assert run(store, "return counted('a') .. seldom('b') .. counted(MORE)") == "a1<btext2>more3"
 

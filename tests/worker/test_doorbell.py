@@ -115,10 +115,10 @@ class Claims:
             for heard in monitor.listen():
                 words = heard["command"].split()
                 if words[:2] == ["EVALSHA", scripts.digest("claim")]:
-                    # The last arguments: the numbers of queues and bells, the bits of the rings,
-                    # the number of lists behind an urgent call's.
-                    n_queues, n_bells, rings, behind = map(int, words[-4:])
-                    usual = (n_queues, n_bells, behind) == (4, 5, 0)
+                    # The last arguments, if the worker holds no suspects: whether the call is
+                    # urgent, the bits of the rings, the number of queues.
+                    urgent, rings, n_queues = map(int, words[-3:])
+                    usual = (urgent, n_queues) == (0, 4)
                     self.count += usual and bool(rings & keys.RUNG)
                 elif words[0] == "ECHO":
                     return

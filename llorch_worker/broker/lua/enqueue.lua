@@ -8,21 +8,8 @@
 -- Returns {'sent', id}, {'known', id of the first job with this idempotency key}, or
 -- {'full', jobs that wait}.
 
-local job_id = ARGV[1]
-local before, after = ARGV[2], ARGV[3] -- the message before and after its enqueue time
-local limit = tonumber(ARGV[4]) -- the most waiting jobs; 0 for no limit
-local keep_s = ARGV[5] -- for the record and the idempotency key of a job that is never claimed
-local idempotency = ARGV[6] -- the key, or ''
-local tenant = ARGV[7] -- or '': see tenants.lua
-local candidates = {unpack(ARGV, 8)} -- places, the best first; none for a job that is not placed
-
-local first = idempotency ~= '' and redis.call('GET', idempotency)
-if first then
-  return {'known', first}
-end
-
 -- How many jobs wait. Nearly all lists are empty: one command rules out many.
-local function count_waiting()
+local function count_waiting() -- rare
   local filled = redis.call('EXISTS', unpack(KEYS, 2))
   local waiting = filled > 0 and redis.call('LLEN', KEYS[1]) or 0
   local behind = waiting > 0 and waiting_behind(KEYS[1]) or 0
@@ -37,6 +24,19 @@ local function count_waiting()
   return waiting + behind
 end
 
+local job_id = ARGV[1]
+local before, after = ARGV[2], ARGV[3] -- the message before and after its enqueue time
+local limit = tonumber(ARGV[4]) -- the most waiting jobs; 0 for no limit
+local keep_s = ARGV[5] -- for the record and the idempotency key of a job that is never claimed
+local idempotency = ARGV[6] -- the key, or ''
+local tenant = ARGV[7] -- or '': see tenants.lua
+local candidates = {unpack(ARGV, 8)} -- places, the best first; none for a job that is not placed
+
+local first = idempotency ~= '' and redis.call('GET', idempotency)
+if first then
+  return {'known', first}
+end
+
 local job = job_key(job_id)
 if limit > 0 then
   local waiting = count_waiting()
@@ -44,7 +44,8 @@ if limit > 0 then
     return redis.call('HEXISTS', job, 'sent') == 1 and {'sent', job_id} or {'full', waiting}
   end
 end
-local now_s = string.format('%.6f', now_us() / 1e6)
+local seconds, microseconds = unpack(redis.call('TIME'))
+local now_s = seconds .. '.' .. ('0'):rep(6 - #microseconds) .. microseconds
 if redis.call('HSETNX', job, 'sent', now_s) == 0 then
   -- The reply to the first push was lost, and the client sent it again.
   return {'sent', job_id}
@@ -64,13 +65,14 @@ if tenant == '' then
 else
   push_for_tenant(KEYS[1], tenant, message)
 end
-if place and ring(bell_key(place)) then
+local elsewhere = is_elsewhere(KEYS[1])
+if place and ring(bell_key(place), elsewhere) then
   redis.call('ZINCRBY', load_of(place), 1, place)
 else
   -- The worker has not answered the last ring: it is busy claiming, or dead.
   if place then
     redis.call('ZREM', load_of(place), place)
   end
-  ring(bell_of(KEYS[1]))
+  ring(bell_of(KEYS[1]), elsewhere)
 end
 return {'sent', job_id}

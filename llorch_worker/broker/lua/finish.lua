@@ -7,6 +7,16 @@
 --
 -- Returns 1 if it was stored, now or by an earlier call whose reply was lost, else 0.
 
+local function store_only(job_id, document, ttl_s) -- rare
+  allow_writes()
+  store_state(job_id, document, ttl_s)
+end
+
+-- Have a worker do what follows the end if the caller has not done it within `follow_ms`.
+local function leave_to_caller(job_id, message, follow_ms) -- rare
+  leave_follow_ups(job_id, message, now_ms() + follow_ms)
+end
+
 local job_id = ARGV[1]
 local fence = ARGV[2] -- '' for a job without a claim
 local document = ARGV[3]
@@ -34,8 +44,7 @@ elseif state then
   return 0
 end
 if end_event == '' then
-  allow_writes()
-  store_state(job_id, document, fence == '' and keep_s)
+  store_only(job_id, document, fence == '' and keep_s)
   return 1
 end
 -- The first write, which cannot grow: see allow_writes. This does the work of release.lua, to save the
@@ -49,6 +58,6 @@ if fence ~= '' and place and place ~= '' then
   redis.call('ZADD', load_of(place), 'XX', 'INCR', -1, place)
 end
 if follow_ms ~= '' and message then
-  leave_follow_ups(job_id, message, now_ms() + follow_ms)
+  leave_to_caller(job_id, message, follow_ms)
 end
 return 1

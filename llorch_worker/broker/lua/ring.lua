@@ -13,7 +13,7 @@ local for_fresh = ARGV[1] == '1' -- whether nobody else may hear of jobs that we
 local MOST_DUE = 100 -- of the scheduled jobs, so that one call stays short
 local MOST_MOVED = 1000 -- likewise
 local again_ms = -1
-local rings = {} -- bell -> whether jobs wait in lists that are seldom used
+local rings = {} -- bell -> whether jobs wait elsewhere than in its queue's own list
 
 -- Whether somebody must be rung for something that is due at a time; if it is later, look again then.
 local function is_due(due_ms)
@@ -58,17 +58,17 @@ for _, key in ipairs(KEYS) do
     local next_due = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
     waits = next_due and is_due(next_due)
     for _, list in ipairs(waits and release_due(key, MOST_DUE, true) or {}) do
-      rings[bell_of(list)] = rings[bell_of(list)] or is_seldom(list)
+      rings[bell_of(list)] = rings[bell_of(list)] or is_elsewhere(list)
     end
   else
     waits = may_need_ring(key)
   end
   local bell = waits and bell_of(key)
   if bell then
-    rings[bell] = rings[bell] or is_seldom(key)
+    rings[bell] = rings[bell] or is_elsewhere(key)
   end
 end
-for bell, seldom in pairs(rings) do
-  ring(bell, seldom)
+for bell, elsewhere in pairs(rings) do
+  ring(bell, elsewhere)
 end
 return again_ms

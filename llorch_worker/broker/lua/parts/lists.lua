@@ -14,3 +14,13 @@ end
 local function scheduled_set(list)
   return list:match('^[^' .. WORKER_MARK .. SUFFIX_MARKS .. ']*') .. SCHEDULED_SUFFIX
 end
+
+-- Add the lists for each step of priority, and for the tenants of a step, behind those of the queues' names.
+local function add_steps(lists) -- rare
+  local queues = #lists
+  for step in LOWER_STEPS:gmatch('[^,]+') do
+    for i = 1, queues do
+      lists[#lists + 1] = lists[i] .. step
+    end
+  end
+end

@@ -57,14 +57,8 @@ end
 -- producers: for that it must claim them.
 local MOST_ID_BYTES = 65536
 
--- The job's id and its ETA, in ms; nil for a message without a usable id. The ETA is nil if there is
--- none, and false if it cannot be read.
-local function read_message(message)
-  -- Our client's begin so: see message.py. Whoever claims one that is broken further on refuses it.
-  local ours = message:match('^{"headers": {"' .. ENQUEUED_AT .. '": [^{}]-"id": "([%w-]+)", "eta": null, ')
-  if ours and #ours <= MOST_ID_BYTES then
-    return ours
-  end
+-- read_message for a message that is not like our client's.
+local function decode_message(message) -- rare
   local ok, decoded = pcall(cjson.decode, message)
   local repaired = not ok
   if repaired then
@@ -88,4 +82,15 @@ local function read_message(message)
     return id, nil
   end
   return id, unix_ms(eta) or false
+end
+
+-- The job's id and its ETA, in ms; nil for a message without a usable id. The ETA is nil if there is
+-- none, and false if it cannot be read.
+local function read_message(message)
+  -- Our client's begin so: see message.py. Whoever claims one that is broken further on refuses it.
+  local ours = message:match('^{"headers": {"' .. ENQUEUED_AT .. '": [^{}]-"id": "([%w-]+)", "eta": null, ')
+  if ours and #ours <= MOST_ID_BYTES then
+    return ours
+  end
+  return decode_message(message)
 end

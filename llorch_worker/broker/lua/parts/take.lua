@@ -1,14 +1,12 @@
 -- Settling a popped message: as a claim, a dead letter, or nothing.
 --
--- `terms` are the arguments of claim.lua by name.
+-- `terms` are the caller's, by name: see claims.py.
 
--- Fills in a template for one job.
+-- Fills in a template, which names the job once. Finding that place is faster than gsub.
 local function document_of(template, job_id)
-  local id_json = job_id
-  if job_id:find('[^%w-]') then
-    id_json = cjson.encode(job_id):sub(2, -2):gsub('%%', '%%%%')
-  end
-  return (template:gsub('@ID@', id_json))
+  local first, last = template:find('@ID@', 1, true)
+  local id_json = job_id:find('[^%w-]') and cjson.encode(job_id):sub(2, -2) or job_id
+  return template:sub(1, first - 1) .. id_json .. template:sub(last + 1)
 end
 
 -- A job may have killed its last worker; how many suspects may run in one worker beside it, itself
@@ -37,10 +35,16 @@ local function read_record(id)
   }
 end
 
+-- The record of a job that nobody has known.
+local function new_record(idempotency)
+  return {attempts = 0, history = '', fence = 0, deaths = 0, idempotency = idempotency, retried_ms = false}
+end
+
 -- Whether the job has had all its attempts. It ends only after a death for which no other suspect
 -- can be to blame, or after very many.
 local function is_exhausted(record, terms)
-  return record.deaths >= terms.max_deaths or record.strikes >= terms.max_attempts and record.alone
+  return record.deaths > 0
+    and (record.deaths >= terms.max_deaths or record.strikes >= terms.max_attempts and record.alone)
 end
 
 -- End a job whose attempts are used up.
@@ -115,7 +119,7 @@ local function begin(id, message, list, record, terms, eta_ms)
   if record.idempotency then
     redis.call('PERSIST', record.idempotency)
   end
-  redis.call('ZADD', LEASES, claimed_ms + terms.lease_ms, id)
+  redis.call('ZADD', LEASES, string.format('%d', claimed_ms + terms.lease_ms), id)
   -- A worker claims only what it has room for, so a job starts with its claim.
   store_state(id, document_of(terms.started, id))
   -- A cancel of a job that was never claimed ends it.

@@ -5,15 +5,21 @@
 -- time bounds the wait where jobs are long, the count shares a fleet where they are short. Neither needs
 -- the time of a job's enqueueing, which stock producers do not send.
 --
--- `passed` is the key of the notes: see keys.py. Lists are given by their positions in KEYS.
+-- `passed` is the key of the notes: see keys.py. Lists are given by their positions in
+-- `all_lists`.
 
 local MOST_PASSED = 16
 
--- Whether `lists`, behind the high ones that a caller without room claims from, have waited too long. It
--- then gets nothing until one of them has had its turn: only a worker with room can give that. The
--- note lasts until a claim with room serves one of them.
-local function is_turn_due(passed, lists, low_waits_ms) -- rare
-  if redis.call('EXISTS', unpack(lists)) == 0 then
+-- Whether the jobs behind those of the high `queues`, which a caller without room claims from, have waited too
+-- long. It then gets nothing until one of them has had its turn: only a worker with room can give that.
+-- The note lasts until a claim with room serves one of them.
+local function is_turn_due(passed, queues, low_waits_ms) -- rare
+  local behind = {}
+  for i, queue in ipairs(queues) do
+    behind[i] = queue:sub(1, -#HIGH_SUFFIX - 1)
+  end
+  add_steps(behind)
+  if redis.call('EXISTS', unpack(behind)) == 0 then
     redis.call('DEL', passed .. FULL_SUFFIX)
     return false
   end
@@ -26,10 +32,10 @@ end
 
 -- The notes of these lists: `since_ms`, when claims began to pass each; `due`, those whose turn it is,
 -- in order; `had`, to be set for those that get one; `passes` and `turn`, see keys.py.
-local function read_turns(passed, lists, low_waits_ms) -- rare
+local function read_turns(passed, all_lists, lists, low_waits_ms) -- rare
   local fields = {'passes', 'turn'}
   for place, i in ipairs(lists) do
-    fields[place + 2] = KEYS[i]
+    fields[place + 2] = all_lists[i]
   end
   local noted = redis.call('HMGET', passed, unpack(fields))
   local turns = {
@@ -50,10 +56,10 @@ local function read_turns(passed, lists, low_waits_ms) -- rare
   return turns
 end
 
-local function note_turns(passed, lists, turns, keep_s) -- rare
+local function note_turns(passed, all_lists, lists, turns, keep_s) -- rare
   local notes = {'passes', turns.passes, 'turn', turns.turn}
   for _, i in ipairs(lists) do
-    notes[#notes + 1] = KEYS[i]
+    notes[#notes + 1] = all_lists[i]
     notes[#notes + 1] = turns.had[i] and now_ms() or turns.since_ms[i]
   end
   redis.call('HSET', passed, unpack(notes))
