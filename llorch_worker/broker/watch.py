@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from llorch_worker.broker import keys, queues, worker_queues
+from llorch_worker.broker import keys, queues
 from llorch_worker.broker.connection import is_out_of_memory
 from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.broker.scripts import run_script
@@ -28,9 +28,19 @@ MOST_ASKED = 1000
 """About how many lists it asks for at a time. Redis answers nobody meanwhile."""
 
 
+NO_KEY = -2
+"""Redis' reply to PTTL if there is no such key."""
+
+
 def acquire(client: Redis, model: str) -> bool:
     """Becomes the watcher, if there is none."""
     key, lease_ms = keys.watch(model), round(LEASE_S * 1e3)
+    left_ms = client.pttl(key)
+    if 0 <= left_ms <= lease_ms:
+        return False
+    if left_ms != NO_KEY:
+        # Redis' clock was set back, and the lease would last until it has caught up.
+        return keep(client, model)
     try:
         return bool(client.set(key, 1, nx=True, px=lease_ms))
     except ResponseError as error:
@@ -44,25 +54,15 @@ def keep(client: Redis, model: str) -> bool:
     return bool(client.pexpire(keys.watch(model), round(LEASE_S * 1e3)))
 
 
-def keep_and_count(client: Redis, model: str) -> int:
-    """:func:`keep`, and tells claims how many workers share the model's jobs. Returns their number;
-    0 if the lease has lapsed.
-
-    Also rings for jobs for one worker alone in lists that only a watcher empties: they may have
-    come while there was none.
-    """
-    living = worker_queues.living(client, model)
-    unmoved = [name for queue in living for name in queues.worker_colon_lists(queue)]
-    for first in range(0, len(unmoved), MOST_ASKED):
-        _ring(client, unmoved[first : first + MOST_ASKED], None)
-    workers = max(1, len(living))
+def keep_and_tell(client: Redis, model: str, workers: int) -> bool:
+    """:func:`keep`, and tells claims how many workers share the model's jobs."""
     try:
         lease_ms = round(LEASE_S * 1e3)
-        return workers if client.set(keys.watch(model), workers, xx=True, px=lease_ms) else 0
+        return bool(client.set(keys.watch(model), max(1, workers), xx=True, px=lease_ms))
     except ResponseError as error:
         if not is_out_of_memory(error):
             raise
-    return workers if keep(client, model) else 0
+    return keep(client, model)
 
 
 def leave(client: Redis, model: str) -> None:
@@ -84,6 +84,14 @@ def ring_for_changed(
     """:func:`ring_for_all`, for these lists, also of worker queues; other models' are skipped."""
     mine = [name for name in changed if queues.model_of(name) == model]
     return _ring(client, mine, news) if mine else None
+
+
+def ring_for_colon_lists(client: Redis, own_queues: Iterable[str]) -> None:
+    """Rings for jobs for one worker alone that wait in lists which only a watcher empties: they may
+    have come while there was none. ``own_queues``: the workers'."""
+    names = [name for queue in own_queues for name in queues.worker_colon_lists(queue)]
+    for first in range(0, len(names), MOST_ASKED):
+        _ring(client, names[first : first + MOST_ASKED], None)
 
 
 def pass_ring_on(client: Redis, model: str, consumed: Iterable[str] = ()) -> None:

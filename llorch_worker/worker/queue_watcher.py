@@ -11,7 +11,7 @@ import redis
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError, ResponseError
 
-from llorch_worker.broker import keys, watch
+from llorch_worker.broker import keys, watch, worker_queues
 from llorch_worker.broker.connection import own_connection
 from llorch_worker.broker.queue_news import QueueNews
 from llorch_worker.broker.queues import WORKER_MARK, bell_queue_of, is_job_queue
@@ -95,8 +95,10 @@ class QueueWatcher:
                 if now_s < count_at_s:
                     kept = watch.keep(self._redis, self._model)
                 else:
-                    workers = watch.keep_and_count(self._redis, self._model)
-                    kept, self.alone = workers > 0, workers < 2
+                    living = worker_queues.living(self._redis, self._model)
+                    kept = watch.keep_and_tell(self._redis, self._model, len(living))
+                    watch.ring_for_colon_lists(self._redis, living)
+                    self.alone = len(living) < 2
                     count_at_s = now_s + COUNT_S
                 # If the master is another one by now, no more news comes over this connection.
                 if not kept or not self._redis.connection_pool.owns_connection(connection):

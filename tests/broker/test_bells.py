@@ -9,11 +9,14 @@ import pytest
 import redis
 
 from llorch_worker.broker import claims, keys, queues, watch, worker_queues
+from llorch_worker.broker.connection import connect
 from llorch_worker.broker.queues import route, worker_queue
 from llorch_worker.client import Client
+from llorch_worker.worker.queue_watcher import QueueWatcher
 from tests.broker.jobs import TERMS, look, push, take
 from tests.broker.test_maxmemory import fill
 from tests.messages import QUEUE
+from tests.services import RedisServer, wait_until
 
 BELL = keys.bell(QUEUE)
 OWN_QUEUE = worker_queue("toy", "gpu0@host")
@@ -293,20 +296,37 @@ def test_one_worker_watches_until_its_lease_ends(
     prepare(store)
     assert [watch.acquire(store, "toy") for _ in range(2)] == [True, False]
     assert watch.keep(store, "toy")
-    assert watch.keep_and_count(store, "toy")
+    assert watch.keep_and_tell(store, "toy", 3)
     assert 0 < store.pttl(keys.watch("toy")) <= watch.LEASE_S * 1e3
     watch.leave(store, "toy")
     assert not watch.keep(store, "toy")
     assert watch.acquire(store, "toy")
 
 
-def test_the_watcher_counts_the_living_workers_of_its_model(store: redis.Redis) -> None:
+@pytest.mark.parametrize("prepare", [lambda _store: None, fill], ids=["room", "maxmemory"])
+def test_a_dead_watchers_lease_ends_in_time_after_redis_clock_was_set_back(
+    store: redis.Redis, prepare: Callable[[redis.Redis], None]
+) -> None:
+    assert watch.acquire(store, "toy")
+    store.pexpire(keys.watch("toy"), 3_600_000)
+    prepare(store)
+    assert watch.acquire(store, "toy")
+    assert 0 < store.pttl(keys.watch("toy")) <= watch.LEASE_S * 1e3
+
+
+def test_the_watcher_counts_the_living_workers_of_its_model(
+    store: redis.Redis, redis_server: RedisServer
+) -> None:
     for model, worker in (("toy", "a@h"), ("toy", "b@h"), ("toys", "c@h")):
         worker_queues.mark_seen(store, worker_queue(model, worker))
     store.zadd(keys.WORKER_QUEUES, {worker_queue("toy", "dead@h"): 1})
-    watch.acquire(store, "toy")
-    watch.keep_and_count(store, "toy")
-    assert store.get(keys.watch("toy")) == "2"
+    with connect(redis_server.url) as client:
+        watcher = QueueWatcher(client, "toy")
+        watcher.start()
+        try:
+            wait_until(lambda: store.get(keys.watch("toy")) == "2")
+        finally:
+            watcher.close()
 
 
 def high_jobs(store: redis.Redis, *job_ids: str) -> None:
