@@ -15,7 +15,7 @@ from llorch_worker.cli.options import JsonOption, given_options, settings_option
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.command_line import command_line, run
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.contract.command_errors import FAILED, INTERRUPTED, usage_error
+from llorch_worker.contract.command_errors import INTERRUPTED, usage_error
 from llorch_worker.settings import Dtype, Settings
 
 MOST_SEQUENCES = 256
@@ -130,10 +130,8 @@ def peers(
             measured=lambda line: None if as_json else screen.line(line),
         )
     print_figures(screen, figures)
-    if figures.error is not None:
-        if not as_json:  # the document has it
-            screen.error(figures.error)
-        raise SystemExit(INTERRUPTED if figures.error.code == "CANCELLED" else FAILED)
+    if figures.interrupted:
+        raise SystemExit(INTERRUPTED)
 
 
 def _chosen(names: str) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from benches.peers.contestants.contestant import BatchKind, Memory
 from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.bench.instruments.provenance import Figures, Frozen
 from llorch_worker.bench.tables import remark, table, title
-from llorch_worker.contract import ErrorDocument
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.settings import KvDtype
 
@@ -95,8 +94,8 @@ class PeersFigures(Figures):
     memory: dict[str, Memory]
     """Of each process that ran prefills and decodes, after its last pass."""
     rows: tuple[BatchRow | JobsRow | Skipped, ...]
-    error: ErrorDocument | None
-    """What ended the run before the last row: our own engine's failure, or an interrupt."""
+    interrupted: bool
+    """Rows are missing."""
 
     def parts(self) -> Iterator[RenderableType]:
         yield title(f"{self.model.name}  ({', '.join(self.file_types)})")
@@ -133,8 +132,8 @@ class PeersFigures(Figures):
         for row in self.rows:
             if row.kind == "skipped":
                 yield remark(f"{row.peer}, {row.what}: skipped: {row.reason}")
-        if self.error is not None:
-            yield remark(f"the run ended before its last row: {self.error.message}")
+        if self.interrupted:
+            yield remark("interrupted: rows are missing")
 
 
 def _what(row: BatchRow | JobsRow) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -40,8 +40,8 @@ from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.instruments.timed_load import Load
 from llorch_worker.bench.jobs.client_load import Throughput
 from llorch_worker.bench.jobs.mixed_load import MixedLoad
-from llorch_worker.contract import GenerationRequest, LlorchError
-from llorch_worker.contract.command_errors import CommandError, explain, usage_error
+from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.settings import Settings
@@ -76,23 +76,21 @@ def measure_peers(
 ) -> PeersFigures:
     """All rows; the row of a peer that cannot take part says why.
 
-    ``now`` is told what is being measured, and ``measured`` what each pass gave. An interrupt or
-    a failure of our own side after the first row ends the run: the figures have what there is.
+    ``now`` is told what is being measured, and ``measured`` what each pass gave. After an interrupt
+    the figures have what there is; before the first row it is raised.
 
     Raises:
-        CommandError: the model is not a GGUF file, does not fit or has too short a context, or our
-            own side fails before the first row.
+        CommandError: the model is not a GGUF file or has too short a context.
     """
     model = _checked(plan)
     bench = _Bench(plan, model, now, measured)
-    error = None
+    interrupted = False
     try:
         bench.measure()
-    except (KeyboardInterrupt, CommandError, LlorchError) as early:
-        explained = explain(early)
-        if not bench.rows or explained is None:
+    except KeyboardInterrupt:
+        if not bench.rows:
             raise
-        error, _ = explained
+        interrupted = True
     return PeersFigures(
         provenance=provenance(
             device="cpu", seed=plan.jobs.seed, program=("python", "-m", "benches.peers")
@@ -113,7 +111,7 @@ def measure_peers(
         notes=bench.notes,
         memory=bench.memory,
         rows=tuple(bench.rows),
-        error=error,
+        interrupted=interrupted,
     )
 
 
@@ -138,11 +136,11 @@ def _checked(plan: Plan) -> LoadPlan:
 
 @contextmanager
 def _our_own() -> Iterator[None]:
-    """Makes a failure of our own engine end the run, and not only a peer's rows."""
+    """Lets a row say that our engine failed, and not the peer."""
     try:
         yield
     except CannotRun as cannot:
-        raise CommandError("NOT_MEASURED", f"our own engine failed: {cannot}") from None
+        raise CannotRun(f"our own engine failed: {cannot}") from None
 
 
 class _Bench:
@@ -176,23 +174,16 @@ class _Bench:
                 self._jobs_of(peer)
 
     def _batches_of(self, peers: list[str]) -> None:
-        """Measures every peer against ours, which stays loaded."""
-        self._now(f"{LLORCH}'s load")
+        """Measures ours against every peer, each time in new processes."""
         terms = self._terms(max(self._plan.batches))
-        with (
-            _our_own(),
-            TemporaryDirectory(prefix="llorch-bench-") as folder,
-            ContestantProcess(LLORCH, terms) as ours,
-        ):
-            self.notes[LLORCH] = ours.ready.note
+        with TemporaryDirectory(prefix="llorch-bench-") as folder:
             bits = weight_bits(self._model.checkpoint)
             conversions = Conversions(terms.model, bits, Path(folder), terms.threads)
             for peer in peers:
                 try:
-                    self._against(ours, peer, terms, conversions)
+                    self._against(peer, terms, conversions)
                 except CannotRun as cannot:
                     self._skip(peer, "all", cannot)
-            self.memory[LLORCH] = ours.memory()
 
     def _jobs_of(self, peer: str) -> None:
         """Measures mixed jobs through ``peer`` and through ours."""
@@ -209,18 +200,20 @@ class _Bench:
         except CannotRun as cannot:
             self._skip(peer, _mixed(plan), cannot)
 
-    def _against(
-        self, ours: ContestantProcess, peer: str, terms: Terms, conversions: Conversions
-    ) -> None:
+    def _against(self, peer: str, terms: Terms, conversions: Conversions) -> None:
         interpreter = interpreter_of(peer, self._plan.venvs, terms.threads)
         require_kv_dtype(peer, self._plan.settings.kv_dtype)
-        self._require_memory(1)
+        # Two models are in memory: theirs and ours.
+        self._require_memory(2)
         weights = conversions.weights(peer)
         if weights:
             self._now(f"{peer}'s conversion")
-        terms = replace(terms, model=conversions.model_for(peer, interpreter))
-        self._now(f"{peer}'s load")
-        with ContestantProcess(peer, terms, interpreter) as theirs:
+        converted = replace(terms, model=conversions.model_for(peer, interpreter))
+        self._now(f"the load of {LLORCH} and {peer}")
+        with ContestantProcess(peer, converted, interpreter) as theirs, ExitStack() as stack:
+            with _our_own():
+                ours = stack.enter_context(ContestantProcess(LLORCH, terms))
+            self.notes[LLORCH] = ours.ready.note
             self.versions |= theirs.ready.versions
             self.notes[peer] = (
                 f"{weights.note}, {theirs.ready.note}" if weights else theirs.ready.note
@@ -231,9 +224,9 @@ class _Bench:
                     self._batch(ours, theirs, kind, load)
                 except CannotRun as cannot:
                     self._skip(peer, _title(kind, load), cannot)
-                    # Its process ended with the failure.
+                    # A process ended with the failure.
                     return
-            self.memory[peer] = theirs.memory()
+            self.memory |= {peer: theirs.memory(), LLORCH: ours.memory()}
 
     def _loads(self) -> Iterator[tuple[BatchKind, Load]]:
         plan = self._plan

@@ -20,6 +20,7 @@ from benches.peers.contestants.contestant import (
     LLAMA_CPP,
     LLORCH,
     TRANSFORMERS,
+    TRANSFORMERS_CB,
     CannotRun,
     Terms,
     Work,
@@ -30,7 +31,7 @@ from benches.peers.figures import PeersFigures
 from benches.peers.lengths import Lengths
 from benches.peers.measures import Plan, measure_peers
 from llorch_worker.bench.jobs.mixed_load import MixedLoad
-from llorch_worker.contract.command_errors import INTERRUPTED, CommandError
+from llorch_worker.contract.command_errors import INTERRUPTED
 from llorch_worker.settings import Settings
 from tests.benches.program import run_program
 from tests.cli.command import environment
@@ -126,7 +127,6 @@ def measured(
     *peers: str,
     venvs: Path | None = None,
     passes: int = 1,
-    now: Callable[[str], None] = ignore,
     each_line: Callable[[str], None] = ignore,
 ) -> PeersFigures:
     """The figures of ``peers``, measured in this process."""
@@ -144,7 +144,7 @@ def measured(
         llama_server=None,
         venvs=venvs,
     )
-    return measure_peers(plan, now, each_line)
+    return measure_peers(plan, ignore, each_line)
 
 
 def only_row(model: Path, peer: str, venvs: Path | None = None) -> Any:
@@ -278,28 +278,23 @@ def test_a_peer_that_dies_keeps_what_it_gave_and_costs_no_other_peer_a_row(
     assert (prefill.passes, decode.passes, decode.ours.spread) == (2, 1, None)
     assert skipped.kind == "skipped"
     assert skipped.reason == "its process was killed by SIGKILL"
-    assert (server.kind, server.peer, found.error) == ("skipped", "llama-server", None)
+    assert (server.kind, server.peer) == ("skipped", "llama-server")
     assert re.search(r"^decode x2 +transformers +1 ", text(found), re.MULTILINE)
 
 
-def test_our_own_failure_ends_the_run_and_keeps_the_rows(demo_model: Path) -> None:
+def test_our_own_failure_is_not_the_peers_and_costs_the_next_peer_no_row(demo_model: Path) -> None:
     found = measured(
-        demo_model, TRANSFORMERS, passes=2,
-        each_line=killer(LLORCH, "transformers: decode of 2 sequences, pass 1: "),
+        demo_model, TRANSFORMERS, TRANSFORMERS_CB,
+        each_line=killer(LLORCH, "transformers: prefill of 8 tokens, pass 1: "),
     )  # fmt: skip
-    assert [row.kind for row in found.rows] == ["prefill", "decode"]
-    assert found.error is not None
-    assert found.error.message == "our own engine failed: its process was killed by SIGKILL"
-    assert found.error.message in text(found)
-
-
-def test_our_own_failure_before_any_row_is_an_error(demo_model: Path) -> None:
-    def kill_ours(what: str) -> None:
-        if what == "transformers: prefill of 8 tokens":
-            kill(LLORCH)
-
-    with pytest.raises(CommandError, match="engine failed: its process was killed by SIGKILL"):
-        measured(demo_model, TRANSFORMERS, now=kill_ours)
+    prefill, skipped, *others = found.rows
+    assert (prefill.kind, prefill.peer) == ("prefill", TRANSFORMERS)
+    assert skipped.kind == "skipped"
+    assert skipped.reason == "our own engine failed: its process was killed by SIGKILL"
+    assert [(row.kind, row.peer) for row in others] == [
+        ("prefill", TRANSFORMERS_CB),
+        ("decode", TRANSFORMERS_CB),
+    ]
 
 
 def text(figures: PeersFigures) -> str:
@@ -325,7 +320,7 @@ def test_an_interrupted_run_sums_up_the_passes_that_it_finished(tmp_path: Path) 
         process.kill()
         process.wait()
     assert re.search(r"^prefill 40 +transformers +\d+ ", out.read_text(), re.MULTILINE)
-    assert err.read_text().endswith("\nerror: interrupted\n")
+    assert out.read_text().endswith("interrupted: rows are missing\n")
 
 
 @NEEDS_LLAMA_CPP
