@@ -38,13 +38,15 @@ def cpu_limits(
     extras.require("worker")
     import torch
 
-    from benches.cpu_limits.bounds import model_bounds
+    from benches.cpu_limits.bounds import Matrices
     from benches.cpu_limits.figures import CpuLimits
     from benches.cpu_limits.rates import INSTRUCTIONS, measure_rates, runnable_variants
     from llorch_worker.bench.instruments.provenance import provenance
 
     if threads is not None:
         torch.set_num_threads(threads)
+    # Before a minute of measuring: a file may be missing.
+    matrices = [Matrices.of(model) for model in models or ()]
     machine = provenance(device="cpu", seed=0, program=("python", "-m", "benches.cpu_limits"))
     products, read_bytes = measure_rates(torch.get_num_threads(), passes)
     figures = CpuLimits(
@@ -53,7 +55,7 @@ def cpu_limits(
         products=tuple(products),
         read_bytes=read_bytes,
         not_measured=tuple(each for each in runnable_variants() if each not in INSTRUCTIONS),
-        models=tuple(model_bounds(model, products, read_bytes) for model in models or ()),
+        models=tuple(each.bounds(products, read_bytes) for each in matrices),
     )
     print_figures(Screen(as_json=as_json), figures)
 

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from benches.cpu_limits.bounds import model_bounds
+from benches.cpu_limits.bounds import Matrices
 from benches.cpu_limits.figures import Bound, ModelBounds, Product, ProductRate, Rate
 from benches.cpu_limits.rates import INSTRUCTIONS, compiler_arguments
 from llorch_worker.kernels.native.variants import variants_of
@@ -76,7 +76,7 @@ def bounds_of(tmp_path: Path, *options: str, read_bytes_per_s: float = 1e18) -> 
         )
         for product, rate in rates.items()
     ]
-    return model_bounds(path, products, Rate(per_s=read_bytes_per_s, spread=None))
+    return Matrices.of(path).bounds(products, Rate(per_s=read_bytes_per_s, spread=None))
 
 
 def by_step(found: ModelBounds) -> dict[str, Bound]:
@@ -123,6 +123,11 @@ def test_the_loops_multiply_with_the_instruction_that_the_table_names(
         body, _, _ = rest.partition(".cfi_endproc")
         # As many as hide a latency; a loop that the compiler saw through has fewer, or none.
         assert len(re.findall(rf"\b{instruction}\t", body)) >= 12, product
+
+
+def test_a_model_that_is_missing_is_named() -> None:
+    ran = run_program("benches.cpu_limits", "--model", "/nowhere/model.gguf", "--passes", "9999999")
+    assert sentence(ran, 1).startswith("/nowhere/model.gguf does not exist;")
 
 
 def test_a_missing_compiler_is_named() -> None:
