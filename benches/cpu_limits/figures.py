@@ -24,7 +24,8 @@ class Rate(Frozen):
     per_s: float
     """Of the best pass: disturbances do not count."""
     spread: float | None
-    """Largest minus smallest of the passes, as a share of the median; None for one pass."""
+    """Of the best tenth of the passes, at least three: largest minus smallest, as a share of the
+    median. A large one says that the machine was too busy. None for one pass."""
 
 
 class ProductRate(Frozen):
@@ -68,8 +69,10 @@ class CpuLimits(Figures):
     models: tuple[ModelBounds, ...]
 
     def parts(self) -> Iterator[RenderableType]:
-        passes = "one pass" if self.passes == 1 else f"best of {self.passes} passes (spread)"
+        passes = "one pass" if self.passes == 1 else f"best of {self.passes} passes"
         yield title(f"Multiply-adds in registers, all threads, {passes}")
+        if self.passes > 1:
+            yield "In brackets: the spread of the best tenth, large on a machine that is too busy"
         rows = [
             (each.variant, each.product, each.instruction, _billions(each.rate, " G"))
             for each in self.products

@@ -78,7 +78,10 @@ def measure_rates(threads: int, passes: int) -> tuple[list[ProductRate], Rate]:
         for _ in range(passes):
             for per_s, work in zip(taken, works, strict=True):
                 per_s.append(_per_s(pool, work))
-    *rates, read_bytes = (Rate(per_s=max(each), spread=spread_of(each)) for each in taken)
+    best = max(3, passes // 10)
+    *rates, read_bytes = (
+        Rate(per_s=max(each), spread=spread_of(sorted(each)[-best:])) for each in taken
+    )
     return [
         ProductRate(
             variant=variant,
