@@ -70,10 +70,12 @@ def main() -> None:
     ) as engine:
         figures = StepFigures()
         _load(engine, None, *size)  # warms up
-        pairs = alternate(
-            lambda _: _load(engine, figures, *size),
-            lambda _: _load(engine, None, *size),
-            range(options.pairs),
+        pairs = list(
+            alternate(
+                lambda _: _load(engine, figures, *size),
+                lambda _: _load(engine, None, *size),
+                range(options.pairs),
+            )
         )
         step_s = median(off.wall_s / off.steps for _, off in pairs)
         step_cpu_s = median(off.cpu_s / off.steps for _, off in pairs)

@@ -15,7 +15,7 @@ from llorch_worker.cli.options import JsonOption, given_options, settings_option
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.command_line import command_line, run
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.contract.command_errors import usage_error
+from llorch_worker.contract.command_errors import INTERRUPTED, usage_error
 from llorch_worker.settings import Dtype, Settings
 
 MOST_SEQUENCES = 256
@@ -84,7 +84,8 @@ def peers(
     Each runs in its own process, with the same file, prompts and threads. Peers run one at a time;
     passes alternate. stock-celery runs one job at a time and takes long, so it runs only if you
     name it. Peers that are not installed or do not fit are skipped with the reason. Lengths that
-    you do not give are lowered to fit the model's context.
+    you do not give are lowered to fit the model's context. Each pass is printed as it ends. An
+    interrupt still prints the table, of what was measured.
     """
     screen = Screen(as_json=as_json)
     batches = parse_numbers("--batch", batch, MOST_SEQUENCES)
@@ -123,8 +124,14 @@ def peers(
         venvs=venvs,
     )
     with terminable():
-        figures = measure_peers(plan, lambda what: screen.note(f"measuring {what}"))
+        figures = measure_peers(
+            plan,
+            now=lambda what: screen.note(f"measuring {what}"),
+            measured=lambda line: None if as_json else screen.line(line),
+        )
     print_figures(screen, figures)
+    if figures.interrupted:
+        raise SystemExit(INTERRUPTED)
 
 
 def _chosen(names: str) -> tuple[str, ...]:

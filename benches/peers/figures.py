@@ -42,6 +42,8 @@ class BatchRow(Frozen):
     peer: str
     sequences: int
     prompt_tokens: int
+    passes: int
+    """Those that both sides finished."""
     ours: Side
     theirs: Side
     ratio: float
@@ -54,6 +56,7 @@ class JobsRow(Frozen):
     kind: Literal["jobs"] = "jobs"
     peer: str
     jobs: int
+    passes: int
     ours: Side
     theirs: Side
     our_jobs_per_s: float
@@ -91,6 +94,8 @@ class PeersFigures(Figures):
     memory: dict[str, Memory]
     """Of each process that ran prefills and decodes, after its last pass."""
     rows: tuple[BatchRow | JobsRow | Skipped, ...]
+    interrupted: bool
+    """Rows are missing."""
 
     def parts(self) -> Iterator[RenderableType]:
         yield title(f"{self.model.name}  ({', '.join(self.file_types)})")
@@ -111,6 +116,8 @@ class PeersFigures(Figures):
                 (
                     _what(row),
                     row.peer,
+                    # The line above has the others' number.
+                    row.passes if row.passes != self.passes else None,
                     _rate(row.ours),
                     _rate(row.theirs),
                     # A place for the mark on every line keeps the figures in their column.
@@ -118,13 +125,15 @@ class PeersFigures(Figures):
                 )
                 for row in measured
             ]
-            titles = ("", "peer", "llorch", "peer's", "llorch/peer")
+            titles = ("", "peer", "passes", "llorch", "peer's", "llorch/peer")
             yield table([(each, "") for each in titles], rows, words=2)
         if any(map(_is_wide, measured)):
             yield f"{WIDE_MARK} passes spread by more than {WIDE_SPREAD:.0%}: a rough ratio"
         for row in self.rows:
             if row.kind == "skipped":
                 yield remark(f"{row.peer}, {row.what}: skipped: {row.reason}")
+        if self.interrupted:
+            yield remark("interrupted: rows are missing")
 
 
 def _what(row: BatchRow | JobsRow) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import psutil
 
@@ -16,6 +18,7 @@ from benches.peers.contestants.contestant import (
     BatchKind,
     CannotRun,
     Memory,
+    Rate,
     Terms,
     Work,
 )
@@ -35,14 +38,16 @@ from benches.peers.services import JobService, LlamaServer, OurQueue, StockCeler
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.instruments.timed_load import Load
+from llorch_worker.bench.jobs.client_load import Throughput
 from llorch_worker.bench.jobs.mixed_load import MixedLoad
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.contract.command_errors import CommandError, usage_error
+from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.settings import Settings
 from llorch_worker.weights.contents import file_bytes, tensor_types
 
+Pass = TypeVar("Pass", Rate, Throughput)
 STOCK_PASSES = 1
 """Jobs run one at a time take so long that one pass is enough."""
 
@@ -66,22 +71,26 @@ class Plan:
     """A folder with the virtual environments of peers that have their own, named after them."""
 
 
-def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
+def measure_peers(
+    plan: Plan, now: Callable[[str], None], measured: Callable[[str], None]
+) -> PeersFigures:
     """All rows; the row of a peer that cannot take part says why.
 
+    ``now`` is told what is being measured, and ``measured`` what each pass gave. After an interrupt
+    the figures have what there is; before the first row it is raised.
+
     Raises:
-        CommandError: the model is not a GGUF file, does not fit or has too short a context, or our
-            own side fails.
+        CommandError: the model is not a GGUF file or has too short a context.
     """
     model = _checked(plan)
-    bench = _Bench(plan, model, now)
-    rows: list[BatchRow | JobsRow | Skipped] = []
-    batch_peers = [peer for peer in plan.peers if peer in BATCH_PEERS]
-    if batch_peers:
-        rows += bench.batch_rows(batch_peers)
-    for peer in plan.peers:
-        if peer in JOB_PEERS:
-            rows.append(bench.jobs_row(peer))
+    bench = _Bench(plan, model, now, measured)
+    interrupted = False
+    try:
+        bench.measure()
+    except KeyboardInterrupt:
+        if not bench.rows:
+            raise
+        interrupted = True
     return PeersFigures(
         provenance=provenance(
             device="cpu", seed=plan.jobs.seed, program=("python", "-m", "benches.peers")
@@ -101,7 +110,8 @@ def measure_peers(plan: Plan, now: Callable[[str], None]) -> PeersFigures:
         versions=bench.versions,
         notes=bench.notes,
         memory=bench.memory,
-        rows=tuple(rows),
+        rows=tuple(bench.rows),
+        interrupted=interrupted,
     )
 
 
@@ -124,44 +134,60 @@ def _checked(plan: Plan) -> LoadPlan:
     return plan_load(plan.settings.model, **plan.settings.engine_options | loads)
 
 
+@contextmanager
+def _our_own() -> Iterator[None]:
+    """Lets a row say that our engine failed, and not the peer."""
+    try:
+        yield
+    except CannotRun as cannot:
+        raise CannotRun(f"our own engine failed: {cannot}") from None
+
+
 class _Bench:
     """The state of one run."""
 
-    def __init__(self, plan: Plan, model: LoadPlan, now: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        model: LoadPlan,
+        now: Callable[[str], None],
+        measured: Callable[[str], None],
+    ) -> None:
         self._plan = plan
         self._model = model
         self._now = now
+        self._measured = measured
         # Each pass has its own prompts, because our engine caches prefixes.
         self._seeds = count(plan.jobs.seed)
         self.versions: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self.memory: dict[str, Memory] = {}
+        self.rows: list[BatchRow | JobsRow | Skipped] = []
 
-    def batch_rows(self, peers: list[str]) -> Iterator[BatchRow | Skipped]:
-        """Measures every peer against ours, which stays loaded."""
-        self._now(f"{LLORCH}'s load")
+    def measure(self) -> None:
+        """Fills ``rows``, each as soon as its passes are done or have ended early."""
+        batch_peers = [peer for peer in self._plan.peers if peer in BATCH_PEERS]
+        if batch_peers:
+            self._batches_of(batch_peers)
+        for peer in self._plan.peers:
+            if peer in JOB_PEERS:
+                self._jobs_of(peer)
+
+    def _batches_of(self, peers: list[str]) -> None:
+        """Measures ours against every peer, each time in new processes."""
         terms = self._terms(max(self._plan.batches))
-        try:
-            with (
-                TemporaryDirectory(prefix="llorch-bench-") as folder,
-                ContestantProcess(LLORCH, terms) as ours,
-            ):
-                self.notes[LLORCH] = ours.ready.note
-                bits = weight_bits(self._model.checkpoint)
-                conversions = Conversions(terms.model, bits, Path(folder), terms.threads)
-                for peer in peers:
-                    try:
-                        yield from self._against(ours, peer, terms, conversions)
-                    except CannotRun as cannot:
-                        yield Skipped(peer=peer, what="all", reason=str(cannot))
-                self.memory[LLORCH] = ours.memory()
-        except CannotRun as cannot:
-            raise CommandError("NOT_MEASURED", f"our own engine {cannot}") from None
+        with TemporaryDirectory(prefix="llorch-bench-") as folder:
+            bits = weight_bits(self._model.checkpoint)
+            conversions = Conversions(terms.model, bits, Path(folder), terms.threads)
+            for peer in peers:
+                try:
+                    self._against(peer, terms, conversions)
+                except CannotRun as cannot:
+                    self._skip(peer, "all", cannot)
 
-    def jobs_row(self, peer: str) -> JobsRow | Skipped:
+    def _jobs_of(self, peer: str) -> None:
         """Measures mixed jobs through ``peer`` and through ours."""
         plan = self._plan
-        what = _mixed(plan)
         terms = replace(self._terms(plan.slots), context_tokens=plan.jobs.longest_tokens + 1)
         try:
             theirs = self._service(peer, terms)
@@ -170,22 +196,24 @@ class _Bench:
             passes = STOCK_PASSES if peer == STOCK_CELERY else plan.passes
             with theirs, OurQueue(terms, plan.slots) as ours:
                 self.notes |= {peer: theirs.note, f"{LLORCH} through Redis": ours.note}
-                return self._jobs(peer, ours, theirs, passes)
+                self._jobs(peer, ours, theirs, passes)
         except CannotRun as cannot:
-            return Skipped(peer=peer, what=what, reason=str(cannot))
+            self._skip(peer, _mixed(plan), cannot)
 
-    def _against(
-        self, ours: ContestantProcess, peer: str, terms: Terms, conversions: Conversions
-    ) -> Iterator[BatchRow | Skipped]:
+    def _against(self, peer: str, terms: Terms, conversions: Conversions) -> None:
         interpreter = interpreter_of(peer, self._plan.venvs, terms.threads)
         require_kv_dtype(peer, self._plan.settings.kv_dtype)
-        self._require_memory(1)
+        # Two models are in memory: theirs and ours.
+        self._require_memory(2)
         weights = conversions.weights(peer)
         if weights:
             self._now(f"{peer}'s conversion")
-        terms = replace(terms, model=conversions.model_for(peer, interpreter))
-        self._now(f"{peer}'s load")
-        with ContestantProcess(peer, terms, interpreter) as theirs:
+        converted = replace(terms, model=conversions.model_for(peer, interpreter))
+        self._now(f"the load of {LLORCH} and {peer}")
+        with ContestantProcess(peer, converted, interpreter) as theirs, ExitStack() as stack:
+            with _our_own():
+                ours = stack.enter_context(ContestantProcess(LLORCH, terms))
+            self.notes[LLORCH] = ours.ready.note
             self.versions |= theirs.ready.versions
             self.notes[peer] = (
                 f"{weights.note}, {theirs.ready.note}" if weights else theirs.ready.note
@@ -193,12 +221,12 @@ class _Bench:
             for kind, load in self._loads():
                 self._now(f"{peer}: {_title(kind, load)}")
                 try:
-                    yield self._row(ours, theirs, kind, load)
+                    self._batch(ours, theirs, kind, load)
                 except CannotRun as cannot:
-                    yield Skipped(peer=peer, what=_title(kind, load), reason=str(cannot))
-                    # Its process ended with the failure.
+                    self._skip(peer, _title(kind, load), cannot)
+                    # A process ended with the failure.
                     return
-            self.memory[peer] = theirs.memory()
+            self.memory |= {peer: theirs.memory(), LLORCH: ours.memory()}
 
     def _loads(self) -> Iterator[tuple[BatchKind, Load]]:
         plan = self._plan
@@ -213,25 +241,30 @@ class _Bench:
         )
         return Work(kind, tuple(map(tuple, prompts)), load.new_tokens, load.seed)
 
-    def _row(
+    def _batch(
         self, ours: ContestantProcess, theirs: ContestantProcess, kind: BatchKind, load: Load
-    ) -> BatchRow:
+    ) -> None:
         warm_up = self._work(kind, load)
-        for side in (ours, theirs):
-            side.warm_up(warm_up)
-        works = (self._work(kind, load) for _ in range(self._plan.passes))
-        pairs = alternate(ours.run, theirs.run, works)
-        return BatchRow(
-            kind=kind,
-            peer=theirs.name,
-            sequences=load.concurrency,
-            prompt_tokens=load.prompt_tokens,
-            ours=Side.of([mine.tokens_per_s for mine, _ in pairs]),
-            theirs=Side.of([their.tokens_per_s for _, their in pairs], pairs[0][1].note),
-            ratio=median(mine.tokens_per_s / their.tokens_per_s for mine, their in pairs),
-        )
+        _our_own()(ours.warm_up)(warm_up)
+        theirs.warm_up(warm_up)
 
-    def _jobs(self, peer: str, ours: JobService, theirs: JobService, passes: int) -> JobsRow:
+        def row(pairs: list[tuple[Rate, Rate]]) -> BatchRow:
+            return BatchRow(
+                kind=kind,
+                peer=theirs.name,
+                sequences=load.concurrency,
+                prompt_tokens=load.prompt_tokens,
+                passes=len(pairs),
+                ours=Side.of([mine.tokens_per_s for mine, _ in pairs]),
+                theirs=Side.of([their.tokens_per_s for _, their in pairs], pairs[0][1].note),
+                ratio=median(mine.tokens_per_s / their.tokens_per_s for mine, their in pairs),
+            )
+
+        works = (self._work(kind, load) for _ in range(self._plan.passes))
+        pairs = alternate(_our_own()(ours.run), theirs.run, works)
+        self._add_row(f"{theirs.name}: {_title(kind, load)}", pairs, row)
+
+    def _jobs(self, peer: str, ours: JobService, theirs: JobService, passes: int) -> None:
         plan = self._plan
         warm_up = replace(
             plan.jobs,
@@ -249,16 +282,43 @@ class _Bench:
                 load = replace(plan.jobs, seed=next(self._seeds))
                 yield load.requests(self._model.config.vocab_size)
 
-        pairs = alternate(ours.run, theirs.run, loads())
-        return JobsRow(
-            peer=peer,
-            jobs=plan.jobs.jobs,
-            ours=Side.of([mine.tokens_per_s for mine, _ in pairs]),
-            theirs=Side.of([their.tokens_per_s for _, their in pairs]),
-            our_jobs_per_s=median(mine.jobs_per_s for mine, _ in pairs),
-            their_jobs_per_s=median(their.jobs_per_s for _, their in pairs),
-            ratio=median(mine.jobs_per_s / their.jobs_per_s for mine, their in pairs),
-        )
+        def row(pairs: list[tuple[Throughput, Throughput]]) -> JobsRow:
+            return JobsRow(
+                peer=peer,
+                jobs=plan.jobs.jobs,
+                passes=len(pairs),
+                ours=Side.of([mine.tokens_per_s for mine, _ in pairs]),
+                theirs=Side.of([their.tokens_per_s for _, their in pairs]),
+                our_jobs_per_s=median(mine.jobs_per_s for mine, _ in pairs),
+                their_jobs_per_s=median(their.jobs_per_s for _, their in pairs),
+                ratio=median(mine.jobs_per_s / their.jobs_per_s for mine, their in pairs),
+            )
+
+        self._add_row(f"{peer}: {_mixed(plan)}", alternate(ours.run, theirs.run, loads()), row)
+
+    def _add_row(
+        self,
+        title: str,
+        pairs: Iterator[tuple[Pass, Pass]],
+        row: Callable[[list[tuple[Pass, Pass]]], BatchRow | JobsRow],
+    ) -> None:
+        """Runs the passes, ours and theirs, and adds the row of those that were finished."""
+        done: list[tuple[Pass, Pass]] = []
+        try:
+            for mine, their in pairs:
+                done.append((mine, their))
+                self._measured(
+                    f"{title}, pass {len(done)}: {mine.tokens_per_s:,.1f} / "
+                    f"{their.tokens_per_s:,.1f} tokens/s: "
+                    f"{mine.tokens_per_s / their.tokens_per_s:.2f}"
+                )
+        finally:
+            if done:
+                self.rows.append(row(done))
+
+    def _skip(self, peer: str, what: str, cannot: CannotRun) -> None:
+        self.rows.append(Skipped(peer=peer, what=what, reason=str(cannot)))
+        self._measured(f"{peer}: {what}: skipped: {cannot}")
 
     def _service(self, peer: str, terms: Terms) -> JobService:
         require_kv_dtype(peer, terms.kv_dtype)

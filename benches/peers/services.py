@@ -17,7 +17,7 @@ from benches.peers.contestants.contestant import CannotRun, Terms
 from benches.peers.stock_generate import GENERATE_TASK, TERMS_VARIABLE, stock_app
 from llorch_worker.bench.jobs.client_load import Throughput, run_queued
 from llorch_worker.bench.jobs.sandbox import Sandbox, thread_environment
-from llorch_worker.contract import GenerationRequest
+from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.contract.quantities import counted
 from llorch_worker.settings import Settings
@@ -109,7 +109,10 @@ class OurQueue(_WorkerOnRedis):
 
     def run(self, jobs: Sequence[GenerationRequest]) -> Throughput:
         url, model = self._sandbox.redis_url, self._settings.served_name
-        return asyncio.run(run_queued(url, model, list(jobs)))
+        try:
+            return asyncio.run(run_queued(url, model, list(jobs)))
+        except LlorchError as error:
+            raise CannotRun(f"a job of ours failed: {error.message}") from None
 
 
 class StockCelery(_WorkerOnRedis):

@@ -78,12 +78,14 @@ def measure_no_op(
                 now(f"{counted(jobs, 'job')} doing nothing, pass {number + 1} of {plan.passes}")
                 yield jobs
 
-        pairs = alternate(ours.rates, stock.rates, passes())[1:]
+        pairs = list(alternate(ours.rates, stock.rates, passes()))[1:]
         now(f"{counted(plan.single_jobs, 'job')} doing nothing, one at a time")
-        alone = alternate(
-            lambda _: ours.taken_s(lambda: client.submit(REQUEST).result(ALONE_TIMEOUT_S)),
-            lambda _: stock.taken_s(run_stock),
-            range(plan.single_jobs + 1),
+        alone = list(
+            alternate(
+                lambda _: ours.taken_s(lambda: client.submit(REQUEST).result(ALONE_TIMEOUT_S)),
+                lambda _: stock.taken_s(run_stock),
+                range(plan.single_jobs + 1),
+            )
         )[1:]
         # A result unsubscribes when it is collected. Without this Redis it would retry for 20 s.
         gc.collect()

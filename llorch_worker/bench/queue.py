@@ -146,15 +146,17 @@ class _Passes:
     def both_ways(self, load: MixedLoad, passes: int) -> list[tuple[Throughput, _Queued]]:
         """Passes straight and through the queue, alternately."""
         works = (self._requests(load) for _ in range(passes))
-        return alternate(self._straight, self._queued, works)
+        return list(alternate(self._straight, self._queued, works))
 
     def single_jobs(self, jobs: int) -> SingleJobs:
         """``jobs`` short jobs each way, one at a time."""
         lengths = (SINGLE_PROMPT_TOKENS,) * 2, (SINGLE_NEW_TOKENS,) * 2
-        pairs = alternate(
-            lambda request: _outside_s(self._engine.submit, request),
-            lambda request: _outside_s(self._client.submit, request),
-            self._requests(MixedLoad(jobs + 1, *lengths, seed=0)),
+        pairs = list(
+            alternate(
+                lambda request: _outside_s(self._engine.submit, request),
+                lambda request: _outside_s(self._client.submit, request),
+                self._requests(MixedLoad(jobs + 1, *lengths, seed=0)),
+            )
         )[1:]  # the first pair warms up
         straight = percentiles_ms([each for each, _ in pairs])
         queued = percentiles_ms([each for _, each in pairs])

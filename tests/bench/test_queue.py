@@ -185,6 +185,6 @@ def test_sides_alternate_in_going_first() -> None:
 
         return run
 
-    pairs = alternate(side("ours"), side("theirs"), range(3))
+    pairs = list(alternate(side("ours"), side("theirs"), range(3)))
     assert order == ["ours0", "theirs0", "theirs1", "ours1", "ours2", "theirs2"]
     assert pairs == [(f"ours{work}", f"theirs{work}") for work in range(3)]

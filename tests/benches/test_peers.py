@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import venv
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,18 +13,31 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 from benches.peers.contestants import roster
-from benches.peers.contestants.contestant import LLAMA_CPP, LLORCH, CannotRun, Terms, Work
+from benches.peers.contestants.contestant import (
+    LLAMA_CPP,
+    LLORCH,
+    TRANSFORMERS,
+    TRANSFORMERS_CB,
+    CannotRun,
+    Terms,
+    Work,
+)
 from benches.peers.contestants.process import SERVER, ContestantProcess
 from benches.peers.contestants.token_times import rate
 from benches.peers.figures import PeersFigures
 from benches.peers.lengths import Lengths
 from benches.peers.measures import Plan, measure_peers
 from llorch_worker.bench.jobs.mixed_load import MixedLoad
+from llorch_worker.contract.command_errors import INTERRUPTED
 from llorch_worker.settings import Settings
 from tests.benches.program import run_program
+from tests.cli.command import environment
 from tests.cli.test_bad_input import sentence
+from tests.forks import REPOSITORY, Fork
+from tests.waiting import wait_until
 
 QUICK = (
     "--batch", "1,3", "--prefill", "40", "--prompt-tokens", "8", "--new-tokens", "6",
@@ -104,28 +119,37 @@ def test_a_server_that_does_not_start_is_skipped_with_its_last_words(tmp_path: P
     assert (row["what"], row["reason"]) == ("4 mixed jobs", "could not start: no such model")
 
 
-def measured(model: Path, peer: str, venvs: Path | None = None) -> PeersFigures:
-    """The figures of ``peer``, measured in this process."""
+def ignore(_line: str) -> None: ...
+
+
+def measured(
+    model: Path,
+    *peers: str,
+    venvs: Path | None = None,
+    passes: int = 1,
+    each_line: Callable[[str], None] = ignore,
+) -> PeersFigures:
+    """The figures of ``peers``, measured in this process."""
     plan = Plan(
         settings=Settings(model=model, device="cpu", dtype="float32"),
-        peers=(peer,),
+        peers=peers,
         batches=(2,),
         prefill_tokens=8,
         prompt_tokens=4,
         new_tokens=6,
         jobs=MixedLoad(jobs=2, prompt_tokens=(4, 4), new_tokens=(2, 2), seed=0),
         slots=2,
-        passes=1,
+        passes=passes,
         threads=1,
         llama_server=None,
         venvs=venvs,
     )
-    return measure_peers(plan, lambda _what: None)
+    return measure_peers(plan, ignore, each_line)
 
 
 def only_row(model: Path, peer: str, venvs: Path | None = None) -> Any:
     """The one row of ``peer``, measured in this process."""
-    (row,) = measured(model, peer, venvs).rows
+    (row,) = measured(model, peer, venvs=venvs).rows
     return row
 
 
@@ -137,7 +161,7 @@ def test_an_engine_with_an_environment_of_its_own_runs_beside_ours(
     venvs = Path(os.environ.get("PEER_VENVS", "/nowhere"))
     if not (venvs / peer).is_dir():
         pytest.skip(f"needs a virtual environment {peer} in the folder that PEER_VENVS names")
-    found = measured(demo_model, peer, venvs)
+    found = measured(demo_model, peer, venvs=venvs)
     assert [row.kind for row in found.rows] == ["prefill", "decode"], found.rows
     for row in found.rows:
         assert row.kind != "skipped"
@@ -216,20 +240,87 @@ def test_a_contestant_that_fails_says_why(tmp_path: Path) -> None:
         pass
 
 
-def is_contestant(process: psutil.Process) -> bool:
+def is_contestant(process: psutil.Process, name: str) -> bool:
     try:
-        return SERVER in process.cmdline()
+        return [SERVER, name] == process.cmdline()[2:4]
     except psutil.NoSuchProcess:  # it has ended meanwhile
         return False
 
 
+def kill(name: str) -> None:
+    # A run of all tests has children of its own.
+    (process,) = (each for each in psutil.Process().children() if is_contestant(each, name))
+    process.kill()
+
+
 def test_a_contestant_whose_process_dies_says_how(demo_model: Path) -> None:
     with ContestantProcess(LLORCH, terms(demo_model)) as contestant:
-        # A run of all tests has children of its own.
-        (process,) = filter(is_contestant, psutil.Process().children())
-        process.kill()
+        kill(LLORCH)
         with pytest.raises(CannotRun, match="its process was killed by SIGKILL"):
             contestant.run(WORK)
+
+
+def killer(name: str, line: str) -> Callable[[str], None]:
+    """Kills that contestant when the line of a pass begins so."""
+    return lambda measured: kill(name) if measured.startswith(line) else None
+
+
+def test_a_peer_that_dies_keeps_what_it_gave_and_costs_no_other_peer_a_row(
+    demo_model: Path,
+) -> None:
+    found = measured(
+        demo_model, TRANSFORMERS, "llama-server", passes=2,
+        each_line=killer(TRANSFORMERS, "transformers: decode of 2 sequences, pass 1: "),
+    )  # fmt: skip
+    prefill, decode, skipped, server = found.rows
+    assert prefill.kind != "skipped"
+    assert decode.kind != "skipped"
+    assert (prefill.passes, decode.passes, decode.ours.spread) == (2, 1, None)
+    assert skipped.kind == "skipped"
+    assert skipped.reason == "its process was killed by SIGKILL"
+    assert (server.kind, server.peer) == ("skipped", "llama-server")
+    assert re.search(r"^decode x2 +transformers +1 ", text(found), re.MULTILINE)
+
+
+def test_our_own_failure_is_not_the_peers_and_costs_the_next_peer_no_row(demo_model: Path) -> None:
+    found = measured(
+        demo_model, TRANSFORMERS, TRANSFORMERS_CB,
+        each_line=killer(LLORCH, "transformers: prefill of 8 tokens, pass 1: "),
+    )  # fmt: skip
+    prefill, skipped, *others = found.rows
+    assert (prefill.kind, prefill.peer) == ("prefill", TRANSFORMERS)
+    assert skipped.kind == "skipped"
+    assert skipped.reason == "our own engine failed: its process was killed by SIGKILL"
+    assert [(row.kind, row.peer) for row in others] == [
+        ("prefill", TRANSFORMERS_CB),
+        ("decode", TRANSFORMERS_CB),
+    ]
+
+
+def text(figures: PeersFigures) -> str:
+    console = Console(width=200)
+    with console.capture() as shown:
+        for part in figures.parts():
+            console.print(part)
+    return shown.get()
+
+
+def test_an_interrupted_run_sums_up_the_passes_that_it_finished(tmp_path: Path) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    process = Fork(
+        "benches.peers", "--model", "demo", *QUICK, "--passes", "100000", "--peers", "transformers",
+        environment=environment(), out=out, err=err, folder=REPOSITORY,
+    )  # fmt: skip
+    try:
+        pass_2 = "transformers: prefill of 40 tokens, pass 2: "
+        wait_until(lambda: out.exists() and pass_2 in out.read_text(), timeout_s=120, what=pass_2)
+        process.terminate()
+        assert process.wait(60) == INTERRUPTED
+    finally:
+        process.kill()
+        process.wait()
+    assert re.search(r"^prefill 40 +transformers +\d+ ", out.read_text(), re.MULTILINE)
+    assert out.read_text().endswith("interrupted: rows are missing\n")
 
 
 @NEEDS_LLAMA_CPP

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 Work = TypeVar("Work")
@@ -12,15 +12,13 @@ Theirs = TypeVar("Theirs")
 
 def alternate(
     ours: Callable[[Work], Ours], theirs: Callable[[Work], Theirs], works: Iterable[Work]
-) -> list[tuple[Ours, Theirs]]:
-    """Give each of ``works`` to both sides. The side that goes first alternates, so that anything
-    that slows the machine affects both."""
-    pairs = []
+) -> Iterator[tuple[Ours, Theirs]]:
+    """Give each of ``works`` to both sides, as its pair is asked for. The side that goes first
+    alternates, so that anything that slows the machine affects both."""
     for number, work in enumerate(works):
         if number % 2 == 0:
             mine = ours(work)
-            pairs.append((mine, theirs(work)))
+            yield mine, theirs(work)
         else:
             their = theirs(work)
-            pairs.append((ours(work), their))
-    return pairs
+            yield ours(work), their

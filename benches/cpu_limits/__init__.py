@@ -1,0 +1,1 @@
+"""What the processor can do at most, beside which every speed stands."""
