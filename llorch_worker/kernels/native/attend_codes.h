@@ -43,10 +43,10 @@ ALWAYS_INLINE ints load_codes(const int8_t *heads, int64_t cell, int64_t head_di
 }
 
 // packed: [head_dim / 4][TILE_KEYS] dwords, each four adjacent dimensions of one key.
-static void pack_key_codes(const int8_t *keys, const int64_t cells[TILE_KEYS], int64_t head_dim,
-                           ints *packed) {
+static void pack_key_codes(const int8_t *keys, const int64_t cells[TILE_KEYS], int64_t count,
+                           int64_t head_dim, ints *packed) {
     for (int64_t dim = 0; dim < head_dim; dim += 4 * LANES)
-        for (int vector = 0; vector < VECTORS; vector++) {
+        for (int vector = 0; vector * LANES < count; vector++) {
             ints row[LANES];
             for (int i = 0; i < LANES; i++)
                 row[i] = load_codes(keys, cells[vector * LANES + i], head_dim, dim);
@@ -58,9 +58,9 @@ static void pack_key_codes(const int8_t *keys, const int64_t cells[TILE_KEYS], i
 }
 
 // packed: [TILE_KEYS / 4][head_dim] dwords, each one dimension of four adjacent values.
-static void pack_value_codes(const int8_t *values, const int64_t cells[TILE_KEYS], int64_t head_dim,
-                             ints *packed) {
-    for (int64_t four = 0; four < TILE_KEYS / 4; four++)
+static void pack_value_codes(const int8_t *values, const int64_t cells[TILE_KEYS], int64_t count,
+                             int64_t head_dim, ints *packed) {
+    for (int64_t four = 0; 4 * four < count; four++)
         for (int64_t dim = 0; dim < head_dim; dim += 4 * LANES) {
             ints row[4], mixed[4];
             for (int i = 0; i < 4; i++)
@@ -73,10 +73,10 @@ static void pack_value_codes(const int8_t *values, const int64_t cells[TILE_KEYS
 }
 
 static void pack_codes(const int8_t *keys, const int8_t *values, const float *key_scales,
-                       const float *value_scales, const int64_t cells[TILE_KEYS], int64_t head_dim,
-                       struct tile *tile) {
-    pack_key_codes(keys, cells, head_dim, tile->keys);
-    pack_value_codes(values, cells, head_dim, tile->values);
+                       const float *value_scales, const int64_t cells[TILE_KEYS], int64_t count,
+                       int64_t head_dim, struct tile *tile) {
+    pack_key_codes(keys, cells, count, head_dim, tile->keys);
+    pack_value_codes(values, cells, count, head_dim, tile->values);
     for (int i = 0; i < TILE_KEYS; i++) {
         tile->key_scales[i] = cells[i] < 0 ? 0.0f : key_scales[cells[i]];
         tile->value_scales[i] = cells[i] < 0 ? 0.0f : value_scales[cells[i]];
@@ -107,10 +107,14 @@ ALWAYS_INLINE void multiply_codes(const int count, const uint8_t *rows, int64_t 
 // may see.
 ALWAYS_INLINE void attend_codes(const int count, const struct queries *queries, int64_t first,
                                 const struct tile *tile, const int64_t *visible, int64_t head_dim,
-                                struct progress so_far) {
+                                struct progress so_far, struct ahead *ahead) {
+    // Later rows see at least as many keys as earlier ones.
+    const int64_t seen_keys = smaller(visible[count - 1], TILE_KEYS);
     floats scores[ROWS][VECTORS];
     const uint8_t *rows = queries->numbers + first * head_dim * FACTOR_BYTES;
     for (int some = 0; some < VECTORS; some += CODE_VECTORS) {
+        if (some * LANES >= seen_keys) break;
+        bring(ahead, BROUGHT_AT_ONCE);
         code_sums sums[ROWS][CODE_VECTORS];
         multiply_codes(count, rows, head_dim, tile->keys + some, VECTORS, head_dim / 4, sums);
         for (int r = 0; r < count; r++)
@@ -126,8 +130,10 @@ ALWAYS_INLINE void attend_codes(const int count, const struct queries *queries, 
     float correction[ROWS], steps[ROWS];
     int32_t starts[ROWS];
     for (int r = 0; r < count; r++) {
+        bring(ahead, BROUGHT_AT_ONCE);
         floats top = nothing;
         for (int v = 0; v < VECTORS; v++) {
+            if (v * LANES >= seen_keys) break;
             const mask seen = first_lanes(visible[r] - v * LANES);
             scores[r][v] = chosen_or(seen, scores[r][v], nothing);
             top = larger(top, scores[r][v]);
@@ -136,6 +142,7 @@ ALWAYS_INLINE void attend_codes(const int count, const struct queries *queries, 
         floats sum = zeros();
         ints magnitudes = splat_int(0), whole_sum = splat_int(0);
         for (int v = 0; v < VECTORS; v++) {
+            if (v * LANES >= seen_keys) break;
             const floats weight = exp2_lanes(scores[r][v] - splat(highest));
             sum += weight;
             scores[r][v] = weight * load(tile->value_scales + v * LANES);
@@ -143,6 +150,7 @@ ALWAYS_INLINE void attend_codes(const int count, const struct queries *queries, 
         }
         steps[r] = step_of(magnitudes);
         for (int v = 0; v < VECTORS; v++) {
+            if (v * LANES >= seen_keys) break;
             const ints whole = nearest_ints(scores[r][v] * splat(1.0f / steps[r]));
             store_factors(weights[r], TILE_KEYS, v * LANES, whole);
             whole_sum = added(whole_sum, whole);
@@ -153,9 +161,9 @@ ALWAYS_INLINE void attend_codes(const int count, const struct queries *queries, 
         so_far.largest[r] = highest;
     }
 
-    // Later rows see at least as many keys as earlier ones.
-    const int64_t seen_fours = (smaller(visible[count - 1], TILE_KEYS) + 3) / 4;
+    const int64_t seen_fours = (seen_keys + 3) / 4;
     for (int64_t dim = 0; dim < head_dim; dim += CODE_VECTORS * LANES) {
+        bring(ahead, BROUGHT_AT_ONCE);
         code_sums sums[ROWS][CODE_VECTORS];
         multiply_codes(count, weights[0], TILE_KEYS, tile->values + dim / LANES, head_dim / LANES,
                        seen_fours, sums);

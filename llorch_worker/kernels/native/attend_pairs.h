@@ -4,8 +4,8 @@
 #include "attention_tile.h"
 #include "kv_form.h"
 
-// Vectors of scores or sums for each row: with ROWS, as many as fit the registers.
-#define SCORE_VECTORS (LANES == 16 ? 4 : 2)
+// Vectors of scores or sums for each row: with ROWS, enough to hide the latency of a product.
+#define SCORE_VECTORS 2
 #define SUM_VECTORS 2
 
 // 2 * LANES numbers of a row as bfloat16; zeros beyond the end.
@@ -18,9 +18,10 @@ ALWAYS_INLINE ints load_pairs(enum kv_form form, const uint8_t *heads, int64_t c
 
 // packed: [head_dim / 2][TILE_KEYS] dwords, each two adjacent dimensions of one key.
 ALWAYS_INLINE void pack_key_pairs(enum kv_form form, const uint8_t *keys,
-                                  const int64_t cells[TILE_KEYS], int64_t head_dim, ints *packed) {
+                                  const int64_t cells[TILE_KEYS], int64_t count, int64_t head_dim,
+                                  ints *packed) {
     for (int64_t dim = 0; dim < head_dim; dim += 2 * LANES)
-        for (int vector = 0; vector < VECTORS; vector++) {
+        for (int vector = 0; vector * LANES < count; vector++) {
             ints row[LANES];
             for (int i = 0; i < LANES; i++)
                 row[i] = load_pairs(form, keys, cells[vector * LANES + i], head_dim, dim);
@@ -31,9 +32,9 @@ ALWAYS_INLINE void pack_key_pairs(enum kv_form form, const uint8_t *keys,
 
 // packed: [TILE_KEYS / 2][head_dim] dwords, each one dimension of two adjacent values.
 ALWAYS_INLINE void pack_value_pairs(enum kv_form form, const uint8_t *values,
-                                    const int64_t cells[TILE_KEYS], int64_t head_dim,
-                                    ints *packed) {
-    for (int64_t pair = 0; pair < TILE_KEYS / 2; pair++)
+                                    const int64_t cells[TILE_KEYS], int64_t count,
+                                    int64_t head_dim, ints *packed) {
+    for (int64_t pair = 0; 2 * pair < count; pair++)
         for (int64_t dim = 0; dim < head_dim; dim += 2 * LANES) {
             const ints even = load_pairs(form, values, cells[2 * pair], head_dim, dim);
             const ints odd = load_pairs(form, values, cells[2 * pair + 1], head_dim, dim);
@@ -42,13 +43,14 @@ ALWAYS_INLINE void pack_value_pairs(enum kv_form form, const uint8_t *values,
 }
 
 static void pack_pairs(enum kv_form form, const uint8_t *keys, const uint8_t *values,
-                       const int64_t cells[TILE_KEYS], int64_t head_dim, struct tile *tile) {
+                       const int64_t cells[TILE_KEYS], int64_t count, int64_t head_dim,
+                       struct tile *tile) {
     if (form == KV_FP8) {
-        pack_key_pairs(KV_FP8, keys, cells, head_dim, tile->keys);
-        pack_value_pairs(KV_FP8, values, cells, head_dim, tile->values);
+        pack_key_pairs(KV_FP8, keys, cells, count, head_dim, tile->keys);
+        pack_value_pairs(KV_FP8, values, cells, count, head_dim, tile->values);
     } else {
-        pack_key_pairs(KV_BF16, keys, cells, head_dim, tile->keys);
-        pack_value_pairs(KV_BF16, values, cells, head_dim, tile->values);
+        pack_key_pairs(KV_BF16, keys, cells, count, head_dim, tile->keys);
+        pack_value_pairs(KV_BF16, values, cells, count, head_dim, tile->values);
     }
 }
 
@@ -56,9 +58,13 @@ static void pack_pairs(enum kv_form form, const uint8_t *keys, const uint8_t *va
 // queries: [count][head_dim]; visible: how many of the tile's keys each row may see.
 ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const struct tile *tile,
                                 const int64_t *visible, int64_t head_dim, float scale,
-                                struct progress so_far) {
+                                struct progress so_far, struct ahead *ahead) {
+    // Later rows see at least as many keys as earlier ones.
+    const int64_t seen_keys = smaller(visible[count - 1], TILE_KEYS);
     floats scores[ROWS][VECTORS];
     for (int first = 0; first < VECTORS; first += SCORE_VECTORS) {
+        if (first * LANES >= seen_keys) break;
+        bring(ahead, BROUGHT_AT_ONCE);
         floats some[ROWS][SCORE_VECTORS];
         for (int r = 0; r < count; r++)
             for (int v = 0; v < SCORE_VECTORS; v++) some[r][v] = zeros();
@@ -81,8 +87,10 @@ ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const stru
     float correction[ROWS];
     float *const largest = so_far.largest, *const total = so_far.total, *const sums = so_far.sums;
     for (int r = 0; r < count; r++) {
+        bring(ahead, BROUGHT_AT_ONCE);
         floats top = nothing;
         for (int v = 0; v < VECTORS; v++) {
+            if (v * LANES >= seen_keys) break;
             const mask seen = first_lanes(visible[r] - v * LANES);
             scores[r][v] = chosen_or(seen, scores[r][v] * splat(scale), nothing);
             top = larger(top, scores[r][v]);
@@ -90,6 +98,7 @@ ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const stru
         const float highest = fmaxf(largest[r], largest_of(top));
         floats sum = zeros();
         for (int v = 0; v < VECTORS; v++) {
+            if (v * LANES >= seen_keys) break;
             const halves narrow = narrowed(exp2_lanes(scores[r][v] - splat(highest)));
             store_halves(weights[r] + v * LANES, narrow);
             sum += widen(narrow);
@@ -99,9 +108,9 @@ ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const stru
         largest[r] = highest;
     }
 
-    // Later rows see at least as many keys as earlier ones.
-    const int64_t seen_pairs = (smaller(visible[count - 1], TILE_KEYS) + 1) / 2;
+    const int64_t seen_pairs = (seen_keys + 1) / 2;
     for (int64_t dim = 0; dim < head_dim; dim += SUM_VECTORS * LANES) {
+        bring(ahead, BROUGHT_AT_ONCE);
         floats sum[ROWS][SUM_VECTORS];
         for (int r = 0; r < count; r++)
             for (int v = 0; v < SUM_VECTORS; v++)

@@ -35,3 +35,29 @@ struct progress {
 };
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// What to prefetch while a tile is computed: another tile's rows, a few at a time. All at once would
+// take the core's buffers for misses, and the computation would wait for them. Rows of one KV head are
+// too far apart for the hardware prefetcher.
+struct ahead {
+    struct {
+        const uint8_t *heads;
+        int64_t cell_bytes;
+    } parts[4]; // keys, values, and of int8 their scales
+    const int64_t *cells;
+    int64_t count, brought; // of the cells
+};
+
+enum { BROUGHT_AT_ONCE = 4 };
+
+// Into the second cache level, because the first is full.
+ALWAYS_INLINE void bring(struct ahead *ahead, int64_t most) {
+    for (; most > 0 && ahead->brought < ahead->count; most--) {
+        const int64_t cell = ahead->cells[ahead->brought++];
+        for (int part = 0; part < 4; part++) {
+            const int64_t bytes = ahead->parts[part].cell_bytes;
+            const uint8_t *from = ahead->parts[part].heads + cell * bytes;
+            for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
+        }
+    }
+}

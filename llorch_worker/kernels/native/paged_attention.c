@@ -79,43 +79,40 @@ static void locate(const struct problem *p, const int64_t *table, int64_t first_
     }
 }
 
-// Prefetches the next tile while this one is computed: rows of one KV head are too far apart for
-// the hardware prefetcher. Into the second cache level, because the first is full.
-static void prefetch(const uint8_t *heads, const int64_t cells[TILE_KEYS], int64_t cell_bytes) {
-    for (int64_t i = 0; i < TILE_KEYS; i++) {
-        if (cells[i] < 0) return;
-        for (int64_t byte = 0; byte < cell_bytes; byte += 64)
-            __builtin_prefetch(heads + cells[i] * cell_bytes + byte, 0, 2);
-    }
-}
-
-static void prefetch_tile(const struct problem *p, int64_t head, const int64_t cells[TILE_KEYS]) {
+// The rows of one KV head's tile, to be prefetched.
+static struct ahead ahead_of(const struct problem *p, int64_t head, const int64_t cells[TILE_KEYS]) {
     const int64_t cell_bytes = p->head_dim * bytes_of(p->form);
-    prefetch(p->keys + head * cell_bytes, cells, cell_bytes);
-    prefetch(p->values + head * cell_bytes, cells, cell_bytes);
+    struct ahead ahead = {
+        {{p->keys + head * cell_bytes, cell_bytes}, {p->values + head * cell_bytes, cell_bytes}}, cells
+    };
     if (p->form == KV_INT8) {
-        prefetch((const uint8_t *)(p->key_scales + head), cells, sizeof(float));
-        prefetch((const uint8_t *)(p->value_scales + head), cells, sizeof(float));
+        for (int part = 2; part < 4; part++) {
+            const float *scales = part == 2 ? p->key_scales : p->value_scales;
+            ahead.parts[part].heads = (const uint8_t *)(scales + head);
+            ahead.parts[part].cell_bytes = sizeof(float);
+        }
     }
+    while (ahead.count < TILE_KEYS && cells[ahead.count] >= 0) ahead.count++;
+    return ahead;
 }
 
 // The tile of one KV head.
 static void pack(const struct problem *p, int64_t head, const int64_t cells[TILE_KEYS],
-                 struct tile *tile) {
+                 int64_t count, struct tile *tile) {
     const int64_t first = head * p->head_dim * bytes_of(p->form);
     const uint8_t *keys = p->keys + first, *values = p->values + first;
     if (p->form == KV_INT8) {
         pack_codes((const int8_t *)keys, (const int8_t *)values, p->key_scales + head,
-                   p->value_scales + head, cells, p->head_dim, tile);
+                   p->value_scales + head, cells, count, p->head_dim, tile);
     } else {
-        pack_pairs(p->form, keys, values, cells, p->head_dim, tile);
+        pack_pairs(p->form, keys, values, cells, count, p->head_dim, tile);
     }
 }
 
 // `count` rows from the row `first` on against a tile.
 static void attend_rows(const struct problem *p, int count, const struct queries *queries,
                         int64_t first, const struct tile *tile, const int64_t *visible,
-                        struct rows *rows) {
+                        struct rows *rows, struct ahead *ahead) {
     const int64_t head_dim = p->head_dim;
     const struct progress so_far = {rows->sums + first * head_dim, rows->largest + first,
                                     rows->total + first};
@@ -123,9 +120,9 @@ static void attend_rows(const struct problem *p, int count, const struct queries
 #define ATTEND(COUNT)                                                                              \
     case COUNT:                                                                                    \
         if (p->form == KV_INT8)                                                                    \
-            attend_codes(COUNT, queries, first, tile, visible, head_dim, so_far);                  \
+            attend_codes(COUNT, queries, first, tile, visible, head_dim, so_far, ahead);           \
         else                                                                                       \
-            attend_pairs(COUNT, q, tile, visible, head_dim, p->scale, so_far);                     \
+            attend_pairs(COUNT, q, tile, visible, head_dim, p->scale, so_far, ahead);              \
         break;
     switch (count) {
         ATTEND(1)
@@ -155,9 +152,9 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
         locate(p, table, key + TILE_KEYS, u->end_key - key - TILE_KEYS, next);
         if (key % SPLIT_KEYS == 0) forget(piece, all_rows, head_dim);
         for (int64_t head = 0; head < heads; head++) {
-            pack(p, first_head + head, here, &tile);
+            pack(p, first_head + head, here, smaller(u->end_key - key, TILE_KEYS), &tile);
             const int more = head + 1 < heads;
-            prefetch_tile(p, first_head + (more ? head + 1 : 0), more ? here : next);
+            struct ahead ahead = ahead_of(p, first_head + (more ? head + 1 : 0), more ? here : next);
 
             for (int64_t r = 0; r < u->rows; r += ROWS) {
                 const int count = (int)smaller(ROWS, u->rows - r);
@@ -167,8 +164,9 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
                     visible[i] = smaller(position + 1, u->end_key) - key;
                 }
                 if (visible[count - 1] <= 0) continue;
-                attend_rows(p, count, queries, head * u->rows + r, &tile, visible, piece);
+                attend_rows(p, count, queries, head * u->rows + r, &tile, visible, piece, &ahead);
             }
+            bring(&ahead, TILE_KEYS);
         }
         const int ends = (key + TILE_KEYS) % SPLIT_KEYS == 0 || key + TILE_KEYS >= u->end_key;
         if (piece == rows || !ends) continue;
