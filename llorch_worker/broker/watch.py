@@ -28,19 +28,15 @@ MOST_ASKED = 1000
 """About how many lists it asks for at a time. Redis answers nobody meanwhile."""
 
 
-NO_KEY = -2
-"""Redis' reply to PTTL if there is no such key."""
-
-
 def acquire(client: Redis, model: str) -> bool:
     """Becomes the watcher, if there is none."""
     key, lease_ms = keys.watch(model), round(LEASE_S * 1e3)
     left_ms = client.pttl(key)
-    if 0 <= left_ms <= lease_ms:
+    if left_ms > lease_ms:
+        # Redis' clock was set back. A living watcher renews its lease; a dead one's now ends in time.
+        keep(client, model)
+    if left_ms >= 0:
         return False
-    if left_ms != NO_KEY:
-        # Redis' clock was set back, and the lease would last until it has caught up.
-        return keep(client, model)
     try:
         return bool(client.set(key, 1, nx=True, px=lease_ms))
     except ResponseError as error:

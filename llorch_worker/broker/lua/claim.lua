@@ -25,7 +25,8 @@
 -- in a packet of its own. Thousands of messages in a row may be of cancelled jobs, copies or junk; the
 -- next call goes on with them.
 
-local FIXED_KEYS = 4 -- of KEYS, before the queues
+local FIXED_KEYS = 4 -- before the queues
+local FIXED_ARGUMENTS = 10 -- before the suspects that the caller holds
 local MOST_LISTED = 10
 local SUSPECTS_WAIT_MS = 200 -- about the time to a first token
 -- A call settles about this many bytes, because Redis answers nobody meanwhile. Parsing a message takes
@@ -68,29 +69,35 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
     redis.call('DEL', unpack(KEYS, FIXED_KEYS + queues + 1, #KEYS))
   end
 
-  local function look_at_all()
+  local function add_other_lists()
     if #lists == queues then
       add_steps(lists)
     end
   end
 
   -- Note how many jobs wait in each list.
+  local function count_at(i)
+    waiting[i] = redis.call('LLEN', lists[i])
+    if waiting[i] == 0 or is_answered and is_shared(i) then
+      return
+    end
+    local plain = i
+    if is_tenants_list(lists[i]) then
+      plain = i - queues
+      waiting[plain] = waiting[plain] or 0
+      tenants_at[plain] = i
+      waiting[i] = waiting[i] + waiting_behind(lists[i])
+    end
+    if plain == i or waiting[plain] == 0 then
+      filled_lists[#filled_lists + 1] = plain
+    end
+  end
   local function count_waiting()
     for first = 1, #lists, queues do
       local last = first + queues - 1
-      for i = first, redis.call('EXISTS', unpack(lists, first, last)) > 0 and last or 0 do
-        waiting[i] = redis.call('LLEN', lists[i])
-        if waiting[i] > 0 and not (is_answered and is_shared(i)) then
-          local plain = i
-          if is_tenants_list(lists[i]) then
-            plain = i - queues
-            waiting[plain] = waiting[plain] or 0
-            tenants_at[plain] = i
-            waiting[i] = waiting[i] + waiting_behind(lists[i])
-          end
-          if plain == i or waiting[plain] == 0 then
-            filled_lists[#filled_lists + 1] = plain
-          end
+      if redis.call('EXISTS', unpack(lists, first, last)) > 0 then
+        for i = first, last do
+          count_at(i)
         end
       end
     end
@@ -155,7 +162,7 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
     end
   end
 
-  for _, id in ipairs({unpack(ARGV, 11)}) do
+  for _, id in ipairs({unpack(ARGV, FIXED_ARGUMENTS + 1)}) do
     local record = read_record(id)
     local peers = record and peers_of(record, terms)
     if peers then
@@ -164,25 +171,24 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
   end
   -- Nearly all keys are empty: one command rules out many.
   local next_due
-  local function count_filled()
-    return redis.call('EXISTS', passed_by_urgent, scheduled, suspects, unpack(lists))
+  local filled = 0 -- of what is behind the main list
+  if not urgent then
+    waiting[MAIN] = redis.call('LLEN', lists[MAIN])
+    if waiting[MAIN] == 0 and redis.call('EXISTS', unpack(lists)) == 0 then
+      looks_at_all = true
+    end
   end
   if looks_at_all then
-    look_at_all()
+    add_other_lists()
   end
-  local filled = urgent and 0 or count_filled()
-  if filled == 0 and #lists == queues then
-    look_at_all()
-    filled = count_filled()
-  end
-  if filled > 0 then
-    waiting[MAIN] = redis.call('LLEN', lists[MAIN])
+  if not urgent then
+    filled = redis.call('EXISTS', passed_by_urgent, scheduled, suspects, unpack(lists))
     filled = filled - (waiting[MAIN] > 0 and 1 or 0)
   end
   if urgent and is_turn_due(passed, {unpack(lists, 1, queues)}, terms.low_waits_ms) then
     -- It leaves the jobs, so the ring stays for a worker with room that is about to wait for it.
-    for i = 1, is_answered and 0 or queues do
-      if rings_for_full(bell_at(i)) then
+    for i = 1, queues do
+      if not is_answered and rings_for_full(bell_at(i)) then
         ring_once(bell_at(i), true)
       end
     end
@@ -193,11 +199,11 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
     if next_due and tonumber(next_due) <= now_ms() then
       release_due(scheduled, limit)
       reschedules = true
-      look_at_all()
+      add_other_lists()
     end
     waiting[SUSPECTS] = redis.call('LLEN', suspects)
     count_waiting()
-  elseif waiting[MAIN] then
+  elseif waiting[MAIN] > 0 then
     filled_lists[1] = MAIN
   end
 
@@ -253,8 +259,10 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
   end
   local left = {} -- bell -> whether jobs are left elsewhere than in its queue's own list
   for _, i in ipairs(#claims > 0 and filled_lists or {}) do
-    if waiting_at(i) > 0 and is_shared(i) then
-      left[bell_at(i)] = left[bell_at(i)] or i > queues or waiting_at(i) > waiting[i]
+    local elsewhere = i > queues or waiting_at(i) > waiting[i]
+    -- For its own jobs the worker needs no ring, but to know where to look.
+    if waiting_at(i) > 0 and (is_shared(i) or elsewhere) then
+      left[bell_at(i)] = left[bell_at(i)] or elsewhere
     end
   end
   if waiting[SUSPECTS] > 0 then
@@ -308,20 +316,23 @@ local terms = setmetatable({
   for each, value in pairs(cjson.decode(ARGV[5])) do
     terms[each] = value
   end
-  return rawget(terms, name)
+  return rawget(terms, name) or error('no term is named ' .. name)
 end})
 local limit = tonumber(ARGV[6]) -- the most jobs to take
 local jobs_before = ARGV[7] -- how many the caller runs
 local urgent = ARGV[8] == '1' -- whether the caller has no room
 local rings = tonumber(ARGV[9]) -- the bits of those that made the caller look
 local queues = tonumber(ARGV[10]) -- how many
-local holds_suspects = #ARGV > 10 -- their ids
+local holds_suspects = #ARGV > FIXED_ARGUMENTS -- behind them their ids
 
 -- The first write, which cannot grow: see allow_writes.
 local spent = urgent and 0 or redis.call('DEL', unpack(KEYS, FIXED_KEYS + queues + 1, #KEYS))
 local looks_at_all = urgent or rings >= ELSEWHERE or spent > 0
-local reply = not looks_at_all and not holds_suspects and claim_only_job(terms, queues)
-  or claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
+local reply
+if not looks_at_all and not holds_suspects and limit > 0 then
+  reply = claim_only_job(terms, queues)
+end
+reply = reply or claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
 local taken = reply[4]
 if terms.place ~= '' then
   note_load(terms.place, jobs_before + taken, taken < limit)

@@ -44,6 +44,7 @@ if limit > 0 then
     return redis.call('HEXISTS', job, 'sent') == 1 and {'sent', job_id} or {'full', waiting}
   end
 end
+-- Not now_us: the time is needed as text alone, and each function costs time.
 local seconds, microseconds = unpack(redis.call('TIME'))
 local now_s = seconds .. '.' .. ('0'):rep(6 - #microseconds) .. microseconds
 if redis.call('HSETNX', job, 'sent', now_s) == 0 then

@@ -7,6 +7,7 @@
 --
 -- Returns 1 if it was stored, now or by an earlier call whose reply was lost, else 0.
 
+-- Functions of their own, so that the usual call does not define what they use: see script_source.py.
 local function store_only(job_id, document, ttl_s) -- rare
   allow_writes()
   store_state(job_id, document, ttl_s)

@@ -35,7 +35,7 @@ local function read_record(id)
   }
 end
 
--- The record of a job that nobody has known.
+-- The record of a job of which Redis knows at most what enqueue.lua writes.
 local function new_record(idempotency)
   return {attempts = 0, history = '', fence = 0, deaths = 0, idempotency = idempotency, retried_ms = false}
 end
@@ -43,6 +43,7 @@ end
 -- Whether the job has had all its attempts. It ends only after a death for which no other suspect
 -- can be to blame, or after very many.
 local function is_exhausted(record, terms)
+  -- Without a death the terms need not be decoded.
   return record.deaths > 0
     and (record.deaths >= terms.max_deaths or record.strikes >= terms.max_attempts and record.alone)
 end

@@ -6,7 +6,7 @@
 -- the time of a job's enqueueing, which stock producers do not send.
 --
 -- `passed` is the key of the notes: see keys.py. Lists are given by their positions in
--- `all_lists`.
+-- `all_lists`, those that the caller claims from.
 
 local MOST_PASSED = 16
 
