@@ -33,7 +33,7 @@ def acquire(client: Redis, model: str) -> bool:
     key, lease_ms = keys.watch(model), round(LEASE_S * 1e3)
     left_ms = client.pttl(key)
     if left_ms > lease_ms:
-        # Redis' clock was set back. A living watcher renews its lease; a dead one's now ends in time.
+        # Redis' clock was set back. A living watcher will renew the lease, a dead one will not.
         keep(client, model)
     if left_ms >= 0:
         return False

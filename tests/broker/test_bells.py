@@ -221,14 +221,15 @@ def test_a_claim_looks_elsewhere_if_nothing_waits_where_it_was_rung_for(
 def test_a_worker_remembers_its_own_jobs_elsewhere(store: redis.Redis) -> None:
     push_elsewhere(store, "own0", "own1", "own2", to=queues.tenants_list(OWN_QUEUE))
     taken = []
-    for number in range(5):
-        push(store, f"shared{number}")
+    for number in range(4):
+        if number > 0:
+            push(store, f"shared{number}")
         found = claims.claim(
             store, consumed=queues.queues("toy", "gpu0@host"), held=(), limit=1,
             worker="gpu0@host", terms=TERMS, rings=ELSEWHERE if number == 0 else keys.RUNG,
         )  # fmt: skip
         taken += [claim.job_id for claim in found.claims]
-    assert taken == ["own0", "own1", "own2", "shared0", "shared1"]
+    assert taken == ["own0", "own1", "own2", "shared1"]
 
 
 def test_a_claim_looks_elsewhere_if_a_ring_waited_in_a_bell(store: redis.Redis) -> None:
