@@ -1,1 +1,1 @@
-"""What the processor can do at most, beside which every speed stands."""
+"""The processor's limits: multiply-adds in registers, and reading of memory."""

@@ -1,4 +1,4 @@
-"""``python -m benches.cpu_limits``: what this processor can do at most, and so a model's steps.
+"""``python -m benches.cpu_limits``: the processor's limits, and the most tokens/s that follow.
 
 It measures the instructions that the native kernels multiply with, in registers alone, and the
 reading of memory.

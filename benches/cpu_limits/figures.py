@@ -15,7 +15,7 @@ from llorch_worker.settings import Variant
 Product = Literal["float32", "bf16", "nibbles", "bytes"]
 """What is multiplied: float32, bfloat16, or activations of 8 bits with codes of 4 and of 8 bits."""
 
-MEMORY_MARK = "m"
+MEMORY_MARK = "*"
 
 
 class Rate(Frozen):

@@ -44,7 +44,7 @@ INSTRUCTIONS: dict[Variant, tuple[str, str, str, str]] = {
 
 
 def runnable_variants() -> list[Variant]:
-    """The variants that this processor runs, the fastest first."""
+    """The variants whose instructions this processor has, the fastest first."""
     variants = native.variants_of(platform.machine())
     return [variant for variant in variants if not native.missing_flags(variant)]
 

@@ -133,7 +133,7 @@ class PeersFigures(Figures):
             if row.kind == "skipped":
                 yield remark(f"{row.peer}, {row.what}: skipped: {row.reason}")
         if self.interrupted:
-            yield remark("interrupted: rows are missing")
+            yield remark("interrupted: passes or rows are missing")
 
 
 def _what(row: BatchRow | JobsRow) -> str:

@@ -320,7 +320,7 @@ def test_an_interrupted_run_sums_up_the_passes_that_it_finished(tmp_path: Path) 
         process.kill()
         process.wait()
     assert re.search(r"^prefill 40 +transformers +\d+ ", out.read_text(), re.MULTILINE)
-    assert out.read_text().endswith("interrupted: rows are missing\n")
+    assert out.read_text().endswith("interrupted: passes or rows are missing\n")
 
 
 @NEEDS_LLAMA_CPP

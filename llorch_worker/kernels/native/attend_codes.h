@@ -42,11 +42,12 @@ ALWAYS_INLINE ints load_codes(const int8_t *heads, int64_t cell, int64_t head_di
     return load_some_bytes(heads + cell * head_dim + dim, head_dim - dim);
 }
 
+// Writes only the vectors in which one of the first `keys_here` keys lies.
 // packed: [head_dim / 4][TILE_KEYS] dwords, each four adjacent dimensions of one key.
-static void pack_key_codes(const int8_t *keys, const int64_t cells[TILE_KEYS], int64_t count,
+static void pack_key_codes(const int8_t *keys, const int64_t cells[TILE_KEYS], int64_t keys_here,
                            int64_t head_dim, ints *packed) {
     for (int64_t dim = 0; dim < head_dim; dim += 4 * LANES)
-        for (int vector = 0; vector * LANES < count; vector++) {
+        for (int vector = 0; vector * LANES < keys_here; vector++) {
             ints row[LANES];
             for (int i = 0; i < LANES; i++)
                 row[i] = load_codes(keys, cells[vector * LANES + i], head_dim, dim);
@@ -58,9 +59,9 @@ static void pack_key_codes(const int8_t *keys, const int64_t cells[TILE_KEYS], i
 }
 
 // packed: [TILE_KEYS / 4][head_dim] dwords, each one dimension of four adjacent values.
-static void pack_value_codes(const int8_t *values, const int64_t cells[TILE_KEYS], int64_t count,
+static void pack_value_codes(const int8_t *values, const int64_t cells[TILE_KEYS], int64_t keys_here,
                              int64_t head_dim, ints *packed) {
-    for (int64_t four = 0; 4 * four < count; four++)
+    for (int64_t four = 0; 4 * four < keys_here; four++)
         for (int64_t dim = 0; dim < head_dim; dim += 4 * LANES) {
             ints row[4], mixed[4];
             for (int i = 0; i < 4; i++)
@@ -73,10 +74,10 @@ static void pack_value_codes(const int8_t *values, const int64_t cells[TILE_KEYS
 }
 
 static void pack_codes(const int8_t *keys, const int8_t *values, const float *key_scales,
-                       const float *value_scales, const int64_t cells[TILE_KEYS], int64_t count,
+                       const float *value_scales, const int64_t cells[TILE_KEYS], int64_t keys_here,
                        int64_t head_dim, struct tile *tile) {
-    pack_key_codes(keys, cells, count, head_dim, tile->keys);
-    pack_value_codes(values, cells, count, head_dim, tile->values);
+    pack_key_codes(keys, cells, keys_here, head_dim, tile->keys);
+    pack_value_codes(values, cells, keys_here, head_dim, tile->values);
     for (int i = 0; i < TILE_KEYS; i++) {
         tile->key_scales[i] = cells[i] < 0 ? 0.0f : key_scales[cells[i]];
         tile->value_scales[i] = cells[i] < 0 ? 0.0f : value_scales[cells[i]];
@@ -107,14 +108,15 @@ ALWAYS_INLINE void multiply_codes(const int count, const uint8_t *rows, int64_t 
 // may see.
 ALWAYS_INLINE void attend_codes(const int count, const struct queries *queries, int64_t first,
                                 const struct tile *tile, const int64_t *visible, int64_t head_dim,
-                                struct progress so_far, struct ahead *ahead) {
+                                struct progress so_far, struct prefetch *next) {
     // Later rows see at least as many keys as earlier ones.
     const int64_t seen_keys = smaller(visible[count - 1], TILE_KEYS);
     floats scores[ROWS][VECTORS];
     const uint8_t *rows = queries->numbers + first * head_dim * FACTOR_BYTES;
     for (int some = 0; some < VECTORS; some += CODE_VECTORS) {
+        // The last vectors may hold no key: their scores are never read.
         if (some * LANES >= seen_keys) break;
-        bring(ahead, BROUGHT_AT_ONCE);
+        prefetch_cells(next, CELLS_AT_ONCE * ROWS / count);
         code_sums sums[ROWS][CODE_VECTORS];
         multiply_codes(count, rows, head_dim, tile->keys + some, VECTORS, head_dim / 4, sums);
         for (int r = 0; r < count; r++)
@@ -130,7 +132,7 @@ ALWAYS_INLINE void attend_codes(const int count, const struct queries *queries, 
     float correction[ROWS], steps[ROWS];
     int32_t starts[ROWS];
     for (int r = 0; r < count; r++) {
-        bring(ahead, BROUGHT_AT_ONCE);
+        prefetch_cells(next, CELLS_AT_ONCE * ROWS / count);
         floats top = nothing;
         for (int v = 0; v < VECTORS; v++) {
             if (v * LANES >= seen_keys) break;
@@ -163,7 +165,7 @@ ALWAYS_INLINE void attend_codes(const int count, const struct queries *queries, 
 
     const int64_t seen_fours = (seen_keys + 3) / 4;
     for (int64_t dim = 0; dim < head_dim; dim += CODE_VECTORS * LANES) {
-        bring(ahead, BROUGHT_AT_ONCE);
+        prefetch_cells(next, CELLS_AT_ONCE * ROWS / count);
         code_sums sums[ROWS][CODE_VECTORS];
         multiply_codes(count, weights[0], TILE_KEYS, tile->values + dim / LANES, head_dim / LANES,
                        seen_fours, sums);

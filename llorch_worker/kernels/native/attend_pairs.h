@@ -4,7 +4,8 @@
 #include "attention_tile.h"
 #include "kv_form.h"
 
-// Vectors of scores or sums for each row: with ROWS, enough to hide the latency of a product.
+// Vectors of scores or sums for each row: with ROWS, enough to hide the latency of a product; with one
+// row more would gain nothing.
 #define SCORE_VECTORS 2
 #define SUM_VECTORS 2
 
@@ -16,12 +17,13 @@ ALWAYS_INLINE ints load_pairs(enum kv_form form, const uint8_t *heads, int64_t c
     return form == KV_FP8 ? bf16_of_fp8(load_bytes_16(from)) : load_ints(from);
 }
 
+// Writes only the vectors in which one of the first `keys_here` keys lies.
 // packed: [head_dim / 2][TILE_KEYS] dwords, each two adjacent dimensions of one key.
 ALWAYS_INLINE void pack_key_pairs(enum kv_form form, const uint8_t *keys,
-                                  const int64_t cells[TILE_KEYS], int64_t count, int64_t head_dim,
+                                  const int64_t cells[TILE_KEYS], int64_t keys_here, int64_t head_dim,
                                   ints *packed) {
     for (int64_t dim = 0; dim < head_dim; dim += 2 * LANES)
-        for (int vector = 0; vector * LANES < count; vector++) {
+        for (int vector = 0; vector * LANES < keys_here; vector++) {
             ints row[LANES];
             for (int i = 0; i < LANES; i++)
                 row[i] = load_pairs(form, keys, cells[vector * LANES + i], head_dim, dim);
@@ -32,9 +34,9 @@ ALWAYS_INLINE void pack_key_pairs(enum kv_form form, const uint8_t *keys,
 
 // packed: [TILE_KEYS / 2][head_dim] dwords, each one dimension of two adjacent values.
 ALWAYS_INLINE void pack_value_pairs(enum kv_form form, const uint8_t *values,
-                                    const int64_t cells[TILE_KEYS], int64_t count,
+                                    const int64_t cells[TILE_KEYS], int64_t keys_here,
                                     int64_t head_dim, ints *packed) {
-    for (int64_t pair = 0; 2 * pair < count; pair++)
+    for (int64_t pair = 0; 2 * pair < keys_here; pair++)
         for (int64_t dim = 0; dim < head_dim; dim += 2 * LANES) {
             const ints even = load_pairs(form, values, cells[2 * pair], head_dim, dim);
             const ints odd = load_pairs(form, values, cells[2 * pair + 1], head_dim, dim);
@@ -43,14 +45,14 @@ ALWAYS_INLINE void pack_value_pairs(enum kv_form form, const uint8_t *values,
 }
 
 static void pack_pairs(enum kv_form form, const uint8_t *keys, const uint8_t *values,
-                       const int64_t cells[TILE_KEYS], int64_t count, int64_t head_dim,
+                       const int64_t cells[TILE_KEYS], int64_t keys_here, int64_t head_dim,
                        struct tile *tile) {
     if (form == KV_FP8) {
-        pack_key_pairs(KV_FP8, keys, cells, count, head_dim, tile->keys);
-        pack_value_pairs(KV_FP8, values, cells, count, head_dim, tile->values);
+        pack_key_pairs(KV_FP8, keys, cells, keys_here, head_dim, tile->keys);
+        pack_value_pairs(KV_FP8, values, cells, keys_here, head_dim, tile->values);
     } else {
-        pack_key_pairs(KV_BF16, keys, cells, count, head_dim, tile->keys);
-        pack_value_pairs(KV_BF16, values, cells, count, head_dim, tile->values);
+        pack_key_pairs(KV_BF16, keys, cells, keys_here, head_dim, tile->keys);
+        pack_value_pairs(KV_BF16, values, cells, keys_here, head_dim, tile->values);
     }
 }
 
@@ -58,13 +60,14 @@ static void pack_pairs(enum kv_form form, const uint8_t *keys, const uint8_t *va
 // queries: [count][head_dim]; visible: how many of the tile's keys each row may see.
 ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const struct tile *tile,
                                 const int64_t *visible, int64_t head_dim, float scale,
-                                struct progress so_far, struct ahead *ahead) {
+                                struct progress so_far, struct prefetch *next) {
     // Later rows see at least as many keys as earlier ones.
     const int64_t seen_keys = smaller(visible[count - 1], TILE_KEYS);
     floats scores[ROWS][VECTORS];
     for (int first = 0; first < VECTORS; first += SCORE_VECTORS) {
+        // The last vectors may hold no key: their scores are never read.
         if (first * LANES >= seen_keys) break;
-        bring(ahead, BROUGHT_AT_ONCE);
+        prefetch_cells(next, CELLS_AT_ONCE * ROWS / count);
         floats some[ROWS][SCORE_VECTORS];
         for (int r = 0; r < count; r++)
             for (int v = 0; v < SCORE_VECTORS; v++) some[r][v] = zeros();
@@ -87,7 +90,7 @@ ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const stru
     float correction[ROWS];
     float *const largest = so_far.largest, *const total = so_far.total, *const sums = so_far.sums;
     for (int r = 0; r < count; r++) {
-        bring(ahead, BROUGHT_AT_ONCE);
+        prefetch_cells(next, CELLS_AT_ONCE * ROWS / count);
         floats top = nothing;
         for (int v = 0; v < VECTORS; v++) {
             if (v * LANES >= seen_keys) break;
@@ -110,7 +113,7 @@ ALWAYS_INLINE void attend_pairs(const int count, const bf16 *queries, const stru
 
     const int64_t seen_pairs = (seen_keys + 1) / 2;
     for (int64_t dim = 0; dim < head_dim; dim += SUM_VECTORS * LANES) {
-        bring(ahead, BROUGHT_AT_ONCE);
+        prefetch_cells(next, CELLS_AT_ONCE * ROWS / count);
         floats sum[ROWS][SUM_VECTORS];
         for (int r = 0; r < count; r++)
             for (int v = 0; v < SUM_VECTORS; v++)

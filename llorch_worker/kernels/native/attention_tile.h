@@ -36,27 +36,28 @@ struct progress {
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// What to prefetch while a tile is computed: another tile's rows, a few at a time. All at once would
+// Another tile's rows, to be prefetched while this one is computed, a few at a time. All at once would
 // take the core's buffers for misses, and the computation would wait for them. Rows of one KV head are
 // too far apart for the hardware prefetcher.
-struct ahead {
+struct prefetch {
     struct {
-        const uint8_t *heads;
+        const uint8_t *first; // of cell 0
         int64_t cell_bytes;
-    } parts[4]; // keys, values, and of int8 their scales
+    } arrays[4]; // keys, values, and of int8 their scales
+    int used; // how many of these
     const int64_t *cells;
-    int64_t count, brought; // of the cells
+    int64_t count, done; // of the cells
 };
 
-enum { BROUGHT_AT_ONCE = 4 };
+#define CELLS_AT_ONCE 4 // beside ROWS rows
 
 // Into the second cache level, because the first is full.
-ALWAYS_INLINE void bring(struct ahead *ahead, int64_t most) {
-    for (; most > 0 && ahead->brought < ahead->count; most--) {
-        const int64_t cell = ahead->cells[ahead->brought++];
-        for (int part = 0; part < 4; part++) {
-            const int64_t bytes = ahead->parts[part].cell_bytes;
-            const uint8_t *from = ahead->parts[part].heads + cell * bytes;
+ALWAYS_INLINE void prefetch_cells(struct prefetch *next, int64_t most) {
+    for (; most > 0 && next->done < next->count; most--) {
+        const int64_t cell = next->cells[next->done++];
+        for (int i = 0; i < next->used; i++) {
+            const int64_t bytes = next->arrays[i].cell_bytes;
+            const uint8_t *from = next->arrays[i].first + cell * bytes;
             for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
         }
     }

@@ -79,40 +79,38 @@ static void locate(const struct problem *p, const int64_t *table, int64_t first_
     }
 }
 
-// The rows of one KV head's tile, to be prefetched.
-static struct ahead ahead_of(const struct problem *p, int64_t head, const int64_t cells[TILE_KEYS]) {
-    const int64_t cell_bytes = p->head_dim * bytes_of(p->form);
-    struct ahead ahead = {
-        {{p->keys + head * cell_bytes, cell_bytes}, {p->values + head * cell_bytes, cell_bytes}}, cells
+// The first `count` rows of one KV head's tile, none of which is prefetched yet.
+static struct prefetch rows_of(const struct problem *p, int64_t head, const int64_t cells[TILE_KEYS],
+                               int64_t count) {
+    const int64_t cell_bytes = p->head_dim * bytes_of(p->form), first = head * cell_bytes;
+    return (struct prefetch){
+        {{p->keys + first, cell_bytes},
+         {p->values + first, cell_bytes},
+         {(const uint8_t *)(p->key_scales + head), sizeof(float)},
+         {(const uint8_t *)(p->value_scales + head), sizeof(float)}},
+        .used = p->form == KV_INT8 ? 4 : 2,
+        .cells = cells,
+        .count = count,
     };
-    if (p->form == KV_INT8) {
-        for (int part = 2; part < 4; part++) {
-            const float *scales = part == 2 ? p->key_scales : p->value_scales;
-            ahead.parts[part].heads = (const uint8_t *)(scales + head);
-            ahead.parts[part].cell_bytes = sizeof(float);
-        }
-    }
-    while (ahead.count < TILE_KEYS && cells[ahead.count] >= 0) ahead.count++;
-    return ahead;
 }
 
 // The tile of one KV head.
 static void pack(const struct problem *p, int64_t head, const int64_t cells[TILE_KEYS],
-                 int64_t count, struct tile *tile) {
+                 int64_t keys_here, struct tile *tile) {
     const int64_t first = head * p->head_dim * bytes_of(p->form);
     const uint8_t *keys = p->keys + first, *values = p->values + first;
     if (p->form == KV_INT8) {
         pack_codes((const int8_t *)keys, (const int8_t *)values, p->key_scales + head,
-                   p->value_scales + head, cells, count, p->head_dim, tile);
+                   p->value_scales + head, cells, keys_here, p->head_dim, tile);
     } else {
-        pack_pairs(p->form, keys, values, cells, count, p->head_dim, tile);
+        pack_pairs(p->form, keys, values, cells, keys_here, p->head_dim, tile);
     }
 }
 
 // `count` rows from the row `first` on against a tile.
 static void attend_rows(const struct problem *p, int count, const struct queries *queries,
                         int64_t first, const struct tile *tile, const int64_t *visible,
-                        struct rows *rows, struct ahead *ahead) {
+                        struct rows *rows, struct prefetch *next) {
     const int64_t head_dim = p->head_dim;
     const struct progress so_far = {rows->sums + first * head_dim, rows->largest + first,
                                     rows->total + first};
@@ -120,9 +118,9 @@ static void attend_rows(const struct problem *p, int count, const struct queries
 #define ATTEND(COUNT)                                                                              \
     case COUNT:                                                                                    \
         if (p->form == KV_INT8)                                                                    \
-            attend_codes(COUNT, queries, first, tile, visible, head_dim, so_far, ahead);           \
+            attend_codes(COUNT, queries, first, tile, visible, head_dim, so_far, next);            \
         else                                                                                       \
-            attend_pairs(COUNT, q, tile, visible, head_dim, p->scale, so_far, ahead);              \
+            attend_pairs(COUNT, q, tile, visible, head_dim, p->scale, so_far, next);               \
         break;
     switch (count) {
         ATTEND(1)
@@ -151,10 +149,13 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
         memcpy(here, next, sizeof here);
         locate(p, table, key + TILE_KEYS, u->end_key - key - TILE_KEYS, next);
         if (key % SPLIT_KEYS == 0) forget(piece, all_rows, head_dim);
+        const int64_t keys_here = smaller(u->end_key - key, TILE_KEYS);
         for (int64_t head = 0; head < heads; head++) {
-            pack(p, first_head + head, here, smaller(u->end_key - key, TILE_KEYS), &tile);
+            pack(p, first_head + head, here, keys_here, &tile);
             const int more = head + 1 < heads;
-            struct ahead ahead = ahead_of(p, first_head + (more ? head + 1 : 0), more ? here : next);
+            struct prefetch later_rows =
+                more ? rows_of(p, first_head + head + 1, here, keys_here)
+                     : rows_of(p, first_head, next, smaller(u->end_key - key - TILE_KEYS, TILE_KEYS));
 
             for (int64_t r = 0; r < u->rows; r += ROWS) {
                 const int count = (int)smaller(ROWS, u->rows - r);
@@ -164,9 +165,10 @@ static void attend(const struct problem *p, const struct unit *u, int64_t first_
                     visible[i] = smaller(position + 1, u->end_key) - key;
                 }
                 if (visible[count - 1] <= 0) continue;
-                attend_rows(p, count, queries, head * u->rows + r, &tile, visible, piece, &ahead);
+                attend_rows(p, count, queries, head * u->rows + r, &tile, visible, piece,
+                            &later_rows);
             }
-            bring(&ahead, TILE_KEYS);
+            prefetch_cells(&later_rows, TILE_KEYS);
         }
         const int ends = (key + TILE_KEYS) % SPLIT_KEYS == 0 || key + TILE_KEYS >= u->end_key;
         if (piece == rows || !ends) continue;
