@@ -164,17 +164,10 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
   end
   -- Nearly all keys are empty: one command rules out many.
   local next_due
-  local function count_filled()
-    return redis.call('EXISTS', passed_by_urgent, scheduled, suspects, unpack(lists))
-  end
-  if looks_at_all then
+  if looks_at_all or redis.call('EXISTS', unpack(lists)) == 0 then
     look_at_all()
   end
-  local filled = urgent and 0 or count_filled()
-  if filled == 0 and #lists == queues then
-    look_at_all()
-    filled = count_filled()
-  end
+  local filled = urgent and 0 or redis.call('EXISTS', passed_by_urgent, scheduled, suspects, unpack(lists))
   if filled > 0 then
     waiting[MAIN] = redis.call('LLEN', lists[MAIN])
     filled = filled - (waiting[MAIN] > 0 and 1 or 0)
@@ -252,9 +245,11 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
     again_ms = math.max(0, next_due - now_ms())
   end
   local left = {} -- bell -> whether jobs are left elsewhere than in its queue's own list
-  for _, i in ipairs(#claims > 0 and filled_lists or {}) do
-    if waiting_at(i) > 0 and is_shared(i) then
-      left[bell_at(i)] = left[bell_at(i)] or i > queues or waiting_at(i) > waiting[i]
+  for _, i in ipairs((#claims > 0 or bytes >= MOST_BYTES) and filled_lists or {}) do
+    local elsewhere = i > queues or waiting_at(i) > waiting[i]
+    -- The caller alone claims from its own queues, but may not look elsewhere the next time.
+    if waiting_at(i) > 0 and (is_shared(i) or elsewhere) then
+      left[bell_at(i)] = left[bell_at(i)] or elsewhere
     end
   end
   if waiting[SUSPECTS] > 0 then
