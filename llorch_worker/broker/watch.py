@@ -36,11 +36,12 @@ def acquire(client: Redis, model: str) -> bool:
     """Becomes the watcher, if there is none."""
     key, lease_ms = keys.watch(model), round(LEASE_S * 1e3)
     left_ms = client.pttl(key)
-    if 0 <= left_ms <= lease_ms:
-        return False
     if left_ms != NO_KEY:
-        # Redis' clock was set back, and the lease would last until it has caught up.
-        return keep(client, model)
+        if not 0 <= left_ms <= lease_ms:
+            # Redis' clock was set back, and the lease would last until it has caught up. If the
+            # watcher lives, it renews it.
+            keep(client, model)
+        return False
     try:
         return bool(client.set(key, 1, nx=True, px=lease_ms))
     except ResponseError as error:

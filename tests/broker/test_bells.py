@@ -377,8 +377,20 @@ def test_a_dead_watchers_lease_ends_in_time_after_redis_clock_was_set_back(
     assert watch.acquire(store, "toy")
     store.pexpire(keys.watch("toy"), 3_600_000)
     prepare(store)
-    assert watch.acquire(store, "toy")
+    assert not watch.acquire(store, "toy")
     assert 0 < store.pttl(keys.watch("toy")) <= watch.LEASE_S * 1e3
+    wait_until(lambda: watch.acquire(store, "toy"))
+
+
+def test_a_watcher_that_lives_is_the_only_one_after_redis_clock_was_set_back(
+    store: redis.Redis,
+) -> None:
+    """A second one would never end, because neither lets the lease lapse."""
+    assert watch.acquire(store, "toy")
+    store.pexpire(keys.watch("toy"), 3_600_000)
+    assert not watch.acquire(store, "toy")
+    assert watch.keep(store, "toy")
+    assert not watch.acquire(store, "toy")
 
 
 def test_the_watcher_counts_the_living_workers_of_its_model(
