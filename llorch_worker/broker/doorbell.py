@@ -142,9 +142,16 @@ class Doorbell:
             pass
         return False
 
-    def take_rings(self) -> int:
-        """The bits of the rings since the last look, for the next: see :data:`keys.RUNG`."""
+    def look_at_all(self) -> None:
+        """The next look is at all lists: the last one was refused, or there are more lists now."""
+        self._looked_at_all_s = float("-inf")
+
+    def take_rings(self, *, urgent: bool = False) -> int:
+        """The bits of the rings since the last look, for the next: see :data:`keys.RUNG`. An
+        ``urgent`` look is at the lists of the high queues, and at none of the others."""
         rings, self._rings = self._rings, 0
+        if urgent:
+            return rings
         now_s = time.monotonic()
         if now_s - self._looked_at_all_s >= LOOK_AT_ALL_S:
             rings |= keys.ELSEWHERE

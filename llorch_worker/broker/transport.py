@@ -174,6 +174,7 @@ class ClaimChannel(kombu_redis.Channel):
             self.consumes_jobs, self._model = True, queues.model_of(queue)
             # kombu takes a connection for dead that gets no reply in this time and some more.
             self.brpop_timeout = WAIT_S * (1 + JITTER)
+            self._doorbell.look_at_all()
             self.look_again()
         return tag
 
@@ -367,7 +368,7 @@ class ClaimChannel(kombu_redis.Channel):
                     limit=most,
                     worker=self.worker,
                     terms=self.terms,
-                    rings=self._doorbell.take_rings(),
+                    rings=self._doorbell.take_rings(urgent=self.qos.is_full),
                     urgent=self.qos.is_full,
                     place=self._place_among(consumed),
                     run=run,
@@ -375,6 +376,7 @@ class ClaimChannel(kombu_redis.Channel):
         except ResponseError as error:
             # A server that cannot save, or became a replica, may accept writes again later.
             # Raising the error would end the worker.
+            self._doorbell.look_at_all()
             self._pause(error)
             return None
         if self._refused:

@@ -58,13 +58,14 @@ class Workers(Users):
     ) -> list[Run]:
         taken: list[claims.Claim] = []
         consumed = queues.queues("toy", process.name)
-        looks_at_all = rings & keys.ELSEWHERE
-        lists = queues.lists(consumed) if looks_at_all else queues.ordered(consumed)
+        lists = queues.ordered(consumed)
         with (
             patch.object(unheard_claims, "HELD_CLAIMS", process.held),
             suppress(redis.ConnectionError),
             process.unheard.around_claim(self.store, process.name),
         ):
+            if rings & keys.ELSEWHERE or not self.store.exists(*lists):
+                lists = queues.lists(consumed)
             taken = claims.claim(
                 self.store,
                 consumed=consumed,

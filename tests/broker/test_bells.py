@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -15,7 +16,7 @@ from llorch_worker.client import Client
 from llorch_worker.worker.queue_watcher import QueueWatcher
 from tests.broker.jobs import TERMS, look, push, take
 from tests.broker.test_maxmemory import fill
-from tests.messages import QUEUE
+from tests.messages import GOOD_BODY, QUEUE, envelope
 from tests.services import RedisServer, wait_until
 
 BELL = keys.bell(QUEUE)
@@ -207,13 +208,7 @@ def test_a_claim_looks_elsewhere_if_it_was_rung_for_that(store: redis.Redis) -> 
     assert [claim.job_id for claim in look(store, rings=ELSEWHERE).claims] == ["c", "a"]
 
 
-@pytest.mark.parametrize("scheduled", [False, True], ids=["alone", "beside a scheduled job"])
-def test_a_claim_looks_elsewhere_if_nothing_waits_where_it_was_rung_for(
-    store: redis.Redis, scheduled: bool
-) -> None:
-    if scheduled:
-        push(store, "b", eta="2999-01-01T00:00:00+00:00")
-        take(store)
+def test_a_claim_looks_elsewhere_if_nothing_waits_where_it_was_rung_for(store: redis.Redis) -> None:
     push_elsewhere(store, "a")
     assert [claim.job_id for claim in look(store, rings=keys.RUNG).claims] == ["a"]
 
@@ -232,6 +227,32 @@ def test_a_worker_remembers_its_own_jobs_elsewhere(store: redis.Redis) -> None:
     assert taken == ["own0", "own1", "own2", "shared1"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("zset", queues.scheduled("toy")),
+        ("list", queues.suspects("toy")),
+        ("string", f"{keys.passed('toy')}{keys.FULL_SUFFIX}"),
+    ],
+    ids=["a later job", "a suspect", "a note"],
+)
+@pytest.mark.parametrize("rung", [0, keys.RUNG], ids=["silent", "rung"])
+def test_a_claim_looks_elsewhere_whatever_else_there_is(
+    store: redis.Redis, kind: str, name: str, rung: int
+) -> None:
+    """A job that waits for its time, or for another worker, hides none that may start."""
+    push_elsewhere(store, "a")
+    if kind == "zset":
+        store.zadd(name, {"later": 4e12})
+    elif kind == "list":
+        push_elsewhere(store, "suspect", to=name)
+        store.hset(keys.job("suspect"), mapping={"state": "queued", "list": QUEUE, "peers": 1})
+    else:
+        store.set(name, 1)
+    found = [claim.job_id for claim in look(store, rings=rung).claims]
+    assert found[-1] == "a"
+
+
 def test_a_claim_looks_elsewhere_if_a_ring_waited_in_a_bell(store: redis.Redis) -> None:
     push_elsewhere(store, "a")
     watch.ring_for_all(store, "toy")
@@ -245,6 +266,46 @@ def test_a_claim_that_leaves_jobs_elsewhere_says_so(store: redis.Redis) -> None:
     for left in ([ELSEWHERE], [ELSEWHERE], [ELSEWHERE], []):
         assert len(look(store, limit=1, rings=ELSEWHERE).claims) == 1
         assert value_of_ring(store) == left
+
+
+@pytest.mark.parametrize("step", [3, 9])
+def test_a_claim_that_leaves_jobs_elsewhere_in_the_workers_own_queue_says_so(
+    store: redis.Redis, step: int
+) -> None:
+    """Nobody else rings for them, and the next claim may find jobs enough where it looks."""
+    push_elsewhere(store, "a", "b", "c", to=queues.Route(OWN_QUEUE, step).list_key)
+    assert own_claim(store, limit=2, rings=ELSEWHERE) == ["a", "b"]
+    assert value_of_ring(store, OWN_QUEUE) == [ELSEWHERE]
+    assert 0 < store.ttl(keys.bell(OWN_QUEUE)) <= 60
+    push(store, "d")
+    assert own_claim(store, limit=2, rings=0) == ["d", "c"]
+    assert rings(store, OWN_QUEUE) == 0
+
+
+def test_a_claim_that_leaves_jobs_in_the_workers_own_list_does_not_ring(store: redis.Redis) -> None:
+    """It looks there in any case, and would only wake itself."""
+    push_elsewhere(store, "a", "b", to=OWN_QUEUE)
+    assert own_claim(store, limit=1, rings=ELSEWHERE) == ["a"]
+    assert rings(store, OWN_QUEUE) == rings(store) == 0
+
+
+def test_a_claim_that_settles_many_bytes_of_no_job_does_not_forget_jobs_elsewhere(
+    store: redis.Redis,
+) -> None:
+    store.lpush(QUEUE, *(f"junk{number:0>1000000}" for number in range(5)))
+    push(store, "a")
+    store.lpush(STEP_3, json.dumps(envelope(GOOD_BODY, headers={"id": "b"})))
+    taken = look(store, rings=ELSEWHERE)
+    assert (taken.claims, taken.look_again_s) == ([], 0)
+    assert [claim.job_id for claim in look(store, rings=0).claims] == ["a", "b"]
+
+
+def own_claim(store: redis.Redis, *, limit: int, rings: int) -> list[str]:
+    taken = claims.claim(
+        store, consumed=queues.queues("toy", "gpu0@host"), held=(), limit=limit,
+        worker="gpu0@host", terms=TERMS, rings=rings,
+    )  # fmt: skip
+    return [claim.job_id for claim in taken.claims]
 
 
 def test_jobs_of_all_steps_are_claimed_in_their_order(store: redis.Redis) -> None:
@@ -330,10 +391,20 @@ def test_a_dead_watchers_lease_ends_in_time_after_redis_clock_was_set_back(
     assert watch.acquire(store, "toy")
     store.pexpire(keys.watch("toy"), 3_600_000)
     prepare(store)
-    # Its watcher may live, and stays the only one.
     assert not watch.acquire(store, "toy")
     assert 0 < store.pttl(keys.watch("toy")) <= watch.LEASE_S * 1e3
     wait_until(lambda: watch.acquire(store, "toy"))
+
+
+def test_a_watcher_that_lives_is_the_only_one_after_redis_clock_was_set_back(
+    store: redis.Redis,
+) -> None:
+    """A second one would never end, because neither lets the lease lapse."""
+    assert watch.acquire(store, "toy")
+    store.pexpire(keys.watch("toy"), 3_600_000)
+    assert not watch.acquire(store, "toy")
+    assert watch.keep(store, "toy")
+    assert not watch.acquire(store, "toy")
 
 
 def test_the_watcher_counts_the_living_workers_of_its_model(

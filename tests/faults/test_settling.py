@@ -12,12 +12,13 @@ import redis
 from kombu import Connection
 from kombu import transport as kombu_transports
 
-from llorch_worker.broker import keys, transport
+from llorch_worker.broker import keys, queues, transport
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.producer import connection_config
 from tests.broker.jobs import TERMS, push, take
 from tests.faults.sentinel import PASSWORD, sentinel
+from tests.messages import QUEUE
 from tests.redis_cluster import one_node
 from tests.services import LOCALHOST, free_node_port, own_redis, wait_until
 
@@ -98,6 +99,24 @@ def test_a_job_that_outlives_its_connection_is_settled(
         assert client.zcard(keys.LEASES) == 1
         settle(channel, client)
         assert not channel.delivered
+
+
+@pytest.mark.usefixtures("claiming")
+def test_a_claim_after_one_that_was_refused_finds_all_jobs(redis_url: str) -> None:
+    """Redis answered no claim, but the ring that told of jobs elsewhere is spent."""
+    consumed = queues.queues("toy", "w@h")
+    own_low = queues.Route(queues.worker_queue("toy", "w@h"), queues.LOW_STEP).list_key
+    with connect(redis_url) as client, Connection(redis_url) as connection:
+        channel = connection.default_channel
+        channel.client.connection = channel.client.connection_pool.make_connection()
+        push(client, "low")
+        client.rename(QUEUE, own_low)
+        push(client, "normal")
+        client.set(queues.scheduled("toy"), "no sorted set")
+        assert channel._claim(consumed, 2) is None
+        client.delete(queues.scheduled("toy"))
+        taken = channel._claim(consumed, 2)
+        assert [claim.job_id for claim in taken.claims] == ["normal", "low"]
 
 
 @pytest.mark.parametrize(

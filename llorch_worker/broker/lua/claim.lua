@@ -171,18 +171,12 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
   end
   -- Nearly all keys are empty: one command rules out many.
   local next_due
-  local filled = 0 -- of what is behind the main list
-  if not urgent then
-    waiting[MAIN] = redis.call('LLEN', lists[MAIN])
-    if waiting[MAIN] == 0 and redis.call('EXISTS', unpack(lists)) == 0 then
-      looks_at_all = true
-    end
-  end
-  if looks_at_all then
+  if looks_at_all or redis.call('EXISTS', unpack(lists)) == 0 then
     add_other_lists()
   end
-  if not urgent then
-    filled = redis.call('EXISTS', passed_by_urgent, scheduled, suspects, unpack(lists))
+  local filled = urgent and 0 or redis.call('EXISTS', passed_by_urgent, scheduled, suspects, unpack(lists))
+  if filled > 0 then
+    waiting[MAIN] = redis.call('LLEN', lists[MAIN])
     filled = filled - (waiting[MAIN] > 0 and 1 or 0)
   end
   if urgent and is_turn_due(passed, {unpack(lists, 1, queues)}, terms.low_waits_ms) then
@@ -203,7 +197,7 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
     end
     waiting[SUSPECTS] = redis.call('LLEN', suspects)
     count_waiting()
-  elseif waiting[MAIN] > 0 then
+  elseif waiting[MAIN] then
     filled_lists[1] = MAIN
   end
 
@@ -258,9 +252,9 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
     again_ms = math.max(0, next_due - now_ms())
   end
   local left = {} -- bell -> whether jobs are left elsewhere than in its queue's own list
-  for _, i in ipairs(#claims > 0 and filled_lists or {}) do
+  for _, i in ipairs((#claims > 0 or bytes >= MOST_BYTES) and filled_lists or {}) do
     local elsewhere = i > queues or waiting_at(i) > waiting[i]
-    -- For its own jobs the worker needs no ring, but to know where to look.
+    -- The caller alone claims from its own queues, but may not look elsewhere the next time.
     if waiting_at(i) > 0 and (is_shared(i) or elsewhere) then
       left[bell_at(i)] = left[bell_at(i)] or elsewhere
     end
