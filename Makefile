@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # For a machine with two cores: much time is waiting. Each process gets one torch thread.
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 5
 
 .PHONY: demo test bench lint format clean
 

@@ -28,6 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
+        "tests.forks_begun",
         "tests.forks",
         "tests.toy_engine",
         "billiard.pool",

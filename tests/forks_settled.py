@@ -5,3 +5,4 @@ import gc
 # Otherwise each fork copies and collects what it never frees.
 gc.collect()
 gc.freeze()
+gc.enable()

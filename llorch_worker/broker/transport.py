@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from kombu import transport as kombu_transports
 from kombu.log import get_logger
@@ -126,7 +126,8 @@ class ClaimQoS(kombu_redis.QoS):
             # in any case.
             HELD_CLAIMS.discard(claim)
             virtual.QoS.ack(self, delivery_tag)
-            self.channel.note_room()
+            if ClaimChannel.consuming is not None:
+                ClaimChannel.consuming.note_room()
         return True
 
     def _hand_back(self, client: Any, claim: Claim) -> None:
@@ -148,6 +149,8 @@ class ClaimChannel(kombu_redis.Channel):
 
     terms: ClaimTerms
     worker: str
+    consuming: ClassVar[ClaimChannel | None] = None
+    """The worker's channel for jobs now. It may not be the one that a job came through."""
     consumes_jobs = False
     """Whether this is the worker's channel for jobs, also while all its queues are cancelled."""
     heard_by: int | None = None
@@ -171,6 +174,7 @@ class ClaimChannel(kombu_redis.Channel):
     def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
         tag = super().basic_consume(queue, *args, **kwargs)
         if queues.is_job_queue(queue):
+            ClaimChannel.consuming = self
             self.consumes_jobs, self._model = True, queues.model_of(queue)
             # kombu takes a connection for dead that gets no reply in this time and some more.
             self.brpop_timeout = WAIT_S * (1 + JITTER)

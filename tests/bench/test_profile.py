@@ -116,7 +116,7 @@ def test_a_flamegraph_shows_the_engine(tmp_path: Path, name: str) -> None:
     # Few, long steps: py-spy samples by time, and torch's profiler costs time in each step.
     ran = run(
         "bench", "profile", "--model", "demo", "--prompt-tokens", "250", "--new-tokens", "4",
-        "--concurrency", "8", "--threads", "1", "--flamegraph", out, "--json",
+        "--concurrency", "2", "--threads", "1", "--flamegraph", out, "--json",
     )  # fmt: skip
     document = ran.json
     if document["flamegraph"] is None:

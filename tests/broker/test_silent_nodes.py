@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as NoConnection
 
 from llorch_worker.broker.connection import connect, connect_async, connect_impatient
 from tests.redis_cluster import one_node
-from tests.services import LOCALHOST, free_node_port
+from tests.services import LOCALHOST, RedisServer, free_node_port
 
 
 @pytest.fixture
@@ -24,12 +24,17 @@ def silent() -> Iterator[list[socket.socket]]:
         yield found
 
 
-@pytest.fixture
-def url(silent: list[socket.socket]) -> Iterator[str]:
-    """Names the silent nodes first."""
+@pytest.fixture(scope="module")
+def node() -> Iterator[RedisServer]:
     with one_node(port=free_node_port()) as server:
-        ports = [*(each.getsockname()[1] for each in silent), server.port]
-        yield ";".join(f"redis+cluster://{LOCALHOST}:{port}" for port in ports)
+        yield server
+
+
+@pytest.fixture
+def url(silent: list[socket.socket], node: RedisServer) -> str:
+    """Names the silent nodes first."""
+    ports = [*(each.getsockname()[1] for each in silent), node.port]
+    return ";".join(f"redis+cluster://{LOCALHOST}:{port}" for port in ports)
 
 
 def asked(silent: list[socket.socket]) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Served, Started
-from tests.services import own_redis
+from tests.cli.command import Served
+from tests.services import REAL_APP, own_redis, running_worker
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,10 +29,11 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def served(redis_url: str, demo_model: Path) -> Iterator[Served]:
+def served(
+    redis_url: str, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     """One worker for the whole session, serving the demo model."""
-    worker = Started("worker", "--redis", redis_url, "--model", demo_model)
-    worker.wait_for("ready.")
-    yield Served(redis_url, demo_model.stem)
-    worker.signal(signal.SIGTERM)
-    assert worker.ended() == 0, worker.lines
+    folder = tmp_path_factory.mktemp("served")
+    with running_worker(redis_url, folder, app=REAL_APP, model=demo_model) as worker:
+        yield Served(redis_url, demo_model.stem)
+        assert worker.stop() == 0, worker.text()

@@ -106,12 +106,7 @@ def test_each_replica_takes_a_free_card_and_a_surplus_one_is_refused(
 def test_up_runs_a_worker_per_card_restarts_a_dead_one_and_drains_all(machine: Machine) -> None:
     machine.show(card(0), card(1, model="NVIDIA A10"), card(2))
     command = Started(
-        "up",
-        "--no-flower",
-        "--model",
-        "demo",
-        "--gpus",
-        "0,1",
+        *("up", "--no-flower", "--no-gateway", "--model", "demo", "--gpus", "0,1"),
         **variables(machine, TOY_STEP_MS="5"),
     )
     try:

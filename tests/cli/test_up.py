@@ -218,7 +218,7 @@ def test_wrong_settings_of_the_gateway_end_it_with_the_reason(
 def test_a_worker_that_cannot_start_ends_it_with_the_reason(redis_url: str, tmp_path: Path) -> None:
     path = tmp_path / "notes.gguf"
     path.write_text("no model")
-    ran = run("up", "--no-flower", "--redis", redis_url, "--model", path)
+    ran = run("up", "--no-flower", "--no-gateway", "--redis", redis_url, "--model", path)
     assert ran.code == 1, ran
     (line,) = [line for line in ran.err.splitlines() if "notes.gguf" in line]
     assert line.startswith("error: worker could not start: ")

@@ -75,16 +75,18 @@ def run_workers(start_worker: StartWorker, done: Callable[[], object]) -> None:
             return
 
 
-@pytest.mark.parametrize(("options", "protocol"), [("", 2), ('compression="gzip"', 2), ("", 1)])
 def test_a_chord_whose_part_is_cancelled_while_it_waits_fails(
-    client: Client, start_worker: StartWorker, options: str, protocol: int
+    client: Client, start_worker: StartWorker
 ) -> None:
-    canvas = f"chord([generate(), generate().set({options})], {BODY})"
-    result, parts = send(client, canvas, protocol)
-    assert client.job(parts[1]).cancel()
-    assert state(client, parts[1]) == "REVOKED"
+    chords = [
+        send(client, f"chord([generate(), generate().set({options})], {BODY})", protocol)
+        for options, protocol in (("", 2), ('compression="gzip"', 2), ("", 1))
+    ]
+    for _, parts in chords:
+        assert client.job(parts[1]).cancel()
+        assert state(client, parts[1]) == "REVOKED"
     start_worker()
-    assert wait_for_end(client, result) == "FAILURE"
+    assert [wait_for_end(client, result) for result, _ in chords] == ["FAILURE"] * 3
     wait_until(lambda: not client.redis.exists(keys.FOLLOW_UPS))
 
 

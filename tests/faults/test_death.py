@@ -105,7 +105,7 @@ def test_a_worker_that_wakes_after_its_lease_writes_nothing_and_goes_on_serving(
     short = witness.begun(witness.send(200, stopped.prompt(after=190)), 20)
     sleeper.process.send_signal(signal.SIGSTOP)
     stopped.open()
-    other = start_worker("w2")
+    other = start_worker("w2", **QUICK)
     witness.assert_whole(short, timeout_s=RECOVERY_S)
     taken_over = wait_until(lambda: witness.runs(long)[1:])
     assert taken_over == ["w2@test"]

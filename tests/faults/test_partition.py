@@ -74,7 +74,7 @@ def test_jobs_run_on_through_a_broken_network_and_arrive_once(
     soon, late = make_latch("soon"), make_latch("late")
     worker = start_worker("w1", url=proxy.url, **ROOMY)
     ending = [witness.begun(witness.send(100, soon.prompt())) for _ in range(2)]
-    lasting = [witness.begun(witness.send(500, late.prompt(after=499))) for _ in range(2)]
+    lasting = [witness.begun(witness.send(300, late.prompt(after=299))) for _ in range(2)]
     FAULTS[fault](proxy)
     soon.open()
     soon.wait_ended(2)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -18,15 +18,18 @@ from tests.gateway.test_batches import api_of, begun, documents, ended, line
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import RedisServer, WorkerProcess, running_worker, stopped, wait_until
+from tests.sizes import sized
 
-LINES = 2_000 if os.environ.get("LLORCH_FULL_SIZE") else 1_100
+WINDOW = 16
+"""The lines that are in the queue at a time."""
+LINES = sized(usual=1_100, full=2_000)
 """Two parts of the answers."""
 
 
 @pytest.fixture
 def quick_worker(own_server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
     with running_worker(
-        own_server.url, tmp_path, model_name="toy", max_sequences=16, TOY_STEP_MS=1
+        own_server.url, tmp_path, model_name="toy", max_sequences=WINDOW, TOY_STEP_MS=1
     ) as worker:
         yield worker
 
@@ -40,10 +43,23 @@ def start(own_server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., Gat
         def start(**settings: object) -> GatewayProcess:
             folder = tmp_path / f"gateway{next(number)}"
             folder.mkdir()
-            settings = {"files": tmp_path / "files", "batch_window": 16} | settings
+            settings = {"files": tmp_path / "files", "batch_window": WINDOW} | settings
             return gateways.enter_context(running_gateway(own_server.url, folder, **settings))
 
         yield start
+
+
+def halting(api: openai.OpenAI, *latches: Latch) -> tuple[Batch, int]:
+    """Begins a batch that stands still at each latch, with a full window in the queue.
+
+    Returns it and the number of its lines.
+    """
+    free = sized(usual=WINDOW, full=600)
+    bodies: list[dict[str, Any]] = [{}] * free
+    for latch in latches:
+        bodies += [{"prompt": latch.prompt(), "max_tokens": 2}] * WINDOW + [{}] * free
+    batch = begun(api, [line(f"{n}", **body) for n, body in enumerate(bodies)])
+    return batch, len(bodies)
 
 
 def done_lines(api: openai.OpenAI, batch: Batch) -> int:
@@ -66,20 +82,20 @@ def taken_over(
         assert ended(api, batch).status == "completed"
 
 
-def each_line_once(api: openai.OpenAI, done: Batch, redis_url: str) -> None:
+def each_line_once(api: openai.OpenAI, done: Batch, lines: int, redis_url: str) -> None:
     assert done.status == "completed"
     answers = documents(api, done.output_file_id)
-    assert [answer["custom_id"] for answer in answers] == [f"{n}" for n in range(LINES)]
+    assert [answer["custom_id"] for answer in answers] == [f"{n}" for n in range(lines)]
     assert done.error_file_id is None
     assert done.request_counts is not None
-    assert done.request_counts.completed == done.request_counts.total == LINES
+    assert done.request_counts.completed == done.request_counts.total == lines
     # No line ran as two jobs.
     ids = [answer["response"]["request_id"] for answer in answers]
     with connect(redis_url) as client:
         jobs = {key.split(":")[2] for key in client.scan_iter(keys.job("*"), count=1000)}
         runs = Counter(client.hget(keys.job(job_id), "attempts") for job_id in ids)
     assert jobs == set(ids)
-    assert runs == {"1": LINES}
+    assert runs == {"1": lines}
 
 
 def test_another_gateway_takes_a_batch_over_and_every_line_is_there_once(
@@ -98,41 +114,49 @@ def test_another_gateway_takes_a_batch_over_and_every_line_is_there_once(
     first.kill()
     latch.open()
     with api_of(second) as api:
-        each_line_once(api, ended(api, batch), own_server.url)
+        each_line_once(api, ended(api, batch), LINES, own_server.url)
 
 
 def test_a_gateway_that_is_killed_again_and_again_goes_on(
-    own_server: RedisServer, quick_worker: WorkerProcess, start: Callable[..., GatewayProcess]
+    own_server: RedisServer,
+    quick_worker: WorkerProcess,
+    start: Callable[..., GatewayProcess],
+    make_latch: Callable[[str], Latch],
 ) -> None:
-    gateway = start()
+    latches = [make_latch("first"), make_latch("second")]
+    gateway, done = start(), 0
     with api_of(gateway) as api:
-        batch = begun(api, [line(f"{n}") for n in range(LINES)])
-        wait_until(lambda: done_lines(api, batch) >= 10)
-    for _ in range(2):
-        gateway.kill()
-        gateway = start()
+        batch, lines = halting(api, *latches)
+    for latch in latches:
         with api_of(gateway) as api:
-            more = min(LINES, done_lines(api, batch) + 1)
-            wait_until(lambda more=more: done_lines(api, batch) >= more)
+            wait_until(lambda api=api, done=done: done_lines(api, batch) > done)
+            done = done_lines(api, batch) + WINDOW
+        gateway.kill()
+        latch.open()
+        gateway = start()
     with api_of(gateway) as api:
-        each_line_once(api, ended(api, batch), own_server.url)
+        each_line_once(api, ended(api, batch), lines, own_server.url)
 
 
 def test_a_gateway_that_was_only_paused_changes_nothing_any_more(
-    own_server: RedisServer, quick_worker: WorkerProcess, start: Callable[..., GatewayProcess]
+    own_server: RedisServer,
+    quick_worker: WorkerProcess,
+    start: Callable[..., GatewayProcess],
+    latch: Latch,
 ) -> None:
     first = start()
     with api_of(first) as api:
-        batch = begun(api, [line(f"{n}") for n in range(LINES)])
-        wait_until(lambda: done_lines(api, batch) >= 10)
+        batch, lines = halting(api, latch)
+        wait_until(lambda: done_lines(api, batch) > 0)
     with stopped(first.process):
+        latch.open()
         second = start()
         with api_of(second) as api:
             done = ended(api, batch)
     with api_of(second) as api:
         wait_until(lambda: "another gateway has taken it" in first.log.read_text())
         assert api.batches.retrieve(batch.id) == done
-        each_line_once(api, done, own_server.url)
+        each_line_once(api, done, lines, own_server.url)
 
 
 def test_a_batch_goes_on_after_its_gateway_died_and_redis_clock_was_set_back(
@@ -164,14 +188,18 @@ def test_a_gateway_that_stops_hands_its_batches_over(
 
 
 def test_a_batch_waits_for_redis(
-    own_server: RedisServer, quick_worker: WorkerProcess, start: Callable[..., GatewayProcess]
+    own_server: RedisServer,
+    quick_worker: WorkerProcess,
+    start: Callable[..., GatewayProcess],
+    latch: Latch,
 ) -> None:
     with api_of(start()) as api:
-        batch = begun(api, [line(f"{n}") for n in range(LINES)])
-        wait_until(lambda: done_lines(api, batch) >= 10)
+        batch, lines = halting(api, latch)
+        wait_until(lambda: done_lines(api, batch) > 0)
         own_server.halt()
         own_server.start()
-        each_line_once(api, ended(api, batch), own_server.url)
+        latch.open()
+        each_line_once(api, ended(api, batch), lines, own_server.url)
 
 
 def test_a_batch_expires_with_what_it_has(

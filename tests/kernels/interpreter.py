@@ -5,6 +5,10 @@ NumPy has no bfloat16 and no float8, so the interpreter keeps their bits as inte
 bfloat16 matrices as if their bits were numbers. This module fixes both with torch's conversions,
 which round like the hardware. It multiplies matrices in float64: in float32, NumPy's rounding of a
 row depends on its place in the matrix.
+
+The interpreter replaces the functions of Triton's language when a kernel begins, and again at each
+call of another function. Those calls find them replaced, so this module leaves that out: it took a
+third of the time.
 """
 
 from __future__ import annotations
@@ -45,5 +49,14 @@ def prepare() -> None:
         product = np.matmul(a.data, b.data, dtype=np.float64).astype(d.data.dtype)
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
+    replace_language = interpreter._patch_lang
+
+    def replace_language_once(function: Any) -> Any:
+        known = function.__globals__.values()
+        seen = [each for each in (tl, tl.core) if any(value is each for value in known)]
+        is_replaced = not any(tl.core.is_builtin(each.load) for each in seen)
+        return interpreter._LangPatchScope() if is_replaced else replace_language(function)
+
+    interpreter._patch_lang = replace_language_once
     interpreter._convert_float = convert
     builder.create_dot = dot

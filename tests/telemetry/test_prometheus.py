@@ -169,7 +169,9 @@ def test_totals_and_rates_are_what_the_clients_counted(stage: Stage) -> None:
         assert rate * WINDOW_S == pytest.approx(expected, rel=AGREES), metric
     steps = prometheus.value("sum(llorch_engine_steps_total)")
     assert steps == prometheus.value("sum(llorch_iteration_tokens_total_count)") > 0
-    assert prometheus.value("sum(llorch_num_preemptions_total)") > 0
+    # On a busy machine the jobs may have come so slowly that none had to yield.
+    preempted = "sum(llorch_num_preemptions_total)"
+    wait_until(lambda: prometheus.value(preempted) > 0 or not run_jobs(stage, JOBS), what=preempted)
 
 
 def _only(metric: str, labels: dict[str, str]) -> str:
@@ -181,10 +183,7 @@ def test_faults_show(stage: Stage) -> None:
     client, prometheus = stage.client, stage.prometheus
     with pytest.raises(LlorchError):
         client.submit(prompt_token_ids=[10**6], max_tokens=1).result(END_S)
-    cancelled = begun(client.submit(prompt=PROMPT, max_tokens=LONG, ignore_eos=True))
-    cancelled.cancel()
-    with pytest.raises(Cancelled):
-        cancelled.result(30)
+    wait_until(lambda: _was_cancelled(client), what="a job to be cancelled before its end")
     client.redis.lpush("llorch.stories", "no message at all")
     wait_until(lambda: prometheus.value("max(llorch_fleet_dead_letters)") == 1)
     frozen, other = (_metrics_address(worker) for worker in stage.workers)
@@ -202,6 +201,17 @@ def test_faults_show(stage: Stage) -> None:
         'llorch_job_errors_total{code="INVALID_REQUEST"}': 1,
     }.items():
         wait_until(lambda m=metric, n=least: prometheus.value(f"sum({m})") >= n, what=metric)
+
+
+def _was_cancelled(client: Client) -> bool:
+    """Cancels a job that runs; on a fast machine it may end first."""
+    job = begun(client.submit(prompt=PROMPT, max_tokens=LONG, ignore_eos=True))
+    job.cancel()
+    try:
+        job.result(END_S)
+    except Cancelled:
+        return True
+    return False
 
 
 def _metrics_address(worker: WorkerProcess) -> str:

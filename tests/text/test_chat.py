@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +24,10 @@ def _messages(*turns: tuple[str, str]) -> list[Message]:
 
 @pytest.fixture(scope="module")
 def with_template(llama2_vocab: Path, source: Any) -> WithTemplate:
-    """Llama-2's vocabulary with a chat template in the file."""
+    """Llama-2's vocabulary with a chat template in the file; loaded once for each template."""
     metadata = open_checkpoint(llama2_vocab / "vocab-only.gguf").metadata
 
+    @functools.cache
     def load(template: str) -> Tokenizer:
         extended = {**metadata, "tokenizer.chat_template": template}
         return load_tokenizer(source(Path("chat.gguf"), "gguf", extended))

@@ -28,11 +28,14 @@ def fleet(
     """Three workers that know of each other, by name."""
     folder = tmp_path_factory.mktemp("fleet")
     settings = {"model_name": "toy", "max_sequences": SLOTS, "TOY_STEP_MS": 5}
+    # While they start, another seems to watch: so each knows at once that it is not alone.
+    client.redis.set(keys.watch("toy"), 1)
     with ExitStack() as running:
         started = [
             running.enter_context(running_worker(redis_server.url, folder, name=name, **settings))
             for name in ("w1", "w2", "w3")
         ]
+        client.redis.delete(keys.watch("toy"))
         wait_until(lambda: client.redis.zcard(LOAD) == 3, timeout_s=GET_S)
         yield {worker.hostname: worker for worker in started}
 

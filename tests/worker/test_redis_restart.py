@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -86,20 +87,30 @@ def test_a_job_whose_next_task_cannot_be_sent_while_redis_is_away_sends_it_later
     wait_until(lambda: not held_ids(own_client.redis), what="the acknowledgement")
 
 
+@pytest.fixture
+def patient_worker(own_server: RedisServer, tmp_path: Path) -> Iterator[WorkerProcess]:
+    """``own_worker``, which looks at its queues only where something tells it to."""
+    with running_worker(
+        own_server.url, tmp_path, app="tests.worker.patient_app",
+        model_name="toy", max_sequences=2, TOY_STEP_MS=5,
+    ) as worker:  # fmt: skip
+        yield worker
+
+
 def test_jobs_that_run_through_a_reconnect_still_fill_their_slots(
-    own_server: RedisServer, own_worker: WorkerProcess, own_client: Client
+    own_server: RedisServer, patient_worker: WorkerProcess, own_client: Client
 ) -> None:
     running = [begun(own_client.submit(prompt="x", max_tokens=4000)) for _ in range(2)]
     own_server.halt()
     own_server.start()
-    wait_until(lambda: reconnects(own_worker) == 2)
+    wait_until(lambda: reconnects(patient_worker) == 2)
     queued = own_client.submit(prompt="x", max_tokens=2)
     running[0].cancel()
     assert queued.result(GET_S).text == "w0 w1 "
-    order = [own_worker.text().index(f"{job.id}] ") for job in (*running, queued)]
-    ignored = own_worker.text().index(f"{running[0].id}] ignored")
+    order = [patient_worker.text().index(f"{job.id}] ") for job in (*running, queued)]
+    ignored = patient_worker.text().index(f"{running[0].id}] ignored")
     assert order == sorted(order)
-    assert own_worker.text().index(f"{queued.id}] received") > ignored
+    assert patient_worker.text().index(f"{queued.id}] received") > ignored
     running[1].cancel()
     wait_until(lambda: not held_ids(own_client.redis))
 

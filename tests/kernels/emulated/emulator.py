@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from llorch_worker.kernels.native.library import LIBRARY
 from llorch_worker.settings import Variant
 
-ROOT = Path(__file__).parents[3]
+BUILD = Path(__file__).parents[3] / "hatch_build.py"
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,36 @@ and nothing beyond. QEMU 7.2 emulates neither AVX-VNNI nor AVX-512."""
 Argument = npt.NDArray[np.generic] | int | float | None
 
 
-def compile_into(folder: Path, architecture: Architecture) -> None:
-    """The kernels as the package's build makes them, and the program that calls them."""
-    library = folder / "kernels.so"
-    if architecture.machine == platform.machine() and LIBRARY.exists():
-        shutil.copyfile(LIBRARY, library)  # the one that workers load
-    else:
-        subprocess.run(
-            [sys.executable, str(ROOT / "hatch_build.py"), str(library)],
-            env={**os.environ, "CC": architecture.compiler},
-            check=True,
-        )
+def compile_into(folder: Path, architecture: Architecture, cache: Path) -> None:
+    """The kernels as the package's build makes them, and the program that calls them.
+
+    The build takes half a minute, so the folder ``cache`` keeps the library that it last made.
+    """
+    library = LIBRARY  # the one that workers load
+    if architecture.machine != platform.machine() or not library.exists():
+        library = cache / f"{architecture.machine}-{fingerprint(architecture.compiler)}.so"
+        if not library.exists():
+            for outdated in cache.glob(f"{architecture.machine}-*.so"):
+                outdated.unlink(missing_ok=True)
+            subprocess.run(
+                [sys.executable, str(BUILD), str(library)],
+                env={**os.environ, "CC": architecture.compiler},
+                check=True,
+            )
+    shutil.copyfile(library, folder / "kernels.so")
     caller = str(Path(__file__).with_name("call.c"))
     program = str(folder / "call")
     subprocess.run([architecture.compiler, "-O1", caller, "-o", program], check=True)
+
+
+def fingerprint(compiler: str) -> str:
+    """Of all that decides what the build makes."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    found = hashlib.sha256(version)
+    for source in (BUILD, *sorted(LIBRARY.parent.glob("*.[ch]")), LIBRARY.parent / "variants.py"):
+        found.update(f"{source.name} {source.stat().st_size}\n".encode())
+        found.update(source.read_bytes())
+    return found.hexdigest()
 
 
 @dataclass(frozen=True)

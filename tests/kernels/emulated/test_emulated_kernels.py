@@ -35,13 +35,17 @@ Call = Callable[..., int]
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Architecture], Path]:
+def compiled(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Callable[[Architecture], Path]:
     """The folder with an architecture's kernels, compiled when they are first asked for."""
+    assert pytestconfig.cache is not None
+    cache = pytestconfig.cache.mkdir("kernels")
 
     @functools.cache
     def compiled(architecture: Architecture) -> Path:
         folder = tmp_path_factory.mktemp("kernels")
-        compile_into(folder, architecture)
+        compile_into(folder, architecture, cache)
         return folder
 
     return compiled
