@@ -34,9 +34,14 @@ local SUSPECTS_WAIT_MS = 200 -- about the time to a first token
 local MOST_BYTES = 4 * 2^20
 local MESSAGE_BYTES = 4096
 
+-- How many of these jobs the caller may claim.
+local function share_of(jobs) -- rare
+  return math.ceil(jobs / math.max(1, tonumber(redis.call('GET', KEYS[1]) or 1)))
+end
+
 -- Claim jobs of all kinds. `looks_at_all`: also from the lists that are mostly empty. Returns the reply.
 local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all) -- rare
-  local workers, passed, scheduled, suspects = unpack(KEYS, 1, FIXED_KEYS)
+  local passed, scheduled, suspects = unpack(KEYS, 2, FIXED_KEYS)
   local passed_by_urgent = passed .. FULL_SUFFIX -- see is_turn_due
   -- The lists that the caller claims from, the most urgent first: for each step one of each queue.
   local lists = {unpack(KEYS, FIXED_KEYS + 1, FIXED_KEYS + queues)}
@@ -208,7 +213,7 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
   end
   local share = all
   if all > 1 then
-    share = math.ceil(all / math.max(1, tonumber(redis.call('GET', workers) or 1)))
+    share = share_of(all)
   end
   if not urgent then
     take_from(SUSPECTS, limit)
@@ -284,11 +289,31 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
   return reply
 end
 
--- Claim the only job, a new one: nearly always nothing else waits. Returns the reply; nil if it is not so.
-local function claim_only_job(terms, queues)
-  local list = KEYS[FIXED_KEYS + queues] -- the last queue's, in which nearly all jobs wait
-  if redis.call('EXISTS', KEYS[2] .. FULL_SUFFIX, unpack(KEYS, 3, FIXED_KEYS + queues)) ~= 1
-      or redis.call('LLEN', list) ~= 1 then
+-- Whether the caller's share of the jobs of a list is one. If so, one that is placed with it comes first.
+local function is_share_one(list, bell, jobs, terms, limit) -- rare
+  if bell:find(WORKER_MARK, 1, true) or limit > 1 and share_of(jobs) > 1 then
+    return false
+  end
+  if terms.place ~= '' then
+    bring_forward(list, terms.place, 1)
+  end
+  return true
+end
+
+-- Tell the next worker of the jobs that are left.
+local function leave_rest(bell) -- rare
+  ring(bell, false)
+end
+
+-- Claim a new job of the last queue's own list: nearly always nothing waits elsewhere, and the caller's share
+-- is one. Returns the reply; nil if it is not so.
+local function claim_one(terms, limit, queues)
+  local list, bell = KEYS[FIXED_KEYS + queues], KEYS[FIXED_KEYS + 2 * queues]
+  if redis.call('EXISTS', KEYS[2] .. FULL_SUFFIX, unpack(KEYS, 3, FIXED_KEYS + queues)) ~= 1 then
+    return nil
+  end
+  local jobs = redis.call('LLEN', list)
+  if jobs == 0 or jobs > 1 and not is_share_one(list, bell, jobs, terms, limit) then
     return nil
   end
   local message = redis.call('RPOP', list)
@@ -297,6 +322,9 @@ local function claim_only_job(terms, queues)
   if not known or known.err or known[1] or is_revoked_elsewhere(id) then
     redis.call('RPUSH', list, message)
     return nil
+  end
+  if jobs > 1 then
+    leave_rest(bell)
   end
   return {-1, 0, 0, 1, unpack(begin(id, message, shared_list(list), new_record(known[2]), terms))}
 end
@@ -324,7 +352,7 @@ local spent = urgent and 0 or redis.call('DEL', unpack(KEYS, FIXED_KEYS + queues
 local looks_at_all = urgent or rings >= ELSEWHERE or spent > 0
 local reply
 if not looks_at_all and not holds_suspects and limit > 0 then
-  reply = claim_only_job(terms, queues)
+  reply = claim_one(terms, limit, queues)
 end
 reply = reply or claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
 local taken = reply[4]

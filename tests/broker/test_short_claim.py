@@ -1,4 +1,4 @@
-"""The short way of ``lua/claim.lua`` for one new job beside that for all."""
+"""The short way of ``lua/claim.lua`` for one new job beside that for all jobs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 import redis
 
 from llorch_worker.broker import claims, keys, queues
+from llorch_worker.broker.message import ENQUEUED_AT
+from llorch_worker.broker.message import PLACE as PLACE_HEADER
 from tests.broker.jobs import TERMS, push
-from tests.messages import QUEUE
+from tests.messages import GOOD_BODY, QUEUE, envelope
 
 WORKER = "gpu0@host"
 PLACE = queues.worker_queue("toy", WORKER)
@@ -74,6 +76,32 @@ def in_own_queue(store: redis.Redis) -> None:
     store.rename(QUEUE, PLACE)
 
 
+def placed_behind_others(store: redis.Redis) -> None:
+    for job_id, worker in (("a", "gpu1@host"), ("b", WORKER), ("c", WORKER)):
+        place = {ENQUEUED_AT: 1000.5, PLACE_HEADER: queues.worker_queue("toy", worker)}
+        message = envelope(GOOD_BODY)
+        headers = place | message.pop("headers") | {"id": job_id}
+        store.lpush(QUEUE, json.dumps({"headers": headers} | message))
+
+
+def junk_before_others(store: redis.Redis) -> None:
+    junk(store)
+    push(store, "a", "b")
+
+
+def of_workers(workers: int, prepare: Prepare) -> Prepare:
+    def prepared(store: redis.Redis) -> None:
+        prepare(store)
+        store.set(keys.watch("toy"), workers)
+
+    return prepared
+
+
+def two_in_own_queue(store: redis.Redis) -> None:
+    push(store, "a", "b")
+    store.rename(QUEUE, PLACE)
+
+
 CASES: dict[str, Prepare] = {
     "new": lambda store: push(store, "a"),
     "with an idempotency key": known_to_enqueue,
@@ -83,6 +111,12 @@ CASES: dict[str, Prepare] = {
     "later": lambda store: push(store, "a", eta="2999-01-01T00:00:00+00:00"),
     "an ETA that cannot be read": lambda store: push(store, "a", eta="soon"),
     "two": lambda store: push(store, "a", "b"),
+    "two of two workers": of_workers(2, lambda store: push(store, "a", "b")),
+    "three of two workers": of_workers(2, lambda store: push(store, "a", "b", "c")),
+    "a copy before others": of_workers(9, lambda store: push(store, "a", "a", "b")),
+    "junk before others": of_workers(9, junk_before_others),
+    "placed behind others": of_workers(9, placed_behind_others),
+    "two in the worker's own queue": of_workers(9, two_in_own_queue),
     "a copy": lambda store: push(store, "a", "a"),
     "junk": junk,
     "no text": no_bytes_of_text,
@@ -140,7 +174,7 @@ def _without_times(text: Any) -> Any:
 
 
 @pytest.mark.parametrize("prepare", CASES.values(), ids=CASES)
-def test_the_only_job_is_claimed_as_any_other(store: redis.Redis, prepare: Prepare) -> None:
+def test_one_job_is_claimed_as_any_other(store: redis.Redis, prepare: Prepare) -> None:
     found = []
     for rings in (keys.RUNG, keys.RUNG | keys.ELSEWHERE):
         store.flushall()
