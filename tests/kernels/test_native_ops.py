@@ -22,6 +22,8 @@ TORCH = TorchOps()
 DTYPE = torch.bfloat16
 # bfloat16 has 8 bits: twins that round at different places may differ in the last one.
 TOLERANCE = {"atol": 1e-2, "rtol": 1.6e-2}
+# Some also round what a code stands for.
+CODES_TOLERANCE = TOLERANCE | {"atol": 2e-2}
 KV_DTYPES = get_args(KvDtype)
 
 
@@ -140,6 +142,11 @@ def decode(ops: Ops, made: Scene) -> torch.Tensor:
     return out
 
 
+def assert_close(out: torch.Tensor, made: Scene, kv_dtype: KvDtype) -> None:
+    tolerance = TOLERANCE if kv_dtype == "auto" else CODES_TOLERANCE
+    torch.testing.assert_close(out.double(), made.expected(), **tolerance)
+
+
 SHAPES = st.sampled_from(
     [(8, 8, 32), (8, 2, 64), (32, 4, 64), (8, 1, 128), (4, 4, 128), (3, 1, 96)]
 )
@@ -165,7 +172,7 @@ def test_decode_of_any_ragged_batch_follows_the_definition(
         kv_dtype=kv_dtype,
         seed=seed,
     )
-    torch.testing.assert_close(decode(ops, made).double(), made.expected(), **TOLERANCE)
+    assert_close(decode(ops, made), made, kv_dtype)
 
 
 @settings(deadline=None, max_examples=30)
@@ -201,7 +208,7 @@ def test_prefill_of_any_chunks_follows_the_definition(
     mask = CausalMasks(max_query=rows, max_context=512, device=torch.device("cpu"))
     out = torch.zeros(len(made.qkv), heads * head_dim, dtype=DTYPE)
     ops.paged_prefill(made.sequences, mask)(made.qkv, made.kv, out)
-    torch.testing.assert_close(out.double(), made.expected(), **TOLERANCE)
+    assert_close(out, made, kv_dtype)
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
