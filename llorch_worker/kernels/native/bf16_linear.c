@@ -7,6 +7,10 @@
 // As many sums as hide the latency of a product and fit the registers.
 enum { ROWS_AT_ONCE = LANES == 16 ? 8 : 4, TILES_AT_ONCE = LANES == 16 ? 2 : 1 };
 
+// With few rows a thread waits for memory. Then more tiles at once are faster, each a stream for the
+// hardware's prefetcher, and the software's would only disturb it.
+enum { FEW_ROWS = ROWS_AT_ONCE / 2, TILES_OF_FEW_ROWS = 2 * TILES_AT_ONCE };
+
 // Weights to prefetch during a call: `stride` bytes for each pair of columns, or 0.
 typedef struct {
     const char *from;
@@ -18,17 +22,17 @@ ALWAYS_INLINE void multiply_tiles(
     Output out, long m, long column, int lanes
 ) {
     const int vectors = tiles * TILE_VECTORS;
-    floats sums[ROWS_AT_ONCE][TILES_AT_ONCE * TILE_VECTORS];
+    floats sums[ROWS_AT_ONCE * TILES_AT_ONCE * TILE_VECTORS];  // [rows][vectors]
     UNROLL for (int r = 0; r < rows; r++) {
-        UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = zeros();
+        UNROLL for (int v = 0; v < vectors; v++) sums[r * vectors + v] = zeros();
     }
     for (long pair = 0; pair < columns / 2; pair++) {
-        pairs rows_of[TILES_AT_ONCE * TILE_VECTORS];
+        pairs rows_of[TILES_OF_FEW_ROWS * TILE_VECTORS];
         UNROLL for (int v = 0; v < vectors; v++) {
             const long tile = v / TILE_VECTORS, first = v % TILE_VECTORS * LANES;
             const bf16 *at = weights + (tile * columns + 2 * pair) * TILE_ROWS + 2 * first;
             rows_of[v] = pairs_of(load_ints(at));
-            if (first == 0) __builtin_prefetch((const char *)at + 4096);
+            if (rows > FEW_ROWS && first == 0) __builtin_prefetch((const char *)at + 4096);
         }
         if (ahead.stride) {
             const char *at = ahead.from + pair * ahead.stride;
@@ -38,13 +42,13 @@ ALWAYS_INLINE void multiply_tiles(
         UNROLL for (int r = 0; r < rows; r++) {
             const pairs both = broadcast_pair(x + (m + r) * columns + 2 * pair);
             UNROLL for (int v = 0; v < vectors; v++) {
-                sums[r][v] = add_products(sums[r][v], rows_of[v], both);
+                sums[r * vectors + v] = add_products(sums[r * vectors + v], rows_of[v], both);
             }
         }
     }
     UNROLL for (int r = 0; r < rows; r++) {
         UNROLL for (int v = 0; v < vectors; v++) {
-            store_output(out, m + r, column + v * LANES, sums[r][v], lanes - v * LANES);
+            store_output(out, m + r, column + v * LANES, sums[r * vectors + v], lanes - v * LANES);
         }
     }
 }
@@ -52,21 +56,22 @@ ALWAYS_INLINE void multiply_tiles(
 #define ROWS(N, TILES) \
     case N: multiply_tiles(N, TILES, x, columns, weights, ahead, out, m, column, lanes); break;
 #if LANES == 16
-#define MORE_ROWS(TILES) ROWS(5, TILES) ROWS(6, TILES) ROWS(7, TILES) ROWS(8, TILES)
+#define FEW(TILES) ROWS(1, TILES) ROWS(2, TILES) ROWS(3, TILES) ROWS(4, TILES)
+#define MORE(TILES) ROWS(5, TILES) ROWS(6, TILES) ROWS(7, TILES) ROWS(8, TILES)
 #else
-#define MORE_ROWS(TILES)
+#define FEW(TILES) ROWS(1, TILES) ROWS(2, TILES)
+#define MORE(TILES) ROWS(3, TILES) ROWS(4, TILES)
 #endif
-#define TILES(NAME, COUNT) \
+#define MULTIPLY(NAME, CASES) \
     static void NAME( \
         int rows, const bf16 *x, long columns, const bf16 *weights, Ahead ahead, \
         Output out, long m, long column, int lanes \
     ) { \
-        switch (rows) { \
-            ROWS(1, COUNT) ROWS(2, COUNT) ROWS(3, COUNT) ROWS(4, COUNT) MORE_ROWS(COUNT) \
-        } \
+        switch (rows) { CASES } \
     }
-TILES(multiply_one_tile, 1)
-TILES(multiply_all_tiles, TILES_AT_ONCE)
+MULTIPLY(multiply_one_tile, FEW(1) MORE(1))
+MULTIPLY(multiply_few_rows, FEW(TILES_OF_FEW_ROWS))
+MULTIPLY(multiply_more_rows, FEW(TILES_AT_ONCE) MORE(TILES_AT_ONCE))
 
 #ifdef __AMX_BF16__
 #include "amx_bf16.h"
@@ -84,7 +89,9 @@ void KERNEL(bf16_linear)(
         return;
     }
 #endif
-    const long step = TILES_AT_ONCE * TILE_ROWS, steps = (outputs + step - 1) / step;
+    const int has_few_rows = rows <= FEW_ROWS;
+    const long step = (has_few_rows ? TILES_OF_FEW_ROWS : TILES_AT_ONCE) * TILE_ROWS;
+    const long steps = (outputs + step - 1) / step;
     const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(steps, threads);
     const long pieces = (rows + piece - 1) / piece, pairs_a_row = columns / 2;
     const long pair_bytes = 2 * step * (long)sizeof(bf16);  // of all tiles of a step
@@ -93,19 +100,23 @@ void KERNEL(bf16_linear)(
         const long first = s * step, left = outputs - first;
         const bf16 *at = weights + first * columns;
         // With enough rows to hide it, all pieces together prefetch this thread's next tiles. Behind
-        // its share those are a guess: each other thread takes one share meanwhile. With fewer rows
-        // a thread waits for memory anyway, and prefetching so far ahead would only cost.
+        // its share those are a guess: each other thread takes one share meanwhile.
         const long next = (s + 1) % share ? s + 1 : s + 1 + (threads - 1) * share;
-        const int brings = rows > ROWS_AT_ONCE / 2 && next < steps;
+        const int brings = !has_few_rows && next < steps;
         Ahead ahead = {(const char *)(weights + next * step * columns), 0};
         if (brings) ahead.stride = pair_bytes / pieces;
         for (long m = 0; m < rows; m += piece) {
             const int count = (int)(rows - m < piece ? rows - m : piece);
-            const int lanes = (int)(left < step ? left : step);
-            if (left > TILE_ROWS) {
-                multiply_all_tiles(count, x, columns, at, ahead, out, m, first, lanes);
+            if (left < step) {
+                for (long done = 0; done < left; done += TILE_ROWS) {
+                    const int lanes = (int)(left - done < TILE_ROWS ? left - done : TILE_ROWS);
+                    const bf16 *tile = at + done * columns;
+                    multiply_one_tile(count, x, columns, tile, ahead, out, m, first + done, lanes);
+                }
+            } else if (has_few_rows) {
+                multiply_few_rows(count, x, columns, at, ahead, out, m, first, (int)step);
             } else {
-                multiply_one_tile(count, x, columns, at, ahead, out, m, first, lanes);
+                multiply_more_rows(count, x, columns, at, ahead, out, m, first, (int)step);
             }
             ahead.from += pairs_a_row * ahead.stride;
         }

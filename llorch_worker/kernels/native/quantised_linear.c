@@ -118,11 +118,15 @@ ALWAYS_INLINE Activations activations_from(const Activations *x, long m, const W
 }
 
 // Vector `v` of a group's codes, of the lanes from `first` on.
-ALWAYS_INLINE ints codes_at(const uint8_t *group_codes, int bits, int vectors, int v, int first) {
+ALWAYS_INLINE ints codes_at(
+    const uint8_t *group_codes, int rows, int bits, int vectors, int v, int first
+) {
     const int line = bits == 4 ? v % (vectors / 2) : v;
     const uint8_t *at = group_codes + line * CACHE_LINE + 4 * first;
-    // Unpacking is faster than memory: prefetch the next lines in time.
-    if (first == 0 && v == line) __builtin_prefetch(at + (bits == 4 ? 2048 : 4096));
+    // Prefetch the next lines in time. With fewer rows a thread waits for memory in any case, and this only
+    // disturbs the hardware's prefetcher.
+    const int is_in_time = rows > (bits == 4 ? 1 : 4);
+    if (is_in_time && first == 0 && v == line) __builtin_prefetch(at + (bits == 4 ? 2048 : 4096));
     const ints codes = load_ints(at);
     if (bits == 8) return codes;
     return bits_and(v == line ? codes : shifted_right_16(codes, 4), splat_int(0x0f0f0f0f));
@@ -174,7 +178,7 @@ ALWAYS_INLINE void multiply_tile(
                 dots[r] = dots_from(bits, x->zeros[at + r]);
             }
             UNROLL for (int v = 0; v < vectors; v++) {
-                const ints codes = codes_at(group_codes, bits, vectors, v, first);
+                const ints codes = codes_at(group_codes, rows, bits, vectors, v, first);
                 UNROLL for (int r = 0; r < rows; r++) {
                     dots[r] = add_dots(bits, dots[r], codes, x_codes + r * row_bytes, v);
                 }
