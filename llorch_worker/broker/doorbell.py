@@ -142,6 +142,11 @@ class Doorbell:
             pass
         return False
 
+    @property
+    def has_rung(self) -> bool:
+        """Whether there was a ring that no look has been told of."""
+        return self._rings != 0
+
     def look_at_all(self) -> None:
         """The next look is at all lists: the last one was refused, or there are more lists now."""
         self._looked_at_all_s = float("-inf")

@@ -3,7 +3,7 @@
 Redis runs the top level of a script at each call, so each function there costs every call about
 half a microsecond to define. A script therefore gets only the functions that it uses. One that only
 functions marked ``-- rare`` use is defined inside these, when they are called. A script may mark
-its own functions, too, if they use none of its other definitions.
+its own functions, too, if they use none of its definitions that are not marked.
 
 A definition begins with ``local`` at the beginning of a line, and the next one ends it.
 """

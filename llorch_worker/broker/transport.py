@@ -351,7 +351,8 @@ class ClaimChannel(kombu_redis.Channel):
         if taken is None:
             return False
         self._deliver_claims(taken.claims, self.active_queues)
-        again_s = taken.look_again_s
+        # Redis had forgotten the script, and a ring ended the wait before the look was made.
+        again_s = 0.0 if self._doorbell.has_rung else taken.look_again_s
         if again_s is not None and again_s < LOOK_AGAIN_S:
             self.connection.look_again_in(again_s)
         return again_s != 0 and self.qos.can_consume() and bool(self._bells() and self.allowance())

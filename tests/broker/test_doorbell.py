@@ -115,6 +115,17 @@ def test_a_claim_is_made_once_if_redis_forgot_the_script(
     assert doorbell.take_rings() & keys.RUNG
 
 
+def test_a_ring_is_kept_for_the_next_look_if_redis_forgot_the_script(
+    store: redis.Redis, doorbell: Doorbell, look: Look
+) -> None:
+    store.script_flush()
+    store.lpush(BELLS[1], keys.RUNG | keys.ELSEWHERE)
+    look()
+    assert doorbell.has_rung
+    assert doorbell.take_rings() & keys.ELSEWHERE
+    assert not doorbell.has_rung
+
+
 def test_a_wait_ends_although_its_command_arrives_late(
     redis_server: RedisServer,
     store: redis.Redis,

@@ -102,6 +102,11 @@ def two_in_own_queue(store: redis.Redis) -> None:
     store.rename(QUEUE, PLACE)
 
 
+def stray_key(store: redis.Redis) -> None:
+    push(store, "a", "b")
+    store.set(f"{QUEUE}{queues.LOWER_STEPS[0]}", "somebody's")
+
+
 CASES: dict[str, Prepare] = {
     "new": lambda store: push(store, "a"),
     "with an idempotency key": known_to_enqueue,
@@ -118,6 +123,7 @@ CASES: dict[str, Prepare] = {
     "placed behind others": of_workers(9, placed_behind_others),
     "two in the worker's own queue": of_workers(9, two_in_own_queue),
     "a copy": lambda store: push(store, "a", "a"),
+    "a stray key in place of a list": of_workers(2, stray_key),
     "junk": junk,
     "no text": no_bytes_of_text,
     "ended": ended,

@@ -82,7 +82,8 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
 
   -- Note how many jobs wait in each list.
   local function count_at(i)
-    waiting[i] = redis.call('LLEN', lists[i])
+    local jobs = redis.pcall('LLEN', lists[i])
+    waiting[i] = type(jobs) == 'number' and jobs or 0 -- a key of another type holds none
     if waiting[i] == 0 or is_answered and is_shared(i) then
       return
     end
@@ -289,18 +290,15 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
   return reply
 end
 
--- Whether the caller's share of the jobs of a list is one. If so, one that is placed with it comes first.
-local function is_share_one(list, bell, jobs, terms, limit) -- rare
-  if bell:find(WORKER_MARK, 1, true) or limit > 1 and share_of(jobs) > 1 then
-    return false
-  end
-  if terms.place ~= '' then
-    bring_forward(list, terms.place, 1)
-  end
-  return true
+-- Functions of their own, so that the usual call does not define what they use.
+local function is_share_one(bell, jobs, limit) -- rare
+  return not bell:find(WORKER_MARK, 1, true) and (limit == 1 or share_of(jobs) == 1)
 end
-
--- Tell the next worker of the jobs that are left.
+local function begin_with_own(list, place) -- rare
+  if place ~= '' then
+    bring_forward(list, place, 1)
+  end
+end
 local function leave_rest(bell) -- rare
   ring(bell, false)
 end
@@ -313,8 +311,11 @@ local function claim_one(terms, limit, queues)
     return nil
   end
   local jobs = redis.call('LLEN', list)
-  if jobs == 0 or jobs > 1 and not is_share_one(list, bell, jobs, terms, limit) then
+  if jobs == 0 or jobs > 1 and not is_share_one(bell, jobs, limit) then
     return nil
+  end
+  if jobs > 1 then
+    begin_with_own(list, terms.place)
   end
   local message = redis.call('RPOP', list)
   local id, eta_ms = read_message(message)

@@ -15,7 +15,7 @@ end
 
 -- How many jobs of tenants wait behind those in the list.
 local function waiting_behind(list)
-  return is_tenants_list(list) and tonumber(redis.call('HGET', tenants_key(list), '*') or 0) or 0
+  return is_tenants_list(list) and tonumber(redis.pcall('HGET', tenants_key(list), '*')) or 0
 end
 
 -- Our client writes the header after those of time and place, which may be long.
