@@ -4,7 +4,7 @@
 // pair of activations, broadcast, is multiplied by all 16 rows at once; each lane is one output.
 #include "tiles.h"
 
-// As many sums as hide the latency of a product and fit the registers.
+// As many sums as hide the latency of a product and fit the registers of most variants.
 enum { ROWS_AT_ONCE = LANES == 16 ? 8 : 4, TILES_AT_ONCE = LANES == 16 ? 2 : 1 };
 
 // With few rows a thread waits for memory. Then more tiles at once are faster, each a stream for the
@@ -54,24 +54,24 @@ ALWAYS_INLINE void multiply_tiles(
 }
 
 #define ROWS(N, TILES) \
-    case N: multiply_tiles(N, TILES, x, columns, weights, ahead, out, m, column, lanes); break;
-#if LANES == 16
-#define FEW(TILES) ROWS(1, TILES) ROWS(2, TILES) ROWS(3, TILES) ROWS(4, TILES)
-#define MORE(TILES) ROWS(5, TILES) ROWS(6, TILES) ROWS(7, TILES) ROWS(8, TILES)
-#else
-#define FEW(TILES) ROWS(1, TILES) ROWS(2, TILES)
-#define MORE(TILES) ROWS(3, TILES) ROWS(4, TILES)
-#endif
-#define MULTIPLY(NAME, CASES) \
+    case N: \
+        if (N * TILES <= ROWS_AT_ONCE * TILES_AT_ONCE) { \
+            multiply_tiles(N, TILES, x, columns, weights, ahead, out, m, column, lanes); \
+        } \
+        break;
+#define MULTIPLY(NAME, TILES) \
     static void NAME( \
         int rows, const bf16 *x, long columns, const bf16 *weights, Ahead ahead, \
         Output out, long m, long column, int lanes \
     ) { \
-        switch (rows) { CASES } \
+        switch (rows) { \
+            ROWS(1, TILES) ROWS(2, TILES) ROWS(3, TILES) ROWS(4, TILES) \
+            ROWS(5, TILES) ROWS(6, TILES) ROWS(7, TILES) ROWS(8, TILES) \
+        } \
     }
-MULTIPLY(multiply_one_tile, FEW(1) MORE(1))
-MULTIPLY(multiply_few_rows, FEW(TILES_OF_FEW_ROWS))
-MULTIPLY(multiply_more_rows, FEW(TILES_AT_ONCE) MORE(TILES_AT_ONCE))
+MULTIPLY(multiply_one_tile, 1)
+MULTIPLY(multiply_few_rows, TILES_OF_FEW_ROWS)
+MULTIPLY(multiply_more_rows, TILES_AT_ONCE)
 
 #ifdef __AMX_BF16__
 #include "amx_bf16.h"
@@ -89,7 +89,9 @@ void KERNEL(bf16_linear)(
         return;
     }
 #endif
-    const int has_few_rows = rows <= FEW_ROWS;
+    // Many threads share the tiles more evenly if each takes fewer at once.
+    const long most_threads = outputs / (2 * TILES_OF_FEW_ROWS * TILE_ROWS);
+    const int has_few_rows = rows <= FEW_ROWS && threads <= most_threads;
     const long step = (has_few_rows ? TILES_OF_FEW_ROWS : TILES_AT_ONCE) * TILE_ROWS;
     const long steps = (outputs + step - 1) / step;
     const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(steps, threads);
@@ -102,7 +104,7 @@ void KERNEL(bf16_linear)(
         // With enough rows to hide it, all pieces together prefetch this thread's next tiles. Behind
         // its share those are a guess: each other thread takes one share meanwhile.
         const long next = (s + 1) % share ? s + 1 : s + 1 + (threads - 1) * share;
-        const int brings = !has_few_rows && next < steps;
+        const int brings = rows > FEW_ROWS && next < steps;
         Ahead ahead = {(const char *)(weights + next * step * columns), 0};
         if (brings) ahead.stride = pair_bytes / pieces;
         for (long m = 0; m < rows; m += piece) {

@@ -83,12 +83,13 @@ static void locate(const struct problem *p, const int64_t *table, int64_t first_
 static struct prefetch rows_of(const struct problem *p, int64_t head, const int64_t cells[TILE_KEYS],
                                int64_t count) {
     const int64_t cell_bytes = p->head_dim * bytes_of(p->form), first = head * cell_bytes;
+    const int has_scales = p->form == KV_INT8;
     return (struct prefetch){
         {{p->keys + first, cell_bytes},
          {p->values + first, cell_bytes},
-         {(const uint8_t *)(p->key_scales + head), sizeof(float)},
-         {(const uint8_t *)(p->value_scales + head), sizeof(float)}},
-        .used = p->form == KV_INT8 ? 4 : 2,
+         {(const uint8_t *)(has_scales ? p->key_scales + head : NULL), sizeof(float)},
+         {(const uint8_t *)(has_scales ? p->value_scales + head : NULL), sizeof(float)}},
+        .used = has_scales ? 4 : 2,
         .cells = cells,
         .count = count,
     };

@@ -123,10 +123,10 @@ ALWAYS_INLINE ints codes_at(
 ) {
     const int line = bits == 4 ? v % (vectors / 2) : v;
     const uint8_t *at = group_codes + line * CACHE_LINE + 4 * first;
-    // Prefetch the next lines in time. With fewer rows a thread waits for memory in any case, and this only
-    // disturbs the hardware's prefetcher.
-    const int is_in_time = rows > (bits == 4 ? 1 : 4);
-    if (is_in_time && first == 0 && v == line) __builtin_prefetch(at + (bits == 4 ? 2048 : 4096));
+    // Prefetch the next lines in time. With so few rows that a thread waits for memory in any case, this
+    // only disturbs the hardware's prefetcher.
+    const int few_rows = bits == 4 ? 1 : 4;
+    if (rows > few_rows && first == 0 && v == line) __builtin_prefetch(at + (bits == 4 ? 2048 : 4096));
     const ints codes = load_ints(at);
     if (bits == 8) return codes;
     return bits_and(v == line ? codes : shifted_right_16(codes, 4), splat_int(0x0f0f0f0f));
@@ -209,14 +209,9 @@ ALWAYS_INLINE void multiply_tile(
 
 // A function for each form, with all loops over rows and vectors unrolled.
 #define ROWS(N, ...) \
-    case N: multiply_tile(N, __VA_ARGS__, x, m, tile, out, column, lanes); break;
-#if LANES == 16
-#define MORE_ROWS(...) \
-    ROWS(9, __VA_ARGS__) ROWS(10, __VA_ARGS__) ROWS(11, __VA_ARGS__) ROWS(12, __VA_ARGS__) \
-    ROWS(13, __VA_ARGS__) ROWS(14, __VA_ARGS__) ROWS(15, __VA_ARGS__) ROWS(16, __VA_ARGS__)
-#else
-#define MORE_ROWS(...)
-#endif
+    case N: \
+        if (N <= ROWS_AT_ONCE) multiply_tile(N, __VA_ARGS__, x, m, tile, out, column, lanes); \
+        break;
 #define FORM(NAME, ...) \
     static void NAME( \
         int rows, const Activations *x, long m, Tile tile, Output out, long column, int lanes \
@@ -224,7 +219,8 @@ ALWAYS_INLINE void multiply_tile(
         switch (rows) { \
             ROWS(1, __VA_ARGS__) ROWS(2, __VA_ARGS__) ROWS(3, __VA_ARGS__) ROWS(4, __VA_ARGS__) \
             ROWS(5, __VA_ARGS__) ROWS(6, __VA_ARGS__) ROWS(7, __VA_ARGS__) ROWS(8, __VA_ARGS__) \
-            MORE_ROWS(__VA_ARGS__) \
+            ROWS(9, __VA_ARGS__) ROWS(10, __VA_ARGS__) ROWS(11, __VA_ARGS__) ROWS(12, __VA_ARGS__) \
+            ROWS(13, __VA_ARGS__) ROWS(14, __VA_ARGS__) ROWS(15, __VA_ARGS__) ROWS(16, __VA_ARGS__) \
         } \
     }
 FORM(nibbles, 4, 32, NO_LEVELS)

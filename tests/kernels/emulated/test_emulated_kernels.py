@@ -280,13 +280,13 @@ def test_packed_blocks(emulated: EmulatedKernels, code_bytes: int, flip: int) ->
 
 @pytest.mark.parametrize("rows", [1, 6])
 def test_bfloat16_products(emulated: EmulatedKernels, rows: int) -> None:
-    x, weights = bf16(torch.randn(rows, 70)), bf16(torch.randn(48, 70))
+    x, weights = bf16(torch.randn(rows, 70)), bf16(torch.randn(144, 70))
 
     def run(call: Call) -> tuple[Bf16, npt.NDArray[np.float32]]:
         tiles, work = weights.copy(), np.zeros(THREADS * 16 * 70, np.uint16)
-        call("pack_bf16", tiles, work, 3, 70, THREADS)
-        out = np.zeros((rows, 40), np.float32)
-        call("bf16_linear", x, tiles, out, 40, 1, rows, 40, 70, THREADS)
+        call("pack_bf16", tiles, work, 9, 70, THREADS)
+        out = np.zeros((rows, 140), np.float32)
+        call("bf16_linear", x, tiles, out, 140, 1, rows, 140, 70, THREADS)
         return tiles, out
 
     (tiles, out), (expected_tiles, expected) = run(emulated), run(here)
