@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llorch_worker.cli.terminal.screen import Screen, harmless
-from llorch_worker.cli.terminal.servers import chat_command
+from llorch_worker.cli.terminal.servers import curl_command
 from llorch_worker.contract import Event, GenerationRequest, GenerationResult, LlorchError, Tokens
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class DemoScreen:
 
     def _servers(self, gateway: str | None, flower: str | None) -> None:
         if gateway:
-            self._print(f"  [cyan]{escape(chat_command(gateway, 'demo'))}[/]")
+            self._print(f"  [cyan]{escape(curl_command(gateway, 'demo', chats=False))}[/]")
             self._print(f"  [cyan]{gateway}[/]  (console)")
         if flower:
             self._print(f"  [cyan]{flower}[/]  (Flower)")

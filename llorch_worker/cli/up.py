@@ -21,7 +21,7 @@ from llorch_worker.cli.terminal import extras, servers
 from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract.command_errors import CommandError, usage_error
-from llorch_worker.settings import Settings
+from llorch_worker.settings import DEMO_MODEL, Settings
 from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS
 
 if TYPE_CHECKING:
@@ -200,7 +200,9 @@ def _banner(
     gateway = f"{stack.gateway_url}  (API and console)" if stack.gateway_url else "off"
     over_http = ""
     if stack.gateway_url:
-        command = servers.chat_command(stack.gateway_url, settings.served_name)
+        command = servers.curl_command(
+            stack.gateway_url, settings.served_name, chats=settings.model != DEMO_MODEL
+        )
         over_http = f"Or over HTTP, as any OpenAI client does:\n\n[cyan]{escape(command)}[/]\n\n"
     screen.err.print(
         f"""

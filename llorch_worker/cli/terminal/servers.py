@@ -25,13 +25,16 @@ def server_port(name: str, asked: int | None) -> int | None:
     return ports.choose(asked, _DEFAULT_PORTS[name], f"--{name}-port")
 
 
-def chat_command(url: str, model: str) -> str:
-    """A line for a shell that asks the gateway at ``url`` for a chat completion."""
+def curl_command(url: str, model: str, *, chats: bool) -> str:
+    """A line for a shell that asks the gateway at ``url`` for text; ``chats``: of a chat model."""
     # The environment of this command is the gateway's.
     keyed = bool(os.environ.get("LLORCH_GATEWAY_KEYS"))
     key = '-H "Authorization: Bearer $LLORCH_KEY" ' if keyed else ""
+    path, prompt = "completions", '"prompt": "Once upon a time"'
+    if chats:
+        path = "chat/completions"
+        prompt = '"messages": [{"role": "user", "content": "Tell me a story."}]'
     return (
-        f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "
-        f'-d \'{{"model": "{model}", "max_tokens": 64, '
-        f'"messages": [{{"role": "user", "content": "Tell me a story."}}]}}\''
+        f"curl {url}/v1/{path} {key}-H 'Content-Type: application/json' "
+        f'-d \'{{"model": "{model}", "max_tokens": 64, {prompt}}}\''
     )
