@@ -9,7 +9,7 @@ enum { ROWS_AT_ONCE = LANES == 16 ? 8 : 4, TILES_AT_ONCE = LANES == 16 ? 2 : 1 }
 
 // With few rows a thread waits for memory. Then more tiles at once are faster, each a stream for the
 // hardware's prefetcher, and the software's would only disturb it.
-enum { FEW_ROWS = ROWS_AT_ONCE / 2, TILES_OF_FEW_ROWS = 2 * TILES_AT_ONCE };
+enum { FEW_ROWS = LANES == 16 ? 4 : 1, TILES_OF_FEW_ROWS = 2 * TILES_AT_ONCE };
 
 // Weights to prefetch during a call: `stride` bytes for each pair of columns, or 0.
 typedef struct {

@@ -124,8 +124,8 @@ ALWAYS_INLINE ints codes_at(
     const int line = bits == 4 ? v % (vectors / 2) : v;
     const uint8_t *at = group_codes + line * CACHE_LINE + 4 * first;
     // Prefetch the next lines in time. With so few rows that a thread waits for memory in any case, this
-    // only disturbs the hardware's prefetcher.
-    const int few_rows = bits == 4 ? 1 : 4;
+    // only disturbs the hardware's prefetcher. AVX2 computes too slowly for that.
+    const int few_rows = LANES < 16 ? 0 : bits == 4 ? 1 : 4;
     if (rows > few_rows && first == 0 && v == line) __builtin_prefetch(at + (bits == 4 ? 2048 : 4096));
     const ints codes = load_ints(at);
     if (bits == 8) return codes;
