@@ -47,19 +47,23 @@ class Scene:
     k: list[torch.Tensor]
     """Keys of each sequence's context, as stored: [context, kv_heads, head_dim]."""
     v: list[torch.Tensor]
+    exact: list[tuple[torch.Tensor, torch.Tensor]]
+    """Both in float32."""
     sequences: PagedSequences
     """Their rows do not begin at row 0, and have gaps."""
 
-    def expected(self) -> torch.Tensor:
-        """[tokens, heads * head_dim] by the definition, in float64; 0 in rows without a token."""
+    def expected(self, *, exact: bool = False) -> torch.Tensor:
+        """[tokens, heads * head_dim] by the definition, in float64; 0 in rows without a token.
+        ``exact``: of what the cache's codes stand for, not rounded to the dtype of the queries."""
         kv_heads, head_dim = self.k[0].shape[1:]
         heads = self.qkv.shape[1] - 2 * kv_heads
         out = torch.zeros(len(self.qkv), heads, head_dim, dtype=torch.float64, device=DEVICE)
         for i, first in enumerate(self.sequences.first_rows):
             count, context = self.query_lengths[i], self.contexts[i]
             q = self.qkv[first : first + count, :heads].double()
-            k = self.k[i].double().repeat_interleave(heads // kv_heads, dim=1)
-            v = self.v[i].double().repeat_interleave(heads // kv_heads, dim=1)
+            keys, values = self.exact[i] if exact else (self.k[i], self.v[i])
+            k = keys.double().repeat_interleave(heads // kv_heads, dim=1)
+            v = values.double().repeat_interleave(heads // kv_heads, dim=1)
             scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(head_dim)
             unseen = torch.ones(count, context, dtype=torch.bool, device=DEVICE).triu(
                 context - count + 1
@@ -91,7 +95,7 @@ def scene(
     free = list(range(len(kv.keys)))
     Random(seed).shuffle(free)
     tables = torch.zeros(len(contexts), max(needed) + 2, dtype=torch.int64)
-    ks, vs, first_rows = [], [], []
+    ks, vs, exact, first_rows = [], [], [], []
     row = 1
     for i, context in enumerate(contexts):
         blocks = torch.tensor([free.pop() for _ in range(needed[i])])
@@ -102,6 +106,7 @@ def scene(
         k, v = kv.gather(slots, dtype)
         ks.append(k)
         vs.append(v)
+        exact.append(kv.gather(slots, torch.float32))
         first_rows.append(row)
         row += queries[i] + 1
     qkv = randoms(row, heads + 2 * kv_heads, head_dim)
@@ -116,6 +121,7 @@ def scene(
         kv=kv,
         k=ks,
         v=vs,
+        exact=exact,
         sequences=PagedSequences(
             first_rows=tuple(first_rows),
             query_lengths=queries,
