@@ -6,6 +6,7 @@ have three of their own: ``own_fleet`` on ``own_server``.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -112,16 +113,17 @@ class Claims:
     def _listen(self) -> None:
         with connect(self._server.url) as client, client.monitor() as monitor:
             self._listening.set()
-            for heard in monitor.listen():
-                words = heard["command"].split()
-                if words[:2] == ["EVALSHA", scripts.digest("claim")]:
-                    # The last arguments, if the worker holds no suspects: whether the call is
-                    # urgent, the bits of the rings, the number of queues.
-                    urgent, rings, n_queues = map(int, words[-3:])
-                    usual = (urgent, n_queues) == (0, 4)
-                    self.count += usual and bool(rings & keys.RUNG)
-                elif words[0] == "ECHO":
-                    return
+            while '"ECHO"' not in (line := monitor.connection.read_response()):
+                # redis-py's parser of these lines fails with Valkey, which does not escape quotes.
+                if f'"EVALSHA" "{scripts.digest("claim")}"' not in line:
+                    continue
+                # The last arguments, if the worker holds no suspects: whether the call is urgent,
+                # the bits of the rings, the number of queues.
+                last = re.search(r'"(\d+)" "(\d+)" "(\d+)"$', line)
+                assert last, line
+                urgent, rings, n_queues = map(int, last.groups())
+                usual = (urgent, n_queues) == (0, 4)
+                self.count += usual and bool(rings & keys.RUNG)
 
     def __enter__(self) -> Self:
         self._thread.start()
