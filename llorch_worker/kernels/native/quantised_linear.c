@@ -11,12 +11,16 @@
 // of bytes are the fastest on these processors, and the sums are exact within a group.
 #include "scales.h"
 
-// Rows whose products fit the registers beside a vector of codes and what unpacks it. Of AVX2's 16
-// registers, eight rows leave too few where one instruction multiplies four codes.
-#ifdef __AVXVNNI__
-enum { ROWS_AT_ONCE = 6 };
+// Rows, and vectors of a tile, whose products fit the registers beside the codes and what unpacks them.
+// With two vectors, a broadcast of activations serves both.
+#if LANES == 16
+enum { ROWS_AT_ONCE = 16, VECTORS_AT_ONCE = 1 };
+#elif defined(__AVXVNNI__)
+enum { ROWS_AT_ONCE = 6, VECTORS_AT_ONCE = 1 };
+#elif LANES == 8
+enum { ROWS_AT_ONCE = 6, VECTORS_AT_ONCE = 2 };
 #else
-enum { ROWS_AT_ONCE = LANES == 16 ? 16 : 8 };
+enum { ROWS_AT_ONCE = 8, VECTORS_AT_ONCE = 1 };
 #endif
 
 // Rounds one group of activations to int8, stored for codes of `bits` (see vector.h); returns its
@@ -148,6 +152,29 @@ ALWAYS_INLINE void add_offsets(
     }
 }
 
+// Adds the products of vector `v` of `rows` rows' activations, and of the codes of the tile's vectors, to
+// dots[rows][VECTORS_AT_ONCE].
+ALWAYS_INLINE void multiply_codes(
+    int rows, int bits, const ints *codes, const uint8_t *x_codes, int row_bytes, int v, ints *dots
+) {
+    const int count = rows * VECTORS_AT_ONCE;
+    UNROLL for (int part = 0; part < ACTIVATION_BYTES(bits); part++) {
+        const uint8_t *at = x_codes + 4 * (ACTIVATION_BYTES(bits) * v + part);
+        UNROLL for (int i = 0; i < count; i += 2) {
+            const int j = i + 1;
+            const ints with_i = part_of_codes(bits, codes[i % VECTORS_AT_ONCE], part);
+            const uint8_t *row_i = at + i / VECTORS_AT_ONCE * row_bytes;
+            if (j == count) {
+                add_dots(bits, &dots[i], with_i, row_i);
+            } else {
+                const ints with_j = part_of_codes(bits, codes[j % VECTORS_AT_ONCE], part);
+                const uint8_t *row_j = at + j / VECTORS_AT_ONCE * row_bytes;
+                add_two_dots(bits, &dots[i], with_i, row_i, &dots[j], with_j, row_j);
+            }
+        }
+    }
+}
+
 // `rows` activations from row m on times one tile; rows, bits, group and levels are constants.
 ALWAYS_INLINE void multiply_tile(
     int rows, int bits, int group, int levels,
@@ -163,40 +190,50 @@ ALWAYS_INLINE void multiply_tile(
     for (long g = 0; g < x->groups; g++) {
         const uint8_t *group_codes = tile.codes + g * group * TILE_ROWS * bits / 8;
         const int within = (int)((unsigned long)g % block_groups);
-        UNROLL for (int t = 0; t < TILE_VECTORS; t++) {
-            const int first = t * LANES;
-            Block *block = &blocks[t];
-            if (levels && within == 0) {
-                const long b = (unsigned long)g / block_groups;
-                unpack_block(levels, tile.scales, b, first, block);
-                add_offsets(rows, levels, x->block_sums + b * rows, block, sums[t]);
+        if (levels && within == 0) {
+            const long b = (unsigned long)g / block_groups;
+            UNROLL for (int t = 0; t < TILE_VECTORS; t++) {
+                unpack_block(levels, tile.scales, b, t * LANES, &blocks[t]);
+                add_offsets(rows, levels, x->block_sums + b * rows, &blocks[t], sums[t]);
             }
+        }
+        const long at = g * rows;
+        UNROLL for (int first = 0; first < TILE_VECTORS; first += VECTORS_AT_ONCE) {
             const uint8_t *x_codes = loaded_again(x->codes + g * rows * row_bytes);
-            const long at = g * rows;
-            ints dots[ROWS_AT_ONCE];
-            UNROLL for (int r = 0; r < rows; r++) {
-                dots[r] = dots_from(bits, x->zeros[at + r]);
+            ints dots[ROWS_AT_ONCE * VECTORS_AT_ONCE];
+            UNROLL for (int i = 0; i < rows * VECTORS_AT_ONCE; i++) {
+                dots[i] = dots_from(bits, x->zeros[at + i / VECTORS_AT_ONCE]);
             }
             UNROLL for (int v = 0; v < vectors; v++) {
-                const ints codes = codes_at(group_codes, rows, bits, vectors, v, first);
+                ints codes[VECTORS_AT_ONCE];
+                UNROLL for (int u = 0; u < VECTORS_AT_ONCE; u++) {
+                    codes[u] = codes_at(group_codes, rows, bits, vectors, v, (first + u) * LANES);
+                }
+                multiply_codes(rows, bits, codes, x_codes, row_bytes, v, dots);
+            }
+            UNROLL for (int u = 0; u < VECTORS_AT_ONCE; u++) {
+                const int t = first + u;
+                const Block *block = &blocks[t];
+                const floats scale = levels ? scale_of_levels(block, within)
+                                            : load_f16(tile.scales.scales + g * TILE_ROWS + t * LANES);
+                floats scaled[ROWS_AT_ONCE];
                 UNROLL for (int r = 0; r < rows; r++) {
-                    dots[r] = add_dots(bits, dots[r], codes, x_codes + r * row_bytes, v);
+                    const ints products = dots[r * VECTORS_AT_ONCE + u];
+                    if (level_offsets(levels)) {  // whose zero is 0
+                        const ints scale_levels = block->scales[within / 4];
+                        scaled[r] = scaled_dots(bits, products, scale_levels, within % 4, block->scale);
+                    } else {
+                        scaled[r] = floats_of(all_dots(bits, products, x->zeros[at + r])) * scale;
+                    }
                 }
-            }
-            const floats scale = levels ? scale_of_levels(block, within)
-                                        : load_f16(tile.scales.scales + g * TILE_ROWS + first);
-            UNROLL for (int r = 0; r < rows; r++) {
-                floats scaled = floats_of(all_dots(bits, dots[r], x->zeros[at + r])) * scale;
-                if (level_offsets(levels)) {  // whose zero is 0
-                    const ints scale_levels = block->scales[within / 4];
-                    scaled = scaled_dots(bits, dots[r], scale_levels, within % 4, block->scale);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    sums[t][r] = multiply_add(scaled[r], splat(x->scales[at + r]), sums[t][r]);
                 }
-                sums[t][r] = multiply_add(scaled, splat(x->scales[at + r]), sums[t][r]);
-            }
-            if (levels || tile.scales.offsets == 0) continue;
-            const floats offset = load_f16(tile.scales.offsets + g * TILE_ROWS + first);
-            UNROLL for (int r = 0; r < rows; r++) {
-                sums[t][r] = multiply_add(offset, splat(x->sums[at + r]), sums[t][r]);
+                if (levels || tile.scales.offsets == 0) continue;
+                const floats offset = load_f16(tile.scales.offsets + g * TILE_ROWS + t * LANES);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    sums[t][r] = multiply_add(offset, splat(x->sums[at + r]), sums[t][r]);
+                }
             }
         }
     }

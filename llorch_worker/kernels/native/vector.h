@@ -37,6 +37,18 @@ ALWAYS_INLINE const void *loaded_again(const void *from) {
 #include "vector_avx2.h"
 #endif
 
+#ifndef __aarch64__
+// The compiler computes both before anything that needs one of them.
+ALWAYS_INLINE void both_now(ints *a, ints *b) { __asm__("" : "+v"(*a), "+v"(*b)); }
+#endif
+
+// Four bytes, in all lanes.
+ALWAYS_INLINE ints splat_at(const void *from) {
+    int32_t four;
+    memcpy(&four, from, sizeof four);
+    return splat_int(four);
+}
+
 ALWAYS_INLINE floats rounded(floats wide) { return widen(narrowed(wide)); }
 
 // The largest magnitudes as the bits of floats: NaN is larger than all numbers, so it is not lost.
@@ -98,11 +110,7 @@ ALWAYS_INLINE floats add_products(floats sum, pairs a, pairs b) {
 }
 #endif
 
-ALWAYS_INLINE pairs broadcast_pair(const bf16 *pair) {
-    int32_t both;
-    memcpy(&both, pair, sizeof both);
-    return pairs_of(splat_int(both));
-}
+ALWAYS_INLINE pairs broadcast_pair(const bf16 *pair) { return pairs_of(splat_at(pair)); }
 
 // --- Products of unsigned codes of 4 or 8 bits with rounded activations: four products a lane.
 //
@@ -124,11 +132,22 @@ ALWAYS_INLINE void store_activations(uint8_t *to, int bits, int vector, ints val
 
 ALWAYS_INLINE ints dots_from(int bits, int32_t start) { return splat_int(start); }
 
-ALWAYS_INLINE ints add_dots(int bits, ints dots, ints codes, const void *activations, int vector) {
-    int32_t four;
-    memcpy(&four, (const char *)activations + 4 * vector, sizeof four);
-    if (CODE_BIAS(bits)) codes = bits_xor(codes, splat_int((int32_t)0x80808080));
-    return add_byte_products(dots, codes, splat_int(four));
+// The codes that a vector of activations multiplies; each byte of an activation has a part of its own.
+ALWAYS_INLINE ints part_of_codes(int bits, ints codes, int part) {
+    return CODE_BIAS(bits) ? bits_xor(codes, splat_int((int32_t)0x80808080)) : codes;
+}
+
+// Adds the products of four activations.
+ALWAYS_INLINE void add_dots(int bits, ints *dots, ints codes, const void *activations) {
+    *dots = add_byte_products(*dots, codes, splat_at(activations));
+}
+
+ALWAYS_INLINE void add_two_dots(
+    int bits, ints *first, ints first_codes, const void *first_activations,
+    ints *second, ints second_codes, const void *second_activations
+) {
+    add_dots(bits, first, first_codes, first_activations);
+    add_dots(bits, second, second_codes, second_activations);
 }
 
 ALWAYS_INLINE ints all_dots(int bits, ints dots, int32_t start) { return dots; }
@@ -151,15 +170,34 @@ ALWAYS_INLINE void store_activations(uint8_t *to, int bits, int vector, ints val
 
 ALWAYS_INLINE ints dots_from(int bits, int32_t start) { return splat_int(bits == 4 ? 0 : start); }
 
-ALWAYS_INLINE ints add_dots(int bits, ints dots, ints codes, const void *activations, int vector) {
-    int32_t first, second;
-    const char *at = (const char *)activations + 4 * ACTIVATION_BYTES(bits) * vector;
-    memcpy(&first, at, sizeof first);
-    if (bits == 4) return added_16(dots, byte_products_16(codes, splat_int(first)));
-    memcpy(&second, at + 4, sizeof second);
-    const ints even = bits_and(codes, splat_int(0x00ff00ff)), odd = shifted_right_16(codes, 8);
-    dots = added(dots, products_16(even, splat_int(first)));
-    return added(dots, products_16(odd, splat_int(second)));
+ALWAYS_INLINE ints part_of_codes(int bits, ints codes, int part) {
+    if (bits == 4) return codes;
+    return part == 0 ? bits_and(codes, splat_int(0x00ff00ff)) : shifted_right_16(codes, 8);
+}
+
+ALWAYS_INLINE ints products_of(int bits, ints codes, const void *activations) {
+    const ints by = splat_at(activations);
+    return bits == 4 ? byte_products_16(codes, by) : products_16(codes, by);
+}
+
+ALWAYS_INLINE ints added_products(int bits, ints dots, ints products) {
+    return bits == 4 ? added_16(dots, products) : added(dots, products);
+}
+
+ALWAYS_INLINE void add_dots(int bits, ints *dots, ints codes, const void *activations) {
+    *dots = added_products(bits, *dots, products_of(bits, codes, activations));
+}
+
+// Zen 4 does a quarter more of 512 bits a second if the products come before the additions.
+ALWAYS_INLINE void add_two_dots(
+    int bits, ints *first, ints first_codes, const void *first_activations,
+    ints *second, ints second_codes, const void *second_activations
+) {
+    ints a = products_of(bits, first_codes, first_activations);
+    ints b = products_of(bits, second_codes, second_activations);
+    both_now(&a, &b);
+    *first = added_products(bits, *first, a);
+    *second = added_products(bits, *second, b);
 }
 
 ALWAYS_INLINE ints all_dots(int bits, ints dots, int32_t start) {
@@ -202,10 +240,7 @@ ALWAYS_INLINE void store_factors(uint8_t *to, int64_t width, int64_t first, ints
 
 // Four of `width` factors, in all lanes.
 ALWAYS_INLINE factors broadcast_factors(const uint8_t *from, int64_t width, int64_t first) {
-    int32_t upper, lower;
-    memcpy(&upper, from + first, sizeof upper);
-    memcpy(&lower, from + width + first, sizeof lower);
-    return (factors){splat_int(upper), splat_int(lower)};
+    return (factors){splat_at(from + first), splat_at(from + width + first)};
 }
 
 ALWAYS_INLINE code_sums no_code_sums(void) { return (code_sums){splat_int(0), splat_int(0)}; }
@@ -231,10 +266,8 @@ ALWAYS_INLINE void store_factors(uint8_t *to, int64_t width, int64_t first, ints
 }
 
 ALWAYS_INLINE factors broadcast_factors(const uint8_t *from, int64_t width, int64_t first) {
-    int32_t even, odd;
-    memcpy(&even, from + FACTOR_BYTES * first, sizeof even);
-    memcpy(&odd, from + FACTOR_BYTES * first + 4, sizeof odd);
-    return (factors){splat_int(even), splat_int(odd)};
+    from += FACTOR_BYTES * first;
+    return (factors){splat_at(from), splat_at(from + 4)};
 }
 
 ALWAYS_INLINE code_sums no_code_sums(void) { return splat_int(0); }
