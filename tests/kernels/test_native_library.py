@@ -60,7 +60,7 @@ def test_a_processor_gets_the_fastest_variant_that_it_runs(
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(variants, "_processor_flags", lambda: flags)
     monkeypatch.setattr(library, "tile_refusal", lambda: None)
-    monkeypatch.setattr(library, "_load", lambda variant: variant)
+    monkeypatch.setattr(library, "_load", lambda variant, file: variant)
     assert native_kernels() == fastest
     for variant in VARIANTS:
         if set(VARIANTS[variant]) <= flags:
@@ -152,7 +152,7 @@ def test_kernels_for_aarch64_say_that_nobody_has_measured_them(
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(variants, "_processor_flags", lambda: GRAVITON_2)
-    monkeypatch.setattr(library, "_load", lambda variant: NativeKernels(variant=variant))
+    monkeypatch.setattr(library, "_load", lambda variant, file: NativeKernels(variant=variant))
     chosen = choose_ops(CPU, torch.bfloat16, head_dim=64)
     assert chosen.reason.startswith("neon, the fastest on this processor; ")
     assert "measured on no such machine" in chosen.reason

@@ -56,8 +56,12 @@ class NativeKernels(SimpleNamespace):
     variant: Variant
 
 
-def native_kernels(wanted: Variant | Literal["auto"] = "auto") -> NativeKernels:
+def native_kernels(
+    wanted: Variant | Literal["auto"] = "auto", build: Path | None = None
+) -> NativeKernels:
     """The kernels of a variant, or of the fastest one that this processor runs.
+
+    ``build``: a library to take in place of the package's own.
 
     Raises:
         NativeUnavailable: the processor lacks instructions, Linux refuses their registers, or the
@@ -67,11 +71,11 @@ def native_kernels(wanted: Variant | Literal["auto"] = "auto") -> NativeKernels:
         refusal = _refusal(wanted)
         if refusal is not None:
             raise NativeUnavailable(refusal)
-        return _load(wanted)
+        return _load(wanted, build or LIBRARY)
     variants = variants_of(platform.machine())
     for variant in variants:
         if _refusal(variant) is None:
-            return _load(variant)
+            return _load(variant, build or LIBRARY)
     lacks = ", ".join(missing_flags(variants[-1])) if variants else "both"
     raise NativeUnavailable(
         "the kernels need Linux on x86-64 with AVX2, or on AArch64 with dot products; "
@@ -88,15 +92,15 @@ def _refusal(variant: Variant) -> str | None:
 
 
 @functools.cache
-def _load(variant: Variant) -> NativeKernels:
-    if not LIBRARY.exists():
+def _load(variant: Variant, file: Path) -> NativeKernels:
+    if not file.exists():
         raise NativeUnavailable("this package was built without them: there was no C compiler")
     try:
         # The kernels use torch's OpenMP library: its symbols are looked up when they are loaded. A
         # second library would have its own pool of threads, and the waiting threads of each pool
         # would spin while the other one works.
         ctypes.CDLL(str(torch_openmp() or SYSTEM_OPENMP), mode=ctypes.RTLD_GLOBAL)
-        library = ctypes.CDLL(str(LIBRARY))
+        library = ctypes.CDLL(str(file))
     except OSError as error:  # from the dynamic linker
         raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
     kernels = NativeKernels(variant=variant)

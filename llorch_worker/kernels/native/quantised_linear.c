@@ -158,16 +158,23 @@ ALWAYS_INLINE void multiply_codes(
     int rows, int bits, const ints *codes, const uint8_t *x_codes, int row_bytes, int v, ints *dots
 ) {
     const int count = rows * VECTORS_AT_ONCE;
+    // All parts first: one row waits for memory, and asks for the next codes earlier so.
+    ints parts[2][VECTORS_AT_ONCE];
+    UNROLL for (int part = 0; part < ACTIVATION_BYTES(bits); part++) {
+        UNROLL for (int u = 0; u < VECTORS_AT_ONCE; u++) {
+            parts[part][u] = part_of_codes(bits, codes[u], part);
+        }
+    }
     UNROLL for (int part = 0; part < ACTIVATION_BYTES(bits); part++) {
         const uint8_t *at = x_codes + 4 * (ACTIVATION_BYTES(bits) * v + part);
         UNROLL for (int i = 0; i < count; i += 2) {
             const int j = i + 1;
-            const ints with_i = part_of_codes(bits, codes[i % VECTORS_AT_ONCE], part);
+            const ints with_i = parts[part][i % VECTORS_AT_ONCE];
             const uint8_t *row_i = at + i / VECTORS_AT_ONCE * row_bytes;
             if (j == count) {
                 add_dots(bits, &dots[i], with_i, row_i);
             } else {
-                const ints with_j = part_of_codes(bits, codes[j % VECTORS_AT_ONCE], part);
+                const ints with_j = parts[part][j % VECTORS_AT_ONCE];
                 const uint8_t *row_j = at + j / VECTORS_AT_ONCE * row_bytes;
                 add_two_dots(bits, &dots[i], with_i, row_i, &dots[j], with_j, row_j);
             }

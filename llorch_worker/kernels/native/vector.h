@@ -188,7 +188,7 @@ ALWAYS_INLINE void add_dots(int bits, ints *dots, ints codes, const void *activa
     *dots = added_products(bits, *dots, products_of(bits, codes, activations));
 }
 
-// Zen 4 does a quarter more of 512 bits a second if the products come before the additions.
+// Zen 4 runs 512-bit products and additions faster when two products come before their additions.
 ALWAYS_INLINE void add_two_dots(
     int bits, ints *first, ints first_codes, const void *first_activations,
     ints *second, ints second_codes, const void *second_activations

@@ -1,0 +1,67 @@
+"""Builds of the native kernels by turns: the products of a model's layers.
+
+``python -m benches.kernel_builds MODEL.gguf BEFORE.so AFTER.so --variant avx2 [--rows 1,8,16]``.
+``python hatch_build.py FILE.so`` makes a build of a working tree. The builds must have one
+interface. Layers take turns, so that weights come from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benches.by_turns import compare
+from benches.model_argument import model_path
+from llorch_worker.kernels.native.library import native_kernels
+from llorch_worker.kernels.native.variants import VARIANTS
+from llorch_worker.model import resolve_config
+from llorch_worker.model.weight_table import layer_weights
+from llorch_worker.settings import Variant
+from llorch_worker.weights import Linear, open_checkpoint
+from llorch_worker.weights.native_linear import NativeLinears
+
+
+def layers_of(model: Path, variant: Variant, build: Path) -> list[tuple[Linear, int]]:
+    """All matrices of the layers, and their columns."""
+    checkpoint = open_checkpoint(model)
+    config = resolve_config(checkpoint)
+    linears = NativeLinears(native_kernels(variant, build))
+    return [
+        (linears.load(checkpoint, matrix), matrix.shape[1])
+        for number in range(config.num_layers)
+        for matrix in layer_weights(config, number).matrices
+    ]
+
+
+def products(layers: list[tuple[Linear, int]], rows: int) -> Callable[[], None]:
+    generator = torch.Generator().manual_seed(0)
+    activations = {
+        columns: torch.randn(rows, columns, generator=generator).bfloat16() for _, columns in layers
+    }
+
+    def step() -> None:
+        for linear, columns in layers:
+            linear(activations[columns])
+
+    return step
+
+
+def main(model: Path, builds: list[Path], variant: Variant, all_rows: list[int]) -> None:
+    torch.set_num_threads(1)
+    layers = {str(build): layers_of(model, variant, build) for build in builds}
+    for rows in all_rows:
+        steps = {build: products(matrices, rows) for build, matrices in layers.items()}
+        compare(f"{variant}, {rows} rows", steps)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benches.kernel_builds")
+    parser.add_argument("model", type=model_path)
+    parser.add_argument("builds", nargs="+", type=model_path, metavar="BUILD.so")
+    parser.add_argument("--variant", choices=VARIANTS, required=True)
+    parser.add_argument("--rows", default="1,8,16,32,128")
+    given = parser.parse_args()
+    main(given.model, given.builds, given.variant, [int(n) for n in given.rows.split(",")])
