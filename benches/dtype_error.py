@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benches.model_argument import model_path
+from benches.arguments import model_path
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.kernels.native.variants import missing_flags, variants_of

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
+from benches.arguments import model_path, whole_numbers
 from benches.by_turns import compare
-from benches.model_argument import model_path
-from llorch_worker.kernels.native.library import native_kernels
+from llorch_worker.kernels.native.library import NativeUnavailable, native_kernels
 from llorch_worker.kernels.native.variants import VARIANTS
 from llorch_worker.model import resolve_config
 from llorch_worker.model.weight_table import layer_weights
@@ -62,6 +62,9 @@ if __name__ == "__main__":
     parser.add_argument("model", type=model_path)
     parser.add_argument("builds", nargs="+", type=model_path, metavar="BUILD.so")
     parser.add_argument("--variant", choices=VARIANTS, required=True)
-    parser.add_argument("--rows", default="1,8,16,32,128")
+    parser.add_argument("--rows", type=whole_numbers, default="1,8,16,32,128")
     given = parser.parse_args()
-    main(given.model, given.builds, given.variant, [int(n) for n in given.rows.split(",")])
+    try:
+        main(given.model, given.builds, given.variant, given.rows)
+    except NativeUnavailable as reason:
+        parser.error(str(reason))

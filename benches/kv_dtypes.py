@@ -16,10 +16,10 @@ from typing import get_args
 
 import torch
 
+from benches.arguments import model_path, whole_numbers
 from benches.by_turns import compare
 from benches.components.bench_attention import batch_of, sequences_of
 from benches.gpu.random_cache import draw_keys_and_values
-from benches.model_argument import model_path
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.memory.load_plan import LoadPlan, plan_load
 from llorch_worker.kernels import Ops, TorchOps
@@ -114,9 +114,8 @@ def main(path: Path, contexts: list[int], sequences: int, *, with_torch: bool) -
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benches.kv_dtypes")
     parser.add_argument("model", type=model_path)
-    parser.add_argument("--contexts", default="512,8192,32768")
+    parser.add_argument("--contexts", type=whole_numbers, default="512,8192,32768")
     parser.add_argument("--sequences", type=int, default=1)
     parser.add_argument("--native", action="store_true", help="leave torch's attention out")
     given = parser.parse_args()
-    contexts = [int(n) for n in given.contexts.split(",")]
-    main(given.model, contexts, given.sequences, with_torch=not given.native)
+    main(given.model, given.contexts, given.sequences, with_torch=not given.native)

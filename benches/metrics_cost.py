@@ -22,7 +22,7 @@ from statistics import median, quantiles
 import torch
 from prometheus_client import generate_latest
 
-from benches.model_argument import model_path
+from benches.arguments import model_path
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.broker.ended_jobs import EndedJob
 from llorch_worker.contract import GenerationRequest, Timings, Usage

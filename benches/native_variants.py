@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from benches.model_argument import model_path
+from benches.arguments import model_path
 from benches.processor_time import processor_s
+from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.engine import Engine
 from llorch_worker.kernels.native.variants import VARIANTS
 from llorch_worker.settings import Variant
@@ -43,11 +44,9 @@ def compare(
     what: str, tokens: int, measured: Callable[[Engine], float], engines: list[Engine]
 ) -> None:
     """Print the tokens a second of both, medians, and the ratio of the second to the first."""
-    taken: list[list[float]] = [[], []]
-    for number in range(PASSES):
-        for which in (0, 1) if number % 2 == 0 else (1, 0):
-            taken[which].append(measured(engines[which]))
-    first, second = (tokens / statistics.median(each) for each in taken)
+    one, other = engines
+    pairs = alternate(lambda _: measured(one), lambda _: measured(other), range(PASSES))
+    first, second = (tokens / statistics.median(each) for each in zip(*pairs, strict=True))
     print(f"{what}: {first:.1f} and {second:.1f} tokens/s: {second / first:.2f}", flush=True)
 
 

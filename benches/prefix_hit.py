@@ -20,7 +20,7 @@ from statistics import median
 
 import torch
 
-from benches.model_argument import model_path
+from benches.arguments import model_path
 from llorch_worker.cache import BLOCK_SIZE_TOKENS, BlockPool
 from llorch_worker.contract import Event, GenerationRequest, Tokens
 from llorch_worker.engine import Engine

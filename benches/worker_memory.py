@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benches.model_argument import model_path
+from benches.arguments import model_path
 from llorch_worker.client import Client
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.thread import TIDY_AFTER_S

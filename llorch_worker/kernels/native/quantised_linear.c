@@ -152,13 +152,13 @@ ALWAYS_INLINE void add_offsets(
     }
 }
 
-// Adds the products of vector `v` of `rows` rows' activations, and of the codes of the tile's vectors, to
-// dots[rows][VECTORS_AT_ONCE].
+// Multiplies vector `v` of the activations of `rows` rows with the codes of VECTORS_AT_ONCE vectors, and
+// adds the products to dots[rows][VECTORS_AT_ONCE].
 ALWAYS_INLINE void multiply_codes(
     int rows, int bits, const ints *codes, const uint8_t *x_codes, int row_bytes, int v, ints *dots
 ) {
     const int count = rows * VECTORS_AT_ONCE;
-    // All parts first: one row waits for memory, and asks for the next codes earlier so.
+    // Unpack all parts first, so that a single row, which waits for memory, asks for the next codes earlier.
     ints parts[2][VECTORS_AT_ONCE];
     UNROLL for (int part = 0; part < ACTIVATION_BYTES(bits); part++) {
         UNROLL for (int u = 0; u < VECTORS_AT_ONCE; u++) {

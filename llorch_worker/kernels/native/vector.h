@@ -37,11 +37,6 @@ ALWAYS_INLINE const void *loaded_again(const void *from) {
 #include "vector_avx2.h"
 #endif
 
-#ifndef __aarch64__
-// The compiler computes both before anything that needs one of them.
-ALWAYS_INLINE void both_now(ints *a, ints *b) { __asm__("" : "+v"(*a), "+v"(*b)); }
-#endif
-
 // Four bytes, in all lanes.
 ALWAYS_INLINE ints splat_at(const void *from) {
     int32_t four;
@@ -187,6 +182,9 @@ ALWAYS_INLINE ints added_products(int bits, ints dots, ints products) {
 ALWAYS_INLINE void add_dots(int bits, ints *dots, ints codes, const void *activations) {
     *dots = added_products(bits, *dots, products_of(bits, codes, activations));
 }
+
+// The compiler computes both before anything that needs one of them.
+ALWAYS_INLINE void both_now(ints *a, ints *b) { __asm__("" : "+v"(*a), "+v"(*b)); }
 
 // Zen 4 runs 512-bit products and additions faster when two products come before their additions.
 ALWAYS_INLINE void add_two_dots(
