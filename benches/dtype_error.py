@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benches.arguments import model_path
+from benches.arguments import existing_path, known_errors
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.kernels.native.variants import missing_flags, variants_of
@@ -79,7 +79,7 @@ def measure(model: Path, device: str, tokens: int) -> list[DtypeError]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("model", type=model_path)
+    parser.add_argument("model", type=existing_path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", type=int, default=250)
     parser.add_argument("--json", action="store_true")
@@ -97,4 +97,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with known_errors():
+        main()

@@ -1,6 +1,7 @@
 """Builds of the native kernels by turns: the products of a model's layers.
 
-``python -m benches.kernel_builds MODEL.gguf BEFORE.so AFTER.so --variant avx2 [--rows 1,8,16]``.
+``python -m benches.kernel_builds MODEL.gguf BEFORE.so AFTER.so --variant avx2 [--rows 1,8,16]
+[--threads 2]``.
 ``python hatch_build.py FILE.so`` makes a build of a working tree. The builds must have one
 interface. Layers take turns, so that weights come from memory.
 """
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import torch
 
-from benches.arguments import model_path, whole_numbers
+from benches.arguments import existing_path, known_errors, whole_numbers
 from benches.by_turns import compare
+from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.kernels.native.library import NativeUnavailable, native_kernels
 from llorch_worker.kernels.native.variants import VARIANTS
 from llorch_worker.model import resolve_config
@@ -49,22 +51,29 @@ def products(layers: list[tuple[Linear, int]], rows: int) -> Callable[[], None]:
     return step
 
 
-def main(model: Path, builds: list[Path], variant: Variant, all_rows: list[int]) -> None:
-    torch.set_num_threads(1)
-    layers = {str(build): layers_of(model, variant, build) for build in builds}
+def main(
+    model: Path, builds: list[Path], variant: Variant, all_rows: list[int], threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    try:
+        layers = {
+            f"{number}. {build}": layers_of(model, variant, build)
+            for number, build in enumerate(builds, 1)
+        }
+    except NativeUnavailable as reason:
+        raise usage_error(str(reason)) from None
     for rows in all_rows:
         steps = {build: products(matrices, rows) for build, matrices in layers.items()}
-        compare(f"{variant}, {rows} rows", steps)
+        compare(f"{variant}, {rows} rows", steps, threads)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benches.kernel_builds")
-    parser.add_argument("model", type=model_path)
-    parser.add_argument("builds", nargs="+", type=model_path, metavar="BUILD.so")
+    parser.add_argument("model", type=existing_path)
+    parser.add_argument("builds", nargs="+", type=existing_path, metavar="BUILD.so")
     parser.add_argument("--variant", choices=VARIANTS, required=True)
     parser.add_argument("--rows", type=whole_numbers, default="1,8,16,32,128")
+    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
-    try:
-        main(given.model, given.builds, given.variant, given.rows)
-    except NativeUnavailable as reason:
-        parser.error(str(reason))
+    with known_errors():
+        main(given.model, given.builds, given.variant, given.rows, given.threads)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from benches.arguments import model_path
+from benches.arguments import existing_path, known_errors
 from benches.processor_time import processor_s
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.engine import Engine
@@ -79,7 +79,8 @@ def main(path: Path, *variants: Variant) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benches.native_variants")
-    parser.add_argument("model", type=model_path)
+    parser.add_argument("model", type=existing_path)
     parser.add_argument("variants", nargs=2, choices=VARIANTS)
     given = parser.parse_args()
-    main(given.model, *given.variants)
+    with known_errors():
+        main(given.model, *given.variants)

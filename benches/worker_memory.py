@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benches.arguments import model_path
+from benches.arguments import existing_path, known_errors
 from llorch_worker.client import Client
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.thread import TIDY_AFTER_S
@@ -104,7 +104,7 @@ def measure(file: Path, jobs: int, prompt: int, tokens: int) -> dict[str, Reside
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", type=model_path, nargs="+", metavar="FILE")
+    parser.add_argument("files", type=existing_path, nargs="+", metavar="FILE")
     parser.add_argument("--jobs", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=40, help="tokens")
     parser.add_argument("--tokens", type=int, default=8)
@@ -127,4 +127,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with known_errors():
+        main()

@@ -19,6 +19,8 @@ from llorch_worker.weights.native_linear import NativeLinears
 
 PREFILL_TOKENS = 512
 SEQUENCES = (1, 8, 16, 32)
+PRODUCTS_OF_BITS: dict[int, Product] = {4: "scaled_nibbles", 8: "scaled_bytes"}
+"""Of codes."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,5 @@ def _multiply_adds(checkpoint: Checkpoint, weights: Iterable[FusedWeight]) -> Co
     counts = Counter[Product]()
     for weight in weights:
         for form, piece in weight.pieces(checkpoint):
-            product: Product = "bf16" if form is None else "nibbles" if form.bits == 4 else "bytes"
-            counts[product] += piece.elements
+            counts["bf16" if form is None else PRODUCTS_OF_BITS[form.bits]] += piece.elements
     return counts

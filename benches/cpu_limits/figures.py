@@ -12,8 +12,9 @@ from llorch_worker.bench.instruments.provenance import Figures, Frozen
 from llorch_worker.bench.tables import remark, table, title
 from llorch_worker.settings import Variant
 
-Product = Literal["float32", "bf16", "nibbles", "bytes"]
-"""What is multiplied: float32, bfloat16, or activations of 8 bits with codes of 4 and of 8 bits."""
+Product = Literal["float32", "bf16", "nibbles", "bytes", "scaled_nibbles", "scaled_bytes"]
+"""What is multiplied: float32, bfloat16, or activations of 8 bits with codes of 4 and of 8 bits.
+Scaled: with both scales of every 32 columns, as the kernels need them."""
 
 MEMORY_MARK = "*"
 

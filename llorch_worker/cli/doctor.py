@@ -36,7 +36,7 @@ def doctor(
     asked_for_redis = "redis_url" in settings.model_fields_set
     found: list[Check] = []
     for check in chain(
-        checks.packages(),
+        checks.packages(starts_redis=not asked_for_redis),
         checks.redis_server(settings.redis_url, asked_for=asked_for_redis),
         checks.devices(settings),
         checks.model_file(settings),

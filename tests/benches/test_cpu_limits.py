@@ -12,7 +12,12 @@ import pytest
 
 from benches.cpu_limits.bounds import Matrices
 from benches.cpu_limits.figures import Bound, ModelBounds, Product, ProductRate, Rate
-from benches.cpu_limits.rates import INSTRUCTIONS, compiler_arguments, runnable_variants
+from benches.cpu_limits.rates import (
+    INSTRUCTIONS,
+    compiler_arguments,
+    instruction_of,
+    runnable_variants,
+)
 from llorch_worker.kernels.native.variants import variants_of
 from llorch_worker.settings import Variant
 from tests.benches.program import run_program
@@ -69,7 +74,7 @@ def bounds_of(tmp_path: Path, *options: str, read_bytes_per_s: float = 1e18) -> 
     native_or_skip()
     path = tmp_path / "tiny.gguf"
     assert make("--shape", "tiny", *options, "--out", path).returncode == 0
-    rates = {"float32": 1e9, "bf16": 2e9, "nibbles": 4e9, "bytes": 8e9}
+    rates = {"float32": 1e9, "bf16": 2e9, "scaled_nibbles": 4e9, "scaled_bytes": 8e9}
     products = [
         ProductRate(
             variant="avx2", product=product, instruction="", rate=Rate(per_s=rate, spread=None)
@@ -119,7 +124,8 @@ def test_the_loops_multiply_with_the_instruction_that_the_table_names(
     # Equal functions would become one.
     options = ("-S", "-fno-ipa-icf", *compiler_arguments(variant, out))
     subprocess.run([compiler, *options], check=True)
-    for product, instruction in zip(get_args(Product), INSTRUCTIONS[variant], strict=True):
+    for product in get_args(Product):
+        instruction = instruction_of(variant, product)
         _, _, rest = out.read_text().partition(f"\nllorch_{variant}_{product}:\n")
         body, _, _ = rest.partition(".cfi_endproc")
         # As many as hide a latency; a loop that the compiler saw through has fewer, or none.

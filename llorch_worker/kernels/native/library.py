@@ -100,13 +100,16 @@ def _load(variant: Variant, file: Path) -> NativeKernels:
         # second library would have its own pool of threads, and the waiting threads of each pool
         # would spin while the other one works.
         ctypes.CDLL(str(torch_openmp() or SYSTEM_OPENMP), mode=ctypes.RTLD_GLOBAL)
-        library = ctypes.CDLL(str(file))
+        library = ctypes.CDLL(str(file.absolute()))  # a name without a folder would be searched for
     except OSError as error:  # from the dynamic linker
         raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
     kernels = NativeKernels(variant=variant)
     for name, signature in _SIGNATURES.items():
         arguments, _, result = signature.partition(">")
-        function = library[f"llorch_{variant}_{name}"]
+        try:
+            function = library[f"llorch_{variant}_{name}"]
+        except AttributeError:
+            raise NativeUnavailable(f"{file} has no {name} for {variant}") from None
         function.argtypes = [_TYPES[code] for code in arguments]
         function.restype = _TYPES[result] if result else None
         setattr(kernels, name, function)

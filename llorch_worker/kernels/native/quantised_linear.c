@@ -11,8 +11,9 @@
 // of bytes are the fastest on these processors, and the sums are exact within a group.
 #include "scales.h"
 
-// Rows, and vectors of a tile, whose products fit the registers beside the codes and what unpacks them.
-// With two vectors, a broadcast of activations serves both.
+// The fastest numbers of rows, and of vectors of a tile, to multiply at once. With two vectors, a broadcast of
+// activations serves both. Their products fit the registers, but for codes of 8 bits with AVX2 (fewer rows were slower
+// all the same). AVX-VNNI has been measured with one vector only.
 #if LANES == 16
 enum { ROWS_AT_ONCE = 16, VECTORS_AT_ONCE = 1 };
 #elif defined(__AVXVNNI__)
@@ -223,6 +224,7 @@ ALWAYS_INLINE void multiply_tile(
                 const Block *block = &blocks[t];
                 const floats scale = levels ? scale_of_levels(block, within)
                                             : load_f16(tile.scales.scales + g * TILE_ROWS + t * LANES);
+                // The sums follow in a loop of their own: GCC then keeps fewer vectors on the stack.
                 floats scaled[ROWS_AT_ONCE];
                 UNROLL for (int r = 0; r < rows; r++) {
                     const ints products = dots[r * VECTORS_AT_ONCE + u];
@@ -328,25 +330,27 @@ void KERNEL(quantised_linear)(
     const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(tiles, threads);
 #pragma omp parallel num_threads(threads)
     {
+        // All rows of a span lie side by side. One thread writes them, so that no cache line moves between cores.
 #pragma omp for collapse(2) schedule(static)
-        for (long row = 0; row < rows; row++) {
+        for (long m = 0; m < rows; m += piece) {
             for (long span = 0; span < spans; span++) {
-                const long m = row - (uint32_t)row % (uint32_t)piece;  // a 64-bit division is slower
                 const long count = rows - m < piece ? rows - m : piece;
-                float sums[MOST_GROUPS] = {0};
-                for (int i = 0; i < span_groups; i++) {
-                    const long g = span * span_groups + i, at = m * groups + g * count + row - m;
-                    const bf16 *from = x + row * columns + g * group;
-                    uint8_t *to = work + at * group * code_bytes;
-                    int32_t sum;
-                    const float scale = group == 32 ? quantise_group(from, to, &sum, bits, 32)
-                                                    : quantise_group(from, to, &sum, bits, 16);
-                    x_scales[at] = scale;
-                    x_zeros[at] = (CODE_BIAS(bits) - zero) * sum;
-                    sums[i] = scale * (float)sum;
-                    if (!levels) x_sums[at] = sums[i];
+                for (long r = 0; r < count; r++) {
+                    float sums[MOST_GROUPS] = {0};
+                    for (int i = 0; i < span_groups; i++) {
+                        const long g = span * span_groups + i, at = m * groups + g * count + r;
+                        const bf16 *from = x + (m + r) * columns + g * group;
+                        uint8_t *to = work + at * group * code_bytes;
+                        int32_t sum;
+                        const float scale = group == 32 ? quantise_group(from, to, &sum, bits, 32)
+                                                        : quantise_group(from, to, &sum, bits, 16);
+                        x_scales[at] = scale;
+                        x_zeros[at] = (CODE_BIAS(bits) - zero) * sum;
+                        sums[i] = scale * (float)sum;
+                        if (!levels) x_sums[at] = sums[i];
+                    }
+                    if (levels) block_sums[m * spans + span * count + r] = block_sums_of(sums);
                 }
-                if (levels) block_sums[m * spans + span * count + row - m] = block_sums_of(sums);
             }
         }
 #ifdef __AMX_INT8__

@@ -127,7 +127,8 @@ ALWAYS_INLINE void store_activations(uint8_t *to, int bits, int vector, ints val
 
 ALWAYS_INLINE ints dots_from(int bits, int32_t start) { return splat_int(start); }
 
-// The codes that a vector of activations multiplies; each byte of an activation has a part of its own.
+// What a vector of activations multiplies. Where activations have two bytes, part 0 holds the first and third of each
+// four codes, and part 1 the others.
 ALWAYS_INLINE ints part_of_codes(int bits, ints codes, int part) {
     return CODE_BIAS(bits) ? bits_xor(codes, splat_int((int32_t)0x80808080)) : codes;
 }
@@ -186,7 +187,8 @@ ALWAYS_INLINE void add_dots(int bits, ints *dots, ints codes, const void *activa
 // The compiler computes both before anything that needs one of them.
 ALWAYS_INLINE void both_now(ints *a, ints *b) { __asm__("" : "+v"(*a), "+v"(*b)); }
 
-// Zen 4 runs 512-bit products and additions faster when two products come before their additions.
+// Zen 4 runs 512-bit products and additions faster when two products come before their additions. With AVX2 the order
+// makes no difference.
 ALWAYS_INLINE void add_two_dots(
     int bits, ints *first, ints first_codes, const void *first_activations,
     ints *second, ints second_codes, const void *second_activations
