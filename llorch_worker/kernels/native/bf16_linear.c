@@ -94,18 +94,17 @@ void KERNEL(bf16_linear)(
     const int has_few_rows = rows <= FEW_ROWS && threads <= most_threads;
     const long step = (has_few_rows ? TILES_OF_FEW_ROWS : TILES_AT_ONCE) * TILE_ROWS;
     const long steps = (outputs + step - 1) / step;
-    const long piece = even_pieces(rows, ROWS_AT_ONCE), share = tiles_at_once(steps, threads);
+    const long piece = even_pieces(rows, ROWS_AT_ONCE);
     const long pieces = (rows + piece - 1) / piece, pairs_a_row = columns / 2;
     const long pair_bytes = 2 * step * (long)sizeof(bf16);  // of all tiles of a step
-#pragma omp parallel for num_threads(threads) schedule(dynamic, share)
+    // Guided: a thread seldom changes its place, where no weights are prefetched, and all end together.
+#pragma omp parallel for num_threads(threads) schedule(guided)
     for (long s = 0; s < steps; s++) {
         const long first = s * step, left = outputs - first;
         const bf16 *at = weights + first * columns;
-        // With enough rows to hide it, all pieces together prefetch this thread's next tiles. Behind
-        // its share those are a guess: each other thread takes one share meanwhile.
-        const long next = (s + 1) % share ? s + 1 : s + 1 + (threads - 1) * share;
-        const int brings = rows > FEW_ROWS && next < steps;
-        Ahead ahead = {(const char *)(weights + next * step * columns), 0};
+        // With enough rows to hide it, all pieces together prefetch the next tiles.
+        const int brings = rows > FEW_ROWS && s + 1 < steps;
+        Ahead ahead = {(const char *)(at + step * columns), 0};
         if (brings) ahead.stride = pair_bytes / pieces;
         for (long m = 0; m < rows; m += piece) {
             const int count = (int)(rows - m < piece ? rows - m : piece);
