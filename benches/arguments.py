@@ -19,14 +19,16 @@ def existing_path(text: str) -> Path:
     return path
 
 
+def whole_number(text: str) -> int:
+    """A number from 1 up."""
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)
+
+
 def whole_numbers(text: str) -> list[int]:
     """A list of numbers from 1 up, such as ``1,8,16``."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of numbers from 1 up, such as 1,8,16"
-        )
-    return [int(part) for part in parts]
+    return [whole_number(part.strip()) for part in text.split(",")]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benches.arguments import existing_path, known_errors, whole_numbers
+from benches.arguments import existing_path, known_errors, whole_number, whole_numbers
 from benches.by_turns import compare
 from llorch_worker.contract.command_errors import usage_error
 from llorch_worker.kernels.native.library import NativeUnavailable, native_kernels
@@ -73,7 +73,7 @@ if __name__ == "__main__":
     parser.add_argument("builds", nargs="+", type=existing_path, metavar="BUILD.so")
     parser.add_argument("--variant", choices=VARIANTS, required=True)
     parser.add_argument("--rows", type=whole_numbers, default="1,8,16,32,128")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=whole_number, default=1)
     given = parser.parse_args()
     with known_errors():
         main(given.model, given.builds, given.variant, given.rows, given.threads)

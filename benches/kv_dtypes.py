@@ -16,7 +16,7 @@ from typing import get_args
 
 import torch
 
-from benches.arguments import existing_path, known_errors, whole_numbers
+from benches.arguments import existing_path, known_errors, whole_number, whole_numbers
 from benches.by_turns import compare
 from benches.components.bench_attention import batch_of, sequences_of
 from benches.gpu.random_cache import draw_keys_and_values
@@ -115,7 +115,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benches.kv_dtypes")
     parser.add_argument("model", type=existing_path)
     parser.add_argument("--contexts", type=whole_numbers, default="512,8192,32768")
-    parser.add_argument("--sequences", type=int, default=1)
+    parser.add_argument("--sequences", type=whole_number, default=1)
     parser.add_argument("--native", action="store_true", help="leave torch's attention out")
     given = parser.parse_args()
     with known_errors():
