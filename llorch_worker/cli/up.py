@@ -102,7 +102,7 @@ def up(
         cards = stack.wait_ready()
         stack.wait_for_servers(SERVERS_TIMEOUT_S)
         if as_json:
-            screen.document(_document(settings, stack, cards))
+            screen.document(_document(settings, plan, stack, cards))
         else:
             _banner(screen, settings, plan, stack, cards)
         try:
@@ -163,7 +163,9 @@ def _short(line: str) -> str:
     return f"{match['time']} {level}{line[match.end() :]}"
 
 
-def _document(settings: Settings, stack: Stack, cards: list[WorkerCard]) -> dict[str, Any]:
+def _document(
+    settings: Settings, plan: Plan, stack: Stack, cards: list[WorkerCard]
+) -> dict[str, Any]:
     from llorch_worker.broker.queues import normal_queue
 
     return {
@@ -172,6 +174,7 @@ def _document(settings: Settings, stack: Stack, cards: list[WorkerCard]) -> dict
         "redis_url": stack.redis_url,
         "gateway": stack.gateway_url,
         "flower": stack.flower_url,
+        "flower_login": plan.flower_login if stack.flower_url else None,
         "workers": [{"hostname": card.hostname, "device": card.device} for card in cards],
     }
 

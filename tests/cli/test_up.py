@@ -130,8 +130,11 @@ class FlowerPage:
 
 
 def test_two_workers_share_a_given_redis_and_flower_shows_them(
-    redis_url: str, demo_model: Path
+    redis_url: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Teams that use Celery often have one.
+    (tmp_path / "tasks.py").write_text("raise SystemExit('the wrong tasks')")
+    monkeypatch.chdir(tmp_path)
     command = Started(
         *("up", "--redis", redis_url, "--workers", "2", "--model", demo_model, "--name", "twins"),
         "--no-gateway",
@@ -189,17 +192,20 @@ def healthy(url: str) -> bool:
         return False
 
 
-def test_the_json_document_has_the_gateway_at_the_chosen_port(
+def test_the_json_document_has_the_chosen_ports_and_flowers_login(
     redis_url: str, demo_model: Path
 ) -> None:
-    port = free_port()
-    options = ("--no-flower", "--gateway-port", str(port), "--model", demo_model, "--json")
-    command = Started("up", "--redis", redis_url, *options)
+    port, flower_port = free_port(), free_port()
+    options = ("--gateway-port", str(port), "--model", demo_model, "--json")
+    command = Started("up", "--redis", redis_url, "--flower-port", str(flower_port), *options)
     try:
         command.wait_for('"workers"')
         assert command.wait_for('"gateway"').strip() == f'"gateway": "http://localhost:{port}",'
         assert healthy(f"http://localhost:{port}")
-        taken = run("up", "--redis", redis_url, *options)
+        user, password = command.wait_for('"flower_login"').split('"')[3].split(":")
+        flower = httpx.get(f"http://localhost:{flower_port}/workers", auth=(user, password))
+        assert flower.status_code == 200
+        taken = run("up", "--redis", redis_url, "--no-flower", *options)
         assert taken.code == 1
         assert f"port {port} is taken by another program" in taken.out
     finally:

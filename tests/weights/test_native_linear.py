@@ -133,7 +133,7 @@ def test_a_step_without_logits_multiplies_no_rows(kernels, type_, weight_file):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
-def test_infinite_or_nan_activations_give_no_finite_results(kernels, type_, value, weight_file):
+def test_infinite_or_nan_activations_make_their_row_nan(kernels, type_, value, weight_file):
     raw = random_rows(type_, 40, 256, seed=0)
     linear = loaded(kernels, weight_file, raw, type_, 40, 256)
     for tokens in (2, MANY):
@@ -141,9 +141,22 @@ def test_infinite_or_nan_activations_give_no_finite_results(kernels, type_, valu
             x = torch.randn(tokens, 256).bfloat16()
             x[1, column] = value
             out = linear(x, wide=True)
-            assert not out[1].isfinite().any()
+            assert out[1].isnan().all()
             out[1] = 0
             assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [9e-35, 1e-36, -1e-38, 1e-39])
+@pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
+def test_activations_too_small_for_a_scale_count_as_0(kernels, type_, value, weight_file):
+    raw = random_rows(type_, 40, 256, seed=0)
+    linear = loaded(kernels, weight_file, raw, type_, 40, 256)
+    x = torch.randn(2, 256).bfloat16()
+    x[1] = 0
+    x[1, 5] = value
+    out = linear(x, wide=True)
+    assert out[0].any()
+    assert not out[1].any()
 
 
 def test_parts_of_different_types_become_rows_of_one_layer(kernels, weight_file):

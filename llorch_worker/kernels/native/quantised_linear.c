@@ -25,7 +25,7 @@ enum { ROWS_AT_ONCE = 8, VECTORS_AT_ONCE = 1 };
 #endif
 
 // Rounds one group of activations to int8, stored for codes of `bits` (see vector.h); returns its
-// scale and the sum of the rounded values.
+// scale and the sum of the rounded values. Numbers of at most 2^-100 become 0.
 ALWAYS_INLINE float quantise_group(const bf16 *x, uint8_t *codes, int32_t *sum, int bits, int group) {
     floats values[TILE_ROWS * 2 / LANES];
     const int vectors = group / LANES;
@@ -39,7 +39,8 @@ ALWAYS_INLINE float quantise_group(const bf16 *x, uint8_t *codes, int32_t *sum, 
     const int32_t largest_bits = largest_int_of(top);
     float largest;
     memcpy(&largest, &largest_bits, 4);
-    const floats to_codes = splat(largest > 0 ? 127.0f / largest : 0.0f);
+    // The quotient of a smaller one could overflow.
+    const floats to_codes = splat(largest > 0x1p-100f ? 127.0f / largest : 0.0f);
     ints total = splat_int(0);
     UNROLL for (int v = 0; v < vectors; v++) {
         // A NaN may have become the smallest integer, which would overflow the sum.
@@ -48,7 +49,7 @@ ALWAYS_INLINE float quantise_group(const bf16 *x, uint8_t *codes, int32_t *sum, 
         total = added(total, whole);
     }
     *sum = sum_of_ints(total);
-    return largest / 127.0f;
+    return (largest + (largest - largest)) / 127.0f;  // NaN for infinity, which has no code
 }
 
 // The sums of a block's groups, rounded to 16 bits with one scale: what the offsets of a type with levels
