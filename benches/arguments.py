@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import explain
 
 
@@ -26,9 +26,9 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def whole_numbers(text: str) -> list[int]:
+def whole_numbers(text: str) -> tuple[int, ...]:
     """A list of numbers from 1 up, such as ``1,8,16``."""
-    return [whole_number(part.strip()) for part in text.split(",")]
+    return tuple(whole_number(part.strip()) for part in text.split(","))
 
 
 @contextmanager
@@ -43,5 +43,5 @@ def known_errors() -> Iterator[None]:
         if explained is None:
             raise
         document, code = explained
-        print(f"error: {document.message}", file=sys.stderr)
+        Screen().error(document)
         raise SystemExit(code) from None

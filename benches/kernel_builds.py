@@ -52,7 +52,7 @@ def products(layers: list[tuple[Linear, int]], rows: int) -> Callable[[], None]:
 
 
 def main(
-    model: Path, builds: list[Path], variant: Variant, all_rows: list[int], threads: int
+    model: Path, builds: list[Path], variant: Variant, all_rows: tuple[int, ...], threads: int
 ) -> None:
     torch.set_num_threads(threads)
     try:

@@ -79,7 +79,7 @@ def model_step(
     return step
 
 
-def main(path: Path, contexts: list[int], sequences: int, *, with_torch: bool) -> None:
+def main(path: Path, contexts: tuple[int, ...], sequences: int, *, with_torch: bool) -> None:
     torch.set_num_threads(1)
     plan = plan_load(path, "cpu", "bfloat16", kernels="auto")
     native, plain = plan.kernels.ops, TorchOps()

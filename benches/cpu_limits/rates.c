@@ -35,8 +35,8 @@ enum { SUMS = LANES == 8 ? 12 : 16 };
 PRODUCTS(float32, floats, 1, sums[i] = multiply_add(as_floats(a), as_floats(b), sums[i]))
 PRODUCTS(bf16, floats, 2, sums[i] = add_products(sums[i], pairs_of(a), pairs_of(b)))
 
-// Products of bytes. Without VNNI the additions are missing: how many fit in between depends on their order.
-// Codes of 8 bits are widened first then.
+// Products of bytes. Without VNNI codes of 8 bits are widened first, and the additions are missing: how many fit in
+// between depends on their order.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__aarch64__)
 enum { BYTES_IN_A_LANE = 4 };
 #define ADD_NIBBLES(sum) sum = add_byte_products(sum, a, b)

@@ -96,9 +96,9 @@ def measure(given: argparse.Namespace, device: torch.device, report: Report) -> 
         plan = Plan(
             config=replace(LLAMA_2_7B, num_layers=given.layers),
             weights=given.weights,
-            batches=tuple(given.batches),
-            contexts=tuple(given.contexts),
-            prefills=tuple(given.prefills),
+            batches=given.batches,
+            contexts=given.contexts,
+            prefills=given.prefills,
             kv_dtype=given.kv_dtype,
             peer=not given.no_peer,
         )

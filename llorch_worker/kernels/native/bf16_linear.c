@@ -97,7 +97,7 @@ void KERNEL(bf16_linear)(
     const long piece = even_pieces(rows, ROWS_AT_ONCE);
     const long pieces = (rows + piece - 1) / piece, pairs_a_row = columns / 2;
     const long pair_bytes = 2 * step * (long)sizeof(bf16);  // of all tiles of a step
-    // Guided: a thread seldom changes its place, where no weights are prefetched, and all end together.
+    // With a guided schedule all threads end together, and seldom move to a place whose weights were not prefetched.
 #pragma omp parallel for num_threads(threads) schedule(guided)
     for (long s = 0; s < steps; s++) {
         const long first = s * step, left = outputs - first;
