@@ -129,6 +129,7 @@ class _OneEnd(Backend):  # type: ignore[misc]
                 task_id,
                 result_ttl_s=settings.result_ttl_s,
                 stream_ttl_s=settings.stream_ttl_s,
+                heard=True,
             )
             return
         with self._following_up(task_id, request, REVOKED):

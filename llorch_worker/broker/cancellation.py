@@ -11,15 +11,19 @@ from llorch_worker.broker.results import revoked_document
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import CancelledEvent, encode_event
 
-CancelOutcome = Literal["queued", "running", "ended"]
+CancelOutcome = Literal["queued", "running", "ended", "unknown"]
 """The job's state at the cancel. ``queued``: it waited, or its worker had died; it has now ended.
-``running``: its worker was told and stops within a step. ``ended``: nothing was left to cancel."""
+``running``: its worker hears of it and stops within a step. ``ended``: nothing was left to cancel.
+``unknown``: Redis has no trace of the job."""
 
 
-def cancel(client: Redis, job_id: str, *, result_ttl_s: int, stream_ttl_s: int) -> CancelOutcome:
+def cancel(
+    client: Redis, job_id: str, *, result_ttl_s: int, stream_ttl_s: int, heard: bool = False
+) -> CancelOutcome:
     """Cancels a job. The script decides in one step whether a worker's claim came first.
 
-    Redis cannot tell an unclaimed job from an unknown id, so both end as cancelled.
+    ``heard``: somebody who knows the job asked for it, so an id without a trace in Redis is that of
+    a stock producer's job, which waits for its first claim. It ends too.
     """
     outcome: CancelOutcome = run_script(
         client,
@@ -31,6 +35,7 @@ def cancel(client: Redis, job_id: str, *, result_ttl_s: int, stream_ttl_s: int) 
             result_ttl_s,
             stream_ttl_s,
             max(LONGEST_WAIT_S, result_ttl_s),
+            int(heard),
         ],
     )
     return outcome

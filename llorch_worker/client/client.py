@@ -91,6 +91,11 @@ class Client:
         """
         if request is None:
             request = GenerationRequest(**fields)
+        elif not isinstance(request, GenerationRequest):
+            raise TypeError(
+                "submit() takes a GenerationRequest or its fields by name, such as "
+                f"submit(prompt=...) or submit(messages=[...]), not {type(request).__name__}"
+            )
         elif fields:
             raise TypeError("submit() takes a request or its fields, not both")
         with self._in_use():
@@ -222,9 +227,10 @@ class Job:
         return end
 
     def cancel(self) -> bool:
-        """Cancels the job; ``False`` if it has already ended.
+        """Cancels the job; ``False`` if it has already ended, or if Redis does not know its id.
 
-        A queued job ends at once and never runs. A running one ends within one engine step.
+        A queued job ends at once and never runs. A running one ends within one engine step. A job
+        of a stock producer is unknown until a worker takes it; Celery's ``revoke`` ends it earlier.
         """
         settings = self._client.settings
         with self._client._in_use():
@@ -234,7 +240,7 @@ class Job:
                 result_ttl_s=settings.result_ttl_s,
                 stream_ttl_s=settings.stream_ttl_s,
             )
-        return outcome != "ended"
+        return outcome in ("queued", "running")
 
     def status(self) -> JobStatus:
         """The job's current status."""

@@ -158,8 +158,8 @@ class Users(RuleBasedStateMachine):
             assert owner is None or owner.forgotten or found == owner.id
 
     @precondition(lambda self: self.jobs)
-    @rule(which=anything, twice=st.booleans())
-    def cancel(self, which: int, twice: bool) -> None:
+    @rule(which=anything, twice=st.booleans(), heard=st.booleans())
+    def cancel(self, which: int, twice: bool, heard: bool) -> None:
         job = self.job(which)
         if job.forgotten:
             return
@@ -170,13 +170,15 @@ class Users(RuleBasedStateMachine):
             expected = "ended"
         elif state == "claimed" and lease_ms > self.seen.now_ms + 1000:
             expected = "running"
+        elif not (heard or self.seen.record(job.id)):
+            expected = "unknown"
         document = revoked_document(job.id)
         for _ in range(1 + twice):
             outcome = run_script(
                 self.store,
                 "cancel",
                 [job.id, document, encode_event(CancelledEvent()), TERMS.result_ttl_s,
-                 TERMS.stream_ttl_s, LONGEST_WAIT_S],
+                 TERMS.stream_ttl_s, LONGEST_WAIT_S, int(heard)],
             )  # fmt: skip
             assert outcome == expected
         if expected == "running":

@@ -41,6 +41,21 @@ def test_a_waiting_job_ends_at_once_and_is_never_claimed(producer: Client) -> No
     assert not job.cancel(), "it has ended"
 
 
+def test_an_unknown_id_is_not_cancelled_and_leaves_no_trace(producer: Client) -> None:
+    before = sorted(producer.redis.keys())
+    assert not producer.job("nobody sent this").cancel()
+    assert sorted(producer.redis.keys()) == before
+    assert producer.job("nobody sent this").status().state == "unknown"
+
+
+def test_a_revoke_that_a_worker_hears_before_the_message_ends_the_job(producer: Client) -> None:
+    push(producer.redis, "stock")
+    heard = cancel(producer.redis, "stock", result_ttl_s=60, stream_ttl_s=60, heard=True)
+    assert heard == "queued"
+    assert not take(producer.redis)
+    assert_cancelled(producer.job("stock"))
+
+
 def test_a_stream_that_refuses_the_last_event_expires_with_its_job(producer: Client) -> None:
     job = producer.submit(prompt="x")
     stream = keys.events(job.id)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from llorch_worker.broker import keys
-from llorch_worker.client import BrokerUnavailable, Client, StreamEntry
+from llorch_worker.client import AsyncClient, BrokerUnavailable, Client, StreamEntry
 from llorch_worker.contract import (
     Finished,
     GenerationRequest,
@@ -31,6 +33,21 @@ GET_S = 60
 
 def ids_of(entries: list[StreamEntry]) -> list[int]:
     return [i for entry in entries if isinstance(entry.event, Tokens) for i in entry.event.ids]
+
+
+@pytest.mark.parametrize("wrong", ["Once upon a time", {"prompt": "x"}, ["x"]])
+def test_a_positional_argument_that_is_no_request_is_answered_with_the_right_call(
+    client: Client, wrong: Any
+) -> None:
+    with pytest.raises(TypeError, match=r"submit\(prompt=\.\.\.\)"):
+        client.submit(wrong)
+
+    async def submit() -> None:
+        async with AsyncClient(client.settings) as other:
+            await other.submit(wrong)
+
+    with pytest.raises(TypeError, match=r"submit\(prompt=\.\.\.\)"):
+        asyncio.run(submit())
 
 
 def test_every_reader_sees_every_event_once_and_in_order(

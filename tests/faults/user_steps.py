@@ -13,7 +13,7 @@ from llorch_worker.contract import (
     InternalError,
     encode_event,
 )
-from tests.broker.jobs import TERMS, card, push, take
+from tests.broker.jobs import TERMS, card, take
 from tests.faults.stage import Stage, insist
 from tests.faults.steps import STARTED, TOKENS, Acts, Steps
 from tests.messages import QUEUE
@@ -59,7 +59,7 @@ def a_stock_producer_sends_a_job(stage: Stage) -> Acts:
 
 @STEPS.breaking("cancel")
 def a_user_cancels_a_waiting_job(stage: Stage) -> Acts:
-    push(stage.store, "a")
+    stage.user.submit(prompt="x", job_id="a")
     yield None
     cancelled, calls = insist(stage.user.job("a").cancel)
     yield ["a"]

@@ -121,8 +121,7 @@ def follow_up(client: redis.Redis) -> list[Any]:
 
 @STEPS.breaking("follow_up")
 def a_worker_takes_what_follows_an_end(stage: Stage) -> Acts:
-    push(stage.store, "a")
-    assert stage.user.job("a").cancel()
+    assert stage.user.submit(prompt="x", job_id="a").cancel()
     assert take(stage.store) == []
     stage.ends()
     yield None

@@ -2,20 +2,21 @@
 --
 -- Claims are scripts too, so a job cannot be claimed while this script looks at it.
 --
--- Returns 'queued' (it has now ended and never runs), 'running' (its worker was told) or 'ended'
--- (it had already ended).
+-- Returns 'queued' (it has now ended and never runs), 'running' (its worker hears of it), 'ended'
+-- (it had already ended) or 'unknown' (Redis has no trace of it, and nothing is written).
 
 local job_id = ARGV[1]
-local document = ARGV[2] -- result of a cancelled job, in the format of Celery's Redis backend
+-- The result of a cancelled job, in the format of Celery's Redis backend. With its time in us it also
+-- names this call, which is sent again if its reply is lost.
+local document = ARGV[2]
 local end_event = ARGV[3]
 local keep_s = ARGV[4] -- for results
 local stream_s = ARGV[5] -- for event streams
 -- How long the record is kept. The message stays in the queue; the claim that pops it sees the
 -- record, drops the message, and leaves what follows the end to a worker.
 local record_s = ARGV[6]
+local heard = ARGV[7] == '1' -- whether the job waits although it has no record: a stock producer's
 local job, cancel = job_key(job_id), cancel_key(job_id)
--- Names this call, which is sent again if its reply is lost: the document has the time in us.
-local call_id = redis.sha1hex(document)
 
 local state = redis.call('HGET', job, 'state')
 local revoked = is_revoked_elsewhere(job_id)
@@ -23,13 +24,16 @@ if state == 'ended' or not state and not revoked and redis.call('EXISTS', result
   if redis.call('GET', result_key(job_id)) == document then
     return 'queued'
   end
-  return redis.pcall('GET', cancel) == call_id and 'running' or 'ended'
+  return redis.pcall('GET', cancel) == document and 'running' or 'ended'
+end
+if not (heard or revoked) and redis.call('EXISTS', job) == 0 then
+  return 'unknown'
 end
 allow_writes()
 local lease_ms = tonumber(redis.call('ZSCORE', LEASES, job_id) or '0')
 if state == 'claimed' and lease_ms > now_ms() then
   -- The key is for a worker that takes the job over; the message is for the one that runs it.
-  redis.call('SET', cancel, call_id, 'EX', keep_s)
+  redis.call('SET', cancel, document, 'EX', keep_s)
   redis.call('PUBLISH', CANCEL_CHANNEL, job_id)
   return 'running'
 end
