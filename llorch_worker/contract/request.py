@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -139,7 +140,8 @@ class GenerationRequest(BaseModel):
     min_tokens: int = Field(0, ge=0)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0, le=MAX_COUNT)
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT), AfterValidator(lambda k: max(k, 0))] = 0
+    """0 is off, and so is -1, vLLM's spelling of it."""
     min_p: float = Field(0.0, ge=0, le=1)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
@@ -149,7 +151,12 @@ class GenerationRequest(BaseModel):
         | None,
         BeforeValidator(_integer_keys),
     ] = None
-    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    seed: Annotated[
+        int | None,
+        Field(ge=-1, le=MAX_SEED),
+        AfterValidator(lambda seed: None if seed == -1 else seed),
+    ] = None
+    """None: drawn from the job's id. -1 means the same, as in vLLM."""
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)], ...],
         BeforeValidator(_stop_as_tuple),

@@ -47,6 +47,12 @@ def test_null_is_the_default_of_fields_that_have_none() -> None:
     assert request.wire()["structured_outputs"] == {"regex": "a"}
 
 
+def test_minus_one_turns_top_k_off_and_has_a_seed_drawn() -> None:
+    request = GenerationRequest(prompt="Once", top_k=-1, seed=-1)
+    assert request == GenerationRequest(prompt="Once")
+    assert request.wire() == {"prompt": "Once"}
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -67,12 +73,12 @@ def test_null_is_the_default_of_fields_that_have_none() -> None:
         ({"prompt": "a", "temperature": float("inf")}, "temperature"),
         ({"prompt": "a", "top_p": 0}, "top_p"),
         ({"prompt": "a", "top_p": 1.01}, "top_p"),
-        ({"prompt": "a", "top_k": -1}, "top_k"),
+        ({"prompt": "a", "top_k": -2}, "top_k"),
         ({"prompt": "a", "min_p": -0.1}, "min_p"),
         ({"prompt": "a", "presence_penalty": 2.5}, "presence_penalty"),
         ({"prompt": "a", "frequency_penalty": -2.5}, "frequency_penalty"),
         ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
-        ({"prompt": "a", "seed": -1}, "seed"),
+        ({"prompt": "a", "seed": -2}, "seed"),
         ({"prompt": "a", "seed": True}, "seed"),
         ({"prompt": "a", "stop": [""]}, "stop.0"),
         ({"prompt": "a", "stop": ["x"] * 17}, "stop"),

@@ -130,6 +130,11 @@ def test_parts_developers_and_extras_reach_the_model(stories: httpx.Client) -> N
     assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
 
 
+def test_minus_one_means_off_as_in_vllm(stories: httpx.Client) -> None:
+    assert asked(stories, top_k=-1)["choices"] == asked(stories)["choices"]
+    assert asked(stories, seed=-1)["usage"]["completion_tokens"] == 12
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_before_the_first_token_is_a_504(stories: httpx.Client, stream: bool) -> None:
     body = {"messages": [USER], "deadline_s": DEADLINE_S, "stream": stream}

@@ -173,6 +173,16 @@ def test_the_result_is_what_was_streamed(story_worker: WorkerProcess, client: Cl
     assert result.seed == 7
 
 
+def test_minus_one_means_off_as_in_vllm(
+    story_worker: WorkerProcess, client: Client, stock: Celery
+) -> None:
+    fields = {"prompt": PROMPT, "max_tokens": 2, "top_k": -1, "seed": -1}
+    sent = stock.send_task("llorch.generate", kwargs=fields, queue="llorch.stories")
+    seeds = {sent.get(GET_S)["seed"], client.submit(**fields).result(GET_S).seed}
+    assert len(seeds) == 2
+    assert min(seeds) >= 0
+
+
 def test_the_time_in_the_queue_counts_from_the_producer(
     story_worker: WorkerProcess, client: Client, stock: Celery
 ) -> None:
