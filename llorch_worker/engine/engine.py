@@ -205,7 +205,7 @@ class Engine:
             workspace_bytes=plan.workspace_bytes,
             weights=loaded.model,
             kernels=kernels,
-            truncate_rows=select_truncate_rows(place, plan.dtype, kernels),
+            truncate_rows=select_truncate_rows(place, kernels),
             num_threads=cpu_threads(plan.weights_bytes) if choose_threads else num_threads,
         )
         if compiles_late(place):

@@ -88,10 +88,10 @@ def select_sample(device: torch.device, kernels: KernelChoice = "auto") -> Fused
 
 
 def select_truncate_rows(
-    device: torch.device, dtype: torch.dtype, kernels: KernelChoice = "auto"
+    device: torch.device, kernels: KernelChoice = "auto"
 ) -> TruncateRows | None:
-    """The kernel that truncates for a model in ``dtype`` on ``device``, if there is one."""
-    if device.type != "cpu" or dtype is not torch.bfloat16:
+    """The kernel that truncates on ``device``, if there is one."""
+    if device.type != "cpu":
         return None
     native = find_native_kernels(kernels)
     return None if native is None else partial(truncate_rows, native)

@@ -11,7 +11,7 @@ from llorch_worker.contract import GenerationRequest, InternalError
 from llorch_worker.engine import Engine
 from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.kernels import native_absence
-from llorch_worker.settings import KvDtype
+from llorch_worker.settings import Dtype, KvDtype
 from tests.kernels.native import runnable_variants
 
 PROMPT = "Once upon a time there was a little girl who lived in a house by the sea. " * 3
@@ -42,19 +42,21 @@ def test_a_prompt_longer_than_a_step_gives_the_tokens_of_one_step(
     assert len(answers[0]) == 24
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_the_native_kernel_truncates_with_every_kv_dtype(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: KvDtype
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [("bfloat16", "auto"), ("bfloat16", "int8"), ("float32", "auto")]
+)
+def test_the_native_kernel_truncates_with_every_dtype(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, dtype: Dtype, kv_dtype: KvDtype
 ) -> None:
     def refuse(*_: object) -> None:
-        raise AssertionError("truncated row by row")
+        raise AssertionError("truncated by sorting")
 
-    monkeypatch.setattr("llorch_worker.engine.sampling.truncation._truncate_row", refuse)
+    monkeypatch.setattr("llorch_worker.engine.sampling.truncation.truncate_by_sorting", refuse)
     request = GenerationRequest(prompt="Once", max_tokens=4, top_p=0.5, seed=1, ignore_eos=True)
-    with Engine.load(demo_model, device="cpu", dtype="bfloat16", kv_dtype=kv_dtype) as engine:
+    with Engine.load(demo_model, device="cpu", dtype=dtype, kv_dtype=kv_dtype) as engine:
         assert len(engine.submit(request).result(timeout=60).choices[0].token_ids) == 4
     with (
-        Engine.load(demo_model, device="cpu", dtype="bfloat16", kernels="torch") as plain,
+        Engine.load(demo_model, device="cpu", dtype=dtype, kernels="torch") as plain,
         pytest.raises(InternalError),
     ):
         plain.submit(request).result(timeout=60)

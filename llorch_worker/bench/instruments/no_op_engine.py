@@ -70,7 +70,7 @@ def no_op_engine(
         weight_bytes=0,
         max_sequences=sequences,
         # The dtype in which a large model would compute.
-        truncate_rows=select_truncate_rows(cpu, torch.bfloat16),
+        truncate_rows=select_truncate_rows(cpu),
     )
 
 

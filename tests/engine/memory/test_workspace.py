@@ -14,7 +14,6 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.memory.resident_tensors import resident_tensors
 from llorch_worker.engine.memory.workspace import workspace_bytes
-from llorch_worker.engine.sampling import truncation
 from llorch_worker.model import RaggedBatch
 from tests.engine.conftest import LoadedModel
 from tests.engine.together import all_at_once
@@ -87,14 +86,7 @@ def measured_and_planned(
     return model.counted.peak, planned
 
 
-@pytest.fixture
-def as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Truncates by sorting: on the CPU, NumPy would, and its memory is not counted."""
-    monkeypatch.setattr(truncation, "_truncate_one_by_one", truncation.truncate_by_sorting)
-
-
 @pytest.mark.parametrize("last", [EVERYTHING, PLAIN, EVERYTHING | {"temperature": 0}])
-@pytest.mark.usefixtures("as_on_a_card")
 def test_a_step_of_many_that_sample_keeps_to_what_is_planned(
     loaded: LoadedModel, last: dict[str, Any]
 ) -> None:

@@ -234,7 +234,7 @@ def test_logprobs_are_those_of_the_models_own_logits(make_sequence: MakeSequence
 def test_a_damaged_row_is_reported_and_affects_no_other(
     make_sequence: MakeSequence, poison: float, fields: dict[str, Any], native: bool
 ) -> None:
-    truncate_rows = select_truncate_rows(CPU, torch.bfloat16) if native else None
+    truncate_rows = select_truncate_rows(CPU) if native else None
     if native and truncate_rows is None:
         pytest.skip("this machine has no native kernels")
     logits = random_logits(3)
