@@ -1,4 +1,4 @@
-"""The resident memory of a worker on the CPU, and what of it is neither model file nor KV cache.
+"""The resident memory of a worker on the CPU, and what of it is not the model file.
 
     python -m benches.worker_memory FILE... [--jobs 16] [--prompt 40] [--tokens 8]
 
@@ -6,7 +6,7 @@ Each file is served by ``llorch worker`` in bfloat16, with room for 16 sequences
 Linux only. "shared" are pages of files, libraries above all: workers on one machine share them, and
 the kernel drops them when memory is short. The rows:
 
-- ready: the worker takes jobs.
+- ready: the worker takes jobs. No block of its KV cache has been used but the warm-up's.
 - after the jobs: all have ended. Steps have freed their tensors, and glibc keeps the memory.
 - idle: the engine has returned it.
 - import torch: a process that did only that, for comparison.
@@ -25,7 +25,6 @@ from pathlib import Path
 
 from benches.arguments import existing_path, known_errors
 from llorch_worker.client import Client
-from llorch_worker.engine.memory.load_plan import plan_load
 from llorch_worker.engine.thread import TIDY_AFTER_S
 from llorch_worker.settings import default_model_name
 from tests.services import (
@@ -112,17 +111,15 @@ def main() -> None:
     imported = subprocess.run(
         [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True
     )
-    print(f"{'MiB':<24}{'':<16}{'resident':>10}{'shared':>8}{'beyond file and KV':>20}")
+    print(f"{'MiB':<24}{'':<16}{'resident':>10}{'shared':>8}{'beyond file':>13}")
     torch_alone = Resident.of(imported.stdout)
     print(f"{'import torch':<40}{torch_alone.all / MIB:>10,.0f}{torch_alone.shared / MIB:>8,.0f}")
     for file in options.files:
-        plan = plan_load(file, **SIZES)  # type: ignore[arg-type]
-        known = file.stat().st_size + plan.cache_bytes["kv"]
         for state, found in measure(file, options.jobs, options.prompt, options.tokens).items():
-            beyond = (found.all - known) / MIB
+            beyond = (found.all - file.stat().st_size) / MIB
             print(
                 f"{file.name:<24}{state:<16}{found.all / MIB:>10,.0f}{found.shared / MIB:>8,.0f}"
-                f"{beyond:>20,.0f}"
+                f"{beyond:>13,.0f}"
             )
 
 

@@ -72,7 +72,7 @@ def measure_rates(threads: int, passes: int) -> tuple[list[ProductRate], Rate]:
         for variant, library in compiled.items()
         for product in get_args(Product)
     }
-    weights = Arena().empty(READ_BYTES, dtype=torch.uint8).fill_(1)
+    weights = Arena().zeros(READ_BYTES, dtype=torch.uint8).fill_(1)
     read = _function(compiled[variants[0]], variants[0], "memory")
     part = READ_BYTES // threads // READ_MULTIPLE_BYTES * READ_MULTIPLE_BYTES
     reads = [partial(read, weights.data_ptr() + n * part, part) for n in range(threads)]

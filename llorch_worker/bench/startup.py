@@ -48,7 +48,7 @@ class StartupFigures(Figures):
     passes: int
     file_bytes: int
     held_bytes: int
-    """Held by weights, KV cache and tables."""
+    """Held by weights and tables, and on a card by KV blocks."""
     read: Span
     """Reading all files with one thread."""
     write: Span | None
@@ -61,6 +61,7 @@ class StartupFigures(Figures):
     resident_bytes: int | None
     """Resident memory of the process that loaded; None on a card, which holds the model itself."""
     foretold_bytes: int
+    """Predicted without the KV blocks of a CPU, which take memory as they are used."""
     notes: tuple[str, ...]
 
     def parts(self) -> Iterator[RenderableType]:
@@ -73,7 +74,7 @@ class StartupFigures(Figures):
         yardstick = "the read takes"
         if self.write is not None:
             held = human_bytes(self.held_bytes)
-            spans.append(("write once what the model holds", held, self.write))
+            spans.append(("write once what the load writes", held, self.write))
             yardstick = "read and write take together"
         spans.append(("load and first token", "", self.ready))
         yield table(

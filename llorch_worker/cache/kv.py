@@ -12,6 +12,7 @@ _STORED_DTYPE = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 class PagedKV:
     """``keys`` and ``values``: [layers, blocks, block_size, kv_heads, head_dim], allocated once.
+    On the CPU a page of them takes memory once it is written to.
 
     A *slot* is a token's place in a layer: ``block * block_size + offset``.
     """
@@ -23,11 +24,11 @@ class PagedKV:
         # Zeros, not empty: attention must never read a NaN from uninitialised memory.
         self.keys = _zeros(cells, stored, shape.device)
         self.values = _zeros(cells, stored, shape.device)
-        scales = cells[:-1] if shape.kv_dtype == "int8" else (layers, 0)
-        self._key_scales = torch.zeros(scales, device=shape.device)
-        self._value_scales = torch.zeros(scales, device=shape.device)
         self.dtype = shape.dtype
         self._scaled = shape.kv_dtype == "int8"
+        if self._scaled:
+            self._key_scales = _zeros(cells[:-1], torch.float32, shape.device)
+            self._value_scales = _zeros(cells[:-1], torch.float32, shape.device)
         self.layers = [self._layer(layer) for layer in range(layers)]
         """Views of each layer's part."""
 
@@ -59,5 +60,4 @@ class PagedKV:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # In huge pages: the first touch of ten gigabytes in small pages takes seconds.
-    return Arena().empty(*shape, dtype=dtype).zero_()
+    return Arena().zeros(*shape, dtype=dtype)

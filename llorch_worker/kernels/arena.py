@@ -26,9 +26,10 @@ class Arena:
         self._chunk: mmap.mmap | None = None
         self._free, self._end = 0, 0
 
-    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor, aligned to a cache line. Its storage covers its own bytes only,
-        so that sums over storages do not count a chunk's unused end."""
+    def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of zeros, aligned to a cache line. Its pages take memory once they are written
+        to. Its storage covers its own bytes only, so that sums over storages do not count a chunk's
+        unused end."""
         count = math.prod(shape)
         size = count * dtype.itemsize
         if self._chunk is None or self._free + size > self._end:

@@ -18,8 +18,8 @@ MIB = 1024 * 1024
 
 def test_tensors_are_adjacent_and_aligned_to_cache_lines() -> None:
     arena = Arena()
-    first = arena.empty(3, 5, dtype=torch.bfloat16)
-    second = arena.empty(7, dtype=torch.uint8)
+    first = arena.zeros(3, 5, dtype=torch.bfloat16)
+    second = arena.zeros(7, dtype=torch.uint8)
     assert first.shape == (3, 5)
     assert first.data_ptr() % ALIGNMENT_BYTES == 0
     assert second.data_ptr() == first.data_ptr() + ALIGNMENT_BYTES
@@ -28,8 +28,8 @@ def test_tensors_are_adjacent_and_aligned_to_cache_lines() -> None:
 
 def test_tensors_never_overlap() -> None:
     arena = Arena()
-    tensors = [arena.empty(100 * MIB, dtype=torch.uint8) for _ in range(5)]
-    tensors.append(arena.empty(300 * MIB, dtype=torch.uint8))  # more than a chunk
+    tensors = [arena.zeros(100 * MIB, dtype=torch.uint8) for _ in range(5)]
+    tensors.append(arena.zeros(300 * MIB, dtype=torch.uint8))  # more than a chunk
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
@@ -44,7 +44,7 @@ def test_memory_uses_huge_pages() -> None:
     if not setting.exists() or "[never]" in setting.read_text():
         pytest.skip("this kernel gives no huge pages")
     before = huge_bytes()
-    tensor = Arena().empty(64 * MIB, dtype=torch.uint8)
+    tensor = Arena().zeros(64 * MIB, dtype=torch.uint8)
     tensor.fill_(1)
     # Not necessarily all of it: a machine's memory may be fragmented.
     assert huge_bytes() - before > 0
@@ -54,7 +54,7 @@ def test_memory_is_used_when_written_and_freed_with_the_tensors() -> None:
     process = psutil.Process()
     arena = Arena()
     before = process.memory_info().rss
-    tensor = arena.empty(128 * MIB, dtype=torch.uint8)
+    tensor = arena.zeros(128 * MIB, dtype=torch.uint8)
     assert process.memory_info().rss - before < 16 * MIB
     tensor.fill_(1)
     assert process.memory_info().rss - before > 120 * MIB

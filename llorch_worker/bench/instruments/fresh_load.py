@@ -28,9 +28,9 @@ class FreshLoad(Frozen):
     load_s: float
     first_token_s: float
     held_bytes: int
-    """Held by weights, KV cache and tables."""
+    """Held by weights and tables. The KV blocks of a CPU take memory as they are used."""
     foretold_bytes: int
-    """Predicted by the same process, before the load."""
+    """Predicted by the same process, before the load, without the KV blocks of a CPU."""
     resident_bytes: int
     """Resident memory of the process after the token."""
     from_disk_bytes: int | None
@@ -71,14 +71,15 @@ def _answer(environment: Mapping[str, str], what: str, threads: int | None, *arg
 
 def _write_s(size: int) -> float:
     began_s = time.perf_counter()
-    held = Arena().empty(size, dtype=torch.uint8)
+    held = Arena().zeros(size, dtype=torch.uint8)
     held.fill_(1)
     # Read before the memory is freed.
     return time.perf_counter() - began_s
 
 
 def _load(settings: Settings) -> FreshLoad:
-    foretold_bytes = plan_load(settings.model, **settings.engine_options).total_bytes
+    plan = plan_load(settings.model, **settings.engine_options)
+    kv_bytes = plan.num_blocks * plan.block_bytes if plan.device.type == "cpu" else 0
     request = GenerationRequest(prompt_token_ids=[0], max_tokens=1, temperature=0, ignore_eos=True)
     read_before = bytes_from_disk()
     began_s = time.perf_counter()
@@ -94,8 +95,8 @@ def _load(settings: Settings) -> FreshLoad:
             dtype=stats.dtype,
             load_s=loaded_s - began_s,
             first_token_s=ready_s - loaded_s,
-            held_bytes=sum(stats.bytes.values()),
-            foretold_bytes=foretold_bytes,
+            held_bytes=sum(stats.bytes.values()) - kv_bytes,
+            foretold_bytes=plan.total_bytes - kv_bytes,
             resident_bytes=psutil.Process().memory_info().rss,
             from_disk_bytes=(read_after or 0) - (read_before or 0) if known else None,
         )

@@ -79,15 +79,15 @@ class QuantisedTiles:
 
         def table() -> torch.Tensor:
             width = columns // _scale_columns(group, levels)
-            return arena.empty(tiles, width, TILE_ROWS, dtype=torch.float16)
+            return arena.zeros(tiles, width, TILE_ROWS, dtype=torch.float16)
 
         def level_bytes() -> torch.Tensor | None:
             words = columns // BLOCK_COLUMNS * LEVEL_BYTES[levels] // 4
-            return arena.empty(tiles, words, TILE_ROWS, 4, dtype=torch.uint8) if words else None
+            return arena.zeros(tiles, words, TILE_ROWS, 4, dtype=torch.uint8) if words else None
 
         return cls(
             kernels=kernels,
-            codes=arena.empty(tiles, TILE_ROWS * columns * bits // 8, dtype=torch.uint8),
+            codes=arena.zeros(tiles, TILE_ROWS * columns * bits // 8, dtype=torch.uint8),
             scales=table(),
             offsets=table() if has_offsets else None,
             level_bytes=level_bytes(),
@@ -205,9 +205,7 @@ class Bf16Tiles:
     @staticmethod
     def empty(arena: Arena, rows: int, columns: int) -> torch.Tensor:
         """Memory for ``pack_in_place``: [tiles * 16, columns], whose padding is 0."""
-        weights = arena.empty(tile_count(rows) * TILE_ROWS, columns, dtype=torch.bfloat16)
-        weights[rows:] = 0
-        return weights
+        return arena.zeros(tile_count(rows) * TILE_ROWS, columns, dtype=torch.bfloat16)
 
     @classmethod
     def pack_in_place(cls, kernels: NativeKernels, weights: torch.Tensor, rows: int) -> Bf16Tiles:
