@@ -147,6 +147,10 @@ class RedisServer:
         )  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 
+    def in_database(self, number: int) -> str:
+        """The URL of this database."""
+        return f"redis://{LOCALHOST}:{self.port}/{number}"
+
     def start(self) -> None:
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(

@@ -6,6 +6,7 @@ from typing import Literal
 
 from redis import Redis
 
+from llorch_worker.broker import keys
 from llorch_worker.broker.enqueue import LONGEST_WAIT_S
 from llorch_worker.broker.results import revoked_document
 from llorch_worker.broker.scripts import run_script
@@ -15,6 +16,11 @@ CancelOutcome = Literal["queued", "running", "ended", "unknown"]
 """The job's state at the cancel. ``queued``: it waited, or its worker had died; it has now ended.
 ``running``: its worker hears of it and stops within a step. ``ended``: nothing was left to cancel.
 ``unknown``: Redis has no trace of the job."""
+
+
+def channel(client: Redis) -> str:
+    """Where the workers of the client's database hear of cancels."""
+    return keys.cancel_channel(client.get_connection_kwargs().get("db") or 0)
 
 
 def cancel(
@@ -36,6 +42,7 @@ def cancel(
             stream_ttl_s,
             max(LONGEST_WAIT_S, result_ttl_s),
             int(heard),
+            channel(client),
         ],
     )
     return outcome

@@ -13,14 +13,17 @@ WORKER_QUEUES = f"{PREFIX}own_queues"
 WORKERS = f"{PREFIX}workers"
 """Set of hostnames that may have a :func:`worker` key; an index."""
 
-CANCEL_CHANNEL = f"{PREFIX}cancel"
-"""Pub/sub channel; each message is the id of a job to cancel now."""
-
 LEASES = f"{PREFIX}leases"
 """Sorted set: job id -> when its lease ends, in ms by Redis' own clock."""
 
 NOWHERE = f"{PREFIX}nowhere"
 """A key that nobody writes; see :mod:`llorch_worker.broker.scripts`."""
+
+
+def cancel_channel(database: int) -> str:
+    """Pub/sub channel; each message is the id of a job to cancel now. All databases of a Redis
+    share their channels, so the name begins with the database, as Celery's do."""
+    return f"/{database}.{PREFIX}cancel"
 
 
 def turn(work: str) -> str:
@@ -134,7 +137,7 @@ def idempotency(model: str, key: str) -> str:
 
 
 def result(job_id: str) -> str:
-    """Key and pub/sub channel of Celery's Redis backend."""
+    """Key and pub/sub channel of Celery's Redis backend. All databases share the channel."""
     return f"celery-task-meta-{job_id}"
 
 

@@ -34,7 +34,6 @@ _CONSTANTS: dict[str, str | int] = {
     "FOLLOW_UPS": keys.FOLLOW_UPS,
     "BATCH_LEASES": keys.BATCH_LEASES,
     "WEBHOOKS": keys.WEBHOOKS,
-    "CANCEL_CHANNEL": keys.CANCEL_CHANNEL,
     "FULL_SUFFIX": keys.FULL_SUFFIX,
     "LOWER_STEPS": ",".join(queues.LOWER_STEPS),
     # As text: Redis takes long to write a number.

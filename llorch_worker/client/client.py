@@ -276,11 +276,9 @@ class Job:
                 left_s = min(RESULT_POLL_S, give_up_s - time.monotonic())
                 if left_s <= 0:
                     raise TimeoutError(f"job {self.id} has not ended within {timeout} s")
-                match pubsub.get_message(timeout=left_s):
-                    case {"type": "message", "data": str(document)}:
-                        end = decode_state(document).end
-                    case _:
-                        # Just subscribed, or silence: check for a result that was missed.
-                        end = self._state().end
+                # A message, a confirmation or silence. A message may be of a job of the same id in
+                # another database: only the key is this job's.
+                pubsub.get_message(timeout=left_s)
+                end = self._state().end
                 if end is not None:
                     return end

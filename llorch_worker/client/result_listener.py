@@ -27,7 +27,7 @@ End = GenerationResult | LlorchError
 
 
 class ResultListener:
-    """Receives results by pub/sub, and also polls for all of them every ``RESULT_POLL_S``.
+    """Hears of results by pub/sub, and also polls for all of them every ``RESULT_POLL_S``.
 
     One task serves all waiters and alone uses the subscription: redis-py's breaks if one task
     subscribes while another's read reconnects. The task ends after the last waiter.
@@ -129,7 +129,7 @@ class ResultListener:
     async def _hear(self, pubsub: PubSub, timeout_s: float) -> int:
         """Waits for messages or new waiters, and returns the number of messages."""
         heard = 0
-        confirmed: set[str] = set()
+        named: set[str] = set()
         message: dict[str, Any] | None = None
         try:
             async with asyncio.timeout(0 if self._newcomers else timeout_s) as self._sleep:
@@ -143,14 +143,12 @@ class ResultListener:
             self._sleep = None
         while message is not None:
             heard += 1
-            match message:
-                case {"type": "message", "channel": str(key), "data": str(document)}:
-                    await self._settle(key, document)
-                case {"type": "subscribe", "channel": str(key)}:
-                    # Also sent after a reconnect, before which messages may have been missed.
-                    confirmed.add(key)
+            # A message may be of a job of the same id in another database: only the key is this
+            # job's. A confirmation also comes after a reconnect, before which messages may have
+            # been missed.
+            named.add(message["channel"])
             message = await pubsub.get_message(timeout=0) if heard < MOST_AT_ONCE else None
-        await self._look(confirmed)
+        await self._look(named)
         return heard
 
     async def _look(self, wanted: Iterable[str]) -> int:

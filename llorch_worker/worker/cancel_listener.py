@@ -8,7 +8,7 @@ import redis
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from llorch_worker.broker import keys
+from llorch_worker.broker import cancellation, keys
 from llorch_worker.broker.connection import subscribe
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.worker.active_jobs import ActiveJobs
@@ -58,7 +58,7 @@ class CancelListener:
                 self._stop.wait(RECONNECT_S)
 
     def _listen(self) -> None:
-        with subscribe(self._redis, keys.CANCEL_CHANNEL) as pubsub:
+        with subscribe(self._redis, cancellation.channel(self._redis)) as pubsub:
             while not self._stop.is_set():
                 match pubsub.get_message(timeout=LISTEN_S):
                     case {"type": "subscribe"}:

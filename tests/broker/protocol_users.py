@@ -178,7 +178,7 @@ class Users(RuleBasedStateMachine):
                 self.store,
                 "cancel",
                 [job.id, document, encode_event(CancelledEvent()), TERMS.result_ttl_s,
-                 TERMS.stream_ttl_s, LONGEST_WAIT_S, int(heard)],
+                 TERMS.stream_ttl_s, LONGEST_WAIT_S, int(heard), keys.cancel_channel(0)],
             )  # fmt: skip
             assert outcome == expected
         if expected == "running":

@@ -148,7 +148,7 @@ def test_waiters_are_told_of_a_cancel_at_once(producer: Client, stock: Celery) -
 def test_a_claimed_job_is_left_to_its_worker(producer: Client) -> None:
     job = producer.submit(prompt="x")
     with producer.redis.pubsub(ignore_subscribe_messages=True) as pubsub:
-        pubsub.subscribe(keys.CANCEL_CHANNEL)
+        pubsub.subscribe(keys.cancel_channel(0))
         pubsub.get_message(timeout=5)
         take(producer.redis)
         assert outcome(producer, job) == "running"

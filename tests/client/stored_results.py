@@ -18,8 +18,10 @@ class Results:
     def __init__(self, url: str) -> None:
         self.redis = redis.Redis.from_url(url, decode_responses=True)
 
-    def end(self, job_id: str, *, announced: bool = True) -> None:
-        document = failure_document(job_id, InternalError(f"the end of {job_id}"))
+    def end(
+        self, job_id: str, error: InternalError | None = None, *, announced: bool = True
+    ) -> None:
+        document = failure_document(job_id, error or InternalError(f"the end of {job_id}"))
         self.redis.set(keys.result(job_id), document)
         if announced:
             self.redis.publish(keys.result(job_id), document)

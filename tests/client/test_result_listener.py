@@ -10,7 +10,7 @@ import pytest
 
 from llorch_worker.broker import keys
 from llorch_worker.broker.results import StoredState, decode_state
-from llorch_worker.client import AsyncClient, BrokerUnavailable, result_listener
+from llorch_worker.client import AsyncClient, BrokerUnavailable, Client, result_listener
 from llorch_worker.client.result_listener import TASK_NAME, ResultListener
 from llorch_worker.contract import Failed, InternalError
 from tests.client.stored_results import Results
@@ -50,6 +50,11 @@ def run(url: str, use: Callable[[AsyncClient], Awaitable[None]]) -> None:
 async def ended(client: AsyncClient, job_id: str) -> None:
     with pytest.raises(InternalError, match=f"the end of {job_id}$"):
         await client.job(job_id).result(GET_S)
+
+
+def ended_in_thread(url: str, job_id: str) -> None:
+    with Client(url) as client, pytest.raises(InternalError, match=f"the end of {job_id}$"):
+        client.job(job_id).result(GET_S)
 
 
 def listening() -> bool:
@@ -163,6 +168,26 @@ def test_a_result_between_the_first_look_and_the_subscription_is_found(
 
     monkeypatch.setattr(ResultListener, "_subscribe", late)
     run(own_server.url, lambda client: ended(client, "a"))
+
+
+@pytest.mark.parametrize("client_class", [Client, AsyncClient])
+def test_the_end_of_a_job_of_the_same_id_in_another_database_is_not_this_jobs(
+    own_server: RedisServer, results: Results, client_class: type[Client] | type[AsyncClient]
+) -> None:
+    there = Results(own_server.in_database(1))
+
+    async def use(client: AsyncClient) -> None:
+        if client_class is AsyncClient:
+            waits = asyncio.create_task(ended(client, "a"))
+        else:
+            waits = asyncio.create_task(asyncio.to_thread(ended_in_thread, own_server.url, "a"))
+        await results.listened_to("a")
+        there.end("a", InternalError("the end of another"))
+        results.end("a")
+        await waits
+
+    with there.redis:
+        run(own_server.url, use)
 
 
 def test_two_waiters_for_one_job_both_get_its_end_and_either_may_leave(

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from llorch_worker.broker import keys
+from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.connection import connect
 from llorch_worker.worker.active_jobs import ActiveJobs
 from llorch_worker.worker.cancel_listener import CancelListener
-from tests.broker.jobs import claim_on
+from tests.broker.jobs import claim_on, push, take
 from tests.services import RedisServer, wait_until
 from tests.worker.test_active_jobs import Generation
 
@@ -36,7 +37,7 @@ def start(running: ActiveJobs, job_id: str) -> Generation:
 
 def subscribed(own_server: RedisServer) -> bool:
     with connect(own_server.url) as client:
-        (_, count) = client.pubsub_numsub(keys.CANCEL_CHANNEL)[0]
+        (_, count) = client.pubsub_numsub(keys.cancel_channel(0))[0]
         return bool(count)
 
 
@@ -46,9 +47,24 @@ def test_a_published_id_cancels_that_job_only(
     mine, other = start(running, "mine"), start(running, "other")
     wait_until(lambda: subscribed(own_server))
     with connect(own_server.url) as client:
-        client.publish(keys.CANCEL_CHANNEL, "mine")
+        client.publish(keys.cancel_channel(0), "mine")
     wait_until(mine.cancelled.is_set)
     assert not other.cancelled.is_set()
+
+
+def test_a_cancel_in_another_database_of_the_same_redis_is_not_heard(
+    own_server: RedisServer, running: ActiveJobs, listener: CancelListener
+) -> None:
+    same, later = start(running, "same"), start(running, "later")
+    wait_until(lambda: subscribed(own_server))
+    with connect(own_server.url) as here, connect(own_server.in_database(1)) as there:
+        for client, job_id in ((there, "same"), (here, "later")):
+            push(client, job_id)
+            take(client)
+            assert cancel(client, job_id, result_ttl_s=60, stream_ttl_s=60) == "running"
+    # One subscription hears in the order of the calls.
+    wait_until(later.cancelled.is_set)
+    assert not same.cancelled.is_set()
 
 
 def test_a_cancel_that_was_published_while_redis_was_lost_takes_effect_after_it_is_back(

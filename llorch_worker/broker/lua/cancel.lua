@@ -16,6 +16,7 @@ local stream_s = ARGV[5] -- for event streams
 -- record, drops the message, and leaves what follows the end to a worker.
 local record_s = ARGV[6]
 local heard = ARGV[7] == '1' -- whether the job waits although it has no record: a stock producer's
+local channel = ARGV[8] -- of cancels in this database
 local job, cancel = job_key(job_id), cancel_key(job_id)
 
 local state = redis.call('HGET', job, 'state')
@@ -34,7 +35,7 @@ local lease_ms = tonumber(redis.call('ZSCORE', LEASES, job_id) or '0')
 if state == 'claimed' and lease_ms > now_ms() then
   -- The key is for a worker that takes the job over; the message is for the one that runs it.
   redis.call('SET', cancel, document, 'EX', keep_s)
-  redis.call('PUBLISH', CANCEL_CHANNEL, job_id)
+  redis.call('PUBLISH', channel, job_id)
   return 'running'
 end
 -- It waits, or its worker has died and no sweep has found it yet.
