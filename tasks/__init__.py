@@ -1,11 +1,5 @@
-"""The Celery application: ``celery -A tasks worker``; ``from tasks import generate``. No torch."""
+"""``llorch_worker.tasks`` under a short name, in a checkout only: ``celery -A tasks worker``."""
 
-from llorch_worker.contract import TASK_NAME
-from llorch_worker.worker.celery.app import build_from_environment
-
-app = build_from_environment(__name__)
-"""The app, configured from ``LLORCH_*``."""
-generate = app.tasks[TASK_NAME]
-"""The task, for producers: ``generate.delay(prompt="Once upon a time", max_tokens=64)``."""
+from llorch_worker.tasks import app, generate
 
 __all__ = ["app", "generate"]

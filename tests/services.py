@@ -37,7 +37,7 @@ from tests.waiting import wait_until as wait_until
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 90.0
 TOY_APP = "tests.toy_app"
-REAL_APP = "tasks"
+REAL_APP = "llorch_worker.tasks"
 QUICK_START = ("--without-gossip", "--without-mingle")
 """Saves a second; only workers with the real engine start as users start them."""
 LOCALHOST = "127.0.0.1"

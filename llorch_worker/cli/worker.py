@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import llorch_worker
 from llorch_worker.cli.options import WORKER_SETTINGS, JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
-from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import Settings
 
 
@@ -26,7 +22,6 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
     extras.require("worker")
     if settings.metrics_port is not None:
         extras.require("metrics")
-    _refuse_other_tasks()
     from llorch_worker.broker.fleet_client import FleetClient
 
     # A running worker waits if Redis goes away, but a Redis that never answered may be a typo.
@@ -62,16 +57,3 @@ def worker(settings: Settings, as_json: JsonOption = False) -> None:
         on_load_progress=screen.loading_bar(f"loading {model}"),
         assignment=assignment,
     )
-
-
-def _refuse_other_tasks() -> None:
-    """Raises if another package ``tasks`` hides ours; teams that use Celery often have one."""
-    found = find_spec("tasks")
-    origin = None if found is None else found.origin
-    ours = Path(llorch_worker.__file__).parents[1] / "tasks" / "__init__.py"
-    if origin is None or Path(origin) != ours:
-        raise CommandError(
-            "HIDDEN_PACKAGE",
-            f"the package tasks of llorch-worker is hidden by {origin or 'nothing'}: take its "
-            "folder off PYTHONPATH",
-        )

@@ -64,7 +64,7 @@ def flower(port: int, settings: Settings, login: str | None) -> Program:
     arguments = (f"--address={ports.LOCALHOST}", f"--port={port}", "--logging=error")
     return Program(
         FLOWER,
-        python("-m", "celery", "-A", "llorch_worker.stack.flower_app", "flower", *arguments),
+        python("-m", "celery", "-A", "llorch_worker.tasks", "flower", *arguments),
         # In the environment, because every user can read command lines.
         settings.environment
         | {name: text for name, text in FLOWER_DEFAULTS.items() if name not in os.environ}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sysconfig
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Ran, run
-from tests.services import REPOSITORY
 
 NOBODY = "redis://127.0.0.1:1/0"
 WORKER_MODULES = ("torch", "transformers", "tokenizers", "gguf", "safetensors", "numpy", "psutil")
@@ -29,15 +27,6 @@ def sentence(ran: Ran, code: int) -> str:
 def test_a_missing_model(command: list[str]) -> None:
     said = sentence(run(*command, "/nowhere/model.gguf"), 1)
     assert "/nowhere/model.gguf does not exist; give a .gguf file" in said
-
-
-@pytest.mark.parametrize("content", ["raise SystemExit('the wrong tasks')", ""])
-def test_another_tasks_package_on_the_module_path(tmp_path: Path, content: str) -> None:
-    (tmp_path / "tasks.py").write_text(content)
-    path = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
-    said = sentence(run("worker", "--redis", NOBODY, PYTHONPATH=path), 1)
-    assert f"is hidden by {tmp_path / 'tasks.py'}:" in said
-    assert "PYTHONPATH" in said
 
 
 def test_a_gateways_port_that_is_taken() -> None:

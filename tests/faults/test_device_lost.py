@@ -13,7 +13,7 @@ from tests.fake_gpu.machine import SITE, Machine, card
 from tests.faults.conftest import QUICK, StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
-from tests.services import REPOSITORY, RedisServer, held_ids, wait_until
+from tests.services import REAL_APP, REPOSITORY, RedisServer, held_ids, wait_until
 
 GET_S = 60
 
@@ -124,7 +124,7 @@ def test_a_job_whose_device_fails_gives_the_same_text_elsewhere(
             jobs = [client.submit(**ask) for _ in range(3)]
         assert lost.wait_exit(GET_S) == 1
         assert "the device is lost: CUDA error: unspecified launch failure" in lost.text()
-        start_worker("w2", app="tasks", **options)
+        start_worker("w2", app=REAL_APP, **options)
         results = [job.result(GET_S) for job in jobs]
         whole = client.submit(**ask).result(GET_S)
         assert {result.text for result in results} == {whole.text}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -83,17 +83,17 @@ def _prepare_worker(sender: str, instance: Any, options: Mapping[str, Any], **_:
     instance.app.conf.task_queues = task_queues(settings.served_name, sender)
 
 
-def build_from_environment(package: str) -> LlorchApp:
-    """The app of ``package``, configured from ``LLORCH_*``.
+def build_from_environment(*modules: str) -> LlorchApp:
+    """The app that ``modules`` offer, configured from ``LLORCH_*``.
 
-    With wrong settings ``celery -A <package>`` ends with one sentence, because Celery would print
+    With wrong settings ``celery -A <module>`` ends with one sentence, because Celery would print
     the traceback of this import. A producer gets the exception, even in a ``celery`` command of
     its own.
     """
     try:
         return build_app(Settings())
     except (ValidationError, BrokerRefused) as error:
-        if not _is_app_of_command(package, sys.argv[1:]):
+        if not _is_app_of_command(modules, sys.argv[1:]):
             raise
         explained = explain(error)
         assert explained is not None
@@ -102,10 +102,10 @@ def build_from_environment(package: str) -> LlorchApp:
         raise SystemExit(exit_code) from None
 
 
-def _is_app_of_command(package: str, arguments: list[str]) -> bool:
-    """Whether this process is a ``celery`` command whose ``arguments`` name ``package``."""
+def _is_app_of_command(modules: Sequence[str], arguments: list[str]) -> bool:
+    """Whether this process is a ``celery`` command whose ``arguments`` name one of ``modules``."""
     if _CELERY_COMMAND not in sys.modules:
         return False
     words = " ".join(arguments).replace("=", " ").split()
     named = [app for option, app in pairwise(words) if option in _APP_OPTIONS]
-    return any(re.split(r"[.:]", app)[0] == package for app in named)
+    return any(re.sub(r"(\.app|:.*)$", "", app) in modules for app in named)

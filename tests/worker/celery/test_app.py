@@ -108,10 +108,10 @@ def test_a_task_call_without_a_resident_model_says_so() -> None:
         generate(prompt="x")
 
 
-def celery(command: str, redis_url: str, **settings: object) -> tuple[int, str, str]:
-    """The exit code of ``celery -A tasks <command>`` and what it printed."""
+def celery(app: str, command: str, redis_url: str, **settings: object) -> tuple[int, str, str]:
+    """The exit code of ``celery -A <app> <command>`` and what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tasks", command],
+        [sys.executable, "-m", "celery", "-A", app, command],
         env=environment(redis_url, **settings),
         capture_output=True,
         text=True,
@@ -121,9 +121,11 @@ def celery(command: str, redis_url: str, **settings: object) -> tuple[int, str, 
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("command", ["worker", "report"])
-def test_a_bad_setting_ends_a_celery_command_with_one_sentence(command: str) -> None:
-    code, out, err = celery(command, "redis://localhost:1/0", max_sequences=0, kernels="x")
+@pytest.mark.parametrize(
+    ("app", "command"), [("tasks", "worker"), ("llorch_worker.tasks:app", "report")]
+)
+def test_a_bad_setting_ends_a_celery_command_with_one_sentence(app: str, command: str) -> None:
+    code, out, err = celery(app, command, "redis://localhost:1/0", max_sequences=0, kernels="x")
     assert (code, out) == (2, "")
     (said,) = err.splitlines()
     assert said.startswith("error: LLORCH_KERNELS: ")
@@ -131,7 +133,7 @@ def test_a_bad_setting_ends_a_celery_command_with_one_sentence(command: str) -> 
 
 
 def test_an_invalid_url_ends_a_celery_command_with_one_sentence() -> None:
-    code, out, err = celery("worker", "redis://localhost:1/jobs")
+    code, out, err = celery("llorch_worker.tasks", "worker", "redis://localhost:1/jobs")
     assert (code, out) == (1, "")
     assert err == (
         "error: redis://localhost:1/jobs is not a Redis URL: it must end with a database number; "
