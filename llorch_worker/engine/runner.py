@@ -101,6 +101,7 @@ class Runner:
 
         With ``after``, each chunk is the token that this earlier step chooses for its sequence.
         """
+        chunks = sorted(chunks, key=lambda chunk: chunk.count > 1)
         due = [chunk for chunk in chunks if chunk.samples]
         sequences = tuple(chunk.sequence for chunk in due)
         draw = None
@@ -185,8 +186,8 @@ class Runner:
 
 
 def _block_tables(lists: Items[array[int]]) -> Integers:
-    """[sequences, widest] int64: the block ids of each sequence, padded with 0."""
-    tables = np.zeros((len(lists), max(map(len, lists))), np.int64)
+    """[sequences, widest] int64: the block ids of each sequence, padded with 0, in aligned rows."""
+    tables = np.zeros((len(lists), _aligned(max(map(len, lists)))), np.int64)
     for row, blocks in enumerate(lists):
         tables[row, : len(blocks)] = blocks
     return tables
@@ -224,4 +225,8 @@ def unpack(whole: torch.Tensor, arrays: Items[Integers]) -> list[torch.Tensor]:
 
 
 def _room(array: Integers) -> int:
-    return -(-array.size // _ALIGNED) * _ALIGNED
+    return _aligned(array.size)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGNED) * _ALIGNED

@@ -15,8 +15,10 @@ from llorch_worker.cache import UnifiedCache
 class RaggedBatch:
     """One engine step. Tensors are int64 on the model's device.
 
-    Sequence i owns the next ``query_lengths[i]`` entries of the token row. Lengths are plain ints:
-    shapes depend on them, and reading them back from the device would wait for it.
+    Sequence i owns the next ``query_lengths[i]`` entries of the token row. Sequences with one new
+    token come first: attention's decode path takes those before the first longer one, as a slice.
+    Lengths are plain ints: shapes depend on them, and reading them back from the device would wait
+    for it.
     """
 
     token_ids: torch.Tensor

@@ -20,13 +20,13 @@ class ForwardPass:
         self._slots = batch.slots
         self._cos, self._sin = cache.rope.at(batch.positions)
         self._attentions: list[PagedAttention] = []
-        decoding = [i for i, length in enumerate(batch.query_lengths) if length == 1]
-        prefilling = [i for i, length in enumerate(batch.query_lengths) if length > 1]
+        total = len(batch.query_lengths)
+        decoding = next((i for i, n in enumerate(batch.query_lengths) if n > 1), total)
         if decoding:
-            sequences = _sequences(batch, decoding, cache.block_size)
+            sequences = _sequences(batch, range(decoding), cache.block_size)
             self._attentions.append(ops.paged_decode(sequences))
-        if prefilling:
-            sequences = _sequences(batch, prefilling, cache.block_size)
+        if decoding < total:
+            sequences = _sequences(batch, range(decoding, total), cache.block_size)
             self._attentions.append(ops.paged_prefill(sequences, cache.masks))
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
@@ -44,17 +44,15 @@ class ForwardPass:
         return out
 
 
-def _sequences(batch: RaggedBatch, chosen: list[int], block_size: int) -> PagedSequences:
+def _sequences(batch: RaggedBatch, chosen: range, block_size: int) -> PagedSequences:
     """The batch's sequences with the indices ``chosen``."""
-    starts = list(accumulate(batch.query_lengths[:-1], initial=0))
-    tables = batch.block_tables
-    if len(chosen) < len(starts):
-        tables = tables.index_select(0, torch.tensor(chosen, device=tables.device))
+    part = slice(chosen.start, chosen.stop)
+    starts = tuple(accumulate(batch.query_lengths[:-1], initial=0))
     return PagedSequences(
-        first_rows=tuple(starts[i] for i in chosen),
-        query_lengths=tuple(batch.query_lengths[i] for i in chosen),
-        context_lengths=tuple(batch.context_lengths[i] for i in chosen),
-        block_tables=tables,
+        first_rows=starts[part],
+        query_lengths=batch.query_lengths[part],
+        context_lengths=batch.context_lengths[part],
+        block_tables=batch.block_tables[part],
         block_size=block_size,
         device_contexts=batch.device_contexts,
     )

@@ -53,9 +53,21 @@ def test_a_mixed_step_is_laid_out_in_one_row(
     assert batch.positions.tolist() == [17, 14, 15, 16, 17, 0, 1]
     assert batch.query_lengths == (1, 4, 2)
     assert batch.context_lengths == (18, 18, 2)
-    assert batch.block_tables.tolist() == [[3, 1, 0], [7, 2, 5], [0, 0, 0]]
+    assert batch.block_tables.tolist() == [[3, 1, 0, 0], [7, 2, 5, 0], [0, 0, 0, 0]]
     assert batch.slots.tolist() == [17, 126, 127, 32, 33, 0, 1]
     assert batch.logits_rows.tolist() == [0, 6]  # ``middle`` has more prompt to come
+
+
+def test_sequences_with_one_new_token_come_first(
+    make_sequence: Callable[..., Sequence], batches_of: Callable[..., list[RaggedBatch]]
+) -> None:
+    """So attention's decode path takes a slice of the block tables, without an index to upload."""
+    prefilling = held(make_sequence([8, 9]), [0], 0)
+    decoding = held(make_sequence([5] * 3, [6]), [3], 3)
+    (batch,) = batches_of([Chunk(prefilling, 0, 2), Chunk(decoding, 3, 1)])
+    assert batch.query_lengths == (1, 2)
+    assert batch.token_ids.tolist() == [6, 8, 9]
+    assert batch.block_tables[:, 0].tolist() == [3, 0]
 
 
 def test_a_step_of_decodes_is_one_token_each(

@@ -118,8 +118,9 @@ class DecodeGraphs:
         buffers.positions[:count].copy_(batch.positions)
         buffers.slots[:count].copy_(batch.slots)
         torch.add(batch.positions, 1, out=buffers.contexts[:count])
-        # Table columns beyond this width lie after every context and are not read.
-        buffers.block_tables[:count, : batch.block_tables.shape[1]].copy_(batch.block_tables)
+        # Table columns beyond either width lie after every context and are not read.
+        tables = batch.block_tables[:, : buffers.block_tables.shape[1]]
+        buffers.block_tables[:count, : tables.shape[1]].copy_(tables)
         if count < self._filled:
             buffers.blank(count, self._filled)
         self._filled = count
