@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from tests.made_models import made, random_models, sentencepiece_vocabulary, trained_model
+
 if TYPE_CHECKING:
     from celery import Celery
 
@@ -55,7 +57,6 @@ LONGEST = (
 )
 """The files that take longest, in about this order. They begin first: at the end of a run in
 several processes none may work on one of them alone."""
-SHARED_MODELS = REPOSITORY.parent / "shared" / "models"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -79,29 +80,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (places.get(item.path, len(places)), item.path.name, item.path))
 
 
-def _shared(name: str) -> Path:
-    path = SHARED_MODELS / name
-    if not path.exists():
-        pytest.skip(f"needs the test model {name} in {SHARED_MODELS}")
-    return path
+@pytest.fixture(scope="session")
+def models_cache(pytestconfig: pytest.Config) -> Path:
+    """Where the tests' own models are kept from one run to the next."""
+    return pytestconfig.cache.mkdir("models")
 
 
 @pytest.fixture(scope="session")
-def stories260k() -> Path:
-    """A trained model with 260K parameters: f32.gguf, q8_0.gguf, q4_0.gguf, hf/."""
-    return _shared("stories260K")
+def stories260k(models_cache: Path) -> Path:
+    """The demo model, which is trained: f32.gguf, q8_0.gguf, q4_0.gguf, hf/."""
+    return made(models_cache, "trained", trained_model)
 
 
 @pytest.fixture(scope="session")
-def random256() -> Path:
+def random256(models_cache: Path) -> Path:
     """Random weights: one GGUF file for each block type."""
-    return _shared("random256")
+    return made(models_cache, "random", random_models)
 
 
 @pytest.fixture(scope="session")
-def llama2_vocab() -> Path:
-    """Llama-2's vocabulary: tokenizer.model and vocab-only.gguf."""
-    return _shared("llama2-vocab")
+def llama2_vocab(models_cache: Path) -> Path:
+    """A vocabulary of Llama-2's kind and size: tokenizer.model and vocab-only.gguf."""
+    return made(models_cache, "sentencepiece", sentencepiece_vocabulary)
 
 
 @pytest.fixture(scope="session")

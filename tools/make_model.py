@@ -1,6 +1,10 @@
 """Writes a Llama with random weights as GGUF, of any size and block type, for benchmarks and tests.
 
     python tools/make_model.py --shape tinyllama-1.1b --type q4_0 --out tinyllama-q4_0.gguf
+    python tools/make_model.py --weights llorch_worker/assets/demo.gguf --type f32 --out f32.gguf
+    python tools/make_model.py --weights f32.gguf --out folder
+
+``--weights`` writes another file's model again, in another type or as a Hugging Face folder.
 
 A seed gives the same weights in every type that ``gguf`` can quantise to. The K and IQ types
 consist of random blocks instead (see random_blocks.py). Norms are float32; all matrices have one
@@ -13,7 +17,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,21 +165,25 @@ def write_model(
     shape: Shape,
     table: list[Tensor],
     *,
-    seed: int,
+    seed: int = 0,
+    weights: Path | None = None,
     vocabulary: Path | None = None,
 ) -> Iterator[Tensor]:
     """Write the model; yield each tensor once it is in the file.
 
     Args:
+        weights: a GGUF file of ``shape`` with the values; None draws them.
         vocabulary: a GGUF file whose tokenizer is copied; None generates one.
 
     Raises:
-        CannotWrite: the vocabulary cannot be read or does not have ``shape.vocab`` tokens.
+        CannotWrite: ``weights`` or ``vocabulary`` cannot be read or is not of ``shape``, or
+            ``gguf`` does not quantise to the type.
     """
+    values = None if weights is None else _values(weights)
     # Under another name until it is complete.
     partial = path.with_name(path.name + ".partial")
     writer = gguf.GGUFWriter(partial, "llama")
-    add_shape(writer, "random weights", shape)
+    add_shape(writer, "random weights" if weights is None else weights.stem, shape)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     # OpenVINO refuses a file that does not say it.
     if (kind := file_type(table[0].kind)) is not None:
@@ -194,7 +202,11 @@ def write_model(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for number, tensor in enumerate(table):
-            writer.write_tensor_data(_data(tensor, np.random.default_rng([seed, number])))
+            if values is not None:
+                data = _quantised(values(tensor), tensor.kind)
+            else:
+                data = _data(tensor, np.random.default_rng([seed, number]))
+            writer.write_tensor_data(data)
             yield tensor
         writer.close()
         partial.rename(path)
@@ -211,7 +223,56 @@ def _data(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[Any]:
         return random_blocks.random_blocks(tensor.kind).rows(random, (rows, columns), tensor.spread)
     values = random.standard_normal((rows, columns), dtype=np.float32)
     values *= tensor.spread
-    return gguf.quantize(values, tensor.kind)
+    return _quantised(values, tensor.kind)
+
+
+def _quantised(values: npt.NDArray[np.float32], kind: BlockType) -> npt.NDArray[Any]:
+    try:
+        return gguf.quantize(values, kind)
+    except NotImplementedError as error:
+        raise CannotWrite(f"gguf does not quantise weights to {kind.name.lower()}") from error
+
+
+def shape_of(path: Path) -> Shape:
+    """The sizes of the Llama in a GGUF file."""
+    fields = _read(path).fields
+
+    def number(key: str) -> Any:
+        if f"llama.{key}" not in fields:
+            raise CannotWrite(f"{path} does not say llama.{key}")
+        return fields[f"llama.{key}"].contents()
+
+    return Shape(
+        vocab=number("vocab_size"),
+        hidden=number("embedding_length"),
+        intermediate=number("feed_forward_length"),
+        layers=number("block_count"),
+        heads=number("attention.head_count"),
+        kv_heads=number("attention.head_count_kv"),
+        context_tokens=number("context_length"),
+        rope_theta=number("rope.freq_base"),
+        rms_eps=number("attention.layer_norm_rms_epsilon"),
+    )
+
+
+def _values(path: Path) -> Callable[[Tensor], npt.NDArray[np.float32]]:
+    """Dequantises tensors of the file."""
+    stored = {tensor.name: tensor for tensor in _read(path).tensors}
+
+    def values(tensor: Tensor) -> npt.NDArray[np.float32]:
+        if tensor.name not in stored:
+            raise CannotWrite(f"{path} has no {tensor.name}")
+        source = stored[tensor.name]
+        return gguf.dequantize(source.data, source.tensor_type).reshape(tensor.shape)
+
+    return values
+
+
+def _read(path: Path) -> gguf.GGUFReader:
+    try:
+        return gguf.GGUFReader(path)
+    except (OSError, ValueError) as error:
+        raise CannotWrite(f"{path} cannot be read as GGUF: {error}") from error
 
 
 def add_shape(writer: gguf.GGUFWriter, name: str, shape: Shape) -> None:
@@ -247,10 +308,7 @@ def add_vocabulary(
 
 
 def _copy_vocabulary(writer: gguf.GGUFWriter, source: Path, size: int) -> None:
-    try:
-        fields = gguf.GGUFReader(source).fields
-    except (OSError, ValueError) as error:
-        raise CannotWrite(f"{source} cannot be read as GGUF: {error}") from error
+    fields = _read(source).fields
     tokens = fields.get("tokenizer.ggml.tokens")
     if tokens is None or len(tokens.data) != size:
         found = "no" if tokens is None else f"{len(tokens.data):,}"
@@ -264,16 +322,24 @@ def _copy_vocabulary(writer: gguf.GGUFWriter, source: Path, size: int) -> None:
 def main() -> int:
     options = _options()
     began_s = time.perf_counter()
-    shape = SHAPES[options.shape]
+    weights: Path | None = options.weights
     try:
+        if weights is not None and options.out.suffix != ".gguf":
+            from hugging_face import write_folder  # imports transformers
+
+            write_folder(weights, options.out)
+            print(f"{options.out}: {weights} as a Hugging Face folder in float32")
+            return 0
+        shape = SHAPES[options.shape] if weights is None else shape_of(weights)
         output_kind = block_type(options.output_type) if options.output_type else None
         table = tensors(shape, block_type(options.type), output_kind)
         total_bytes = sum(tensor.stored_bytes for tensor in table)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         written_bytes = 0
         for tensor in write_model(
-            options.out, shape, table, seed=options.seed, vocabulary=options.vocabulary
-        ):
+            options.out, shape, table, seed=options.seed, weights=weights,
+            vocabulary=options.vocabulary or weights,
+        ):  # fmt: skip
             written_bytes += tensor.stored_bytes
             if sys.stderr.isatty():
                 share = written_bytes / total_bytes
@@ -300,7 +366,8 @@ def _options() -> argparse.Namespace:
     add("--shape", choices=SHAPES, default="tinyllama-1.1b")
     add("--type", default="q4_0", help="block type of the matrices (q4_0)")
     add("--output-type", help="block type of the output matrix (q6_k in many published q4 files)")
-    add("--out", type=Path, required=True)
+    add("--weights", type=Path, help="GGUF file whose model to write (default: random weights)")
+    add("--out", type=Path, required=True, help="a GGUF file; with --weights also a folder")
     add("--seed", type=int, default=0)
     add(
         "--vocabulary",

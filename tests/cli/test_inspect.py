@@ -87,7 +87,7 @@ def test_blocks_of_another_size_in_memory_say_their_bits(random256: Path) -> Non
         pytest.skip("needs a processor that keeps blocks as they are")
     for file, kept in (
         ("q4_0.gguf", "Q4_0"),
-        ("q4_k_m.gguf", "Q4_K"),
+        ("q4_k.gguf", "Q4_K"),
         # 8 bits, and the file's scales: 8 bits for each 16 weights, 16 for each 256.
         ("q6_k.gguf", "Q6_K in 8.56 bits"),
     ):

@@ -23,8 +23,6 @@ from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import DenseLinears, open_checkpoint
 from tests.engine.lazy_queue import LazyQueue
 
-SHARED_MODEL = Path(__file__).resolve().parents[3] / "shared/models/stories260K/f32.gguf"
-
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -111,11 +109,8 @@ def gate() -> type[Gate]:
 
 @pytest.fixture(scope="session")
 def loaded(demo_model: Path) -> LoadedModel:
-    """stories260K where it lies beside the checkout, else the demo model."""
-    path = SHARED_MODEL if SHARED_MODEL.exists() else demo_model
-    if not path.exists():
-        pytest.skip("needs stories260K beside this checkout, or the demo model")
-    checkpoint = open_checkpoint(path)
+    """The demo model."""
+    checkpoint = open_checkpoint(demo_model)
     config = resolve_config(checkpoint)
     device = torch.device("cpu")
     model = Llama.load(
@@ -126,7 +121,7 @@ def loaded(demo_model: Path) -> LoadedModel:
         linears=DenseLinears(device, torch.float32),
         ops=TorchOps(),
     )
-    return LoadedModel(path, model, config, load_tokenizer(checkpoint))
+    return LoadedModel(demo_model, model, config, load_tokenizer(checkpoint))
 
 
 @pytest.fixture(scope="module", params=[InlineQueue, LazyQueue], ids=["in turn", "ahead"])

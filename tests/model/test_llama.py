@@ -47,7 +47,7 @@ def test_every_layer_of_the_trained_model_agrees_with_transformers(
     open_driver: Open, stories260k: Path
 ) -> None:
     path = stories260k / "hf"
-    assert_layers_agree(open_driver(path), reference(path), random_ids(120, vocab=512))
+    assert_layers_agree(open_driver(path), reference(path), random_ids(120, vocab=1536))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_step_without_logits_rows_returns_no_rows(open_driver: Open, random_ll
 def test_narrow_dtypes_stay_close_to_float32(
     open_driver: Open, stories260k: Path, dtype: torch.dtype, atol: float
 ) -> None:
-    ids = random_ids(64, vocab=512)
+    ids = random_ids(64, vocab=1536)
     exact = open_driver(stories260k / "hf").logits(ids)
     driver = open_driver(stories260k / "hf", dtype=dtype)
     logits = driver.logits(ids)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hugging_face import NAMES
 
 from llorch_worker.cache import RopeScaling
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model import LlamaConfig, resolve_config
 from llorch_worker.weights import open_checkpoint
-from tests.model.test_quantised_files import NAMES
 
 WriteGguf = Callable[..., Path]
 
@@ -40,13 +40,13 @@ def edited(folder: Path, target: Path, **changes: Any) -> Path:
 def test_both_formats_of_one_model_resolve_to_the_same_config(stories260k: Path) -> None:
     config = resolve(stories260k / "hf")
     assert config == LlamaConfig(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=172,
+        vocab_size=1536,
+        hidden_size=128,
+        intermediate_size=384,
         num_layers=5,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=8,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
         rms_norm_eps=1e-5,
         rope_theta=10000.0,
         rope_scaling=None,

@@ -45,7 +45,7 @@ END_S = 240
 """A busy machine takes long."""
 AGREES = 0.02
 PROMPT = "Once upon a time there was a little girl named Lily who loved to play outside"
-BLOCK_BYTES = 2 * 5 * 16 * 4 * 8 * 4
+BLOCK_BYTES = 2 * 5 * 16 * 2 * 32 * 4
 """Keys and values of a block: layers, tokens, heads, their size, float32."""
 CONSTANT = {
     "llorch_fleet_slots", "llorch_fleet_workers", "llorch_memory_bytes", "llorch_redis_up",

@@ -69,19 +69,19 @@ class Source:
 
 @pytest.fixture(scope="session")
 def reference(llama2_vocab: Path) -> sentencepiece.SentencePieceProcessor:
-    """The sentencepiece library on Llama-2's own file."""
+    """The sentencepiece library on the file that it trained."""
     return sentencepiece.SentencePieceProcessor(model_file=str(llama2_vocab / "tokenizer.model"))
 
 
 @pytest.fixture(scope="session")
 def llama2(llama2_vocab: Path) -> Tokenizer:
-    """Llama-2's vocabulary out of GGUF."""
+    """A vocabulary of Llama-2's kind, out of GGUF."""
     return load_tokenizer(open_checkpoint(llama2_vocab / "vocab-only.gguf"))
 
 
 @pytest.fixture(scope="session")
 def llama2_file(llama2_vocab: Path) -> Tokenizer:
-    """Llama-2's vocabulary out of tokenizer.model."""
+    """A vocabulary of Llama-2's kind, out of tokenizer.model."""
     return load_tokenizer(Source(llama2_vocab))
 
 

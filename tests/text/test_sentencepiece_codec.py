@@ -80,21 +80,23 @@ def test_long_runs_get_sentencepieces_ids(
 
 @settings(max_examples=400, deadline=None)
 @given(
-    ids=st.lists(
+    tokens=st.lists(
         st.one_of(
             st.integers(0, 31_999),
             st.integers(3, 258),  # bytes
-            st.sampled_from([0, 1, 2, 259, 29_871, 29_871, 243, 162, 155, 132]),
+            st.sampled_from([0, 1, 2, 259, "▁", "▁", 243, 162, 155, 132]),
         ),
         max_size=20,
     )
 )
-@example(ids=[243, 1, 162])  # a control token inside a character
-@example(ids=[1, 29_871, 29_871, 15_043])
-@example(ids=[243, 162, 15_043])
+@example(tokens=[243, 1, 162])  # a control token inside a character
+@example(tokens=[1, "▁", "▁", "▁Hello"])
+@example(tokens=[243, 162, "▁Hello"])
 def test_text_equals_sentencepieces_for_any_ids(
-    llama2: Tokenizer, llama2_file: Tokenizer, reference: REFERENCE, ids: list[int]
+    llama2: Tokenizer, llama2_file: Tokenizer, reference: REFERENCE, tokens: list[int | str]
 ) -> None:
+    ids = [reference.piece_to_id(each) if isinstance(each, str) else each for each in tokens]
+    assert 0 not in [token for each, token in zip(tokens, ids, strict=True) if each != 0]
     assert llama2.decode(ids) == llama2_file.decode(ids) == reference.decode(ids)
 
 

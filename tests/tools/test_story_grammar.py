@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from story_grammar import Story, stories, with_articles
+from story_plots import PLOTS
+from story_world import ALLIES, KINDS, PAYLOADS, PLACES
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-from story_grammar import Story, stories, with_articles  # noqa: E402
-from story_plots import PLOTS  # noqa: E402
-from story_world import ALLIES, KINDS, PAYLOADS, PLACES  # noqa: E402
-
 ASSET = ROOT / "llorch_worker" / "assets" / "demo.gguf"
 ASSET_LIMIT_BYTES = 4 * 1024 * 1024
 

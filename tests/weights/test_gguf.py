@@ -54,7 +54,7 @@ def test_both_formats_give_the_same_tensors_under_the_same_names(stories260k: Pa
     from_folder = open_checkpoint(stories260k / "hf")
     assert set(from_gguf.tensors) == set(from_folder.tensors)
     for name in from_folder.tensors:
-        heads = 8 if "q_proj" in name else 4 if "k_proj" in name else None
+        heads = 4 if "q_proj" in name else 2 if "k_proj" in name else None
         assert torch.equal(
             from_gguf.load(name, torch.float32, heads), from_folder.load(name, torch.float32, heads)
         )
