@@ -109,6 +109,7 @@ class _Loader:
     def model(self) -> Llama:
         config = self.config
         embedding_weight, norm, *output = weight_table.global_weights(config)
+        weight_table.check_tie(self.checkpoint, config)
         embedding = self._embedding(embedding_weight)
         shared = self.linears.shared if config.tie_word_embeddings else None
         return Llama(

@@ -19,9 +19,16 @@ from llorch_worker.weights import Checkpoint
 logger = logging.getLogger(__name__)
 
 _ROPE_FACTORS = "rope_freqs.weight"
-_HF_MODEL_TYPES = ("llama", "mistral")
 _DEFAULT_ROPE_THETA = 10000.0
-_DEFAULT_HF_MAX_CONTEXT = 2048
+_HF_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+}
+"""What transformers takes for keys that config.json of a model_type lacks."""
 
 
 def resolve_config(checkpoint: Checkpoint) -> LlamaConfig:
@@ -74,6 +81,9 @@ class _Reader:
         return ModelLoadFailed(
             f"{self.path}: {what}, but {why}; serve a plain Llama-family model instead."
         )
+
+    def contradiction(self, what: str) -> ModelLoadFailed:
+        return ModelLoadFailed(f"{self.path}: {what}; leave only what is meant in config.json.")
 
     def _unusable(self, key: str, value: object, wanted: str) -> ModelLoadFailed:
         got = "missing" if value is None else f"{str(value)[:50]!r}"
@@ -140,12 +150,12 @@ def _gguf_rope_scaling(checkpoint: Checkpoint, read: _Reader) -> RopeScaling | N
 def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
     path, metadata = checkpoint.path, checkpoint.metadata
     model_type = metadata.get("model_type")
-    if model_type not in _HF_MODEL_TYPES:
+    if model_type not in _HF_DEFAULTS:
         raise ModelLoadFailed(
             f"{path} is not a Llama: its model_type is {model_type!r}; "
             "serve a model of the Llama family."
         )
-    read = _Reader(path, metadata)
+    read = _Reader(path, _HF_DEFAULTS[model_type] | dict(metadata))
     named = metadata.get("architectures") or []
     for architecture in named if isinstance(named, list) else [named]:
         if not str(architecture).endswith("ForCausalLM"):
@@ -158,6 +168,7 @@ def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
         read.refuse_unless(key, (False,), "biases are not supported")
     if read.value("quantization_config") is not None:
         raise read.refused("its weights are quantised", "only GGUF files may be quantised")
+    read.refuse_unless("tie_word_embeddings", (True, False), "it must be true or false")
     heads = read.integer("num_attention_heads")
     hidden = read.integer("hidden_size")
     theta, scaling = _hugging_face_rope(read)
@@ -172,28 +183,41 @@ def _from_hugging_face(checkpoint: Checkpoint) -> LlamaConfig:
         rms_norm_eps=read.number("rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
-        max_context=_within_window(
-            read, "max_position_embeddings", "sliding_window", _DEFAULT_HF_MAX_CONTEXT
-        ),
+        max_context=_within_window(read, "max_position_embeddings", "sliding_window"),
         tie_word_embeddings=bool(read.value("tie_word_embeddings")),
     )
 
 
 def _hugging_face_rope(read: _Reader) -> tuple[float, RopeScaling | None]:
-    """Theta and scaling; new files keep both in rope_parameters, old ones have two keys."""
-    settings = read.value("rope_parameters") or read.value("rope_scaling") or {}
-    if not isinstance(settings, dict):
-        raise read.refused("its RoPE settings are not an object", "they must be one")
-    rope = _Reader(read.path, settings)
-    theta = rope.number("rope_theta", read.number("rope_theta", _DEFAULT_ROPE_THETA))
-    for reader in (read, rope):
-        reader.refuse_unless("partial_rotary_factor", (1, 1.0), "RoPE must cover whole heads")
+    """Theta and scaling; new files keep both in rope_parameters, old ones have two keys.
+
+    Raises ModelLoadFailed if a file has both and they differ.
+    """
+    groups = [read]
+    for key in ("rope_parameters", "rope_scaling"):
+        if settings := read.value(key):
+            if not isinstance(settings, dict):
+                raise read.refused(f"its {key} is not an object", "it must be one")
+            groups.append(_Reader(read.path, settings))
+    for group in groups:
+        group.refuse_unless("partial_rotary_factor", (1, 1.0), "RoPE must cover whole heads")
+    given = [group for group in groups if group.value("rope_theta") is not None]
+    thetas = {group.number("rope_theta") for group in given} or {_DEFAULT_ROPE_THETA}
+    if len(thetas) > 1:
+        raise read.contradiction(f"it has two values of rope_theta, {sorted(thetas)}")
+    scalings = {_hugging_face_scaling(read, group) for group in groups[1:]} or {None}
+    if len(scalings) > 1:
+        raise read.contradiction("its rope_parameters and rope_scaling contradict each other")
+    return thetas.pop(), scalings.pop()
+
+
+def _hugging_face_scaling(read: _Reader, rope: _Reader) -> RopeScaling | None:
     kind = rope.value("rope_type") or rope.value("type") or "default"
     if kind in ("default", "dynamic"):
         # `dynamic` has no effect within max_position_embeddings, which no sequence may exceed.
-        return theta, None
+        return None
     if kind == "linear":
-        return theta, RopeScaling("linear", factor=rope.number("factor"))
+        return RopeScaling("linear", factor=rope.number("factor"))
     if kind == "llama3":
         scaling = RopeScaling(
             "llama3",
@@ -206,9 +230,9 @@ def _hugging_face_rope(read: _Reader) -> tuple[float, RopeScaling | None]:
             raise read.refused(
                 "its RoPE low_freq_factor is not below high_freq_factor", "it must be"
             )
-        return theta, scaling
+        return scaling
     if kind == "yarn":
-        return theta, _yarn(read, rope)
+        return _yarn(read, rope)
     raise read.refused(
         f"its RoPE scaling is {kind!r}", "only linear, llama3 and yarn are supported"
     )
@@ -237,14 +261,12 @@ def _yarn(read: _Reader, rope: _Reader) -> RopeScaling:
     )
 
 
-def _within_window(
-    read: _Reader, context_key: str, window_key: str, default: int | None = None
-) -> int:
+def _within_window(read: _Reader, context_key: str, window_key: str) -> int:
     """The model's context, or its sliding window if that is smaller.
 
     Sliding and full attention are equal within one window only.
     """
-    context = read.integer(context_key, default)
+    context = read.integer(context_key)
     if not read.value(window_key):
         return context
     window = read.integer(window_key)

@@ -133,6 +133,17 @@ def _matrices(config: LlamaConfig, linears: Linears) -> Iterator[FusedWeight]:
         yield from layer_weights(config, layer).matrices
 
 
+def check_tie(checkpoint: Checkpoint, config: LlamaConfig) -> None:
+    """Raise ModelLoadFailed if an output matrix beside tied embeddings is not a copy of them."""
+    if not config.tie_word_embeddings or OUTPUT not in checkpoint.tensors:
+        return
+    if not checkpoint.repeats(EMBEDDING, OUTPUT):
+        raise ModelLoadFailed(
+            f"{checkpoint.path}: tensor {OUTPUT} differs from {EMBEDDING}, but config.json "
+            "ties them (tie_word_embeddings); set that to false, or leave the tensor out."
+        )
+
+
 def check_tensors(checkpoint: Checkpoint, config: LlamaConfig) -> None:
     """Raise ModelLoadFailed unless the checkpoint holds the model's tensors and no others.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,7 +51,8 @@ class Checkpoint(ABC):
         RoPE layout: the first half of a head holds the pairs' first members.
 
         Raises:
-            ModelLoadFailed: the tensor is missing, or its shape or type does not fit.
+            ModelLoadFailed: the tensor is missing, its shape or type does not fit, or ``out``'s
+                dtype does not hold its values as finite numbers.
         """
 
     def load(self, name: str, dtype: torch.dtype, rope_heads: int | None = None) -> torch.Tensor:
@@ -73,6 +75,10 @@ class Checkpoint(ABC):
         """
         raise NotImplementedError(f"{name} is not quantised")
 
+    def repeats(self, name: str, other: str) -> bool:
+        """Whether two tensors are stored with the same bytes."""
+        raise NotImplementedError(f"{name} and {other} cannot be compared")
+
     def require(self, name: str, shape: tuple[int, ...] | None = None) -> TensorInfo:
         """The tensor's entry; raises ModelLoadFailed if it is missing or has another shape."""
         info = self.tensors.get(name)
@@ -88,8 +94,17 @@ class Checkpoint(ABC):
             )
         return info
 
+    def require_finite(self, name: str, values: torch.Tensor) -> None:
+        """Raises ModelLoadFailed if one of the tensor's ``values`` is infinite or NaN.
+
+        Such weights would fail every job. The sum of a chunk takes one pass in the CPU caches; only
+        a sum that is itself out of range needs a look at each value.
+        """
+        if not math.isfinite(values.sum()) and not values.isfinite().all():
+            raise self.out_of_range(name)
+
     def out_of_range(self, name: str) -> ModelLoadFailed:
-        """The error for a tensor whose scales are infinite, NaN or too large for float16."""
+        """The error for a tensor whose values or scales are infinite, NaN or too large."""
         return ModelLoadFailed(
             f"{self.path}: tensor {name} has weights that are out of range; the file is damaged, "
             "download or convert it again."

@@ -95,6 +95,8 @@ def load_embedding(
     into = rows.numpy()
 
     def take(first: int, piece: Bytes, order: npt.NDArray[np.int64] | None) -> None:  # noqa: ARG001 - only rows of Q and K have one
+        if not form.finite(piece):
+            raise checkpoint.out_of_range(part.name)
         into[first : first + len(piece)] = piece
 
     checkpoint.each_piece(part.name, take, row_multiple=1)

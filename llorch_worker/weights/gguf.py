@@ -116,11 +116,12 @@ class GgufCheckpoint(Checkpoint):
         destination = self._destination(len(out), rope_heads)
 
         def take(first: int, piece: Bytes) -> None:
-            values = _values(piece, type_).view(len(piece), -1)
+            values = _values(piece, type_).view(len(piece), -1).to(out.dtype)
+            self.require_finite(name, values)
             if destination is None:
                 out[first : first + len(values)].copy_(values)
             else:
-                out.index_copy_(0, destination[first : first + len(values)], values.to(out.dtype))
+                out.index_copy_(0, destination[first : first + len(values)], values)
 
         self._each_chunk(name, take)
 

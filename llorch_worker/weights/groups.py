@@ -32,11 +32,6 @@ class Groups:
     offsets: Floats | None
     """[rows, columns / group] float32, or None if the type has none"""
 
-    @property
-    def finite(self) -> bool:
-        tables = [self.scales] if self.offsets is None else [self.scales, self.offsets]
-        return all(bool(np.isfinite(table).all()) for table in tables)
-
 
 @dataclass(frozen=True)
 class BlockScales:
@@ -60,7 +55,8 @@ class GroupForm:
     code_bits: int
     """Bits of a code in the file."""
     zero: int
-    has_offsets: bool
+    halves: tuple[int, ...]
+    """Where a block has a float16: its scale, and its offset if the type has one."""
     unpack_blocks: Callable[[Bytes], Groups]
     """[blocks, block bytes] to groups with one row a block."""
     levels: Levels = "none"
@@ -72,6 +68,10 @@ class GroupForm:
     def bits(self) -> int:
         """Bits of a code in native tiles: 4 or 8."""
         return 4 if self.code_bits <= 4 else 8
+
+    @property
+    def has_offsets(self) -> bool:
+        return len(self.halves) > 1
 
     @property
     def half_factor(self) -> float:
@@ -112,6 +112,11 @@ class GroupForm:
         if groups.offsets is not None:
             values += groups.offsets[..., None]
         return values.reshape(len(rows), -1)
+
+    def finite(self, rows: Bytes) -> bool:
+        """Whether all values of raw blocks are finite; looks at their scales only."""
+        blocks = rows.reshape(-1, GGML_QUANT_SIZES[self.type][1])
+        return all(bool(np.isfinite(_half(blocks, at)).all()) for at in self.halves)
 
     def fits_half(self, groups: Groups) -> bool:
         """Whether float16 holds scales and offsets once divided by ``half_factor``."""
@@ -238,15 +243,15 @@ _T = GGMLQuantizationType
 _FORMS = {
     form.type: form
     for form in (
-        GroupForm(_T.Q4_0, 32, 4, 8, False, _q4_0),
-        GroupForm(_T.Q4_1, 32, 4, 0, True, _q4_1),
-        GroupForm(_T.Q5_0, 32, 5, 16, False, _q5_0),
-        GroupForm(_T.Q5_1, 32, 5, 0, True, _q5_1),
-        GroupForm(_T.Q8_0, 32, 8, 128, False, _q8_0),
-        GroupForm(_T.Q2_K, 16, 2, 0, True, _q2_k, "nibble", _q2_k_scales),
-        GroupForm(_T.Q3_K, 16, 3, 4, False, _q3_k, "byte", _q3_k_scales),
-        GroupForm(_T.Q4_K, 32, 4, 0, True, _q4_k, "six_bit", _q4_k_scales),
-        GroupForm(_T.Q5_K, 32, 5, 0, True, _q5_k, "six_bit", _q4_k_scales),
-        GroupForm(_T.Q6_K, 16, 6, 32, False, _q6_k, "byte", _q6_k_scales),
+        GroupForm(_T.Q4_0, 32, 4, 8, (0,), _q4_0),
+        GroupForm(_T.Q4_1, 32, 4, 0, (0, 2), _q4_1),
+        GroupForm(_T.Q5_0, 32, 5, 16, (0,), _q5_0),
+        GroupForm(_T.Q5_1, 32, 5, 0, (0, 2), _q5_1),
+        GroupForm(_T.Q8_0, 32, 8, 128, (0,), _q8_0),
+        GroupForm(_T.Q2_K, 16, 2, 0, (80, 82), _q2_k, "nibble", _q2_k_scales),
+        GroupForm(_T.Q3_K, 16, 3, 4, (108,), _q3_k, "byte", _q3_k_scales),
+        GroupForm(_T.Q4_K, 32, 4, 0, (0, 2), _q4_k, "six_bit", _q4_k_scales),
+        GroupForm(_T.Q5_K, 32, 5, 0, (0, 2), _q5_k, "six_bit", _q4_k_scales),
+        GroupForm(_T.Q6_K, 16, 6, 32, (208,), _q6_k, "byte", _q6_k_scales),
     )
 }

@@ -126,9 +126,9 @@ def _packer(
 
     def pack_groups(first: int, rows: Bytes, order: npt.NDArray[np.int64] | None) -> None:
         rows = rows if order is None else rows[order]
-        groups = form.unpack(rows)
-        if not groups.finite:
+        if not form.finite(rows):
             raise checkpoint.out_of_range(name)
+        groups = form.unpack(rows)
         tables = form.unpack_block_scales(rows)
         if tables is None:
             tiles.pack(first_row + first, groups.codes, groups.scales, groups.offsets, None)

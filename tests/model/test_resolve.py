@@ -11,17 +11,25 @@ import numpy as np
 import pytest
 import torch
 from hugging_face import NAMES
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from llorch_worker.cache import RopeScaling
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.model import LlamaConfig, resolve_config
+from llorch_worker.model.weight_table import EMBEDDING
 from llorch_worker.weights import open_checkpoint
 
 WriteGguf = Callable[..., Path]
+LINEAR = {"rope_type": "linear", "factor": 2.0}
 
 
 def resolve(path: Path) -> LlamaConfig:
     return resolve_config(open_checkpoint(path))
+
+
+NULL = object()
+"""JSON's null, where None would leave a key out."""
 
 
 def edited(folder: Path, target: Path, **changes: Any) -> Path:
@@ -33,6 +41,7 @@ def edited(folder: Path, target: Path, **changes: Any) -> Path:
         config.pop("rope_parameters", None)
     config |= changes
     config = {key: value for key, value in config.items() if value is not None}
+    config = {key: None if value is NULL else value for key, value in config.items()}
     (target / "config.json").write_text(json.dumps(config))
     return target
 
@@ -196,7 +205,20 @@ def test_rope_factors_of_another_head_size_are_refused(
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "RoPE scaling is 'longrope'"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": ["linear"]}}, "RoPE scaling is"),
-        ({"rope_scaling": [1]}, "RoPE settings are not an object"),
+        ({"rope_scaling": [1]}, "rope_scaling is not an object"),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": LINEAR},
+            "rope_parameters and rope_scaling contradict each other",
+        ),
+        (
+            {"rope_parameters": LINEAR, "rope_scaling": LINEAR | {"factor": 4.0}},
+            "rope_parameters and rope_scaling contradict each other",
+        ),
+        (
+            {"rope_parameters": LINEAR | {"rope_theta": 1e4}, "rope_theta": 5e5},
+            "two values of rope_theta",
+        ),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'"),
         (
             {
                 "rope_scaling": {
@@ -238,6 +260,14 @@ def test_the_old_rope_keys_are_read(
     assert config.rope_scaling == scaling
 
 
+def test_old_and_new_rope_keys_may_say_the_same(tmp_path: Path, random_llama: Path) -> None:
+    new = {"rope_type": "linear", "factor": 2, "rope_theta": 5e5}
+    for number, old in enumerate(({"rope_theta": 5e5}, {"rope_scaling": LINEAR})):
+        config = resolve(edited(random_llama, tmp_path / f"m{number}", rope_parameters=new, **old))
+        assert config.rope_theta == 5e5
+        assert config.rope_scaling == RopeScaling("linear", factor=2)
+
+
 def test_a_sliding_window_limits_the_context_with_a_warning(
     tmp_path: Path, random_llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,9 +277,43 @@ def test_a_sliding_window_limits_the_context_with_a_warning(
     assert "sliding window of 100 tokens" in caplog.text
 
 
-def test_mistral_without_a_window_keeps_its_context(tmp_path: Path, random_llama: Path) -> None:
-    for window in (None, 256, 4096):
-        path = edited(
-            random_llama, tmp_path / f"m{window}", model_type="mistral", sliding_window=window
-        )
-        assert resolve(path).max_context == 256
+@pytest.mark.parametrize("window", [None, NULL, 4096, 9000])
+def test_a_missing_window_and_context_are_those_of_the_model_type_in_transformers(
+    tmp_path: Path, random_llama: Path, window: Any
+) -> None:
+    path = edited(
+        random_llama,
+        tmp_path / "m",
+        model_type="mistral",
+        architectures=["MistralForCausalLM"],
+        sliding_window=window,
+        max_position_embeddings=None,
+    )
+    reference = AutoConfig.from_pretrained(path)
+    expected = min(reference.max_position_embeddings, reference.sliding_window or 2**30)
+    assert resolve(path).max_context == expected
+
+
+def tied(folder: Path, target: Path, output: torch.Tensor) -> Path:
+    """A copy of a folder whose embeddings are tied, with an output matrix beside them."""
+    edited(folder, target, tie_word_embeddings=True)
+    tensors = load_file(target / "model.safetensors")
+    tensors |= {"lm_head.weight": output if output.numel() else tensors[EMBEDDING]}
+    save_file(
+        {name: tensor.clone() for name, tensor in tensors.items()}, target / "model.safetensors"
+    )
+    return target
+
+
+def test_an_output_matrix_that_contradicts_tied_embeddings_is_refused(
+    tmp_path: Path, random_llama: Path, open_driver: Callable[..., Any]
+) -> None:
+    """transformers would use it, and other readers the embedding."""
+    same = tied(random_llama, tmp_path / "same", torch.empty(0))
+    assert len(open_driver(same).logits([1, 2])) == 2
+    matrix = load_file(random_llama / "model.safetensors")[EMBEDDING].clone()
+    matrix[5, 7] += 1e-3
+    for number, other in enumerate((matrix, matrix.bfloat16())):
+        path = tied(random_llama, tmp_path / f"m{number}", other)
+        with pytest.raises(ModelLoadFailed, match=r"lm_head.weight differs from model.embed_tok"):
+            open_driver(path)

@@ -7,8 +7,10 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
+from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.weights import DenseEmbedding, FusedWeight, Part, embedding_bytes, load_embedding
 from llorch_worker.weights.embedding import SMALL_EMBEDDING_BYTES, StoredEmbedding
+from llorch_worker.weights.groups import group_form
 from tests.weights.quantised import QUANTISED, random_rows
 
 CPU = torch.device("cpu")
@@ -41,6 +43,17 @@ def test_stored_rows_have_the_bits_of_a_dense_embedding(type_, weight_file) -> N
     torch.manual_seed(0)
     for ids in (torch.tensor([LARGE - 1]), torch.tensor([7, 0, 7]), torch.randint(LARGE, (600,))):
         assert torch.equal(stored(ids), dense(ids))
+
+
+@pytest.mark.parametrize("as_stored", [True, False])
+@pytest.mark.parametrize("type_", QUANTISED, ids=lambda type_: type_.name)
+def test_scales_that_are_no_finite_numbers_are_refused(type_, as_stored, weight_file) -> None:
+    for at in group_form(type_).halves:
+        raw = random_rows(type_, LARGE, HIDDEN)
+        raw[LARGE - 1, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
+        checkpoint = weight_file(w=(raw, type_))
+        with pytest.raises(ModelLoadFailed, match="tensor w has weights that are out of range"):
+            loaded(checkpoint, LARGE, as_stored=as_stored)
 
 
 def test_a_small_embedding_is_dense(weight_file) -> None:

@@ -56,6 +56,25 @@ def test_each_float_dtype_loads_into_each_compute_dtype(folder: Path) -> None:
             assert torch.equal(checkpoint.load(name, dtype), tensor.to(dtype))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e39])
+def test_weights_that_are_no_finite_numbers_are_refused(folder: Path, value: float) -> None:
+    from safetensors.torch import load_file
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["double"][1, 2] = value
+    tensors["brain"][1199, 3] = value
+    tensors["single"][0, 0] = 3e38
+    tensors["single"][0, 1] = 3e38
+    save_file(tensors, folder / "model.safetensors")
+    checkpoint = open_checkpoint(folder)
+    for name in ("double", "brain"):
+        with pytest.raises(ModelLoadFailed, match=f"tensor {name} has weights that are out of"):
+            checkpoint.load(name, torch.float32)
+    assert checkpoint.load("single", torch.float32).isfinite().all()
+    with pytest.raises(ModelLoadFailed, match="tensor single"):
+        checkpoint.load("single", torch.float16)
+
+
 def test_a_sharded_folder_loads_whole(folder: Path) -> None:
     tensors = shard(folder)
     checkpoint = open_checkpoint(folder)
