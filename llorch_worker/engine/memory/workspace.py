@@ -14,8 +14,10 @@ CUDA_LIBRARY_BYTES = 64 * 2**20
 """Memory that cuBLAS and similar libraries keep on a card once they have run."""
 SAMPLER_LOGIT_BYTES = 64
 """Bytes of each logit if every sequence asks for truncation, penalties and log probabilities.
-Logits, log softmax, three tables of penalties, and weights take 24 bytes as float32. Truncation
-adds at most 38, for its sort with int64 indices or for the sorted rows' masses."""
+Logits, log softmax, three tables of penalties, and weights take 24 bytes as float32. Beside greedy
+rows the random ones are a copy, and beside untruncated rows the truncated ones are two: 12.
+Truncation adds at most 25, for its sort with int64 indices and the sorted rows' masses. That is 61,
+rounded up."""
 SCORED_LOGITS_BYTES: Final = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
 """The most float32 logits that exist at once while prompts are scored. Their log softmax takes as
 much again, and the output matrix's product before it is widened at most that too. A card reads the

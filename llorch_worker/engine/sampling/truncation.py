@@ -66,8 +66,11 @@ def truncate_by_sorting(
     inside = torch.arange(falling.shape[-1], device=falling.device) < truncation.top_k
     # Equivalent to p >= min_p * p_max.
     inside &= falling >= falling[:, :1] + truncation.log_min_p
+    # Each of these takes 8 bytes for each logit of the batch: none stays longer than it is read.
     masses = weights.gather(1, order).to(torch.float64).mul_(inside)
+    del order
     cumulative = masses.cumsum(dim=-1)
+    del masses
     before = cumulative.roll(1, dims=-1)
     before[:, 0] = 0  # the likeliest token always stays
     inside &= before < truncation.top_p * cumulative[:, -1:]
