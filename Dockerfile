@@ -3,13 +3,9 @@
 FROM python:3.12-slim AS build
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
-# The C compiler makes the kernels for CPUs, which are in the wheel.
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
-    && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
-COPY pyproject.toml hatch_build.py README.md ./
+COPY pyproject.toml README.md ./
 COPY llorch_worker llorch_worker
-COPY tasks tasks
 RUN pip wheel --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
@@ -17,7 +13,7 @@ FROM python:3.12-slim
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PYTHONUNBUFFERED=1
-# Triton compiles the launchers of its kernels where they run.
+# Triton compiles the launchers of its kernels where they run; the kernels for CPUs are compiled below.
 # tini passes signals on: the first process of a container ignores SIGTERM until Python has started.
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev tini \
     && rm -rf /var/lib/apt/lists/*
@@ -34,6 +30,9 @@ RUN useradd --create-home --uid 10001 llorch \
     && install --directory --owner llorch /var/lib/llorch/files \
     && install --directory --owner llorch /var/lib/llorch/flower
 ENV TRITON_CACHE_DIR=/var/lib/llorch/kernels
+# The kernels for all CPUs of this architecture, so that no container compiles them.
+ENV XDG_CACHE_HOME=/var/cache/llorch
+RUN python -m llorch_worker.kernels.native && chown --recursive llorch /var/cache/llorch
 # By number, so that Kubernetes knows that it is not root.
 USER 10001
 WORKDIR /home/llorch

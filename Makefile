@@ -11,7 +11,9 @@ TEST_PROCESSES ?= 5
 demo: $(VENV)/.installed-all
 	$(BIN)/llorch demo
 
+# The kernels are compiled first, so that no test waits for them.
 test: $(VENV)/.installed-dev
+	$(BIN)/python -m llorch_worker.kernels.native > /dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:benchmark -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Saves the run in .benchmarks; `pytest-benchmark compare` compares saved runs.
@@ -29,12 +31,8 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# One stamp per set of extras; a newer pyproject.toml installs them again, and newer sources of the
-# kernels compile those again.
-KERNELS := hatch_build.py $(wildcard llorch_worker/kernels/native/*.[ch]) \
-	llorch_worker/kernels/native/variants.py
-
-$(VENV)/.installed-%: pyproject.toml $(KERNELS) | $(BIN)/python
+# One stamp per set of extras; a newer pyproject.toml installs them again.
+$(VENV)/.installed-%: pyproject.toml | $(BIN)/python
 	@echo "installing llorch-worker[$*] into $(VENV): torch is large; this takes minutes"
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"
 	touch $@

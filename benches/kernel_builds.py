@@ -2,8 +2,8 @@
 
 ``python -m benches.kernel_builds MODEL.gguf BEFORE.so AFTER.so --variant avx2 [--rows 1,8,16]
 [--threads 2]``.
-``python hatch_build.py FILE.so`` makes a build of a working tree. The builds must have one
-interface. Layers take turns, so that weights come from memory.
+``python -m llorch_worker.kernels.native avx2`` prints the build of a working tree. The builds must
+have one interface. Layers take turns, so that weights come from memory.
 """
 
 from __future__ import annotations

@@ -82,6 +82,18 @@ def test_compiled_kernels_outlive_their_container(services: Any) -> None:
     assert f"install --directory --owner llorch {kernels[1]}" in dockerfile
 
 
+def test_the_image_holds_the_kernels_for_every_processor_in_no_volume(services: Any) -> None:
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    made = re.search(
+        r"^ENV XDG_CACHE_HOME=(\S+)\nRUN python -m llorch_worker.kernels.native &&",
+        dockerfile,
+        re.MULTILINE,
+    )
+    assert made is not None
+    mounted = [volume.split(":")[1] for volume in services["worker"]["volumes"]]
+    assert not [folder for folder in mounted if made[1].startswith(folder)]
+
+
 def test_every_setting_reaches_the_worker(services: Any) -> None:
     settings = {f"LLORCH_{name.upper()}" for name in Settings.model_fields}
     assert set(services["worker"]["environment"]) == settings | TRACES

@@ -243,8 +243,7 @@ def _kernels(plan: LoadPlan, *, wanted: str) -> Check:
     if absence is None:
         return Check("kernels", "ok", f"{chosen}: {plan.kernels.reason}")
     finding = f"{chosen}; native kernels are unavailable: {absence}"
-    remedy = "take a wheel, or install gcc and install llorch-worker again"
-    return Check("kernels", "warn", finding, remedy)
+    return Check("kernels", "warn", finding)
 
 
 def flower(asked_for: int | None) -> Iterator[Check]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import platform
 import re
 import shutil
@@ -16,10 +15,10 @@ import torch
 
 from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.engine.memory.placement import check_kernels
-from llorch_worker.kernels import choose_ops, native_absence
+from llorch_worker.kernels import choose_ops
 from llorch_worker.kernels.native import library, variants
+from llorch_worker.kernels.native.build import built
 from llorch_worker.kernels.native.library import (
-    LIBRARY,
     NativeKernels,
     NativeUnavailable,
     native_kernels,
@@ -60,11 +59,11 @@ def test_a_processor_gets_the_fastest_variant_that_it_runs(
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(variants, "_processor_flags", lambda: flags)
     monkeypatch.setattr(library, "tile_refusal", lambda: None)
-    monkeypatch.setattr(library, "_load", lambda variant, file: variant)
-    assert native_kernels() == fastest
+    monkeypatch.setattr(library, "_load", lambda variant, file: NativeKernels(variant=variant))
+    assert native_kernels().variant == fastest
     for variant in VARIANTS:
         if set(VARIANTS[variant]) <= flags:
-            assert native_kernels(variant) == variant
+            assert native_kernels(variant).variant == variant
         else:
             with pytest.raises(
                 NativeUnavailable, match=r"the processor lacks (avx|amx|asimd|i8mm)"
@@ -74,8 +73,9 @@ def test_a_processor_gets_the_fastest_variant_that_it_runs(
 
 def test_a_build_is_found_by_its_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     variant = native_or_skip().variant
-    monkeypatch.chdir(LIBRARY.parent)
-    assert native_kernels(variant, Path(LIBRARY.name)).variant == variant
+    file = built(variant)
+    monkeypatch.chdir(file.parent)
+    assert native_kernels(variant, Path(file.name)).variant == variant
 
 
 def test_a_build_without_one_of_the_kernels_is_refused(tmp_path: Path) -> None:
@@ -175,32 +175,11 @@ def test_kernels_for_aarch64_say_that_nobody_has_measured_them(
     assert "measured on no such machine" in chosen.reason
 
 
-@pytest.fixture
-def fresh_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads as if for the first time, on a processor that suits."""
-    monkeypatch.setattr(variants, "_processor_flags", lambda: HASWELL)
-    monkeypatch.setattr(library, "_load", library._load.__wrapped__)
-
-
-@pytest.mark.usefixtures("fresh_library")
-def test_a_package_without_kernels_uses_torch(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(library, "LIBRARY", tmp_path / "kernels.so")
-    chosen = choose_ops(CPU, torch.bfloat16, head_dim=64)
-    assert chosen.ops.name == "torch"
-    absence = native_absence()
-    assert absence is not None
-    assert "built without them" in absence
-    assert absence in chosen.reason
-
-
-@pytest.mark.usefixtures("fresh_library")
-def test_a_damaged_library_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_damaged_library_is_reported(tmp_path: Path) -> None:
     damaged = tmp_path / "kernels.so"
     damaged.write_bytes(b"not a library")
-    monkeypatch.setattr(library, "LIBRARY", damaged)
-    assert "cannot be loaded" in (native_absence() or "")
+    with pytest.raises(NativeUnavailable, match=r"cannot be loaded: .*; remove .*kernels\.so"):
+        native_kernels(native_or_skip().variant, damaged)
 
 
 BEYOND: dict[Variant, str] = {
@@ -214,41 +193,15 @@ BEYOND: dict[Variant, str] = {
 """Instructions and registers that a variant's processors may lack."""
 
 
-def test_no_variant_holds_an_instruction_beyond_its_own() -> None:
+@pytest.mark.parametrize("variant", HERE)
+def test_no_variant_holds_an_instruction_beyond_its_own(variant: Variant) -> None:
     native_or_skip()
-    for program in ("readelf", "objdump"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is missing")
-    # Local functions have one name in all variants; the files they come from are in order.
-    starts = list[tuple[int, str]]()
-    files = dict[str, int]()
-    variant = ""
-    for line in output("readelf", "--syms", "--wide", str(LIBRARY)):
-        match = re.match(r" *\d+: (\w+) +\S+ (\w+) +(\w+) +\w+ +\S+ (\S+)$", line)
-        if match is None:
-            continue
-        address, kind, scope, name = match.groups()
-        if kind == "FILE":
-            number = files[name] = files.get(name, -1) + 1
-            variant = HERE[number] if (LIBRARY.parent / name).exists() else ""
-        elif kind == "FUNC" and int(address, 16):
-            exported = re.match(r"llorch_([a-z0-9]+)_", name)
-            owner = variant if scope == "LOCAL" else exported[1] if exported else ""
-            starts.append((int(address, 16), owner))
-    starts.sort()
-    counts = dict.fromkeys(HERE, 0)
-    for line in output("objdump", "--disassemble", "--no-show-raw-insn", str(LIBRARY)):
-        match = re.match(r" +([0-9a-f]+):\t(.*)", line)
-        if match is None:
-            continue
-        place = bisect.bisect_right(starts, (int(match[1], 16), "~")) - 1
-        owner = starts[place][1] if place >= 0 else ""
-        if owner in BEYOND:
-            assert not re.search(BEYOND[owner], match[2]), f"{owner}: {match[2]}"
-        if owner:
-            counts[owner] += 1
-    assert min(counts.values()) > 1000
-
-
-def output(*command: str) -> list[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    if shutil.which("objdump") is None:
+        pytest.skip("objdump is missing")
+    disassemble = ["objdump", "--disassemble", "--no-show-raw-insn", str(built(variant))]
+    lines = subprocess.run(disassemble, capture_output=True, text=True, check=True).stdout
+    instructions = re.findall(r"^ +[0-9a-f]+:\t(.*)", lines, re.MULTILINE)
+    assert len(instructions) > 1000
+    if variant in BEYOND:
+        beyond = re.compile(BEYOND[variant])
+        assert not [each for each in instructions if beyond.search(each)]

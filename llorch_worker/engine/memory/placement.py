@@ -86,8 +86,8 @@ def resolve_dtype(
     """
     if name == "auto":
         if device.type == "cpu" and (
-            find_native_kernels(kernels) is None
-            or (kernels == "auto" and parameters < EXACT_PARAMETERS)
+            (kernels == "auto" and parameters < EXACT_PARAMETERS)
+            or find_native_kernels(kernels) is None
         ):
             return torch.float32
         return torch.bfloat16

@@ -1,1 +1,1 @@
-"""Kernels in C for x86-64 CPUs with AVX2 or AVX-512, compiled when the package is built."""
+"""Kernels in C for CPUs, compiled when they are first needed."""

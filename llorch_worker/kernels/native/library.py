@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import platform
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from llorch_worker.kernels.native.build import CannotBuild, built
 from llorch_worker.kernels.native.tile_permission import tile_refusal
 from llorch_worker.kernels.native.variants import VARIANTS, missing_flags, variants_of
 from llorch_worker.kernels.openmp import torch_openmp
 from llorch_worker.settings import Variant
 
-LIBRARY = Path(__file__).with_name("kernels.so")
-"""All variants; ``hatch_build.py`` compiles it when the package is built."""
+logger = logging.getLogger(__name__)
 
 SYSTEM_OPENMP = "libgomp.so.1"
 
@@ -61,26 +62,37 @@ def native_kernels(
 ) -> NativeKernels:
     """The kernels of a variant, or of the fastest one that this processor runs.
 
-    ``build``: a library to take in place of the package's own.
+    The first process that asks for them compiles them. ``build``: a library to take in their place.
 
     Raises:
-        NativeUnavailable: the processor lacks instructions, Linux refuses their registers, or the
-            package was built without kernels.
+        NativeUnavailable: the processor lacks instructions, Linux refuses their registers, or they
+            cannot be compiled or loaded.
     """
+    loaded: NativeKernels | str = ""
+    for variant in _runnable(wanted):
+        # An older compiler may know none of the newest instructions.
+        loaded = _load(variant, build)
+        if isinstance(loaded, NativeKernels):
+            return loaded
+    raise NativeUnavailable(loaded)
+
+
+def _runnable(wanted: Variant | Literal["auto"]) -> list[Variant]:
+    """The variants among those wanted that this process can run, at least one."""
     if wanted != "auto":
         refusal = _refusal(wanted)
         if refusal is not None:
             raise NativeUnavailable(refusal)
-        return _load(wanted, build or LIBRARY)
+        return [wanted]
     variants = variants_of(platform.machine())
-    for variant in variants:
-        if _refusal(variant) is None:
-            return _load(variant, build or LIBRARY)
-    lacks = ", ".join(missing_flags(variants[-1])) if variants else "both"
-    raise NativeUnavailable(
-        "the kernels need Linux on x86-64 with AVX2, or on AArch64 with dot products; "
-        f"this machine lacks {lacks}"
-    )
+    runnable = [variant for variant in variants if _refusal(variant) is None]
+    if not runnable:
+        lacks = ", ".join(missing_flags(variants[-1])) if variants else "both"
+        raise NativeUnavailable(
+            "the kernels need Linux on x86-64 with AVX2, or on AArch64 with dot products; "
+            f"this machine lacks {lacks}"
+        )
+    return runnable
 
 
 def _refusal(variant: Variant) -> str | None:
@@ -92,9 +104,13 @@ def _refusal(variant: Variant) -> str | None:
 
 
 @functools.cache
-def _load(variant: Variant, file: Path) -> NativeKernels:
-    if not file.exists():
-        raise NativeUnavailable("this package was built without them: there was no C compiler")
+def _load(variant: Variant, build: Path | None) -> NativeKernels | str:
+    """The kernels, or the reason why there are none."""
+    try:
+        file = build or built(variant)
+    except CannotBuild as reason:
+        _warn(str(reason))
+        return str(reason)
     try:
         # The kernels use torch's OpenMP library: its symbols are looked up when they are loaded. A
         # second library would have its own pool of threads, and the waiting threads of each pool
@@ -102,15 +118,20 @@ def _load(variant: Variant, file: Path) -> NativeKernels:
         ctypes.CDLL(str(torch_openmp() or SYSTEM_OPENMP), mode=ctypes.RTLD_GLOBAL)
         library = ctypes.CDLL(str(file.absolute()))  # a name without a folder would be searched for
     except OSError as error:  # from the dynamic linker
-        raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
+        return f"the compiled kernels cannot be loaded: {error}; remove {file}"
     kernels = NativeKernels(variant=variant)
     for name, signature in _SIGNATURES.items():
         arguments, _, result = signature.partition(">")
         try:
             function = library[f"llorch_{variant}_{name}"]
         except AttributeError:
-            raise NativeUnavailable(f"{file} has no {name} for {variant}") from None
+            return f"{file} has no {name} for {variant}"
         function.argtypes = [_TYPES[code] for code in arguments]
         function.restype = _TYPES[result] if result else None
         setattr(kernels, name, function)
     return kernels
+
+
+@functools.cache  # a reason may hold for several variants
+def _warn(reason: str) -> None:
+    logger.warning("slower kernels are used: %s", reason)

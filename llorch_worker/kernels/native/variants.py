@@ -1,16 +1,11 @@
-"""The instruction sets that the kernels are compiled for, and which of them the processor has.
-
-The build reads this file alone, so it imports nothing from the package.
-"""
+"""The instruction sets that the kernels are compiled for, and which of them the processor has."""
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from llorch_worker.settings import Variant
+from llorch_worker.settings import Variant
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")

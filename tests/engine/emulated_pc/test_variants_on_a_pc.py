@@ -19,11 +19,14 @@ from pathlib import Path
 
 import pytest
 
+from llorch_worker.kernels.native.build import built
+from llorch_worker.kernels.native.variants import variants_of
 from llorch_worker.settings import Variant
 from tests.engine.emulated_pc import pc
 from tests.kernels.native import native_or_skip
 
 HERE = Path(__file__).parent
+CACHE = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 REPOSITORY = HERE.parents[2]
 
 PROCESSORS: dict[Variant, str] = {"avx512": "corei7_skylake_x", "avx512vnni": "corei7_icelake_u"}
@@ -34,6 +37,7 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
     "LC_ALL": "C.UTF-8",
+    "XDG_CACHE_HOME": CACHE,
 }
 
 
@@ -59,6 +63,8 @@ def written(folder: Path, demo_model: Path) -> Iterator[list[str]]:
         check=True,
     )
     opened = [Path(line) for line in (folder / "opened").read_text().splitlines()]
+    # There is no compiler on the CD.
+    opened += map(built, variants_of("x86_64"))
     pc.make_cd(folder, opened, [sys.executable, *program, "auto"], ENVIRONMENT)
     yield done.stdout.splitlines()
     (folder / pc.CD).unlink()  # 600 MiB that pytest would keep

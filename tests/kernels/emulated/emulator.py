@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import platform
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from llorch_worker.kernels.native.library import LIBRARY
+from llorch_worker.kernels.native.build import built
 from llorch_worker.settings import Variant
-
-BUILD = Path(__file__).parents[3] / "hatch_build.py"
 
 
 @dataclass(frozen=True)
@@ -54,43 +49,19 @@ and nothing beyond. QEMU 7.2 emulates neither AVX-VNNI nor AVX-512."""
 Argument = npt.NDArray[np.generic] | int | float | None
 
 
-def compile_into(folder: Path, architecture: Architecture, cache: Path) -> None:
-    """The kernels as the package's build makes them, and the program that calls them.
-
-    The build takes half a minute, so the folder ``cache`` keeps the library that it last made.
-    """
-    library = LIBRARY  # the one that workers load
-    if architecture.machine != platform.machine() or not library.exists():
-        library = cache / f"{architecture.machine}-{fingerprint(architecture.compiler)}.so"
-        if not library.exists():
-            for outdated in cache.glob(f"{architecture.machine}-*.so"):
-                outdated.unlink(missing_ok=True)
-            subprocess.run(
-                [sys.executable, str(BUILD), str(library)],
-                env={**os.environ, "CC": architecture.compiler},
-                check=True,
-            )
-    shutil.copyfile(library, folder / "kernels.so")
+def compile_caller(folder: Path, architecture: Architecture) -> Path:
+    """The program that calls kernels."""
     caller = str(Path(__file__).with_name("call.c"))
-    program = str(folder / "call")
+    program = folder / "call"
     subprocess.run([architecture.compiler, "-O1", caller, "-o", program], check=True)
-
-
-def fingerprint(compiler: str) -> str:
-    """Of all that decides what the build makes."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    found = hashlib.sha256(version)
-    for source in (BUILD, *sorted(LIBRARY.parent.glob("*.[ch]")), LIBRARY.parent / "variants.py"):
-        found.update(f"{source.name} {source.stat().st_size}\n".encode())
-        found.update(source.read_bytes())
-    return found.hexdigest()
+    return program
 
 
 @dataclass(frozen=True)
 class EmulatedKernels:
     """A variant's functions on an emulated processor."""
 
-    folder: Path
+    caller: Path
     architecture: Architecture
     processor: str
     variant: Variant
@@ -104,7 +75,7 @@ class EmulatedKernels:
         spelt, files = [], {}
         for number, argument in enumerate(arguments):
             if isinstance(argument, np.ndarray):
-                path = self.folder / f"argument-{number}"
+                path = self.caller.with_name(f"argument-{number}")
                 argument.tofile(path)
                 files[path] = argument
                 spelt.append(f"P{path}")
@@ -114,7 +85,9 @@ class EmulatedKernels:
                 spelt.append("N" if argument is None else f"L{int(argument)}")
         architecture = self.architecture
         emulator = [architecture.emulator, "-L", architecture.libraries, "-cpu", self.processor]
-        program = [str(self.folder / "call"), str(self.folder / "kernels.so")]
+        # Those of this machine are the ones that workers load.
+        cross = None if architecture.machine == platform.machine() else architecture.compiler
+        program = [self.caller, built(self.variant, cross)]
         ended = subprocess.run(
             [*emulator, *program, f"llorch_{self.variant}_{name}", *spelt],
             check=True,

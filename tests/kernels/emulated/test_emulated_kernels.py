@@ -24,7 +24,7 @@ from tests.kernels.emulated.emulator import (
     Architecture,
     Argument,
     EmulatedKernels,
-    compile_into,
+    compile_caller,
 )
 from tests.kernels.native import native_or_skip
 from tests.kernels.paged import layer_kv, scene
@@ -35,34 +35,28 @@ Call = Callable[..., int]
 
 
 @pytest.fixture(scope="module")
-def compiled(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Callable[[Architecture], Path]:
-    """The folder with an architecture's kernels, compiled when they are first asked for."""
-    assert pytestconfig.cache is not None
-    cache = pytestconfig.cache.mkdir("kernels")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Architecture], Path]:
+    """An architecture's program that calls kernels, compiled when it is first asked for."""
 
     @functools.cache
-    def compiled(architecture: Architecture) -> Path:
-        folder = tmp_path_factory.mktemp("kernels")
-        compile_into(folder, architecture, cache)
-        return folder
+    def caller(architecture: Architecture) -> Path:
+        return compile_caller(tmp_path_factory.mktemp("caller"), architecture)
 
-    return compiled
+    return caller
 
 
 def on_processor(
-    compiled: Callable[[Architecture], Path], processor_of: Variant, variant: Variant
+    caller: Callable[[Architecture], Path], processor_of: Variant, variant: Variant
 ) -> EmulatedKernels:
     architecture, processor = PROCESSORS[processor_of]
     if missing := architecture.missing_programs:
         pytest.skip(f"{', '.join(missing)} missing: Debian's qemu-user and GCC for the processor")
-    return EmulatedKernels(compiled(architecture), architecture, processor, variant)
+    return EmulatedKernels(caller(architecture), architecture, processor, variant)
 
 
 @pytest.fixture(params=PROCESSORS)
-def emulated(request: pytest.FixtureRequest, compiled) -> EmulatedKernels:
-    return on_processor(compiled, request.param, request.param)
+def emulated(request: pytest.FixtureRequest, caller) -> EmulatedKernels:
+    return on_processor(caller, request.param, request.param)
 
 
 def here(name: str, *arguments: Argument) -> int:
@@ -96,10 +90,10 @@ def test_every_variant_for_aarch64_is_tested() -> None:
 
 @pytest.mark.parametrize(("least", "beyond"), [("neon", "neonbf16"), ("avx2", "avx512")])
 def test_the_least_variant_needs_nothing_that_its_processor_lacks(
-    compiled, least: Variant, beyond: Variant
+    caller, least: Variant, beyond: Variant
 ) -> None:
     # The other tests run it there; this one shows that they would notice.
-    kernels = on_processor(compiled, least, beyond)
+    kernels = on_processor(caller, least, beyond)
     with pytest.raises(subprocess.CalledProcessError) as stopped:
         kernels("silu_and_mul", bf16(torch.ones(3, 64)), bf16(torch.ones(3, 32)), 3, 32, 1)
     assert stopped.value.returncode in (-signal.SIGILL, 128 + signal.SIGILL)

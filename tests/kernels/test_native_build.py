@@ -1,0 +1,85 @@
+"""When the native kernels are compiled, and what is said where they cannot be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.native import VARIANTS, native_or_skip
+from tests.services import REPOSITORY, tethered
+
+LEAST = VARIANTS[-1] if VARIANTS else "avx2"
+BUILD = (sys.executable, "-m", "llorch_worker.kernels.native", LEAST)
+
+CHOOSE = """
+import torch
+from llorch_worker.kernels import choose_ops
+for _ in range(2):
+    print(choose_ops(torch.device("cpu"), torch.bfloat16, head_dim=64).reason)
+"""
+
+
+def start(*command: str, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        tethered(*command),
+        cwd=REPOSITORY,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _here() -> None:
+    native_or_skip()
+
+
+def test_processes_that_need_the_kernels_at_once_compile_them_once(tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    compiler, calls = tmp_path / "cc", tmp_path / "calls"
+    compiler.write_text(f'#!/bin/sh\necho "$*" >> {calls}\nexec /usr/bin/env cc "$@" -O1\n')
+    compiler.chmod(0o755)
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(compiler)}
+    processes = [start(*BUILD, **variables) for _ in range(3)]
+    ended = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], ended
+    (library,) = {out.strip() for out, _ in ended}
+    assert sum("-shared" in line for line in calls.read_text().splitlines()) == 1
+    said = [line for _, err in ended for line in err.splitlines()]
+    assert said[0] == f"compiling the kernels for {LEAST}, once for this machine"
+    assert said[1].startswith("compiled the kernels in ")
+    assert len(said) == 2
+    files = Path(library).parent.iterdir()
+    assert {file.suffix for file in files} == {".so", ".lock"}, "nothing else stays"
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"PATH": ""}, "there is no C compiler cc on the PATH; install gcc and libc6-dev"),
+        ({"CC": "false"}, "false cannot compile for {variant}: exit code 1; install gcc"),
+        ({"XDG_CACHE_HOME": "{file}"}, "compiled kernels cannot be kept in {file}/llorch/kernels"),
+        ({"XDG_CACHE_HOME": "", "HOME": "nowhere"}, "there is no home folder to keep"),
+    ],
+)
+def test_kernels_that_cannot_be_compiled_leave_torchs_with_the_reason_and_the_remedy(
+    variables: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    variables = {name: text.format(file=file) for name, text in variables.items()}
+    process = start(sys.executable, "-c", CHOOSE, **(cache | variables))
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    reason = reason.format(file=file, variant=LEAST)
+    for line in out.splitlines():
+        assert line.startswith(f"no native kernels: {reason}")
+    assert err.count(f"slower kernels are used: {reason}") == 1, "said once"
