@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.made_models import made, random_models, sentencepiece_vocabulary, trained_model
+from tests.skips import one_skip_for_each_lack, pytest_terminal_summary
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -33,6 +34,8 @@ sys.dont_write_bytecode = False
 # A busy machine must not fail a property.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+__all__ = ["pytest_terminal_summary"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LONGEST = (
@@ -77,6 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"conftest.LONGEST names files that do not exist: {gone}")
     # The others in the order of their names, not of their folders: tests of one folder compute
     # much or wait much, and processes that compute use the time in which others wait.
+    one_skip_for_each_lack(items)
     items.sort(key=lambda item: (places.get(item.path, len(places)), item.path.name, item.path))
 
 

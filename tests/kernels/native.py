@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import platform
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from llorch_worker.kernels.native.library import NativeKernels, NativeUnavailable, native_kernels
-from llorch_worker.kernels.native.variants import variants_of
+from llorch_worker.kernels.native.variants import missing_flags, variants_of
 from llorch_worker.settings import Variant
 
 VARIANTS = variants_of(platform.machine())
+
+
+def variant_params() -> list[Any]:
+    """The variants as parameters. All tests of one that the processor lacks count as one skip."""
+    return [
+        pytest.param(
+            variant, marks=pytest.mark.lacks(f"needs a processor with {', '.join(missing)}")
+        )
+        if (missing := missing_flags(variant))
+        else pytest.param(variant)
+        for variant in VARIANTS
+    ]
 
 
 def native_or_skip(variant: Variant | Literal["auto"] = "auto") -> NativeKernels:

@@ -15,7 +15,7 @@ from llorch_worker.cache import CausalMasks
 from llorch_worker.kernels import LayerKV, Ops, TorchOps
 from llorch_worker.kernels.native.native_ops import NativeOps
 from llorch_worker.settings import KvDtype
-from tests.kernels.native import VARIANTS, native_or_skip
+from tests.kernels.native import native_or_skip, variant_params
 from tests.kernels.paged import Scene, layer_kv, scene
 
 TORCH = TorchOps()
@@ -25,7 +25,7 @@ TOLERANCE = {"atol": 1e-2, "rtol": 1.6e-2}
 KV_DTYPES = get_args(KvDtype)
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=variant_params())
 def native(request: pytest.FixtureRequest) -> NativeOps:
     return NativeOps(native_or_skip(request.param))
 
@@ -129,7 +129,7 @@ def test_a_number_that_is_not_finite_reaches_every_token_that_sees_it(
     assert out[second].isfinite().all()
 
 
-@pytest.fixture(scope="module", params=["torch", *VARIANTS])
+@pytest.fixture(scope="module", params=["torch", *variant_params()])
 def ops(request: pytest.FixtureRequest) -> Ops:
     return TORCH if request.param == "torch" else NativeOps(native_or_skip(request.param))
 

@@ -15,14 +15,14 @@ from llorch_worker.kernels.native.library import NativeKernels
 from llorch_worker.weights import FusedWeight, Part
 from llorch_worker.weights.groups import group_form
 from llorch_worker.weights.native_linear import NativeLinears
-from tests.kernels.native import VARIANTS, native_or_skip, runnable_variants
+from tests.kernels.native import native_or_skip, runnable_variants, variant_params
 from tests.weights.quantised import QUANTISED, random_rows
 
 MANY = 139
 """Rows for which AMX multiplies quantised weights too, in pieces of 16 and 11."""
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=variant_params())
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     return native_or_skip(request.param)
 

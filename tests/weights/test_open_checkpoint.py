@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,24 @@ def test_a_path_without_a_model_is_refused_and_not_opened(
         open_checkpoint(tmp_path / name)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
-def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    path.touch(mode=0o000)
+NOBODY = 65534
+
+
+@pytest.fixture
+def unreadable() -> Iterator[Path]:
+    """A file that this process may not read, not even as root."""
+    user = os.geteuid()
+    # pytest's own folders are open to their user alone.
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        path.touch(mode=0o000)
+        Path(folder).chmod(0o755)
+        if user == 0:
+            os.seteuid(NOBODY)
+        yield path
+        os.seteuid(user)
+
+
+def test_an_unreadable_file_is_refused(unreadable: Path) -> None:
     with pytest.raises(ModelLoadFailed, match=r"cannot be read .*check"):
-        open_checkpoint(path)
+        open_checkpoint(unreadable)

@@ -1,0 +1,53 @@
+"""How skipped tests are counted: pytest runs on files of a folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+CONFTEST = """
+from tests.skips import one_skip_for_each_lack as pytest_collection_modifyitems
+from tests.skips import pytest_terminal_summary
+"""
+TESTS = """
+import pytest
+
+@pytest.fixture(params=["here", pytest.param("there", marks=pytest.mark.lacks("needs two moons"))])
+def place(request):
+    return request.param
+
+@pytest.mark.parametrize("number", range(3))
+def test_a(place, number):
+    assert place == "here"
+
+def test_b():
+    pytest.skip("needs Debian's sun")
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "several"])
+def test_all_that_lack_the_same_are_one_skip_that_says_how_many(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = lacks\n")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_these.py").write_text(TESTS)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    _, _, end = done.stdout.partition("skipped, and what would run them")
+    _, first, second, *closing = end.splitlines()
+    assert {first, second} == {"    1  needs two moons (3 tests)", "    1  needs Debian's sun"}
+    assert "3 passed, 2 skipped in" in "".join(closing)
