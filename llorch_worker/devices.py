@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from llorch_worker.contract import ModelLoadFailed
+from llorch_worker.contract.installing import install_command
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -53,7 +54,7 @@ def list_cards() -> tuple[Card, ...]:
         import pynvml
     except ModuleNotFoundError:
         raise DeviceUnavailable(
-            'cards cannot be listed without nvidia-ml-py: pip install "llorch-worker[worker]"'
+            f"cards cannot be listed without nvidia-ml-py: {install_command('worker')}"
         ) from None
     try:
         pynvml.nvmlInit()

@@ -10,6 +10,7 @@ import venv
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,13 @@ FOUND = """
 import importlib.util, json, sys
 specs = {name: importlib.util.find_spec(name) for name in sys.argv[1:]}
 print(json.dumps({name: spec and spec.origin for name, spec in specs.items()}))
+"""
+
+
+COMMAND = """
+import json
+from llorch_worker.contract.installing import install_command
+print(json.dumps(install_command("worker")))
 """
 
 
@@ -54,16 +62,20 @@ class Environment:
     def install(self, wheel: Path) -> None:
         self.pip("install", "--no-index", "--no-deps", wheel)
 
-    def find(self, *modules: str) -> dict[str, str | None]:
-        """The file of each module, or None, as a process elsewhere sees it."""
-        command = [self.folder / "bin/python", "-P", "-c", FOUND, *modules]
+    def run(self, code: str, *arguments: str) -> Any:
+        """What a program of a process elsewhere prints."""
+        command = [self.folder / "bin/python", "-P", "-c", code, *arguments]
         # The dependencies come from here. Python reads no .pth file there.
-        dependencies = {"PYTHONPATH": str(distribution("editables").locate_file(""))}
+        folders = {str(distribution(name).locate_file("")) for name in ("editables", "pydantic")}
+        variables = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
         ran = subprocess.run(
-            command, env=os.environ | dependencies, cwd=self.folder, capture_output=True, check=True
+            command, env=variables, cwd=self.folder, capture_output=True, check=True
         )
-        found: dict[str, str | None] = json.loads(ran.stdout)
-        return found
+        return json.loads(ran.stdout)
+
+    def find(self, *modules: str) -> Any:
+        """The file of each module, or None."""
+        return self.run(FOUND, *modules)
 
 
 def built(project: Path, folder: Path, kind: str = "wheel") -> Path:
@@ -102,3 +114,27 @@ def test_an_install_leaves_a_package_tasks_of_the_user_alone(
     environment.install(ours)
     assert environment.find("tasks") == {"tasks": theirs}
     assert Path(theirs).read_text() == "OURS = 'theirs'"
+
+
+def test_the_command_for_an_extra_names_the_place_that_the_package_came_from(
+    tmp_path: Path,
+) -> None:
+    environment = Environment.empty(tmp_path / "venv")
+    wheel = built(REPOSITORY, tmp_path)
+    environment.install(wheel)
+    # Where the tests' packages are, this one may be too.
+    code = f"import sys; sys.path.insert(0, {str(environment.packages)!r})\n{COMMAND}"
+    place = next(environment.packages.glob("llorch_worker-*/direct_url.json"))
+    git = {"vcs_info": {"vcs": "git", "commit_id": "1f"}}
+    pip = f"{environment.folder}/bin/python -m pip install "
+    assert environment.run(code) == f"{pip}'{wheel}[worker]'", "as pip has noted it"
+    for noted, what in (
+        ({"url": "file:///a%20b", "dir_info": {"editable": True}}, "--editable '/a b[worker]'"),
+        ({"url": "file:///a", "dir_info": {}}, "'/a[worker]'"),
+        ({"url": "https://h/a.whl"}, "'llorch-worker[worker] @ https://h/a.whl'"),
+        ({"url": "https://h/a.git"} | git, "'llorch-worker[worker] @ git+https://h/a.git@1f'"),
+    ):
+        place.write_text(json.dumps(noted))
+        assert environment.run(code) == pip + what
+    place.unlink()
+    assert environment.run(code) == f"{pip}'.[worker]'"

@@ -16,6 +16,7 @@ from llorch_worker.broker.url import is_cluster, is_followed, is_unix, safe_url
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable, InvalidLoadOption
+from llorch_worker.contract.installing import install_command
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
 from llorch_worker.processors import thread_count
 from llorch_worker.settings import Settings
@@ -60,7 +61,7 @@ def packages(*, starts_redis: bool) -> Iterator[Check]:
             continue  # one is on the PATH, or elsewhere
         if missing:
             finding = f"not installed ({', '.join(missing)}): this machine cannot {purpose}"
-            yield Check(extra, "warn", finding, f'pip install "llorch-worker[{extra}]"')
+            yield Check(extra, "warn", finding, install_command(extra))
 
 
 def _installed(name: str) -> str:

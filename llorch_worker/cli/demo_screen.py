@@ -18,6 +18,7 @@ from rich.text import Text
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.cli.terminal.servers import curl_command
 from llorch_worker.contract import Event, GenerationRequest, GenerationResult, LlorchError, Tokens
+from llorch_worker.contract.installing import install_command
 
 if TYPE_CHECKING:
     from llorch_worker.bench.jobs.client_load import Figures, Measured
@@ -54,9 +55,8 @@ class DemoScreen:
 
     def without(self, server: str) -> None:
         extra = server.lower()
-        self._print(
-            f'  [yellow]![/] {server:<7} not installed: pip install "llorch-worker\\[{extra}]"'
-        )
+        remedy = escape(install_command(extra))
+        self._print(f"  [yellow]![/] {server:<7} not installed: {remedy}")
 
     @contextmanager
     def jobs(self, streamed: GenerationRequest, total: int) -> Iterator[tuple[OnEvent, OnEnd]]:

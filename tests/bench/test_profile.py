@@ -137,5 +137,5 @@ def test_a_flamegraph_is_refused_before_anything_runs(
     with pytest.raises(CommandError, match="--flamegraph"):
         Flamegraph.at(tmp_path / name)
     monkeypatch.setattr(flamegraph, "py_spy", lambda: None)
-    with pytest.raises(CommandError, match=r'needs py-spy: pip install "llorch-worker\[bench\]"'):
+    with pytest.raises(CommandError, match=r"needs py-spy: .* pip install .*\[bench\]"):
         Flamegraph.at(tmp_path / "out.svg")

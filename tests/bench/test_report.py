@@ -9,6 +9,7 @@ from typing import Any
 
 from llorch_worker.bench.report import KINDS, read_run
 from llorch_worker.cli import bench
+from llorch_worker.contract.installing import install_command
 from tests.cli.command import run
 from tests.cli.test_bad_input import WORKER_MODULES, packages_without, sentence
 
@@ -116,7 +117,7 @@ def test_files_are_checked_before_the_extra_is_asked_for(tmp_path: Path) -> None
         (broken, "it is not JSON"),
         (
             saved(tmp_path, "run.json", engine_run(100)),
-            'needs the bench extra: pip install "llorch-worker[bench]"',
+            f"needs the bench extra: {install_command('bench')}",
         ),
     ):
         ran = run("bench", "report", file, python_options=("-S",), site=site)

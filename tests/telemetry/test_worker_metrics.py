@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from llorch_worker.client import Client
 from llorch_worker.contract import Cancelled, LlorchError
+from llorch_worker.contract.installing import install_command
 from llorch_worker.telemetry.metrics.server import PORTS, serve
 from tests.latch import Latch
 from tests.services import (
@@ -181,4 +182,4 @@ def test_a_worker_without_prometheus_client_names_the_extra(
         PYTHONPATH=f"{tmp_path}:{Path(__file__).resolve().parents[2]}",
     )
     assert worker.wait_exit(60) == 1
-    assert 'pip install "llorch-worker[metrics]"' in worker.text()
+    assert install_command("metrics") in worker.text()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from llorch_worker.contract.command_errors import CommandError, usage_error
+from llorch_worker.contract.installing import install_command
 
 FORMATS: Final = {".svg": "flamegraph", ".json": "speedscope"}
 RATE_HZ: Final = 100
@@ -52,7 +53,7 @@ class Flamegraph:
         program = py_spy()
         if program is None:
             raise CommandError(
-                "MISSING_EXTRA", '--flamegraph needs py-spy: pip install "llorch-worker[bench]"'
+                "MISSING_EXTRA", f"--flamegraph needs py-spy: {install_command('bench')}"
             )
         return cls(path, program)
 

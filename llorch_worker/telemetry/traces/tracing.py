@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from kombu.log import get_logger
 
+from llorch_worker.contract.installing import install_command
+
 if TYPE_CHECKING:
     from llorch_worker.telemetry.traces.collector import Provider
 
@@ -51,8 +53,7 @@ def start_tracing(service: str, instance: str) -> Tracing:
         from llorch_worker.telemetry.traces.collector import Provider
     except ModuleNotFoundError:
         logger.warning(
-            'no traces: %s is set, but the extra is missing: pip install "llorch-worker[otel]"',
-            asked,
+            "no traces: %s is set, but the extra is missing: %s", asked, install_command("otel")
         )
         return Tracing()
     return Tracing(Provider(service, instance))

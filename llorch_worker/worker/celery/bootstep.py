@@ -21,6 +21,7 @@ from kombu.utils.imports import symbol_by_name
 
 from llorch_worker.allocator import use_one_arena
 from llorch_worker.contract import LlorchError, printable
+from llorch_worker.contract.installing import install_command
 from llorch_worker.processors import bind
 from llorch_worker.telemetry.traces.tracing import Tracing, is_traced, start_tracing
 from llorch_worker.worker.card.assignment import Assignment, assign_device
@@ -74,8 +75,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             _give_up(f"cannot write LLORCH_HEALTH_FILE {health_file}: {error.strerror}")
         if worker.app.settings.metrics_port is not None and find_spec("prometheus_client") is None:
             _give_up(
-                "LLORCH_METRICS_PORT needs prometheus_client: pip install "
-                '"llorch-worker[metrics]", or unset it'
+                f"LLORCH_METRICS_PORT needs prometheus_client: {install_command('metrics')}, "
+                "or unset it"
             )
         # Attributes, because signals hold their receivers weakly.
         self._note_interrupt, self._note_ready = self._on_shutting_down, self._on_ready
@@ -104,7 +105,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             card = None if assignment is None else assignment.card
             _give_up(error.message if card is None else f"on {card.name}: {error.message}")
         except ModuleNotFoundError as error:
-            _give_up(f'{error.name} is missing: pip install "llorch-worker[worker]"')
+            _give_up(f"{error.name} is missing: {install_command('worker')}")
         fault = wrong_card(assignment) or violation(engine, assignment)
         if fault is not None:
             _give_up(fault)
