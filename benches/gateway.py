@@ -25,7 +25,7 @@ import psutil
 from llorch_worker.bench.instruments.percentiles import percentiles_ms
 from llorch_worker.client import AsyncClient
 from llorch_worker.contract import Tokens
-from llorch_worker.settings import DEMO_MODEL
+from llorch_worker.demo_model import STORY_MODEL
 from tests.gateways import GatewayProcess, running_gateway
 from tests.services import REAL_APP, own_redis, running_worker
 
@@ -181,7 +181,7 @@ def _mib(process: psutil.Process) -> str:
 
 
 async def main(options: argparse.Namespace) -> None:
-    settings = {"model": DEMO_MODEL, "model_name": MODEL}
+    settings = {"model": STORY_MODEL, "model_name": MODEL}
     with (
         tempfile.TemporaryDirectory() as folder,
         own_redis() as server,

@@ -26,11 +26,11 @@ from benches.arguments import existing_path, known_errors
 from llorch_worker.bench.instruments.alternating import alternate
 from llorch_worker.broker.ended_jobs import EndedJob
 from llorch_worker.contract import GenerationRequest, Timings, Usage
+from llorch_worker.demo_model import STORY_MODEL
 from llorch_worker.engine import Engine
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.scheduler import Chunk, StepPlan
 from llorch_worker.engine.sequence import Sequence
-from llorch_worker.settings import DEMO_MODEL
 from llorch_worker.telemetry.metrics.step_figures import StepFigures
 from llorch_worker.telemetry.metrics.worker_metrics import WorkerFigures, WorkerMetrics
 
@@ -52,7 +52,7 @@ class Ran:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What metrics cost a worker.")
-    parser.add_argument("--model", type=existing_path, default=DEMO_MODEL)
+    parser.add_argument("--model", type=existing_path, default=STORY_MODEL)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=200)

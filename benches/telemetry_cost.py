@@ -45,7 +45,7 @@ from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Choice, GenerationResult, Timings, Usage
-from llorch_worker.settings import DEMO_MODEL
+from llorch_worker.demo_model import STORY_MODEL
 from tests.services import REAL_APP, WorkerProcess, own_redis, running_worker
 from tests.telemetry.collector import running_collector
 
@@ -234,7 +234,7 @@ class _Request(SimpleNamespace):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What telemetry costs a worker.")
-    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--model", type=Path, default=STORY_MODEL)
     parser.add_argument("--passes", type=int, default=12)
     parser.add_argument("--jobs", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)

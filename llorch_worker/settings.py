@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-DEMO_MODEL = Path(__file__).parent / "assets" / "demo.gguf"
+from llorch_worker.demo_model import DEMO, demo_model, model_path
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Variant = Literal[
@@ -65,8 +65,8 @@ class Settings(BaseSettings):
     redis_url: str = "redis://localhost:6379/0"
     """Redis for jobs, event streams and results: ``redis://host:port/db``."""
 
-    model: Path = DEMO_MODEL
-    """A .gguf file or a Hugging Face folder; in commands also ``demo``, the shipped model."""
+    model: Annotated[Path, BeforeValidator(model_path)] = Field(default_factory=demo_model)
+    """A .gguf file, a Hugging Face folder, or ``demo``: a small model to try things with."""
     model_name: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
     """The name that jobs ask for; by default the name of the file or folder."""
 
@@ -167,7 +167,10 @@ class Settings(BaseSettings):
 def default_model_name(path: Path) -> str:
     """A file's stem or a folder's name: ``models/tiny.gguf`` and ``models/tiny/`` are ``tiny``.
 
-    What a queue's name cannot hold becomes a hyphen: ``my model.gguf`` is ``my-model``.
+    What a queue's name cannot hold becomes a hyphen: ``my model.gguf`` is ``my-model``. The demo's
+    model is ``demo``, whichever it is.
     """
+    if path == demo_model():
+        return DEMO
     name = path.stem if path.suffix == ".gguf" else path.resolve().name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name) or "model"

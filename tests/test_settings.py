@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llorch_worker.demo_model import CHAT_FILE, CHAT_PACKAGE, STORY_MODEL, demo_model
 from llorch_worker.settings import Settings, default_model_name
 
 
@@ -21,6 +22,26 @@ from llorch_worker.settings import Settings, default_model_name
 )
 def test_a_model_is_named_after_its_file_as_a_queue_allows(path: str, name: str) -> None:
     assert default_model_name(Path(path)) == name
+
+
+def test_demo_is_the_chat_model_of_a_package_else_the_story_model_and_keeps_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.environ", {"LLORCH_MODEL": "demo"})
+    assert Settings().model == demo_model() == STORY_MODEL
+    package = tmp_path / CHAT_PACKAGE
+    package.mkdir()
+    (package / "__init__.py").write_text("import a_module_that_is_missing")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert demo_model() == STORY_MODEL, "a package without the file"
+    chat = package / CHAT_FILE
+    chat.touch()
+    assert Settings().model == chat
+    assert Settings().served_name == "demo"
+    assert Settings(model=chat).served_name == "demo", "in a child, which is given the path"
+    (tmp_path / "demo").mkdir()
+    assert Settings().model == Path("demo"), "a folder of this name comes first"
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from llorch_worker.contract import Event, Failed, GenerationRequest, InternalError, Journal
-from llorch_worker.settings import DEMO_MODEL
+from llorch_worker.demo_model import STORY_MODEL
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.text.vocabulary_file import open_vocabulary
 from tests.toy_generation import ToyGeneration
@@ -136,7 +136,7 @@ class ToyEngine:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The demo model's, for questions; the toy's own tokens are not among it."""
-        return load_tokenizer(open_vocabulary(DEMO_MODEL))
+        return load_tokenizer(open_vocabulary(STORY_MODEL))
 
     def stalled_for_s(self) -> float:
         return 0.0 if self._step_began_s is None else time.monotonic() - self._step_began_s

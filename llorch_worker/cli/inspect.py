@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llorch_worker.cli.options import JsonOption, model_path, settings_options
+from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import FAILED
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
+from llorch_worker.demo_model import model_path
 from llorch_worker.settings import Settings
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import typer
 from pydantic import ValidationError
 
 from llorch_worker.contract.command_errors import invalid_settings, option_of
-from llorch_worker.settings import DEMO_MODEL, Settings
+from llorch_worker.settings import Settings
 
-DEMO_WORD = "demo"
 WORKER_SETTINGS = (
     "model",
     "model_name",
@@ -118,21 +117,10 @@ def settings_from(**options: Any) -> Settings:
             ``options``.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if (model := given.get("model")) is not None:
-        given["model"] = model_path(model)
     try:
-        settings = Settings(**given)
+        return Settings(**given)
     except ValidationError as error:
         raise invalid_settings(error, options) from None
-    path = model_path(settings.model)
-    # A copy would count the model as chosen, even if it is the default.
-    return settings if path == settings.model else settings.model_copy(update={"model": path})
-
-
-def model_path(word: str | Path) -> Path:
-    """The file or folder that ``word`` names; ``demo`` is the model that the package ships."""
-    path = Path(word)
-    return DEMO_MODEL if str(word) == DEMO_WORD and not path.exists() else path
 
 
 def given_options(context: typer.Context) -> dict[str, str]:

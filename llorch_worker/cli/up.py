@@ -22,7 +22,8 @@ from llorch_worker.cli.terminal.interrupts import terminable, uninterrupted_exit
 from llorch_worker.cli.terminal.screen import Screen, harmless
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.installing import install_command
-from llorch_worker.settings import DEMO_MODEL, Settings
+from llorch_worker.demo_model import STORY_MODEL
+from llorch_worker.settings import Settings
 from llorch_worker.stack.programs import FLOWER, GATEWAY, REDIS
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def _banner(
     over_http = ""
     if stack.gateway_url:
         command = servers.curl_command(
-            stack.gateway_url, settings.served_name, chats=settings.model != DEMO_MODEL
+            stack.gateway_url, settings.served_name, chats=settings.model != STORY_MODEL
         )
         over_http = f"Or over HTTP, as any OpenAI client does:\n\n[cyan]{escape(command)}[/]\n\n"
     screen.err.print(

@@ -209,6 +209,10 @@ class Stack:
             while not child.wait(POLL_S):
                 pass
 
+    def kill(self, name: str) -> None:
+        """Kill a worker with SIGKILL; :meth:`keep_up` restarts it."""
+        self._children[name].kill()
+
     def jobs_lost_with_redis(self) -> int:
         """The number of jobs that wait in the stack's own Redis and will be lost; call after a
         drain."""

@@ -12,7 +12,8 @@ from llorch_worker.bench.instruments.disk import bytes_from_disk, drop_cached, r
 from llorch_worker.bench.instruments.fresh_load import load_afresh
 from llorch_worker.bench.startup import StartupFigures, from_disk_notes
 from llorch_worker.contract.command_errors import CommandError
-from llorch_worker.settings import DEMO_MODEL, Settings
+from llorch_worker.demo_model import STORY_MODEL
+from llorch_worker.settings import Settings
 from tests.bench.conftest import Printed
 from tests.bench.test_bench import measured
 from tests.cli.command import run
@@ -33,7 +34,7 @@ def test_a_load_is_measured_beside_its_reading_and_writing(document: Any) -> Non
         assert document[span]["spread"] is None
     assert 0 < document["first_token_s"] < document["ready"]["median_s"]
     assert document["ratio"] > 0
-    assert document["file_bytes"] == DEMO_MODEL.stat().st_size
+    assert document["file_bytes"] == STORY_MODEL.stat().st_size
     assert document["provenance"]["threads"] == 1
 
 
@@ -45,7 +46,7 @@ def test_the_table_fits_80_columns(document: Any, printed: Printed) -> None:
 
 
 def test_written_and_foretold_bytes_are_without_blocks_that_nothing_has_used(document: Any) -> None:
-    larger = load_afresh(Settings(model=DEMO_MODEL, max_context=512, max_sequences=512), threads=1)
+    larger = load_afresh(Settings(model=STORY_MODEL, max_context=512, max_sequences=512), threads=1)
     kv_bytes = 512 * 32 * 40_960
     rope_bytes = (512 - 64) * 32 * 4
     assert larger.held_bytes - document["held_bytes"] == rope_bytes
@@ -58,7 +59,7 @@ def test_a_file_that_no_disk_holds_is_noted(tmp_path: Path) -> None:
     folder = SHARED_MEMORY / f"llorch-{tmp_path.parent.name}-{tmp_path.name}"
     folder.mkdir()
     try:
-        model = Path(shutil.copy(DEMO_MODEL, folder / "model.gguf"))
+        model = Path(shutil.copy(STORY_MODEL, folder / "model.gguf"))
         drop_cached([model])
         before = bytes_from_disk()
         assert read_s([model]) > 0
@@ -67,7 +68,7 @@ def test_a_file_that_no_disk_holds_is_noted(tmp_path: Path) -> None:
         shutil.rmtree(folder)
     assert before is not None
     assert after is not None
-    (note,) = from_disk_notes([1.0, (after - before) / DEMO_MODEL.stat().st_size])
+    (note,) = from_disk_notes([1.0, (after - before) / STORY_MODEL.stat().st_size])
     assert "only 0% of the file came from a disk" in note
     assert from_disk_notes([1.0, 0.95]) == ()
 
@@ -80,6 +81,6 @@ def test_a_model_that_does_not_fit_is_not_loaded() -> None:
 
 def test_a_failed_load_is_reported_in_its_own_words() -> None:
     # As if memory had filled up between the plan and the load.
-    settings = Settings(model=DEMO_MODEL, kv_cache_bytes=10**15)
+    settings = Settings(model=STORY_MODEL, kv_cache_bytes=10**15)
     with pytest.raises(CommandError, match="the load failed: kv_cache_bytes asks for"):
         load_afresh(settings, threads=1)

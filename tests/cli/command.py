@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from llorch_worker.stack.children import Child, Program, python
-from tests.forks import run_forked
-from tests.services import REPOSITORY, wait_until
+from tests.forks import MODULE_PATH, run_forked
+from tests.services import wait_until
 
 COMMAND_TIMEOUT_S = 90
 
@@ -45,7 +45,7 @@ def environment(**variables: str) -> dict[str, str]:
     """The environment of a command: this one, one torch thread, and ``variables``."""
     return {
         **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": MODULE_PATH,
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "80",
         **variables,

@@ -18,7 +18,8 @@ from llorch_worker.client import Client
 from tests.cli.command import Started, run
 from tests.cli.test_bad_input import sentence
 from tests.fake_gpu.machine import SITE, Machine, card
-from tests.services import REPOSITORY, RedisServer, wait_until
+from tests.forks import MODULE_PATH
+from tests.services import RedisServer, wait_until
 
 HOST = socket.gethostname()
 GET_S = 60
@@ -36,7 +37,7 @@ def url(own_server: RedisServer) -> str:
 
 
 def variables(machine: Machine, **more: str) -> dict[str, str]:
-    path = os.pathsep.join(map(str, (SITE, REPOSITORY)))
+    path = f"{SITE}{os.pathsep}{MODULE_PATH}"
     return machine.variables | {"PYTHONPATH": path} | more
 
 

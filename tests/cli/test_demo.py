@@ -9,10 +9,12 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+import jsonschema
 import psutil
 
+from llorch_worker.cli.demo_scenes import CHARACTER, DRAGON, QUESTION
 from tests.cli.command import COMMAND_TIMEOUT_S, Started, alive
-from tests.services import wait_until
+from tests.services import REPOSITORY, wait_until
 
 
 def test_all_jobs_are_done_and_measured_and_nothing_is_left(demo_model: Path) -> None:
@@ -56,6 +58,19 @@ def test_it_streams_a_story_wraps_others_and_keeps_running_with_keep(demo_model:
     finally:
         command.child.kill()
     assert not {pid for pid in family if alive(pid)}
+
+
+def test_a_chat_model_answers_writes_json_and_outlives_its_worker(smollm2: Path) -> None:
+    command = Started("demo", PYTHONPATH=str(REPOSITORY))
+    assert command.ended() == 0, command.lines
+    shown = [line.strip() for line in command.lines]
+    assert "Paris" in " ".join(shown[shown.index(f"› {QUESTION}") :][:3])
+    jsonschema.validate(json.loads(shown[shown.index(f"› {CHARACTER}") + 1]), DRAGON)
+    (killed,) = (line for line in shown if "is killed with SIGKILL" in line)
+    (taken,) = (line for line in shown if " goes on, " in line)
+    assert {killed.split()[1], taken.split()[1]} == {"worker-0", "worker-1"}
+    assert "240 tokens; every one was sent once" in shown
+    assert [line for line in shown if line.startswith("done") and "32/32" in line]
 
 
 def test_ctrl_c_in_the_middle_ends_everything(demo_model: Path) -> None:

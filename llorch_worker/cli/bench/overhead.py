@@ -8,9 +8,10 @@ import typer
 
 from llorch_worker.cli.bench import parameters
 from llorch_worker.cli.bench.output import print_figures
-from llorch_worker.cli.options import JsonOption, model_path, settings_options
+from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
+from llorch_worker.demo_model import model_path
 from llorch_worker.settings import Settings
 
 
