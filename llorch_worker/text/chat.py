@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from llorch_worker.contract import Fault, InvalidRequest, Message, Tool
+from llorch_worker.text.chat_templates import ChatTemplates, refusal
 from llorch_worker.text.codec import Codec
 
-_LITERAL_MARK = "\ufdd0"
-"""A Unicode noncharacter. Inside a control token's spelling it keeps that spelling text."""
-# Errors that a template's own expressions may raise.
-_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+logger = logging.getLogger(__name__)
+
+_NONCHARACTER = "\ufdd0"
 
 
 class ChatFormat(Protocol):
@@ -47,7 +48,7 @@ class Llama2Chat:
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         if tools:
             rule = "the model has no chat template, which alone could tell it of tools"
-            raise _refusal("tools", rule, f"{len(tools)} tools")
+            raise refusal("tools", rule, f"{len(tools)} tools")
         _check_turns(messages)
         system = ""
         if messages[0].role == "system":
@@ -64,75 +65,64 @@ class Llama2Chat:
 
 
 class TemplateChat:
-    """A Jinja template that came with the model, rendered in transformers' sandbox.
+    """Jinja templates that came with the model.
 
-    ``special_tokens``: the spellings of bos_token and eos_token, for the template.
     ``bos_token_id``: put in front if the template does not write it; None: never.
     """
 
-    def __init__(
-        self,
-        template: str,
-        codec: Codec,
-        special_tokens: Mapping[str, str],
-        bos_token_id: int | None,
-    ) -> None:
-        self.template = template
+    def __init__(self, templates: ChatTemplates, codec: Codec, bos_token_id: int | None) -> None:
+        self.template = templates.named.get("default")
+        self._templates = templates
         self._codec = codec
-        self._special_tokens: dict[str, Any] = dict(special_tokens)
         self._bos_token_id = bos_token_id
         spellings = "|".join(re.escape(token) for token in codec.special_ids if len(token) > 1)
         self._control_beginning = re.compile(f"(?=(?:{spellings or '(?!)'}))(.)", re.DOTALL)
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         if not messages:
-            raise _refusal("messages", "must not be empty", "none")
-        if tools and "tools" not in self.template:
+            raise refusal("messages", "must not be empty", "none")
+        template = self._templates.chosen(tools=bool(tools))
+        if tools and "tools" not in template:
             rule = "the model's chat template has no place for them"
-            raise _refusal("tools", rule, f"{len(tools)} tools")
-        text = self._render(messages, tools)
-        ids = self._codec.encode(text, parse_special=True, literal_mark=_LITERAL_MARK)
+            raise refusal("tools", rule, f"{len(tools)} tools")
+        turns = [{"role": m.role, **_turn(i, m)} for i, m in enumerate(messages)]
+        told = [_told(tool) for tool in tools]
+        mark = _mark_for(json.dumps([turns, told], ensure_ascii=False) + template)
+        text = self._templates.render(self._as_text(turns, mark), self._as_text(told, mark))
+        ids = self._codec.encode(text, parse_special=True, literal_mark=mark)
         bos = self._bos_token_id
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        # Imported late: transformers takes a second, and few jobs need it.
-        from jinja2 import TemplateError, TemplateSyntaxError
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        turns = [{"role": m.role, **self._as_text(_turn(i, m))} for i, m in enumerate(messages)]
-        try:
-            # A pair, despite its annotation: the rendered chats, and indices within them.
-            rendered: Any = render_jinja_template(
-                conversations=[turns],
-                tools=[self._as_text(_told(tool)) for tool in tools] or None,
-                chat_template=self.template,
-                add_generation_prompt=True,
-                **self._special_tokens,
-            )
-        except TemplateSyntaxError as error:
-            rule = f"the model's chat template is broken in line {error.lineno}"
-            raise _refusal("messages", rule, "a chat") from None
-        except (TemplateError, *_ERRORS) as error:
-            # A template's message may quote the conversation. Pass on only what the template says.
-            reason = str(error)
-            if not reason or reason not in self.template:
-                reason = f"it failed with {type(error).__name__}"
-            rule = f"the model's chat template refuses them: {reason}"
-            raise _refusal("messages", rule, f"{len(messages)} messages") from None
-        return str(rendered[0][0])
-
-    def _as_text(self, value: Any) -> Any:
-        """``value`` with a mark in every spelling of a control token, in keys too."""
+    def _as_text(self, value: Any, mark: str) -> Any:
+        """``value`` with ``mark`` in every spelling of a control token, in keys too."""
         match value:
             case str():
-                unmarked = value.replace(_LITERAL_MARK, "")
-                return self._control_beginning.sub(rf"\1{_LITERAL_MARK}", unmarked)
+                return self._control_beginning.sub(rf"\1{mark}", value)
             case dict():
-                return {self._as_text(key): self._as_text(item) for key, item in value.items()}
+                return {
+                    self._as_text(key, mark): self._as_text(item, mark)
+                    for key, item in value.items()
+                }
             case list():
-                return [self._as_text(item) for item in value]
+                return [self._as_text(item, mark) for item in value]
         return value
+
+
+def chat_format(
+    templates: ChatTemplates, codec: Codec, bos: int | None, eos: int | None, *, add_bos: bool
+) -> ChatFormat:
+    """The format of the file's templates, or Llama-2's if it has none."""
+    if not templates.named:
+        logger.info("the model has no chat template: chats get Llama-2's [INST] format")
+        return Llama2Chat(codec, bos, eos)
+    return TemplateChat(templates, codec, bos if add_bos else None)
+
+
+def _mark_for(text: str) -> str:
+    """What keeps the spelling of a control token text when it stands inside: a run of a Unicode
+    noncharacter that is longer than any in ``text``."""
+    runs = re.findall(f"{_NONCHARACTER}+", text)
+    return _NONCHARACTER * (max(map(len, runs), default=0) + 1)
 
 
 def _turn(index: int, message: Message) -> dict[str, Any]:
@@ -165,7 +155,7 @@ def _arguments(spelling: str, field: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise _refusal(field, "must be a JSON object", f"{len(spelling)} characters")
+        raise refusal(field, "must be a JSON object", f"{len(spelling)} characters")
     return value
 
 
@@ -181,7 +171,7 @@ def _told(tool: Tool) -> dict[str, Any]:
 def _check_turns(messages: Sequence[Message]) -> None:
     """Turns must be [system], user, assistant, user, ..., user. Reports all faults at once."""
     if not messages:
-        raise _refusal("messages", "must not be empty", "none")
+        raise refusal("messages", "must not be empty", "none")
     faults = [
         Fault(
             field=f"messages.{index}.tool_calls",
@@ -204,7 +194,3 @@ def _check_turns(messages: Sequence[Message]) -> None:
         )
     if faults:
         raise InvalidRequest.from_faults(faults)
-
-
-def _refusal(field: str, rule: str, got: str) -> InvalidRequest:
-    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])

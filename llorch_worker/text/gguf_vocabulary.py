@@ -5,7 +5,7 @@ Each kind imports its library when it is met: the other's would only take memory
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from llorch_worker.text.codec import Codec
@@ -27,22 +27,53 @@ _WORD_PATTERNS = {
 }
 
 
-def codec_from_gguf(metadata: Mapping[str, Any]) -> Codec:
-    """Raises ValueError if the vocabulary is missing, damaged or of an unknown kind."""
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind is None or not metadata.get("tokenizer.ggml.tokens"):
-        raise ValueError("it holds no vocabulary (tokenizer.ggml.model, tokenizer.ggml.tokens)")
-    match kind:
-        case "llama":
-            return _sentencepiece_codec(metadata)
-        case "gpt2":
-            from llorch_worker.text.tokenizers_codec import TokenizersCodec
+class GgufVocabulary:
+    """The tokens of a GGUF file and their kinds.
 
-            return TokenizersCodec(_byte_level_definition(metadata))
-        case _:
+    Raises:
+        ValueError: the vocabulary is missing, damaged or of an unknown kind.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self.kind = metadata.get("tokenizer.ggml.model")
+        if self.kind is None or not metadata.get("tokenizer.ggml.tokens"):
+            raise ValueError("it holds no vocabulary (tokenizer.ggml.model, tokenizer.ggml.tokens)")
+        if self.kind not in ("llama", "gpt2"):
             raise ValueError(
-                f"unknown kind {str(kind)[:40]!r} of vocabulary; supported: gpt2, llama"
+                f"unknown kind {str(self.kind)[:40]!r} of vocabulary; supported: gpt2, llama"
             )
+        self._metadata = metadata
+        self.tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
+        try:
+            self._kinds = [*map(PieceKind, metadata.get("tokenizer.ggml.token_type", ()))]
+        except ValueError as error:
+            raise ValueError(
+                f"unknown token types in tokenizer.ggml.token_type ({error})"
+            ) from error
+        # Reversed, so that the first of equal tokens has the name.
+        self._ids = {token: i for i, token in reversed([*enumerate(self.tokens)])}
+
+    def token_to_id(self, token: str, /) -> int | None:
+        return self._ids.get(token)
+
+    def id_to_token(self, token_id: int, /) -> str | None:
+        return self.tokens[token_id]
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether the file itself says so."""
+        return self._kinds[token_id : token_id + 1] == [PieceKind.CONTROL]
+
+    def with_control(self, spellings: Collection[str]) -> Codec:
+        """The vocabulary's codec, in which these tokens are control tokens too."""
+        for spelling in spellings:
+            token_id = self._ids[spelling]
+            if token_id < len(self._kinds) and self._kinds[token_id] != PieceKind.UNKNOWN:
+                self._kinds[token_id] = PieceKind.CONTROL
+        if self.kind == "llama":
+            return _sentencepiece_codec(self._metadata, self.tokens, self._kinds)
+        from llorch_worker.text.tokenizers_codec import TokenizersCodec
+
+        return TokenizersCodec(_byte_level_definition(self._metadata, self.tokens, self._kinds))
 
 
 def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
@@ -51,12 +82,12 @@ def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
     return metadata["tokenizer.ggml.model"] == "llama" or _WORD_PATTERNS.get(pre) == (_LLAMA_3,)
 
 
-def _sentencepiece_codec(metadata: Mapping[str, Any]) -> Codec:
+def _sentencepiece_codec(
+    metadata: Mapping[str, Any], tokens: list[str], kinds: list[PieceKind]
+) -> Codec:
     from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
 
-    tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
     scores = [float(score) for score in metadata.get("tokenizer.ggml.scores", ())]
-    kinds = _kinds(metadata)
     if not len(tokens) == len(scores) == len(kinds):
         raise ValueError(f"{len(tokens)} pieces, {len(scores)} scores and {len(kinds)} types")
     pieces = [*map(Piece, tokens, scores, kinds)]
@@ -68,31 +99,33 @@ def _sentencepiece_codec(metadata: Mapping[str, Any]) -> Codec:
     return SentencePieceCodec(model, pieces)
 
 
-def _kinds(metadata: Mapping[str, Any]) -> list[PieceKind]:
-    try:
-        return [PieceKind(kind) for kind in metadata.get("tokenizer.ggml.token_type", ())]
-    except ValueError as error:
-        raise ValueError(f"unknown token types in tokenizer.ggml.token_type ({error})") from error
-
-
-def _byte_level_definition(metadata: Mapping[str, Any]) -> str:
+def _byte_level_definition(
+    metadata: Mapping[str, Any], tokens: list[str], kinds: list[PieceKind]
+) -> str:
     """The vocabulary as the content of a tokenizer.json."""
     from tokenizers import AddedToken, Regex, decoders, models
     from tokenizers import Tokenizer as RustTokenizer
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    from llorch_worker.text.tokenizers_codec import as_byte_level
+
+    pre = metadata.get("tokenizer.ggml.pre")
+    known = ", ".join(sorted(_WORD_PATTERNS))
+    if pre is None:
+        raise ValueError(
+            "tokenizer.ggml.pre is missing, which names the pre-tokenizer; convert the model "
+            f"again, with one of: {known}"
+        )
     if pre not in _WORD_PATTERNS:
-        known = ", ".join(sorted(_WORD_PATTERNS))
-        raise ValueError(f"unknown pre-tokenizer {pre[:40]!r}; supported: {known}")
-    tokens = [str(token) for token in metadata["tokenizer.ggml.tokens"]]
-    kinds = _kinds(metadata)
+        raise ValueError(f"unknown pre-tokenizer {str(pre)[:40]!r}; supported: {known}")
     halves = [str(merge).partition(" ") for merge in metadata.get("tokenizer.ggml.merges", ())]
     merges = [(left, right) for left, _, right in halves]
     malformed = any(not right or " " in right for _, right in merges)
     if len(kinds) != len(tokens) or not merges or malformed:
         raise ValueError("its byte-level vocabulary lacks well-formed merges or token types")
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    vocabulary: dict[str, int] = {}
+    for token_id, token in enumerate(tokens):
+        vocabulary[as_byte_level(token, taken=vocabulary)] = token_id
     llama_3 = _WORD_PATTERNS[pre] == (_LLAMA_3,)
     try:
         tokenizer = RustTokenizer(models.BPE(vocabulary, merges, ignore_merges=llama_3))
@@ -105,7 +138,7 @@ def _byte_level_definition(metadata: Mapping[str, Any]) -> str:
     tokenizer.add_tokens(
         [
             AddedToken(token, special=kind == PieceKind.CONTROL, normalized=False)
-            for token, kind in zip(tokens, kinds, strict=True)
+            for token, kind in zip(vocabulary, kinds, strict=True)
             if kind in (PieceKind.CONTROL, PieceKind.USER_DEFINED)
         ]
     )

@@ -7,23 +7,41 @@ The library releases the GIL while it encodes, and its time is linear in the len
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Self
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from sentencepiece import SentencePieceProcessor
 
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, TokenBytes
-from llorch_worker.text.sentencepiece_model import SPACE, Piece, PieceKind, write_pieces
+from llorch_worker.text.sentencepiece_model import (
+    SPACE,
+    Piece,
+    PieceKind,
+    with_space_prefix,
+)
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that a folder adds to its tokenizer.model, or whose spelling it changes."""
+
+    text: str
+    special: bool
+    lstrip: bool = False
+    """Whether the token takes the white space before it."""
+    rstrip: bool = False
 
 
 class SentencePieceCodec:
     """Text to ids and ids to bytes for a sentencepiece model.
 
     ``pieces`` say what each id decodes to and which ids are control tokens; the model itself may
-    differ there (see :func:`write_model`).
+    differ there (see :func:`write_model`). ``added``: tokens by spelling that the model does not
+    know, and those of its own that take white space. ``prefix_after_tokens``: see
+    :class:`SentencePieceFile`.
 
     Raises:
         ValueError: the model is damaged, or writes spaces in a way that Llama models do not use.
@@ -31,62 +49,68 @@ class SentencePieceCodec:
 
     transformers_class = "LlamaTokenizer"
 
-    def __init__(self, model: bytes, pieces: Sequence[Piece]) -> None:
-        self._processor = _load(model)
-        # sentencepiece says -1 for a token that the model lacks.
-        bos, eos = self._processor.bos_id(), self._processor.eos_id()
-        self.bos_token_id = bos if bos >= 0 else None
-        self.eos_token_id = eos if eos >= 0 else None
+    def __init__(
+        self,
+        model: bytes,
+        pieces: Sequence[Piece],
+        *,
+        added: Mapping[str, AddedToken] = MappingProxyType({}),
+        prefix_after_tokens: bool = True,
+    ) -> None:
+        self._processor = load_processor(model)
         self.special_ids: dict[str, int] = {}
         for token_id, piece in enumerate(pieces):
             if piece.text and piece.kind in (PieceKind.UNKNOWN, PieceKind.CONTROL):
                 self.special_ids.setdefault(piece.text, token_id)
-        longest_first = sorted(self.special_ids, key=len, reverse=True)
-        self._special = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        texts = {token.text for token in added.values() if token.text not in self.special_ids}
+        self._text_ids = {piece.text: i for i, piece in enumerate(pieces) if piece.text in texts}
+        self._text_tokens = _pattern(self._text_ids, added)
+        self._tokens = _pattern([*self._text_ids, *self.special_ids], added)
         spaces = self._processor.normalize(["a", " a"])
         if not all(re.fullmatch(f"{SPACE}*a", text) for text in spaces):
             raise ValueError("it writes spaces in a way that Llama models do not use")
+        has_prefix = spaces[0] != "a"
+        self._behind_tokens = (
+            load_processor(with_space_prefix(model, False))
+            if has_prefix and not prefix_after_tokens
+            else self._processor
+        )
         # Not the pieces: as objects they take as much as the library's own copy of them.
         self.decoding_table = self._decoding_table(pieces, spaces == ["a", f"{SPACE}a"])
 
-    @classmethod
-    def from_file(cls, model: bytes, added: Mapping[int, Piece]) -> Self:
-        """The codec of a tokenizer.model and the ``added`` pieces that follow its own by id."""
-        processor = _load(model)
-        with suppress(RuntimeError):
-            # A file cut off between two pieces loads as unigram, the default kind, and only
-            # unigram models have n-best lists.
-            processor.nbest_encode("a", nbest_size=2)
-            raise ValueError("it is a sentencepiece model, but not of the BPE kind")
-        texts = [processor.id_to_piece(token_id) for token_id in range(processor.vocab_size())]
-        pieces = [Piece(text, 0.0, _kind_of(processor, i)) for i, text in enumerate(texts)]
-        while (piece := added.get(len(pieces))) is not None:
-            pieces.append(piece)
-        return cls(model + write_pieces(pieces[len(texts) :], taken=texts), pieces)
-
     def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
-        """See :class:`Codec`. Each stretch between control tokens gets its own space prefix, as
-        in llama.cpp."""
-        if not parse_special:
-            return self._encode_text(text)
+        """See :class:`Codec`. Each stretch between tokens gets its own space prefix, as in
+        llama.cpp, or only one at the start of the text."""
+        if not parse_special and not self._text_ids:
+            return list(self._processor.encode(text))
+        parts = (self._tokens if parse_special else self._text_tokens).split(text)
         ids: list[int] = []
-        for part in self._special.split(text):
-            if (special_id := self.special_ids.get(part)) is not None:
-                ids.append(special_id)
-            else:
-                ids += self._encode_text(part.replace(literal_mark, "") if literal_mark else part)
+        for index, part in enumerate(parts):
+            if index % 2:
+                ids.append(self._token_id(part))
+                continue
+            part = part.replace(literal_mark, "") if literal_mark else part
+            ids += (self._behind_tokens if index else self._processor).encode(part)
         return ids
 
-    def _encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self._processor.encode(text)
-        return ids
+    def _token_id(self, matched: str) -> int:
+        """The id of a token with the white space that it takes."""
+        for spelling in (matched, matched.strip()):
+            for ids in (self.special_ids, self._text_ids):
+                if (token_id := ids.get(spelling)) is not None:
+                    return token_id
+        raise AssertionError("a pattern matched what is no token")
 
     def _decoding_table(self, pieces: Sequence[Piece], keeps_first_space: bool) -> DecodingTable:
         token_bytes = TokenBytes(self._bytes_of(i, piece) for i, piece in enumerate(pieces))
         spaced = (i for i, data in enumerate(token_bytes) if data.startswith(b" "))
         return DecodingTable(
             token_bytes,
-            {i: piece.text for i, piece in enumerate(pieces) if piece.kind == PieceKind.CONTROL},
+            {
+                i: _utf8(p.text).decode(errors="replace")
+                for i, p in enumerate(pieces)
+                if p.kind == PieceKind.CONTROL
+            },
             drops_first_space=not keeps_first_space,
             # Of the unknown piece and of byte pieces.
             own_space=frozenset(i for i in spaced if not pieces[i].text.startswith(SPACE)),
@@ -107,10 +131,26 @@ class SentencePieceCodec:
                     raise ValueError(f"its byte token {text[:20]!r} is not of the form <0x41>")
                 return bytes([int(text[3:5], 16)])
             case _:
-                return text.replace(SPACE, " ").encode()
+                return _utf8(text.replace(SPACE, " "))
 
 
-def _load(model: bytes) -> SentencePieceProcessor:
+def _utf8(text: str) -> bytes:
+    """The bytes of a token in a file, which need not be UTF-8."""
+    return text.encode(errors="surrogateescape")
+
+
+def _pattern(spellings: Iterable[str], added: Mapping[str, AddedToken]) -> re.Pattern[str]:
+    """Matches each of ``spellings``, the longest first, with the white space that it takes."""
+    alternatives = []
+    for spelling in sorted(spellings, key=len, reverse=True):
+        token = added.get(spelling)
+        before = r"\s*" if token and token.lstrip else ""
+        after = r"\s*" if token and token.rstrip else ""
+        alternatives.append(before + re.escape(spelling) + after)
+    return re.compile(f"({'|'.join(alternatives) or '(?!)'})")
+
+
+def load_processor(model: bytes) -> SentencePieceProcessor:
     processor = SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)
@@ -118,12 +158,3 @@ def _load(model: bytes) -> SentencePieceProcessor:
         reason = str(error).rpartition("]")[2].strip() or "unreadable"
         raise ValueError(f"it is damaged, or not a sentencepiece model: {reason}") from error
     return processor
-
-
-def _kind_of(processor: SentencePieceProcessor, token_id: int) -> PieceKind:
-    """Normal and user-defined pieces decode alike; the library does not distinguish them."""
-    if processor.is_control(token_id):
-        return PieceKind.CONTROL
-    if processor.is_unknown(token_id):
-        return PieceKind.UNKNOWN
-    return PieceKind.BYTE if processor.is_byte(token_id) else PieceKind.NORMAL

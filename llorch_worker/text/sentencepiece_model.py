@@ -11,7 +11,7 @@ The field numbers are those of sentencepiece_model.proto:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -64,17 +64,15 @@ def write_model(
         pieces = [*pieces, Piece(_NONCHARACTER, 0.0, PieceKind.UNKNOWN)]
     trainer = _field(3, _BPE) + _field(35, byte_fallback)
     normalizer = _field(3, add_space_prefix) + _field(4, remove_extra_spaces)
-    return write_pieces(pieces) + _field(2, trainer) + _field(3, normalizer)
+    return _write_pieces(pieces) + _field(2, trainer) + _field(3, normalizer)
 
 
-def write_pieces(pieces: Iterable[Piece], taken: Iterable[str] = ()) -> bytes:
-    """``pieces`` alone; appended to a model they follow its own, whose texts are ``taken``.
-
-    sentencepiece refuses empty, repeated and undecodable texts, and a second unknown piece. Such
+def _write_pieces(pieces: Iterable[Piece]) -> bytes:
+    """sentencepiece refuses empty, repeated and undecodable texts, and a second unknown piece. Such
     pieces keep their ids, but encoding never gives them.
     """
     data = bytearray()
-    seen = {"", *taken}
+    seen = {""}
     knows_unknown = False
     for text, score, kind in pieces:
         second = kind == PieceKind.UNKNOWN and knows_unknown
@@ -84,6 +82,41 @@ def write_pieces(pieces: Iterable[Piece], taken: Iterable[str] = ()) -> bytes:
         seen.add(text)
         data += _field(1, _field(1, text) + _field(2, score) + _field(3, kind))
     return bytes(data)
+
+
+def with_kinds(model: bytes, kinds: Mapping[int, PieceKind]) -> bytes:
+    """``model`` with other kinds for the pieces with these ids."""
+    data = bytearray()
+    at = piece = 0
+    while at < len(model):
+        start = at
+        tag, at = _read_varint(model, at)
+        length, at = _read_varint(model, at)  # all fields of the model are messages
+        at += length
+        if tag == 1 << 3 | 2:
+            if (kind := kinds.get(piece)) is not None:
+                # Of a repeated field, the last value counts.
+                data += _field(1, model[at - length : at] + _field(3, kind))
+                start = at
+            piece += 1
+        data += model[start:at]
+    return bytes(data)
+
+
+def with_space_prefix(model: bytes, space_prefix: bool) -> bytes:
+    """``model``, but whether it puts a space in front of a text is given."""
+    return model + _field(3, _field(3, space_prefix))
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at ``at``, and where it ends."""
+    value = shift = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
 
 
 def _field(number: int, value: float | str | bytes) -> bytes:

@@ -11,7 +11,18 @@ from llorch_worker.text.chat import ChatFormat
 from llorch_worker.text.codec import Codec
 from llorch_worker.text.detokenizer import IncrementalDetokenizer
 
+_MAX_PADDING_TOKENS = 65_536
+"""Models round their embedding up. A larger difference means another model's vocabulary."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def embedding_rows(model_tokens: object, vocab_size: int) -> int:
+    """Rows of the embedding. Raises ValueError if the vocabulary is another model's."""
+    if not isinstance(model_tokens, int):
+        return vocab_size
+    if model_tokens > vocab_size + _MAX_PADDING_TOKENS:
+        raise ValueError(f"the model has {model_tokens} tokens, its vocabulary {vocab_size}")
+    return model_tokens
 
 
 class Tokenizer:

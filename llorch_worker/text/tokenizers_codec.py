@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Container
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
 from llorch_worker.text.decoding_table import REPLACE_EACH_BYTE, DecodingTable, TokenBytes
@@ -31,17 +33,42 @@ class TokenizersCodec:
         self._parsing = _load(definition)
         self._literal = _load(definition)
         self._literal.encode_special_tokens = True
-        self.special_ids = {
-            token.content: token_id
-            for token_id, token in self._parsing.get_added_tokens_decoder().items()
-            if token.special
-        }
         self._decoders = _parts(json.loads(definition).get("decoder"), "decoders")
         known = {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
         unknown = [part["type"] for part in self._decoders if part["type"] not in known]
         if unknown:
             raise ValueError(f"it decodes with {unknown[0]!r}, which Llama models do not use")
         self._newline_ids = self._literal.encode("\n", add_special_tokens=False).ids
+
+    @cached_property
+    def special_ids(self) -> dict[str, int]:
+        return {
+            token.content: token_id
+            for token_id, token in self._parsing.get_added_tokens_decoder().items()
+            if token.special
+        }
+
+    def token_to_id(self, token: str, /) -> int | None:
+        token_id: int | None = self._parsing.token_to_id(token)
+        return token_id
+
+    def id_to_token(self, token_id: int, /) -> str | None:
+        token: str | None = self._parsing.id_to_token(token_id)
+        return token
+
+    def with_control(self, spellings: Collection[str]) -> Self:
+        """This codec, in which these tokens of the vocabulary are control tokens too."""
+        added = {
+            token.content: token for token in self._parsing.get_added_tokens_decoder().values()
+        }
+        tokens = []
+        for spelling in spellings:
+            token = added.get(spelling) or AddedToken(spelling, normalized=False)
+            token.special = True
+            tokens.append(token)
+        for tokenizer in (self._parsing, self._literal):
+            tokenizer.add_special_tokens(tokens)
+        return self
 
     def encode(self, text: str, parse_special: bool = False, literal_mark: str = "") -> list[int]:
         """See :class:`Codec`."""
@@ -125,8 +152,26 @@ _BYTE_ALPHABET = {chr(byte): byte for byte in _PRINTABLE}
 _BYTE_ALPHABET |= {chr(0x100 + index): byte for index, byte in enumerate(_OTHERS)}
 
 
+_BYTE_SPELLINGS = {byte: character for character, byte in _BYTE_ALPHABET.items()}
+_STAND_IN = "\ufdd1"
+"""A Unicode noncharacter, in front of what stands for a token that the library does not take."""
+
+
+def as_byte_level(token: str, taken: Container[str]) -> str:
+    """``token``, or what stands for it if it is no UTF-8 or its spelling is ``taken``.
+
+    No text is encoded as a stand-in, and it decodes to the token's bytes.
+    """
+    data = token.encode(errors="surrogateescape")
+    if token != data.decode(errors="replace"):
+        token = _STAND_IN + "".join(_BYTE_SPELLINGS[byte] for byte in data)
+    while token in taken:
+        token = _STAND_IN + token
+    return token
+
+
 def _byte_level_bytes(token: str) -> bytes:
     try:
-        return bytes(_BYTE_ALPHABET[character] for character in token)
+        return bytes(_BYTE_ALPHABET[character] for character in token.lstrip(_STAND_IN))
     except KeyError:
         return token.encode()

@@ -21,6 +21,7 @@ from llorch_worker.contract import (
 from llorch_worker.engine import Engine
 from llorch_worker.model import RaggedBatch
 from llorch_worker.text.chat import TemplateChat
+from llorch_worker.text.chat_templates import ChatTemplates
 from tests.engine.structured import TIMEOUT_S
 
 WEATHER = {
@@ -45,7 +46,8 @@ TEMPLATE = (
 
 @pytest.fixture
 def with_template(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat = TemplateChat(TEMPLATE, loaded.tokenizer._codec, {}, None)
+    templates = ChatTemplates({"default": TEMPLATE}, {})
+    chat = TemplateChat(templates, loaded.tokenizer._codec, None)
     monkeypatch.setattr(loaded.tokenizer, "_chat", chat)
 
 

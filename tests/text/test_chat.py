@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from llorch_worker.contract import Function, InvalidRequest, Message, Tool, ToolCall
+from llorch_worker.contract import (
+    Function,
+    InvalidRequest,
+    Message,
+    ModelLoadFailed,
+    Tool,
+    ToolCall,
+)
 from llorch_worker.contract.tools import FunctionCall
 from llorch_worker.text import Tokenizer, load_tokenizer
 from llorch_worker.weights import open_checkpoint
@@ -154,18 +161,92 @@ def test_a_folders_template_gives_the_ids_that_transformers_gives(
     assert load_tokenizer(source(tmp_path)).encode_chat(messages) == expected
 
 
-def test_a_template_in_tokenizer_config_is_found(
-    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any]
+PLAIN = "plain:{{ messages[0].content }}"
+FOR_TOOLS = "tools:{{ tools[0].function.name }}"
+
+
+def with_named(folder: Path, layout: str, named: dict[str, str]) -> None:
+    """Writes templates by name in one of the ways that transformers reads."""
+    settings: dict[str, Any] = {"chat_template": None}
+    match layout:
+        case "list":
+            pairs = [{"name": name, "template": text} for name, text in named.items()]
+            settings["chat_template"] = pairs
+        case "object":
+            settings["chat_template"] = named
+        case "files":
+            settings["chat_template"] = "not this"
+            (folder / "additional_chat_templates").mkdir()
+            for name, text in named.items():
+                default = name == "default"
+                file = "chat_template" if default else f"additional_chat_templates/{name}"
+                (folder / f"{file}.jinja").write_text(text)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize("layout", ["list", "object", "files"])
+def test_templates_by_name_are_chosen_as_in_transformers(
+    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any], layout: str
 ) -> None:
-    import json
+    from transformers import PreTrainedTokenizerFast
 
     (tmp_path / "tokenizer.json").write_text((stories260k / "hf" / "tokenizer.json").read_text())
-    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "only this"}]
-    for template in ("only this", named):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-        tokenizer = load_tokenizer(source(tmp_path))
-        ids = tokenizer.encode_chat(_messages(("user", "Hi")))
-        assert tokenizer.decode(ids) == "only this"
+    with_named(tmp_path, layout, {"default": PLAIN, "tool_use": FOR_TOOLS, "rag": "no"})
+    tokenizer = load_tokenizer(source(tmp_path))
+    reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for tools, start in ((), "plain"), ((TOOL,), "tools"):
+        ids = tokenizer.encode_chat(_messages(("user", "Hi")), tools)
+        assert tokenizer.decode(ids).startswith(start)
+        assert ids == reference.apply_chat_template(
+            [{"role": "user", "content": "Hi"}],
+            tools=[tool.model_dump(mode="json") for tool in tools] or None,
+            return_dict=False,
+        )
+
+
+def test_a_gguf_files_template_for_tools_is_used(llama2_vocab: Path, source: Any) -> None:
+    metadata = {
+        **open_checkpoint(llama2_vocab / "vocab-only.gguf").metadata,
+        "tokenizer.chat_template": PLAIN,
+        "tokenizer.chat_template.tool_use": FOR_TOOLS,
+        "tokenizer.chat_templates": ["tool_use"],
+    }
+    tokenizer = load_tokenizer(source(Path("chat.gguf"), "gguf", metadata))
+    texts = [
+        tokenizer.decode(tokenizer.encode_chat(_messages(("user", "Hi")), tools))
+        for tools in ((), (TOOL,))
+    ]
+    assert texts == ["plain:Hi", "tools:weather"]
+
+
+@pytest.mark.parametrize("layout", ["list", "object", "files"])
+def test_a_chat_without_a_default_template_is_refused(
+    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any], layout: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_text((stories260k / "hf" / "tokenizer.json").read_text())
+    with_named(tmp_path, layout, {"tool_use": FOR_TOOLS, "rag": "no"})
+    tokenizer = load_tokenizer(source(tmp_path))
+    with pytest.raises(InvalidRequest, match="no default chat template, only some named rag, tool"):
+        tokenizer.encode_chat(_messages(("user", "Hi")))
+    assert tokenizer.encode_chat(_messages(("user", "Hi")), [TOOL])
+
+
+@pytest.mark.parametrize("template", [7, ["x"], [{"name": "default"}], {"default": None}])
+def test_a_setting_that_is_no_template_is_refused(
+    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any], template: Any
+) -> None:
+    (tmp_path / "tokenizer.json").write_text((stories260k / "hf" / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(ModelLoadFailed, match=r"malformed|neither a template"):
+        load_tokenizer(source(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["a\ufdd0b", "\ufdd0<\ufdd0/s>\ufdd0\ufdd0</s>", "</s>\ufdd1"])
+def test_a_noncharacter_stays_in_a_chat(with_template: WithTemplate, text: str) -> None:
+    tokenizer = with_template(CHATML)
+    ids = tokenizer.encode_chat(_messages(("user", text)))
+    assert [token_id for token_id in ids if token_id < 3] == [1, 2]
+    assert text in tokenizer.decode(ids)
 
 
 def test_a_templates_own_error_message_is_passed_on(with_template: WithTemplate) -> None:

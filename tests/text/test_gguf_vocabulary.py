@@ -151,6 +151,7 @@ def test_a_broken_vocabulary_is_refused_in_one_sentence(
     ("change", "reason"),
     [
         ({"tokenizer.ggml.pre": "qwen2"}, "unknown pre-tokenizer 'qwen2'"),
+        ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is missing"),
         ({"tokenizer.ggml.merges": []}, "merges"),
         ({"tokenizer.ggml.merges": ["a b c"]}, "merges"),
         ({"tokenizer.ggml.merges": ["zz yy"]}, "damaged"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from llorch_worker.text import Tokenizer
 from llorch_worker.text.chat import Llama2Chat
 from llorch_worker.text.sentencepiece_codec import SentencePieceCodec
+from llorch_worker.text.sentencepiece_file import SentencePieceFile
 from llorch_worker.text.sentencepiece_model import Piece, PieceKind, write_model
 
 REFERENCE = sentencepiece.SentencePieceProcessor
@@ -30,6 +31,7 @@ HEAD = [
     Piece("</s>", 0.0, PieceKind.CONTROL),
 ]
 BYTES = [Piece(f"<0x{value:02X}>", 0.0, PieceKind.BYTE) for value in range(256)]
+NO_UTF8 = Piece(b"\xff\xe6".decode(errors="surrogateescape"), -1.0, PieceKind.NORMAL)
 LETTERS = [Piece("▁a", -1.5, PieceKind.NORMAL), Piece("a", -2.0, PieceKind.NORMAL)]
 
 # Appended to a model, these override one field of it.
@@ -120,7 +122,10 @@ def test_text_equals_sentencepieces_in_any_vocabulary(
     model = write_model(vocabulary, add_space_prefix=space_prefix)
     reference = REFERENCE(model_proto=model)
     ids = reference.encode(text)
-    for codec in (SentencePieceCodec(model, vocabulary), SentencePieceCodec.from_file(model, {})):
+    for codec in (
+        SentencePieceCodec(model, vocabulary),
+        SentencePieceFile(model, {}).with_control(()),
+    ):
         assert codec.encode(text) == ids
         assert tokenizer_of(codec).decode(ids) == reference.decode(ids)
 
@@ -132,7 +137,7 @@ def test_text_equals_sentencepieces_in_any_vocabulary(
         [*HEAD, *LETTERS, LETTERS[0], Piece("", 0.0, PieceKind.NORMAL)],
         [*HEAD, *LETTERS, *BYTES[:3]],
         [*HEAD, *LETTERS, Piece("<what>", 0.0, PieceKind.UNKNOWN)],
-        [*HEAD, *LETTERS, Piece("\ud800", 0.0, PieceKind.CONTROL)],
+        [*HEAD, *LETTERS, NO_UTF8, NO_UTF8._replace(kind=PieceKind.CONTROL)],
         [*HEAD, *BYTES, BYTES[0], *LETTERS],
     ],
     ids=["no unknown", "repeated and empty", "few bytes", "two unknown", "no UTF-8", "257 bytes"],
@@ -144,6 +149,9 @@ def test_a_vocabulary_that_the_library_refuses_keeps_its_ids(pieces: list[Piece]
         assert codec.encode("\N{LLAMA}")[-1] == pieces.index(BYTES["\N{LLAMA}".encode()[-1]])
     table = codec.decoding_table
     assert len(table.token_bytes) == len(pieces)
+    if NO_UTF8 in pieces:
+        assert table.token_bytes[pieces.index(NO_UTF8)] == b"\xff\xe6"
+        assert table.control[len(pieces) - 1].isprintable()
     assert [table.token_bytes[i] for i, piece in enumerate(pieces) if piece in LETTERS] == [
         piece.text.replace("▁", " ").encode() for piece in pieces if piece in LETTERS
     ]
@@ -161,7 +169,7 @@ def test_extra_spaces_are_removed_where_the_model_says_so() -> None:
 def test_kinds_that_llama_does_not_use_are_refused(override: bytes, reason: str) -> None:
     model = write_model([*HEAD, *LETTERS])
     with pytest.raises(ValueError, match=reason):
-        SentencePieceCodec.from_file(model + override, {})
+        SentencePieceFile(model + override, {}).with_control(())
 
 
 @pytest.mark.parametrize(
@@ -177,7 +185,7 @@ def test_kinds_that_llama_does_not_use_are_refused(override: bytes, reason: str)
 )
 def test_a_file_of_another_format_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match="damaged, or not a sentencepiece model"):
-        SentencePieceCodec.from_file(content, {})
+        SentencePieceFile(content, {})
 
 
 def test_a_truncated_file_is_refused() -> None:
@@ -186,7 +194,7 @@ def test_a_truncated_file_is_refused() -> None:
     normalizer = whole.index(b"\x1a\x04")
     for size in set(range(len(whole))) - {normalizer}:
         with pytest.raises(ValueError, match=r"damaged|BPE"):
-            SentencePieceCodec.from_file(whole[:size], {})
+            SentencePieceFile(whole[:size], {}).with_control(())
 
 
 def test_control_tokens_spelt_out_by_a_user_stay_text(llama2: Tokenizer) -> None:

@@ -1,0 +1,101 @@
+"""A model's Jinja chat templates: where its files keep them, which one is used, rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llorch_worker.contract import Fault, InvalidRequest
+
+_KEY = "tokenizer.chat_template"
+# Errors that a template's own expressions may raise.
+_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class ChatTemplates:
+    """Templates by name, rendered in transformers' sandbox.
+
+    ``default`` is used, or ``tool_use`` for a request with tools, as in transformers.
+    ``special_tokens``: the spellings of bos_token, eos_token, ..., for the templates.
+    """
+
+    def __init__(self, named: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self.named = named
+        self._special_tokens: dict[str, Any] = dict(special_tokens)
+
+    def chosen(self, *, tools: bool) -> str:
+        """The template of a request. Raises InvalidRequest if the model has none for it."""
+        template = self.named.get("tool_use") if tools else None
+        template = template or self.named.get("default")
+        if template is None:
+            names = ", ".join(sorted(self.named))
+            rule = f"the model has no default chat template, only some named {names}"
+            raise refusal("messages", rule, "a chat")
+        return template
+
+    def render(self, turns: Sequence[Any], tools: Sequence[Any] = ()) -> str:
+        """The text of a conversation. Raises InvalidRequest, without the conversation's text."""
+        # Imported late: transformers takes a second.
+        from jinja2 import TemplateError, TemplateSyntaxError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        template = self.chosen(tools=bool(tools))
+        try:
+            # A pair, despite its annotation: the rendered chats, and indices within them.
+            rendered: Any = render_jinja_template(
+                conversations=[list(turns)],
+                tools=list(tools) or None,
+                chat_template=template,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            )
+        except TemplateSyntaxError as error:
+            rule = f"the model's chat template is broken in line {error.lineno}"
+            raise refusal("messages", rule, "a chat") from None
+        except (TemplateError, *_ERRORS) as error:
+            # A template's message may quote the conversation. Pass on only what the template says.
+            reason = str(error)
+            if not reason or reason not in template:
+                reason = f"it failed with {type(error).__name__}"
+            rule = f"the model's chat template refuses them: {reason}"
+            raise refusal("messages", rule, f"{len(turns)} messages") from None
+        return str(rendered[0][0])
+
+
+def refusal(field: str, rule: str, got: str) -> InvalidRequest:
+    return InvalidRequest.from_faults([Fault(field=field, rule=rule, got=got)])
+
+
+def templates_in_gguf(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The templates of a GGUF file by name."""
+    others = {
+        key.removeprefix(f"{_KEY}."): value
+        for key, value in metadata.items()
+        if key.startswith(f"{_KEY}.")
+    }
+    return _by_name(others) | _by_name(metadata.get(_KEY))
+
+
+def templates_in_folder(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The templates of a folder by name; files come before those in tokenizer_config.json."""
+    files = {file.stem: file for file in (folder / "additional_chat_templates").glob("*.jinja")}
+    if (default := folder / "chat_template.jinja").is_file():
+        files["default"] = default
+    if files:
+        return _by_name({name: file.read_text(encoding="utf-8") for name, file in files.items()})
+    return _by_name(settings.get("chat_template"))
+
+
+def _by_name(value: object) -> dict[str, str]:
+    """The templates in a setting: one, an object by name, or a list of names and templates."""
+    match value:
+        case None | "":
+            return {}
+        case str():
+            return {"default": value}
+        case list():
+            value = {entry["name"]: entry["template"] for entry in value}
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError("its chat_template is neither a template nor templates by name")
+    return dict(value)

@@ -1,0 +1,74 @@
+"""The tokenizer of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llorch_worker.text.chat import chat_format
+from llorch_worker.text.chat_templates import ChatTemplates, templates_in_gguf
+from llorch_worker.text.control_tokens import (
+    END_NAMES,
+    END_NAMES_OF_CONTROL,
+    find_control_tokens,
+)
+from llorch_worker.text.gguf_vocabulary import GgufVocabulary, adds_bos_by_default
+from llorch_worker.text.tokenizer import Tokenizer, embedding_rows
+
+_END_KEYS = ("eos", "eot", "eom")
+"""GGUF names several tokens that end an answer, and old files only one of those they have."""
+_TOKEN_KEYS = {
+    name: (f"tokenizer.ggml.{key}_token_id", spelling)
+    for name, key, spelling in (
+        ("bos", "bos", "<s>"),
+        ("eos", "eos", "</s>"),
+        ("eot", "eot", None),
+        ("eom", "eom", None),
+        ("unk", "unknown", None),
+        ("pad", "padding", None),
+        ("sep", "seperator", None),  # GGUF's spelling
+        ("cls", "cls", None),
+        ("mask", "mask", None),
+    )
+}
+"""transformers' name -> GGUF's key, and the token of the kind "llama" if the file names none."""
+
+
+def tokenizer_of_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Raises ValueError if the vocabulary is missing, damaged or of an unknown kind."""
+    vocabulary = GgufVocabulary(metadata)
+    size = len(vocabulary.tokens)
+    named: dict[str, int] = {}
+    for name, (key, spelling) in _TOKEN_KEYS.items():
+        token_id = metadata.get(key)
+        if token_id is None and spelling is not None and vocabulary.kind == "llama":
+            default = vocabulary.token_to_id(spelling)
+            token_id = default if default is not None and vocabulary.is_control(default) else None
+        if token_id is None:
+            continue
+        if not 0 <= int(token_id) < size:
+            raise ValueError(f"{key} is {token_id}, its vocabulary has {size} tokens")
+        named[name] = int(token_id)
+    spellings = {f"{name}_token": vocabulary.tokens[i] for name, i in named.items()}
+    templates = ChatTemplates(templates_in_gguf(metadata), spellings)
+    control = find_control_tokens(vocabulary, templates, ids=named.values())
+    ends = {named[name] for name in _END_KEYS if name in named}
+    codec = vocabulary.with_control(control.spellings)
+    end_names = END_NAMES | END_NAMES_OF_CONTROL | {control.turn_end}
+    ends |= {i for spelling, i in codec.special_ids.items() if spelling in end_names}
+    bos, eos = named.get("bos"), named.get("eos")
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token")
+    add_bos = adds_bos_by_default(metadata) if add_bos is None else add_bos
+    prefix = [bos] if add_bos and bos is not None else []
+    add_eos = metadata.get("tokenizer.ggml.add_eos_token")
+    return Tokenizer(
+        codec,
+        prefix_ids=prefix,
+        suffix_ids=[eos] if add_eos and eos is not None else [],
+        bos_token_id=bos,
+        eos_token_id=eos,
+        eos_token_ids=ends,
+        # llama.cpp puts BOS before a chat whose template writes none.
+        chat=chat_format(templates, codec, bos, eos, add_bos=bool(prefix)),
+        model_vocab_size=embedding_rows(metadata.get("llama.vocab_size"), size),
+    )

@@ -1,0 +1,97 @@
+"""A tokenizer.model with what its folder changes: added tokens, control tokens, spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+from sentencepiece import SentencePieceProcessor
+
+from llorch_worker.text.sentencepiece_codec import AddedToken, SentencePieceCodec, load_processor
+from llorch_worker.text.sentencepiece_model import Piece, PieceKind, with_kinds, with_space_prefix
+
+_MAX_ADDED = 65_536
+"""Larger ids of added tokens mean another model's vocabulary."""
+
+
+class SentencePieceFile:
+    """A tokenizer.model and the tokens that its folder adds, by id.
+
+    ``space_prefix``: whether a space is put in front of a text; None: as the model says.
+    ``prefix_after_tokens``: whether that also holds for the text behind an added or control token,
+    which transformers calls legacy.
+
+    Raises:
+        ValueError: the model is damaged, or not of the BPE kind.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        added: Mapping[int, AddedToken],
+        *,
+        space_prefix: bool | None = None,
+        prefix_after_tokens: bool = True,
+    ) -> None:
+        processor = load_processor(model)
+        with suppress(RuntimeError):
+            # A file cut off between two pieces loads as unigram, the default kind, and only
+            # unigram models have n-best lists.
+            processor.nbest_encode("a", nbest_size=2)
+            raise ValueError("it is a sentencepiece model, but not of the BPE kind")
+        # sentencepiece says -1 for a token that the model lacks.
+        bos, eos = processor.bos_id(), processor.eos_id()
+        self.bos_token_id = bos if bos >= 0 else None
+        self.eos_token_id = eos if eos >= 0 else None
+        self._model = model if space_prefix is None else with_space_prefix(model, space_prefix)
+        self._prefix_after_tokens = prefix_after_tokens
+        self._added = added
+        size = processor.vocab_size()
+        self._pieces = [
+            Piece(processor.id_to_piece(i), 0.0, _kind_of(processor, i)) for i in range(size)
+        ]
+        self._own_kinds = [piece.kind for piece in self._pieces]
+        for token_id, token in sorted(added.items()):
+            if not 0 <= token_id < size + _MAX_ADDED:
+                raise ValueError(f"it adds a token as id {token_id} to a vocabulary of {size}")
+            missing = token_id + 1 - len(self._pieces)
+            self._pieces += [Piece("", 0.0, PieceKind.UNUSED)] * missing
+            kind = PieceKind.CONTROL if token.special else PieceKind.USER_DEFINED
+            if self._pieces[token_id].kind != PieceKind.UNKNOWN:
+                self._pieces[token_id] = Piece(token.text, 0.0, kind)
+        self._ids = {piece.text: i for i, piece in reversed([*enumerate(self._pieces)])}
+
+    def token_to_id(self, token: str, /) -> int | None:
+        return self._ids.get(token)
+
+    def id_to_token(self, token_id: int, /) -> str | None:
+        return self._pieces[token_id].text if 0 <= token_id < len(self._pieces) else None
+
+    def with_control(self, spellings: Collection[str]) -> SentencePieceCodec:
+        """The vocabulary's codec, in which these tokens are control tokens too."""
+        for spelling in spellings:
+            token_id = self._ids[spelling]
+            if self._pieces[token_id].kind != PieceKind.UNKNOWN:
+                self._pieces[token_id] = self._pieces[token_id]._replace(kind=PieceKind.CONTROL)
+        # The library itself must give no id to the spelling of a control or added token.
+        matched = {
+            token_id: PieceKind.CONTROL
+            for token_id, own in enumerate(self._own_kinds)
+            if own in (PieceKind.NORMAL, PieceKind.USER_DEFINED)
+            and (self._pieces[token_id].kind == PieceKind.CONTROL or token_id in self._added)
+        }
+        return SentencePieceCodec(
+            with_kinds(self._model, matched) if matched else self._model,
+            self._pieces,
+            added={token.text: token for token in self._added.values()},
+            prefix_after_tokens=self._prefix_after_tokens,
+        )
+
+
+def _kind_of(processor: SentencePieceProcessor, token_id: int) -> PieceKind:
+    """Normal and user-defined pieces decode alike; the library does not distinguish them."""
+    if processor.is_control(token_id):
+        return PieceKind.CONTROL
+    if processor.is_unknown(token_id):
+        return PieceKind.UNKNOWN
+    return PieceKind.BYTE if processor.is_byte(token_id) else PieceKind.NORMAL
