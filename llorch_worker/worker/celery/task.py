@@ -98,6 +98,7 @@ def register(app: Celery) -> Task:
     return app.task(
         generate,
         name=TASK_NAME,
+        shared=False,  # with other apps of this process
         bind=True,
         base=GenerateTask,
         # A refusal is an answer, not a defect: Celery logs it in one line, without a traceback.
