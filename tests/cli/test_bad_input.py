@@ -133,7 +133,7 @@ def test_a_number_out_of_range(option: str, value: str, field: str) -> None:
 
 
 def test_all_errors_are_reported_at_once() -> None:
-    said = sentence(run("generate", "x", "-t", "9", "--top-k", "-1"), 2)
+    said = sentence(run("generate", "x", "-t", "9", "--top-k", "-2"), 2)
     assert "temperature: " in said
     assert "top_k: " in said
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import TypeVar
-
-from llorch_worker.contract.command_errors import INTERRUPTED
 
 Service = TypeVar("Service")
 
@@ -34,23 +31,6 @@ def uninterrupted_exit(service: AbstractContextManager[Service]) -> Iterator[Ser
         entered = leaving.enter_context(service)
         leaving.callback(deafness.enter_context, deaf())
         yield entered
-
-
-@contextmanager
-def leaving_at_once() -> Iterator[None]:
-    """Makes Ctrl-C end the process immediately; for imports, before any work has begun.
-
-    As an exception it would show a traceback or be swallowed by a callback of the import system.
-    """
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        os.write(2, b"error: interrupted\n")
-        os._exit(INTERRUPTED)
-
-    # A script's background processes ignore SIGINT and must continue to.
-    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with _handling(leave, *([signal.SIGINT] if heard else [])):
-        yield
 
 
 @contextmanager
