@@ -105,6 +105,7 @@ def test_no_pod_can_be_more_than_it_must(documents: list[Document]) -> None:
             assert confined["allowPrivilegeEscalation"] is False
             assert confined["capabilities"] == {"drop": ["ALL"]}
             assert "memory" in container["resources"]["limits"]
+            assert container["livenessProbe"]
     everything = named(documents, "NetworkPolicy", "nothing-else")
     assert everything == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 

@@ -50,6 +50,7 @@ BLOCK_BYTES = 2 * 5 * 16 * 2 * 32 * 4
 CONSTANT = {
     "llorch_fleet_slots", "llorch_fleet_workers", "llorch_memory_bytes", "llorch_redis_up",
     "llorch_model_load_seconds", "llorch_redis_memory_max_bytes",
+    "llorch_fleet_unserved_queue_length",
 }  # fmt: skip
 """What a load does not change."""
 
@@ -85,6 +86,8 @@ def stage(
         "sweep_s": 0.5,
         "metrics_port": free_port(),
     }
+    for _ in range(3):
+        client.redis.rpush("llorch.tyo", "a producer's typing error")
     with ExitStack() as running:
         gateway = running.enter_context(running_gateway(redis_server.url, folder))
         exporter = running.enter_context(running_exporter(redis_server.url, folder))
@@ -249,6 +252,11 @@ def test_a_job_that_waits_shows_its_age(stage: Stage) -> None:
         for gauge in ("llorch_fleet_queue_length", "llorch_fleet_oldest_job_age_seconds"):
             wait_until(lambda g=gauge: stage.prometheus.value(f"max({g})") > 0, what=gauge)
     job.result(END_S)
+
+
+def test_a_queue_that_no_worker_knows_is_shown_with_its_jobs(stage: Stage) -> None:
+    found = stage.prometheus.values("max by (queue) (llorch_fleet_unserved_queue_length)")
+    assert [(labels["queue"], value) for labels, value in found] == [("llorch.tyo", 3)]
 
 
 def test_gauges_return_to_zero_after_clients_that_hang_up(stage: Stage) -> None:

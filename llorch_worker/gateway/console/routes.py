@@ -17,7 +17,7 @@ from llorch_worker.broker import dead_letters
 from llorch_worker.broker.connection import connect_impatient
 from llorch_worker.broker.ended_jobs import ended_jobs
 from llorch_worker.broker.fleet import read_fleet
-from llorch_worker.broker.waiting import SCAN_INTERVAL_S, unserved
+from llorch_worker.broker.waiting import UnservedQueues
 from llorch_worker.gateway.console.documents import (
     EndedJobs,
     FleetDocument,
@@ -44,8 +44,7 @@ class Console:
         self._reading = threading.Lock()
         self._fleet: FleetDocument | RedisError = RedisError("not read yet")
         self._read_at_s = float("-inf")
-        self._unserved: dict[str, int] = {}
-        self._scanned_at_s = float("-inf")
+        self._unserved = UnservedQueues(self.redis)
 
     def fleet(self) -> FleetDocument:
         """The fleet as it was at most a second ago, however many pages ask. Raises ``RedisError``,
@@ -64,11 +63,8 @@ class Console:
 
     def _read(self) -> FleetDocument:
         fleet = read_fleet(self.redis)
-        if time.monotonic() - self._scanned_at_s > SCAN_INTERVAL_S:
-            self._unserved = unserved(self.redis)
-            self._scanned_at_s = time.monotonic()
         version = dead_letters.version(self.redis)
-        return FleetDocument.of(fleet, self._unserved, version, time.time())
+        return FleetDocument.of(fleet, self._unserved.read(), version, time.time())
 
     def close(self) -> None:
         self.redis.close()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,10 +16,13 @@ from redis.exceptions import RedisError
 
 from llorch_worker.broker.connection import connect_impatient
 from llorch_worker.broker.fleet import Fleet, ModelLoad, read_fleet
+from llorch_worker.broker.waiting import UnservedQueues
 
 logger = logging.getLogger(__name__)
 
 FRESH_S = 1.0
+MOST_UNSERVED = 20
+"""Only the longest unserved queues are shown: producers choose the names, and each is a series."""
 
 _BY_MODEL: Final[dict[str, tuple[str, Callable[[ModelLoad], float]]]] = {
     "workers": ("Live workers.", lambda load: load.workers),
@@ -35,6 +39,7 @@ _BY_MODEL: Final[dict[str, tuple[str, Callable[[ModelLoad], float]]]] = {
 @dataclass(frozen=True)
 class _Reading:
     fleet: Fleet
+    unserved: Mapping[str, int]
     used_bytes: int
     limit_bytes: int
 
@@ -44,6 +49,7 @@ class FleetCollector(Collector):
 
     def __init__(self, redis_url: str) -> None:
         self._redis = connect_impatient(redis_url)
+        self._unserved = UnservedQueues(self._redis)
         self._reading = threading.Lock()
         self._last: _Reading | None = None
         self._read_at_s = float("-inf")
@@ -69,6 +75,14 @@ class FleetCollector(Collector):
             "llorch_fleet_dead_letters", "Dead letters.", value=found.fleet.dead_letters
         )
         yield from _queues(found.fleet)
+        unserved = GaugeMetricFamily(
+            "llorch_fleet_unserved_queue_length",
+            "Jobs in a queue of an unknown model or worker, up to 30 s ago.",
+            labels=("queue",),
+        )
+        for queue in heapq.nlargest(MOST_UNSERVED, found.unserved, key=found.unserved.__getitem__):
+            unserved.add_metric((queue,), found.unserved[queue])
+        yield unserved
         for name, (help, read) in _BY_MODEL.items():
             gauge = GaugeMetricFamily(f"llorch_fleet_{name}", help, labels=("model_name",))
             for load in found.fleet.models:
@@ -82,6 +96,7 @@ class FleetCollector(Collector):
                     memory = self._redis.info("memory")
                     self._last = _Reading(
                         fleet=read_fleet(self._redis),
+                        unserved=self._unserved.read(),
                         used_bytes=int(memory["used_memory"]),
                         limit_bytes=int(memory["maxmemory"]),
                     )
