@@ -49,6 +49,7 @@ LONGEST = (
     "benches/test_peers.py",
     "gateway/test_batch_faults.py",
     "gateway/test_console.py",
+    "test_smollm2.py",
     "cli/test_up.py",
     "faults/test_canvas.py",
     "cli/test_cards.py",
