@@ -1,7 +1,8 @@
 """Skipped tests: what each needs, said once and counted at the end.
 
-``@pytest.mark.lacks("needs a processor with AMX")`` marks a test that this machine cannot run. All
-tests with the same words count as one skip, which says how many they are.
+``@pytest.mark.lacks("needs a processor with AMX", when=condition)`` marks a test that this machine
+cannot run if the condition holds. All tests with the same words count as one skip, which says how
+many they are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ def one_skip_for_each_lack(items: list[pytest.Item]) -> None:
     """Keep the first of the tests that lack the same, skipped, and drop the others."""
     lacking: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if (mark := item.get_closest_marker("lacks")) is not None:
+        mark = item.get_closest_marker("lacks")
+        if mark is not None and mark.kwargs["when"]:
             lacking.setdefault(mark.args[0], []).append(item)
     for reason, alike in lacking.items():
         stands_for = f" ({len(alike)} tests)" if len(alike) > 1 else ""

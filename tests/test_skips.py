@@ -18,7 +18,9 @@ from tests.skips import pytest_terminal_summary
 TESTS = """
 import pytest
 
-@pytest.fixture(params=["here", pytest.param("there", marks=pytest.mark.lacks("needs two moons"))])
+MOONS = pytest.mark.lacks("needs two moons", when=True)
+
+@pytest.fixture(params=["here", pytest.param("there", marks=MOONS)])
 def place(request):
     return request.param
 

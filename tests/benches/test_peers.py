@@ -59,9 +59,8 @@ def terms(model: Path) -> Terms:
     return Terms(model, "float32", threads=1, most_sequences=2, context_tokens=16, prefill_tokens=8)
 
 
-NEEDS_LLAMA_CPP = pytest.mark.skipif(
-    find_spec("llama_cpp") is None, reason="needs llama-cpp-python"
-)
+NEEDS_LLAMA_CPP = pytest.mark.lacks("needs llama-cpp-python", when=find_spec("llama_cpp") is None)
+VENVS = Path(os.environ.get("PEER_VENVS", "/nowhere"))
 
 
 @pytest.mark.parametrize("peer", ["transformers", pytest.param("llama.cpp", marks=NEEDS_LLAMA_CPP)])
@@ -154,14 +153,23 @@ def only_row(model: Path, peer: str, venvs: Path | None = None) -> Any:
 
 
 @pytest.mark.timeout(900)  # vLLM compiles the model
-@pytest.mark.parametrize("peer", roster.VENV_PEERS)
+@pytest.mark.parametrize(
+    "peer",
+    [
+        pytest.param(
+            peer,
+            marks=pytest.mark.lacks(
+                "needs other engines' virtual environments, in the folder that PEER_VENVS names",
+                when=not (VENVS / peer).is_dir(),
+            ),
+        )
+        for peer in roster.VENV_PEERS
+    ],
+)
 def test_an_engine_with_an_environment_of_its_own_runs_beside_ours(
     demo_model: Path, peer: str
 ) -> None:
-    venvs = Path(os.environ.get("PEER_VENVS", "/nowhere"))
-    if not (venvs / peer).is_dir():
-        pytest.skip(f"needs a virtual environment {peer} in the folder that PEER_VENVS names")
-    found = measured(demo_model, peer, venvs=venvs)
+    found = measured(demo_model, peer, venvs=VENVS)
     assert [row.kind for row in found.rows] == ["prefill", "decode"], found.rows
     for row in found.rows:
         assert row.kind != "skipped"

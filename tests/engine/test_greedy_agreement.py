@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,11 +69,16 @@ def expected_tokens(reference: Engine) -> Callable[..., list[int]]:
     return tokens
 
 
-@pytest.fixture(params=WAYS, ids=str)
+def way_param(way: Way) -> Any:
+    lacks = way.device == "cuda" and not torch.cuda.is_available()
+    return pytest.param(
+        way, id=str(way), marks=pytest.mark.lacks("needs a card with CUDA", when=lacks)
+    )
+
+
+@pytest.fixture(params=map(way_param, WAYS))
 def way(request: pytest.FixtureRequest) -> Way:
     found: Way = request.param
-    if found.device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs CUDA")
     return found
 
 

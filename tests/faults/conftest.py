@@ -16,10 +16,13 @@ from tests.broker.jobs import announce
 from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.faults.witness import Witness
 from tests.services import RedisServer, WorkerProcess
+from tests.sizes import FULL_SIZE
 
 pytest.register_assert_rewrite(
     "tests.faults.stage", "tests.faults.user_steps", "tests.faults.worker_steps"
 )
+
+collect_ignore = [] if FULL_SIZE else ["test_full_size.py"]
 
 LEASE_S = 1.0
 SWEEP_S = 0.5

@@ -1,12 +1,12 @@
 """The faults of docs/RELIABILITY.md with the default lease; each test takes about a minute.
 
 They run only on request: ``LLORCH_FULL_SIZE=1 python -m pytest tests/faults/test_full_size.py``.
-The files beside this one test the same faults with a shorter lease.
+Without the variable they are not collected. The files beside this one test the same faults with a
+shorter lease.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 from random import Random
 
@@ -20,10 +20,6 @@ from tests.faults.test_partition import Clock, assert_all_slots_serve
 from tests.faults.witness import Witness
 from tests.latch import Latch
 from tests.services import wait_until
-
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("LLORCH_FULL_SIZE"), reason="takes minutes; set LLORCH_FULL_SIZE=1"
-)
 
 DEFAULTS = Settings()
 FULL = {"lease_s": DEFAULTS.lease_s, "sweep_s": DEFAULTS.sweep_s}

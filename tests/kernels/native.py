@@ -16,14 +16,13 @@ VARIANTS = variants_of(platform.machine())
 
 def variant_params() -> list[Any]:
     """The variants as parameters. All tests of one that the processor lacks count as one skip."""
-    return [
-        pytest.param(
-            variant, marks=pytest.mark.lacks(f"needs a processor with {', '.join(missing)}")
-        )
-        if (missing := missing_flags(variant))
-        else pytest.param(variant)
-        for variant in VARIANTS
-    ]
+
+    def param(variant: Variant) -> Any:
+        missing = missing_flags(variant)
+        reason = f"needs a processor with {', '.join(missing)}"
+        return pytest.param(variant, marks=pytest.mark.lacks(reason, when=bool(missing)))
+
+    return [param(variant) for variant in VARIANTS]
 
 
 def native_or_skip(variant: Variant | Literal["auto"] = "auto") -> NativeKernels:
