@@ -292,6 +292,8 @@ def _check(config: LlamaConfig, checkpoint: Checkpoint) -> None:
         problem = f"{config.num_layers} layers cannot be in {len(checkpoint.tensors)} tensors"
     elif scaling and scaling.kind == "factors" and len(scaling.factors) != config.head_dim // 2:
         problem = f"{len(scaling.factors)} RoPE factors do not fit heads of {config.head_dim}"
+    elif scaling and min(scaling.factors, default=1.0) <= 0:
+        problem = f"a RoPE factor is {min(scaling.factors)}, but must be positive"
     if problem:
         raise ModelLoadFailed(f"{checkpoint.path}: {problem}; convert the model again.")
     check_tensors(checkpoint, config)

@@ -186,6 +186,17 @@ def test_rope_factors_of_another_head_size_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("factor", "message"), [(0.0, "factor is 0.0"), (np.nan, "tensor rope_freqs.weight has")]
+)
+def test_rope_factors_that_make_no_frequency_are_refused(
+    tmp_path: Path, write_gguf: WriteGguf, factor: float, message: str
+) -> None:
+    factors = np.ones(8, np.float32)
+    factors[3] = factor
+    refuse(write_gguf(tmp_path / "m.gguf", tensors={"rope_freqs.weight": factors}), message)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model_type": "gpt2"}, "not a Llama: its model_type is 'gpt2'"),
