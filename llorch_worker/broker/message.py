@@ -106,7 +106,16 @@ def read_envelope(raw: bytes, decode_body: Callable[[Any, Any], Any]) -> dict[st
         return None
     if not all(isinstance(name, str) for name in names):
         return None
-    return {**envelope, "body": body, "properties": {**properties, "body_encoding": None}}
+    headers = headers or {}
+    if "task" not in headers and not headers.get("compression"):
+        try:
+            headers, task = _as_protocol_2(headers, json.loads(body))
+        except _UNREADABLE:
+            pass
+        else:
+            body = json.dumps(task)
+    properties = {**properties, "body_encoding": None}
+    return {**envelope, "headers": headers, "body": body, "properties": properties}
 
 
 def read_task(raw: str) -> tuple[dict[str, Any], Any] | None:
@@ -114,19 +123,25 @@ def read_task(raw: str) -> tuple[dict[str, Any], Any] | None:
     body is ``[args, kwargs, options]``."""
     try:
         envelope = json.loads(raw)
-        headers, body = envelope["headers"], envelope["body"]
+        headers, body = envelope.get("headers") or {}, envelope["body"]
         if envelope["properties"].get("body_encoding") == "base64":
             body = base64.b64decode(body)
         if headers.get("compression"):
             body = decompress(body, headers["compression"])
-        task = json.loads(body)
-        if isinstance(task, dict):
-            # Celery's first message protocol has no headers.
-            options = {name: task.get(name) for name in ("callbacks", "errbacks", "chord")}
-            return {"group": task.get("taskset")}, [task["args"], task["kwargs"], options]
-        return dict(headers), task
+        return _as_protocol_2(headers, json.loads(body))
     except Exception:  # noqa: BLE001 - each compression has errors of its own
         return None
+
+
+def _as_protocol_2(headers: Mapping[str, Any], task: Any) -> tuple[dict[str, Any], Any]:
+    """Headers and body in Celery's second message protocol. In the first, the body says all."""
+    if not isinstance(task, dict) or "task" not in task:
+        return dict(headers), task
+    job = dict(task)
+    embed = {name: job.pop(name, None) for name in ("callbacks", "errbacks", "chord")}
+    args, kwargs = job.pop("args", None), job.pop("kwargs", None)
+    body = [[] if args is None else args, {} if kwargs is None else kwargs, embed]
+    return {**headers, "group": job.pop("taskset", None), **job}, body
 
 
 def enqueue_time_s(header: object) -> float | None:

@@ -155,28 +155,26 @@ class JobConsumer(Consumer):  # type: ignore[misc]
 
 
 def fault_of(message: Any) -> str | None:
-    """The reason why this is not a task message of protocol 2. ``None`` if it is one, or if it may
-    be one of protocol 1, which Celery checks itself."""
+    """The reason why this is not a task message, ``None`` if it is one. Those of protocol 1 have
+    become messages of protocol 2: see ``broker/message.py``."""
     headers = message.headers
     if not isinstance(headers, Mapping):
         return "its headers are not an object"
     if "task" not in headers:
-        return None
+        return "it is not a task message"
     if not isinstance(headers["task"], str):
         return "its task header is not a string"
     if headers.get("eta") is not None:
         # Those that a claim could read are no longer in the headers.
         return "its eta is not a time as Celery writes it"
     if _id_of(message) is None:
-        return f"its id header is not a string of 1 to {MAX_ID_CHARS} characters"
+        return f"its id is not a string of 1 to {MAX_ID_CHARS} characters"
     try:
         body = message.payload
     except (DecodeError, ContentDisallowed, *_MALFORMED) as error:
         return f"its body cannot be decoded ({type(error).__name__})"
     match body:
         case [list(), dict(), dict() | None]:
-            return None
-        case {"args": list(), "kwargs": dict()}:
             return None
     return "its body is not [args, kwargs, options]"
 

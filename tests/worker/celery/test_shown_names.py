@@ -118,5 +118,5 @@ def test_protocol_1_names_are_shown_in_one_short_line(
         message["properties"]["correlation_id"] = job_id[:40]
         client.redis.lpush(QUEUE, json.dumps(message))
     wait_until(lambda: monitor.saw("task-succeeded", "evil one"))
-    wait_until(lambda: "it is not a valid task message (InvalidTaskError)" in toy_worker.text())
+    wait_until(lambda: "its id is not a string of 1 to 255 characters" in toy_worker.text())
     assert_harmless(toy_worker, monitor)

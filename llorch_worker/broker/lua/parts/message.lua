@@ -57,27 +57,61 @@ end
 -- producers: for that it must claim them.
 local MOST_ID_BYTES = 65536
 
--- read_message for a message that is not like our client's.
-local function decode_message(message) -- rare
-  local ok, decoded = pcall(cjson.decode, message)
+-- The bytes of Base64 text.
+local function from_base64(text) -- rare
+  local alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
+  local digits = setmetatable({}, {__index = function() return 0 end})
+  for i = 1, #alphabet do
+    digits[alphabet:sub(i, i)] = i - 1
+  end
+  return (text:gsub('(.)(.)(.)(.)', function(a, b, c, d)
+    local bits = ((digits[a] * 64 + digits[b]) * 64 + digits[c]) * 64 + digits[d]
+    local three = string.char(math.floor(bits / 65536), math.floor(bits / 256) % 256, bits % 256)
+    return three:sub(1, c == '=' and 1 or d == '=' and 2 or 3)
+  end))
+end
+
+-- A table from JSON, or nil; whether the text held what no JSON parser but Python's reads.
+local function decode_json(text) -- rare
+  local ok, decoded = pcall(cjson.decode, text)
   local repaired = not ok
   if repaired then
     -- Python's JSON may hold half a surrogate pair. The worker refuses one in a prompt.
-    ok, decoded = pcall(cjson.decode, (message:gsub('\\u[dD][89a-fA-F]%x%x', '\\u0000')))
+    ok, decoded = pcall(cjson.decode, (text:gsub('\\u[dD][89a-fA-F]%x%x', '\\u0000')))
   end
-  if not ok or type(decoded) ~= 'table' or type(decoded.headers) ~= 'table' then
+  return ok and type(decoded) == 'table' and decoded or nil, repaired
+end
+
+-- Where a message of Celery's first protocol says its id and ETA: in its body. gocelery and celery-php
+-- write such messages, some without headers, or with another id as the correlation id.
+local function read_body(message, properties) -- rare
+  local body = type(message.body) == 'string' and message.body or ''
+  if properties.body_encoding == 'base64' then
+    body = from_base64(body)
+  end
+  local job, repaired = decode_json(body)
+  return job or {}, repaired
+end
+
+-- read_message for a message that is not like our client's.
+local function decode_message(message) -- rare
+  local decoded, repaired = decode_json(message)
+  if not decoded then
     return nil
   end
-  local id = decoded.headers.id
-  if id == nil and type(decoded.properties) == 'table' then
-    -- Celery's first message protocol
-    id = decoded.properties.correlation_id
+  local job = type(decoded.headers) == 'table' and decoded.headers or {}
+  local properties = type(decoded.properties) == 'table' and decoded.properties or {}
+  if job.id == nil and job.task == nil then
+    job, repaired = read_body(decoded, properties)
+  end
+  local id, eta = job.id, job.eta
+  if id == nil then
+    id = properties.correlation_id
   end
   if type(id) ~= 'string' or #id == 0 or #id > MOST_ID_BYTES or not is_text(id)
       or repaired and id:find('%z') then
     return nil
   end
-  local eta = decoded.headers.eta
   if eta == nil or eta == cjson.null then
     return id, nil
   end
