@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from tests.made_models import made, random_models, sentencepiece_vocabulary, trained_model
+from tests.made_models import (
+    made,
+    make_byte_level_vocabulary,
+    make_random_models,
+    make_sentencepiece_vocabulary,
+    make_trained_model,
+)
 from tests.skips import one_skip_for_each_lack, pytest_terminal_summary
 
 if TYPE_CHECKING:
@@ -98,19 +104,25 @@ def models_cache(pytestconfig: pytest.Config) -> Path:
 @pytest.fixture(scope="session")
 def stories260k(models_cache: Path) -> Path:
     """The demo model, which is trained: f32.gguf, q8_0.gguf, q4_0.gguf, hf/."""
-    return made(models_cache, "trained", trained_model)
+    return made(models_cache, "trained", make_trained_model)
 
 
 @pytest.fixture(scope="session")
 def random256(models_cache: Path) -> Path:
     """Random weights: one GGUF file for each block type."""
-    return made(models_cache, "random", random_models)
+    return made(models_cache, "random", make_random_models)
 
 
 @pytest.fixture(scope="session")
 def llama2_vocab(models_cache: Path) -> Path:
     """A vocabulary of Llama-2's kind and size: tokenizer.model and vocab-only.gguf."""
-    return made(models_cache, "sentencepiece", sentencepiece_vocabulary)
+    return made(models_cache, "sentencepiece", make_sentencepiece_vocabulary)
+
+
+@pytest.fixture(scope="session")
+def byte_level_vocabulary(models_cache: Path) -> Path:
+    """A vocabulary of Llama 3's kind: tokenizer.json and vocab-only.gguf."""
+    return made(models_cache, "byte-level", make_byte_level_vocabulary)
 
 
 @pytest.fixture(scope="session")

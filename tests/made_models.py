@@ -10,12 +10,14 @@ import fcntl
 import functools
 import hashlib
 import io
+import json
 import sys
 import sysconfig
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
 import gguf
@@ -38,6 +40,12 @@ SCRIPTS = (
 )
 """Code points of which a vocabulary for many languages has some, beside English and code."""
 CORPUS_CHARACTERS = 4_000_000
+BYTE_LEVEL_SIZE = 2_000
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Llama 3 splits texts before it merges."""
 
 
 def made(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
@@ -65,7 +73,7 @@ def _digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def trained_model(folder: Path) -> None:
+def make_trained_model(folder: Path) -> None:
     """The demo model as f32.gguf, q8_0.gguf, q4_0.gguf and, in float32, as hf/."""
     from hugging_face import write_folder
     from make_model import block_type, shape_of, tensors, write_model
@@ -79,7 +87,7 @@ def trained_model(folder: Path) -> None:
     write_folder(folder / "f32.gguf", folder / "hf")
 
 
-def random_models(folder: Path) -> None:
+def make_random_models(folder: Path) -> None:
     """Random weights in every block type that can be written: <type>.gguf."""
     from make_model import SHAPES, block_type, tensors, writable_types, write_model
 
@@ -89,7 +97,7 @@ def random_models(folder: Path) -> None:
         list(write_model(folder / f"{kind}.gguf", shape, tensors(shape, block_type(kind))))
 
 
-def sentencepiece_vocabulary(folder: Path) -> None:
+def make_sentencepiece_vocabulary(folder: Path) -> None:
     """A BPE with byte fallback, trained as Llama-2's was: tokenizer.model and vocab-only.gguf."""
     import sentencepiece
 
@@ -126,6 +134,45 @@ def sentencepiece_vocabulary(folder: Path) -> None:
     writer.add_bos_token_id(trained.bos_id())
     writer.add_eos_token_id(trained.eos_id())
     writer.add_unk_token_id(trained.unk_id())
+    _close(writer)
+
+
+def make_byte_level_vocabulary(folder: Path) -> None:
+    """A BPE of bytes, trained as Llama 3's was: tokenizer.json and vocab-only.gguf."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+    folder.mkdir()
+    control = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
+    trained = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
+    trained.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trained.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=BYTE_LEVEL_SIZE,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(islice(corpus(), 20_000), trainer)
+    trained.add_special_tokens(control)
+    first = trained.token_to_id(control[0])
+    trained.post_processor = processors.TemplateProcessing(
+        single=f"{control[0]} $A", special_tokens=[(control[0], first)]
+    )
+    trained.save(str(folder / "tokenizer.json"))
+    written = json.loads((folder / "tokenizer.json").read_text())["model"]
+    tokens = sorted(written["vocab"], key=written["vocab"].__getitem__)
+    writer = _vocabulary_writer(folder / "vocab-only.gguf", "gpt2", "llama-bpe")
+    writer.add_token_list([*tokens, *control])
+    normal = [gguf.TokenType.NORMAL] * len(tokens)
+    writer.add_token_types([*normal, *[gguf.TokenType.CONTROL] * len(control)])
+    writer.add_token_merges([" ".join(pair) for pair in written["merges"]])
+    writer.add_bos_token_id(first)
+    writer.add_eos_token_id(first + 1)
     _close(writer)
 
 

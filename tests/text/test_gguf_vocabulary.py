@@ -12,6 +12,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.text import Tokenizer, load_tokenizer
+from llorch_worker.text.vocabulary_file import open_vocabulary
+from tests.made_models import WORDS
 
 Load = Callable[[dict[str, Any]], Tokenizer]
 SMALL = {
@@ -35,13 +37,9 @@ def library(byte_level_metadata: dict[str, Any]) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(
         models.BPE({token: i for i, token in enumerate(tokens)}, merges, ignore_merges=True)
     )
-    words = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(tokenizers.Regex(words), "isolated"),
+            pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -78,6 +76,19 @@ def test_byte_level_text_equals_the_librarys_for_any_ids(
 ) -> None:
     ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size - 1), max_size=20))
     assert byte_level.decode(ids) == library.decode(ids)
+
+
+def test_a_trained_byte_level_vocabulary_gives_the_librarys_ids_from_both_files(
+    byte_level_vocabulary: Path, corpus: list[str]
+) -> None:
+    library = tokenizers.Tokenizer.from_file(str(byte_level_vocabulary / "tokenizer.json"))
+    for path in (byte_level_vocabulary / "vocab-only.gguf", byte_level_vocabulary):
+        tokenizer = load_tokenizer(open_vocabulary(path))
+        for text in corpus:
+            ids = tokenizer.encode(text)
+            assert ids == library.encode(text).ids, (path, text)
+            assert tokenizer.decode(ids) == text
+    assert len(library.encode("Once upon a time").ids) == 5
 
 
 def test_llama_3_style_files_begin_with_bos_and_end_at_every_end_token(
