@@ -1,6 +1,6 @@
 """The error of a KV cache in fp8 or int8, on a real model.
 
-``python -m benches.kv_error --model stories260K.gguf [--dtype float32] [--json]``
+``python -m benches.kv_error --model FILE [--dtype float32] [--json]``
 
 Each kv_dtype reads a greedy text of the exact cache token by token, as decode does, and its logits
 are compared with the exact cache's. The texts that each kv_dtype generates are compared too. Runs

@@ -102,19 +102,19 @@ def models_cache(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stories260k(models_cache: Path) -> Path:
+def trained_model(models_cache: Path) -> Path:
     """The demo model, which is trained: f32.gguf, q8_0.gguf, q4_0.gguf, hf/."""
     return made(models_cache, "trained", make_trained_model)
 
 
 @pytest.fixture(scope="session")
-def random256(models_cache: Path) -> Path:
+def random_models(models_cache: Path) -> Path:
     """Random weights: one GGUF file for each block type."""
     return made(models_cache, "random", make_random_models)
 
 
 @pytest.fixture(scope="session")
-def llama2_vocab(models_cache: Path) -> Path:
+def sentencepiece_vocabulary(models_cache: Path) -> Path:
     """A vocabulary of Llama-2's kind and size: tokenizer.model and vocab-only.gguf."""
     return made(models_cache, "sentencepiece", make_sentencepiece_vocabulary)
 
@@ -283,7 +283,7 @@ def latch(make_latch: Callable[[str], Latch]) -> Latch:
 
 @pytest.fixture(scope="module")
 def story_worker(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, stories260k: Path
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, trained_model: Path
 ) -> Iterator[WorkerProcess]:
     """A worker process with the real engine: model ``stories``, sixteen jobs at once."""
     from tests.services import REAL_APP, running_worker
@@ -294,7 +294,7 @@ def story_worker(
         folder,
         app=REAL_APP,
         name="stories",
-        model=stories260k / "q8_0.gguf",
+        model=trained_model / "q8_0.gguf",
         model_name="stories",
     ) as worker:
         yield worker

@@ -157,7 +157,7 @@ def test_the_error_codes_that_are_not_the_services_fault_exist() -> None:
 def prometheus(
     redis_server: RedisServer,
     client: Client,
-    stories260k: Path,
+    trained_model: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Prometheus]:
     """As in Compose, but without Flower: with a worker, an exporter and a gateway with keys."""
@@ -181,7 +181,7 @@ def prometheus(
                 redis_server.url,
                 folder,
                 app=REAL_APP,
-                model=stories260k / "f32.gguf",
+                model=trained_model / "f32.gguf",
                 model_name="stories",
                 metrics_port=free_port(),
             )

@@ -12,10 +12,10 @@ from tests.kernels.native import runnable_variants
 
 @pytest.mark.parametrize(("file", "most_nats"), [("q8_0.gguf", 0.0004), ("q4_0.gguf", 0.0005)])
 def test_every_variant_stays_close_to_float32(
-    stories260k: Path, file: str, most_nats: float
+    trained_model: Path, file: str, most_nats: float
 ) -> None:
     variants = runnable_variants()
-    errors = measure(stories260k / file, "cpu", 250)
+    errors = measure(trained_model / file, "cpu", 250)
     assert [error.kernels for error in errors] == [*variants, "torch"]
     for error in errors:
         assert 0 < error.mean_divergence <= most_nats, error

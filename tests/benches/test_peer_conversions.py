@@ -52,7 +52,7 @@ def test_w8a8_has_one_scale_a_row() -> None:
 
 @pytest.mark.parametrize(("kind", "bits"), [("q4_0", 4), ("q8_0", 8), ("f32", 16)])
 def test_a_peer_gets_weights_of_about_the_files_width(
-    random256: Path, kind: str, bits: int
+    random_models: Path, kind: str, bits: int
 ) -> None:
-    assert weight_bits(open_checkpoint(random256 / f"{kind}.gguf")) == bits
+    assert weight_bits(open_checkpoint(random_models / f"{kind}.gguf")) == bits
     assert {wanted for _, wanted in WEIGHTS} == {4, 8, 16}

@@ -37,8 +37,8 @@ def test_a_gateways_port_that_is_taken() -> None:
     assert said.startswith(f"cannot listen at 127.0.0.1:{port};")
 
 
-def test_a_truncated_model(stories260k: Path, tmp_path: Path) -> None:
-    whole = (stories260k / "q8_0.gguf").read_bytes()
+def test_a_truncated_model(trained_model: Path, tmp_path: Path) -> None:
+    whole = (trained_model / "q8_0.gguf").read_bytes()
     path = tmp_path / "cut.gguf"
     path.write_bytes(whole[: len(whole) // 2])
     said = sentence(run("inspect", path), 1)
@@ -138,12 +138,12 @@ def test_all_errors_are_reported_at_once() -> None:
     assert "top_k: " in said
 
 
-def test_settings_out_of_range(stories260k: Path) -> None:
-    ran = run("inspect", stories260k / "q8_0.gguf", "--max-sequences", "0")
+def test_settings_out_of_range(trained_model: Path) -> None:
+    ran = run("inspect", trained_model / "q8_0.gguf", "--max-sequences", "0")
     assert "--max-sequences / LLORCH_MAX_SEQUENCES" in sentence(ran, 2)
     ran = run("status", LLORCH_MAX_SEQUENCES="0")
     assert sentence(ran, 2).startswith("LLORCH_MAX_SEQUENCES: "), "status has no such option"
-    ran = run("inspect", stories260k / "q8_0.gguf", "--max-context", "513")
+    ran = run("inspect", trained_model / "q8_0.gguf", "--max-context", "513")
     assert "max_context must be at most 512" in sentence(ran, 2)
 
 

@@ -10,10 +10,10 @@ from llorch_worker.kernels import find_native_kernels
 from tests.cli.command import run
 
 
-def test_the_figures_are_those_of_the_engine(stories260k: Path) -> None:
+def test_the_figures_are_those_of_the_engine(trained_model: Path) -> None:
     from llorch_worker.engine import Engine
 
-    path = stories260k / "q8_0.gguf"
+    path = trained_model / "q8_0.gguf"
     ran = run("inspect", path, "--max-sequences", "3", "--max-context", "200", "--json")
     assert ran.code == 0, ran
     memory = ran.json["memory"]
@@ -26,9 +26,9 @@ def test_the_figures_are_those_of_the_engine(stories260k: Path) -> None:
     assert memory["fits"] is True
 
 
-def test_a_gguf_file_and_its_folder_are_the_same_model(stories260k: Path) -> None:
+def test_a_gguf_file_and_its_folder_are_the_same_model(trained_model: Path) -> None:
     file, folder = (
-        run("inspect", stories260k / name, "--json").json for name in ("f32.gguf", "hf")
+        run("inspect", trained_model / name, "--json").json for name in ("f32.gguf", "hf")
     )
     for key in ("parameters", "layers", "heads", "kv_heads", "context_tokens", "vocab_size"):
         assert file[key] == folder[key], key
@@ -70,19 +70,19 @@ def test_it_fits_80_columns(demo_model: Path) -> None:
     assert max(map(len, shown.splitlines()[1:])) <= 80
 
 
-def test_the_dtype_of_weights_says_which_stay_quantised(stories260k: Path) -> None:
+def test_the_dtype_of_weights_says_which_stay_quantised(trained_model: Path) -> None:
     native = find_native_kernels()
     for file, dtype, kept in (
         ("q8_0.gguf", "bfloat16", "Q8_0, the rest in bfloat16" if native else "bfloat16"),
         ("q8_0.gguf", "float32", "float32"),
         ("f32.gguf", "bfloat16", "bfloat16"),
     ):
-        shown = run("inspect", stories260k / file, "--device", "cpu", "--dtype", dtype).out
+        shown = run("inspect", trained_model / file, "--device", "cpu", "--dtype", dtype).out
         (weights,) = [line for line in shown.splitlines() if line.startswith("  weights")]
         assert weights.split("as ")[1].strip() == kept
 
 
-def test_blocks_of_another_size_in_memory_say_their_bits(random256: Path) -> None:
+def test_blocks_of_another_size_in_memory_say_their_bits(random_models: Path) -> None:
     if find_native_kernels() is None:
         pytest.skip("needs a processor that keeps blocks as they are")
     for file, kept in (
@@ -91,5 +91,5 @@ def test_blocks_of_another_size_in_memory_say_their_bits(random256: Path) -> Non
         # 8 bits, and the file's scales: 8 bits for each 16 weights, 16 for each 256.
         ("q6_k.gguf", "Q6_K in 8.56 bits"),
     ):
-        ran = run("inspect", random256 / file, "--device", "cpu", "--dtype", "bfloat16")
+        ran = run("inspect", random_models / file, "--device", "cpu", "--dtype", "bfloat16")
         assert f" as {kept}, the rest in bfloat16" in ran.out, ran

@@ -44,12 +44,12 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.timeout(180 if JOBS < 1_000 else 7_200)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_jobs_bits_are_the_same_alone_in_company_and_resumed(
-    stories260k: Path, demo_model: Path, way: str
+    trained_model: Path, demo_model: Path, way: str
 ) -> None:
     name, options = WAYS[way]
     if "native" in way and (absence := native_absence()) is not None:
         pytest.skip(absence)
-    path = demo_model if name == "demo" else stories260k / name
+    path = demo_model if name == "demo" else trained_model / name
     with Engine.load(path, device="cpu", prefix_caching=False, **options) as engine:
         jobs = run_alone(engine, random_requests(JOBS, engine.config.vocab_size, seed=1))
     # Small steps cut prompts into chunks.

@@ -55,8 +55,8 @@ def run(code: str, *arguments: str, emulated: bool) -> subprocess.CompletedProce
 
 
 @pytest.fixture(scope="module")
-def arguments(stories260k: Path) -> tuple[str, ...]:
-    return (str(stories260k / "q8_0.gguf"), "avx2")
+def arguments(trained_model: Path) -> tuple[str, ...]:
+    return (str(trained_model / "q8_0.gguf"), "avx2")
 
 
 @pytest.fixture(scope="module")

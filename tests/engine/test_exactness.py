@@ -72,16 +72,16 @@ def alone(engine: Engine) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture(scope="module", params=["f32.gguf", "hf"])
-def file_engine(stories260k: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine.load(stories260k / request.param, device="cpu") as engine:
+def file_engine(trained_model: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with Engine.load(trained_model / request.param, device="cpu") as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def transformers_model(stories260k: Path) -> Any:
+def transformers_model(trained_model: Path) -> Any:
     from transformers import LlamaForCausalLM
 
-    return LlamaForCausalLM.from_pretrained(stories260k / "hf", dtype=torch.float32).eval()
+    return LlamaForCausalLM.from_pretrained(trained_model / "hf", dtype=torch.float32).eval()
 
 
 @pytest.mark.parametrize("prompt", PROMPTS[:12])

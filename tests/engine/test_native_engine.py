@@ -62,11 +62,11 @@ def test_the_native_kernel_truncates_with_every_dtype(
         plain.submit(request).result(timeout=60)
 
 
-def test_every_variant_writes_the_same_greedy_text(stories260k: Path) -> None:
+def test_every_variant_writes_the_same_greedy_text(trained_model: Path) -> None:
     request = GenerationRequest(prompt="Once upon a time", max_tokens=48, temperature=0)
     texts = {}
     for variant in runnable_variants():
-        with Engine.load(stories260k / "q8_0.gguf", device="cpu", kernels=variant) as engine:
+        with Engine.load(trained_model / "q8_0.gguf", device="cpu", kernels=variant) as engine:
             assert engine.stats().dtype == "bfloat16"
             texts[variant] = engine.submit(request).result(timeout=60).text
     assert len(set(texts.values())) == 1, texts

@@ -107,11 +107,11 @@ def same(found: Logprobs, expected: Logprobs) -> None:
 
 
 @pytest.mark.parametrize("file", ["f32.gguf", "hf"])
-def test_they_are_those_of_transformers(stories260k: Path, file: str) -> None:
+def test_they_are_those_of_transformers(trained_model: Path, file: str) -> None:
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(stories260k / "hf", dtype=torch.float32).eval()
-    with Engine.load(stories260k / file, device="cpu", max_step_tokens=50) as engine:
+    model = LlamaForCausalLM.from_pretrained(trained_model / "hf", dtype=torch.float32).eval()
+    with Engine.load(trained_model / file, device="cpu", max_step_tokens=50) as engine:
         ids = engine.tokenizer.encode(TEXT)
         result = engine.submit(request(ids, prompt_logprobs=20, max_tokens=0)).result(60)
     with torch.no_grad():
@@ -160,14 +160,14 @@ def test_they_change_no_token(engine: Engine) -> None:
 
 
 @pytest.fixture(scope="module")
-def exact_engines(stories260k: Path) -> Iterator[Callable[..., Engine]]:
+def exact_engines(trained_model: Path) -> Iterator[Callable[..., Engine]]:
     """Engines whose products do not depend on their shape, as ``Engine.load`` makes them."""
     engines: dict[int, Engine] = {}
 
     def of(max_step_tokens: int) -> Engine:
         if max_step_tokens not in engines:
             engines[max_step_tokens] = Engine.load(
-                stories260k / "f32.gguf", device="cpu", max_step_tokens=max_step_tokens
+                trained_model / "f32.gguf", device="cpu", max_step_tokens=max_step_tokens
             )
         return engines[max_step_tokens]
 

@@ -25,7 +25,7 @@ CHECKED_FORMATS = ("uuid", "ipv4", "email")
 
 @pytest.fixture(scope="module", params=["demo", "random weights"])
 def writer(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    name = "demo_model" if request.param == "demo" else "random256"
+    name = "demo_model" if request.param == "demo" else "random_models"
     path: Path = request.getfixturevalue(name)
     file = path if path.is_file() else path / "f32.gguf"
     with Engine.load(file, device="cpu", dtype="float32", max_sequences=AT_ONCE) as engine:

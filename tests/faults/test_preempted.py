@@ -33,9 +33,9 @@ Start = Callable[..., WorkerProcess]
 
 
 @pytest.fixture(scope="module")
-def expected(stories260k: Path) -> list[list[int]]:
+def expected(trained_model: Path) -> list[list[int]]:
     """The tokens of the low and the high job, each alone."""
-    engine = Engine.load(stories260k / "f32.gguf", device="cpu", dtype="float32")
+    engine = Engine.load(trained_model / "f32.gguf", device="cpu", dtype="float32")
     try:
         results = [engine.submit(GenerationRequest(**job)).result(GET_S) for job in (LOW, HIGH)]
     finally:
@@ -44,14 +44,14 @@ def expected(stories260k: Path) -> list[list[int]]:
 
 
 @pytest.fixture
-def start(own_server: RedisServer, tmp_path: Path, stories260k: Path) -> Iterator[Start]:
+def start(own_server: RedisServer, tmp_path: Path, trained_model: Path) -> Iterator[Start]:
     """Starts workers for one job at a time."""
     with ExitStack() as stack:
 
         def start(name: str, **settings: Any) -> WorkerProcess:
             worker = WorkerProcess(
                 own_server.url, tmp_path / f"{name}.log", app="tests.faults.slow_app", name=name,
-                model=stories260k / "f32.gguf", model_name="stories", dtype="float32",
+                model=trained_model / "f32.gguf", model_name="stories", dtype="float32",
                 max_sequences=1, lease_s=3, sweep_s=1, SLOW_STEP_MS=STEP_MS, **settings,
             )  # fmt: skip
             stack.callback(worker.stop)

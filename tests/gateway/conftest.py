@@ -47,11 +47,11 @@ def own_gateway(
 
 @pytest.fixture(scope="module")
 def talker(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, stories260k: Path
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, trained_model: Path
 ) -> Iterator[WorkerProcess]:
     """A worker with the real engine: model ``stories``, with a chat template that has tools."""
     folder = tmp_path_factory.mktemp("model")
-    for file in (stories260k / "hf").iterdir():
+    for file in (trained_model / "hf").iterdir():
         (folder / file.name).symlink_to(file)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     (folder / "chat_template.jinja").write_text(TEMPLATE)

@@ -20,14 +20,14 @@ TOLERANCE = 1e-3
 
 @pytest.fixture(scope="module")
 def exact_worker(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, stories260k: Path
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, trained_model: Path
 ) -> Iterator[WorkerProcess]:
     """A worker with the real engine in float32."""
     with running_worker(
         redis_server.url,
         tmp_path_factory.mktemp("exact"),
         app=REAL_APP,
-        model=stories260k / "hf",
+        model=trained_model / "hf",
         model_name="exact",
         dtype="float32",
     ) as worker:
@@ -46,10 +46,10 @@ def scored(http: httpx.Client, **fields: Any) -> list[Any]:
 
 
 def test_scores_of_prompts_are_those_of_transformers(
-    exact: httpx.Client, stories260k: Path
+    exact: httpx.Client, trained_model: Path
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(stories260k / "hf")
-    model = AutoModelForCausalLM.from_pretrained(stories260k / "hf", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(trained_model / "hf")
+    model = AutoModelForCausalLM.from_pretrained(trained_model / "hf", dtype=torch.float32)
     prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
     # As lm_eval sends it, and reads it: one token more, which it leaves out.
     choices = scored(exact, prompt=prompts, max_tokens=1, seed=1234)

@@ -54,10 +54,10 @@ CHATS = [
 
 
 @pytest.fixture(scope="module")
-def model(stories260k: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(trained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained model with a chat template."""
     folder = tmp_path_factory.mktemp("model")
-    for file in (stories260k / "hf").iterdir():
+    for file in (trained_model / "hf").iterdir():
         (folder / file.name).symlink_to(file)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder

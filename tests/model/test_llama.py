@@ -44,9 +44,9 @@ def assert_layers_agree(driver: Any, model: LlamaForCausalLM, ids: Sequence[int]
 
 
 def test_every_layer_of_the_trained_model_agrees_with_transformers(
-    open_driver: Open, stories260k: Path
+    open_driver: Open, trained_model: Path
 ) -> None:
-    path = stories260k / "hf"
+    path = trained_model / "hf"
     assert_layers_agree(open_driver(path), reference(path), random_ids(120, vocab=1536))
 
 
@@ -152,20 +152,22 @@ def test_a_step_without_logits_rows_returns_no_rows(open_driver: Open, random_ll
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.bfloat16, 0.15), (torch.float16, 0.02)])
 def test_narrow_dtypes_stay_close_to_float32(
-    open_driver: Open, stories260k: Path, dtype: torch.dtype, atol: float
+    open_driver: Open, trained_model: Path, dtype: torch.dtype, atol: float
 ) -> None:
     ids = random_ids(64, vocab=1536)
-    exact = open_driver(stories260k / "hf").logits(ids)
-    driver = open_driver(stories260k / "hf", dtype=dtype)
+    exact = open_driver(trained_model / "hf").logits(ids)
+    driver = open_driver(trained_model / "hf", dtype=dtype)
     logits = driver.logits(ids)
     assert logits.dtype == torch.float32
     assert (logits - exact).abs().mean() < atol
 
 
-def test_weight_bytes_equal_those_of_the_file(open_driver: Open, stories260k: Path) -> None:
-    driver = open_driver(stories260k / "f32.gguf", dtype=torch.bfloat16)
-    stored = sum(t.stored_bytes for t in open_checkpoint(stories260k / "f32.gguf").tensors.values())
+def test_weight_bytes_equal_those_of_the_file(open_driver: Open, trained_model: Path) -> None:
+    driver = open_driver(trained_model / "f32.gguf", dtype=torch.bfloat16)
+    stored = sum(
+        t.stored_bytes for t in open_checkpoint(trained_model / "f32.gguf").tensors.values()
+    )
     assert driver.model.weight_bytes == stored // 2
     linears = DenseLinears(torch.device("cpu"), torch.bfloat16)
-    checkpoint = open_checkpoint(stories260k / "f32.gguf")
+    checkpoint = open_checkpoint(trained_model / "f32.gguf")
     assert model_bytes(driver.model.config, checkpoint, linears, torch.bfloat16) == stored // 2

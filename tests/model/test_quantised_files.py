@@ -23,9 +23,9 @@ def assert_same_logits(open_driver: Callable[..., Any], path: Path) -> None:
 
 @pytest.mark.parametrize("kind", writable_types())
 def test_random_weights_in_every_block_type_give_the_reference_logits(
-    open_driver: Callable[..., Any], random256: Path, kind: str
+    open_driver: Callable[..., Any], random_models: Path, kind: str
 ) -> None:
-    assert_same_logits(open_driver, random256 / f"{kind}.gguf")
+    assert_same_logits(open_driver, random_models / f"{kind}.gguf")
 
 
 def test_the_demo_model_gives_the_reference_logits(

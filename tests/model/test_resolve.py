@@ -46,8 +46,8 @@ def edited(folder: Path, target: Path, **changes: Any) -> Path:
     return target
 
 
-def test_both_formats_of_one_model_resolve_to_the_same_config(stories260k: Path) -> None:
-    config = resolve(stories260k / "hf")
+def test_both_formats_of_one_model_resolve_to_the_same_config(trained_model: Path) -> None:
+    config = resolve(trained_model / "hf")
     assert config == LlamaConfig(
         vocab_size=1536,
         hidden_size=128,
@@ -62,7 +62,7 @@ def test_both_formats_of_one_model_resolve_to_the_same_config(stories260k: Path)
         max_context=512,
         tie_word_embeddings=False,
     )
-    for file in stories260k.glob("*.gguf"):
+    for file in trained_model.glob("*.gguf"):
         from_gguf = resolve(file)
         assert from_gguf.rms_norm_eps == pytest.approx(1e-5)
         assert from_gguf.__dict__ | {"rms_norm_eps": 1e-5} == config.__dict__
@@ -113,8 +113,8 @@ def test_a_bias_or_a_missing_tensor_is_refused(tmp_path: Path, write_gguf: Write
     refuse(write_gguf(tmp_path / "c.gguf", tensors=norm), r"model.norm.weight is \[63\]")
 
 
-def test_a_vocabulary_without_weights_is_refused(llama2_vocab: Path) -> None:
-    refuse(llama2_vocab / "vocab-only.gguf", "holds no weights")
+def test_a_vocabulary_without_weights_is_refused(sentencepiece_vocabulary: Path) -> None:
+    refuse(sentencepiece_vocabulary / "vocab-only.gguf", "holds no weights")
 
 
 def test_gguf_metadata_are_read_leniently(tmp_path: Path, write_gguf: WriteGguf) -> None:

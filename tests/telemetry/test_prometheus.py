@@ -69,13 +69,13 @@ class Stage:
 def stage(
     redis_server: RedisServer,
     client: Client,
-    stories260k: Path,
+    trained_model: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("stage")
     options = {
         "app": REAL_APP,
-        "model": stories260k / "f32.gguf",
+        "model": trained_model / "f32.gguf",
         "model_name": "stories",
         "max_sequences": SLOTS,
         # So little that sequences must yield to each other.

@@ -19,8 +19,8 @@ TIMEOUT_S = 60
 
 
 @pytest.fixture
-def engine(stories260k: Path) -> Iterator[Engine]:
-    with Engine.load(stories260k / "f32.gguf", device="cpu", max_sequences=4) as engine:
+def engine(trained_model: Path) -> Iterator[Engine]:
+    with Engine.load(trained_model / "f32.gguf", device="cpu", max_sequences=4) as engine:
         yield engine
 
 

@@ -68,27 +68,29 @@ class Source:
 
 
 @pytest.fixture(scope="session")
-def reference(llama2_vocab: Path) -> sentencepiece.SentencePieceProcessor:
+def reference(sentencepiece_vocabulary: Path) -> sentencepiece.SentencePieceProcessor:
     """The sentencepiece library on the file that it trained."""
-    return sentencepiece.SentencePieceProcessor(model_file=str(llama2_vocab / "tokenizer.model"))
+    return sentencepiece.SentencePieceProcessor(
+        model_file=str(sentencepiece_vocabulary / "tokenizer.model")
+    )
 
 
 @pytest.fixture(scope="session")
-def llama2(llama2_vocab: Path) -> Tokenizer:
+def llama2(sentencepiece_vocabulary: Path) -> Tokenizer:
     """A vocabulary of Llama-2's kind, out of GGUF."""
-    return load_tokenizer(open_checkpoint(llama2_vocab / "vocab-only.gguf"))
+    return load_tokenizer(open_checkpoint(sentencepiece_vocabulary / "vocab-only.gguf"))
 
 
 @pytest.fixture(scope="session")
-def llama2_file(llama2_vocab: Path) -> Tokenizer:
+def llama2_file(sentencepiece_vocabulary: Path) -> Tokenizer:
     """A vocabulary of Llama-2's kind, out of tokenizer.model."""
-    return load_tokenizer(Source(llama2_vocab))
+    return load_tokenizer(Source(sentencepiece_vocabulary))
 
 
 @pytest.fixture(scope="session")
-def stories(stories260k: Path) -> Tokenizer:
+def stories(trained_model: Path) -> Tokenizer:
     """A vocabulary out of tokenizer.json."""
-    return load_tokenizer(open_checkpoint(stories260k / "hf"))
+    return load_tokenizer(open_checkpoint(trained_model / "hf"))
 
 
 @pytest.fixture(scope="session")

@@ -30,9 +30,9 @@ def _messages(*turns: tuple[str, str]) -> list[Message]:
 
 
 @pytest.fixture(scope="module")
-def with_template(llama2_vocab: Path, source: Any) -> WithTemplate:
+def with_template(sentencepiece_vocabulary: Path, source: Any) -> WithTemplate:
     """Llama-2's vocabulary with a chat template in the file; loaded once for each template."""
-    metadata = open_checkpoint(llama2_vocab / "vocab-only.gguf").metadata
+    metadata = open_checkpoint(sentencepiece_vocabulary / "vocab-only.gguf").metadata
 
     @functools.cache
     def load(template: str) -> Tokenizer:
@@ -133,10 +133,10 @@ def test_no_user_can_write_a_control_token_into_a_template(
 
 @pytest.mark.parametrize("content", ["a</s>b", "<s>", "</s></s>", "日</s>本", " <unk>\n</s>"])
 def test_no_user_can_write_a_control_token_into_a_folders_template(
-    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any], content: str
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any], content: str
 ) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_text((stories260k / "hf" / name).read_text())
+        (tmp_path / name).write_text((trained_model / "hf" / name).read_text())
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}" + CHATML)
     tokenizer = load_tokenizer(source(tmp_path))
     ids = tokenizer.encode_chat(_messages(("user", content)))
@@ -145,12 +145,12 @@ def test_no_user_can_write_a_control_token_into_a_folders_template(
 
 
 def test_a_folders_template_gives_the_ids_that_transformers_gives(
-    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any]
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any]
 ) -> None:
     from transformers import AutoTokenizer
 
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_text((stories260k / "hf" / name).read_text())
+        (tmp_path / name).write_text((trained_model / "hf" / name).read_text())
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     messages = _messages(("system", "Be kind."), ("user", "Tell me a story, please. 你好"))
     expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
@@ -186,11 +186,11 @@ def with_named(folder: Path, layout: str, named: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("layout", ["list", "object", "files"])
 def test_templates_by_name_are_chosen_as_in_transformers(
-    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any], layout: str
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any], layout: str
 ) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    (tmp_path / "tokenizer.json").write_text((stories260k / "hf" / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text((trained_model / "hf" / "tokenizer.json").read_text())
     with_named(tmp_path, layout, {"default": PLAIN, "tool_use": FOR_TOOLS, "rag": "no"})
     tokenizer = load_tokenizer(source(tmp_path))
     reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
@@ -204,9 +204,11 @@ def test_templates_by_name_are_chosen_as_in_transformers(
         )
 
 
-def test_a_gguf_files_template_for_tools_is_used(llama2_vocab: Path, source: Any) -> None:
+def test_a_gguf_files_template_for_tools_is_used(
+    sentencepiece_vocabulary: Path, source: Any
+) -> None:
     metadata = {
-        **open_checkpoint(llama2_vocab / "vocab-only.gguf").metadata,
+        **open_checkpoint(sentencepiece_vocabulary / "vocab-only.gguf").metadata,
         "tokenizer.chat_template": PLAIN,
         "tokenizer.chat_template.tool_use": FOR_TOOLS,
         "tokenizer.chat_templates": ["tool_use"],
@@ -221,9 +223,9 @@ def test_a_gguf_files_template_for_tools_is_used(llama2_vocab: Path, source: Any
 
 @pytest.mark.parametrize("layout", ["list", "object", "files"])
 def test_a_chat_without_a_default_template_is_refused(
-    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any], layout: str
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any], layout: str
 ) -> None:
-    (tmp_path / "tokenizer.json").write_text((stories260k / "hf" / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text((trained_model / "hf" / "tokenizer.json").read_text())
     with_named(tmp_path, layout, {"tool_use": FOR_TOOLS, "rag": "no"})
     tokenizer = load_tokenizer(source(tmp_path))
     with pytest.raises(InvalidRequest, match="no default chat template, only some named rag, tool"):
@@ -233,9 +235,9 @@ def test_a_chat_without_a_default_template_is_refused(
 
 @pytest.mark.parametrize("template", [7, ["x"], [{"name": "default"}], {"default": None}])
 def test_a_setting_that_is_no_template_is_refused(
-    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any], template: Any
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any], template: Any
 ) -> None:
-    (tmp_path / "tokenizer.json").write_text((stories260k / "hf" / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text((trained_model / "hf" / "tokenizer.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     with pytest.raises(ModelLoadFailed, match=r"malformed|neither a template"):
         load_tokenizer(source(tmp_path))

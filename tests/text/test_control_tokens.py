@@ -29,13 +29,15 @@ def chat(text: str) -> list[Message]:
 
 
 @pytest.fixture(scope="module")
-def load_gguf(byte_level_metadata: dict[str, Any], llama2_vocab: Path, source: Any) -> Load:
+def load_gguf(
+    byte_level_metadata: dict[str, Any], sentencepiece_vocabulary: Path, source: Any
+) -> Load:
     """Loads a vocabulary with more tokens: ``load(kind, {spelling: type}, **settings)``."""
     from llorch_worker.text.vocabulary_file import open_vocabulary
 
     metadata = {
         "gpt2": {**byte_level_metadata, "tokenizer.ggml.pre": "smollm"},
-        "llama": open_vocabulary(llama2_vocab / "vocab-only.gguf").metadata,
+        "llama": open_vocabulary(sentencepiece_vocabulary / "vocab-only.gguf").metadata,
     }
 
     def load(kind: str, added: dict[str, int], **settings: Any) -> Tokenizer:
@@ -139,13 +141,13 @@ def test_a_template_that_cannot_be_used_is_named_at_load(
 
 
 @pytest.fixture
-def folder(stories260k: Path, tmp_path: Path) -> Callable[..., Path]:
+def folder(trained_model: Path, tmp_path: Path) -> Callable[..., Path]:
     """Writes a folder whose tokenizer.json calls its added tokens text:
     ``folder(added, **{file: content})``."""
     import tokenizers
 
     def write(added: list[str], **files: dict[str, Any]) -> Path:
-        library = tokenizers.Tokenizer.from_file(str(stories260k / "hf" / "tokenizer.json"))
+        library = tokenizers.Tokenizer.from_file(str(trained_model / "hf" / "tokenizer.json"))
         library.add_tokens(added)
         library.save(str(tmp_path / "tokenizer.json"))
         for name, content in files.items():

@@ -26,16 +26,16 @@ print(sorted({"sentencepiece", "tokenizers"} & sys.modules.keys()))
 
 @pytest.mark.parametrize(("file", "library"), [("f32.gguf", "sentencepiece"), ("hf", "tokenizers")])
 def test_only_the_library_of_the_vocabulary_is_imported(
-    stories260k: Path, file: str, library: str
+    trained_model: Path, file: str, library: str
 ) -> None:
-    command = [sys.executable, "-c", LOAD, str(stories260k / file)]
+    command = [sys.executable, "-c", LOAD, str(trained_model / file)]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == str([library])
 
 
-def test_python_holds_at_most_20_bytes_a_token(llama2_vocab: Path) -> None:
+def test_python_holds_at_most_20_bytes_a_token(sentencepiece_vocabulary: Path) -> None:
     """Measured: 15. Each token as an object, or its text, takes 50 and more."""
-    file = llama2_vocab / "vocab-only.gguf"
+    file = sentencepiece_vocabulary / "vocab-only.gguf"
     load_tokenizer(open_vocabulary(file))  # what is built once
     tracemalloc.start()
     try:

@@ -25,11 +25,11 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def folder(llama2_vocab: Path, tmp_path: Path) -> Write:
+def folder(sentencepiece_vocabulary: Path, tmp_path: Path) -> Write:
     """Writes a folder with a tokenizer.model: ``folder(**{file: content})``."""
 
     def write(**files: Any) -> Path:
-        model = (llama2_vocab / "tokenizer.model").read_bytes()
+        model = (sentencepiece_vocabulary / "tokenizer.model").read_bytes()
         (tmp_path / "tokenizer.model").write_bytes(model)
         for name, content in {"config": {"model_type": "llama"}, **files}.items():
             (tmp_path / f"{name}.json").write_text(json.dumps(content))

@@ -55,10 +55,10 @@ def test_a_single_token_is_readable(llama2: Tokenizer) -> None:
 
 @pytest.mark.parametrize("file", ["f32.gguf", "hf"])
 def test_the_vocabulary_alone_gives_the_same_tokenizer(
-    stories260k: Path, corpus: list[str], file: str
+    trained_model: Path, corpus: list[str], file: str
 ) -> None:
-    whole = load_tokenizer(open_checkpoint(stories260k / file))
-    alone = load_tokenizer(open_vocabulary(stories260k / file))
+    whole = load_tokenizer(open_checkpoint(trained_model / file))
+    alone = load_tokenizer(open_vocabulary(trained_model / file))
     assert alone.describe() == whole.describe()
     assert [alone.encode(text) for text in corpus] == [whole.encode(text) for text in corpus]
 
@@ -91,9 +91,11 @@ def test_threads_may_share_a_tokenizer(any_tokenizer: Tokenizer, corpus: list[st
 
 
 def test_tokens_that_a_folder_adds_to_tokenizer_model(
-    llama2_vocab: Path, tmp_path: Path, source: Callable[[Path], Any]
+    sentencepiece_vocabulary: Path, tmp_path: Path, source: Callable[[Path], Any]
 ) -> None:
-    (tmp_path / "tokenizer.model").write_bytes((llama2_vocab / "tokenizer.model").read_bytes())
+    (tmp_path / "tokenizer.model").write_bytes(
+        (sentencepiece_vocabulary / "tokenizer.model").read_bytes()
+    )
     added = {
         "32000": {"content": "<pad>", "special": True},
         "32001": {"content": "<call>", "special": False},
@@ -104,7 +106,7 @@ def test_tokens_that_a_folder_adds_to_tokenizer_model(
     )
     tokenizer = load_tokenizer(source(tmp_path))
     reference = sentencepiece.SentencePieceProcessor(
-        model_file=str(llama2_vocab / "tokenizer.model")
+        model_file=str(sentencepiece_vocabulary / "tokenizer.model")
     )
     assert tokenizer.vocab_size == 32_002
     assert tokenizer.encode("Hi <pad>") == reference.encode("Hi <pad>")
@@ -130,14 +132,16 @@ def test_a_folder_without_a_vocabulary_is_refused(
     ],
 )
 def test_a_damaged_folder_is_refused_in_one_sentence(
-    llama2_vocab: Path,
+    sentencepiece_vocabulary: Path,
     tmp_path: Path,
     source: Callable[[Path], Any],
     name: str,
     content: str,
     reason: str,
 ) -> None:
-    (tmp_path / "tokenizer.model").write_bytes((llama2_vocab / "tokenizer.model").read_bytes())
+    (tmp_path / "tokenizer.model").write_bytes(
+        (sentencepiece_vocabulary / "tokenizer.model").read_bytes()
+    )
     (tmp_path / name).write_text(content)
     with pytest.raises(ModelLoadFailed, match=reason):
         load_tokenizer(source(tmp_path))

@@ -18,15 +18,15 @@ from llorch_worker.weights import open_checkpoint
 
 
 @pytest.fixture(scope="module")
-def transformers_tokenizer(stories260k: Path) -> Any:
+def transformers_tokenizer(trained_model: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(stories260k / "hf")
+    return AutoTokenizer.from_pretrained(trained_model / "hf")
 
 
 @pytest.fixture(scope="module")
-def library(stories260k: Path) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_file(str(stories260k / "hf" / "tokenizer.json"))
+def library(trained_model: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(trained_model / "hf" / "tokenizer.json"))
 
 
 def _without_control(text: str) -> str:
@@ -61,10 +61,10 @@ def test_text_equals_the_librarys(
 
 
 def test_the_gguf_file_and_the_folder_of_one_model_give_the_same_ids(
-    stories: Tokenizer, stories260k: Path, corpus: list[str]
+    stories: Tokenizer, trained_model: Path, corpus: list[str]
 ) -> None:
     """Except for texts with a leading space, before which tokenizer.json's Metaspace adds none."""
-    gguf = load_tokenizer(open_checkpoint(stories260k / "f32.gguf"))
+    gguf = load_tokenizer(open_checkpoint(trained_model / "f32.gguf"))
     assert gguf.vocab_size == stories.vocab_size
     assert gguf.eos_token_ids == stories.eos_token_ids
     for text in corpus:
@@ -81,9 +81,9 @@ def test_control_tokens_spelt_out_by_a_user_stay_text(stories: Tokenizer) -> Non
 
 
 def test_the_settings_of_a_folder_override_its_post_processor(
-    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any]
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any]
 ) -> None:
-    definition = (stories260k / "hf" / "tokenizer.json").read_text()
+    definition = (trained_model / "hf" / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(definition)
     assert load_tokenizer(source(tmp_path)).encode("a")[0] == 1
     settings = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": False}
@@ -96,9 +96,9 @@ def test_the_settings_of_a_folder_override_its_post_processor(
 
 
 def test_every_end_token_that_the_folder_names_counts(
-    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any]
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any]
 ) -> None:
-    definition = (stories260k / "hf" / "tokenizer.json").read_text()
+    definition = (trained_model / "hf" / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(definition)
     (tmp_path / "config.json").write_text('{"eos_token_id": 2, "bos_token_id": 1}')
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
@@ -124,9 +124,9 @@ def test_a_damaged_file_is_refused_in_one_sentence(
 
 
 def test_a_decoder_that_llama_does_not_use_is_refused(
-    stories260k: Path, tmp_path: Path, source: Callable[[Path], Any]
+    trained_model: Path, tmp_path: Path, source: Callable[[Path], Any]
 ) -> None:
-    definition = json.loads((stories260k / "hf" / "tokenizer.json").read_text())
+    definition = json.loads((trained_model / "hf" / "tokenizer.json").read_text())
     definition["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     with pytest.raises(ModelLoadFailed, match="WordPiece"):

@@ -96,10 +96,10 @@ def test_a_made_up_vocabulary_encodes_by_merges_and_decodes_to_the_text(models: 
 
 
 def test_a_vocabulary_is_copied_from_a_file_of_the_same_size(
-    llama2_vocab: Path, tmp_path: Path
+    sentencepiece_vocabulary: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.gguf"
-    vocabulary = llama2_vocab / "vocab-only.gguf"
+    vocabulary = sentencepiece_vocabulary / "vocab-only.gguf"
     refused = make("--shape", "tiny", "--out", path, "--vocabulary", vocabulary)
     assert refused.returncode == 1
     assert "32,000 tokens but the shape has 512" in refused.stderr

@@ -53,9 +53,9 @@ def test_each_block_type_loads_like_gguf_dequantises_it(
     np.testing.assert_array_equal(loaded.numpy(), expected)
 
 
-def test_both_formats_give_the_same_tensors_under_the_same_names(stories260k: Path) -> None:
-    from_gguf = open_checkpoint(stories260k / "f32.gguf")
-    from_folder = open_checkpoint(stories260k / "hf")
+def test_both_formats_give_the_same_tensors_under_the_same_names(trained_model: Path) -> None:
+    from_gguf = open_checkpoint(trained_model / "f32.gguf")
+    from_folder = open_checkpoint(trained_model / "hf")
     assert set(from_gguf.tensors) == set(from_folder.tensors)
     for name in from_folder.tensors:
         heads = 4 if "q_proj" in name else 2 if "k_proj" in name else None
@@ -80,9 +80,9 @@ def test_a_tensor_fills_a_slice_of_a_larger_one(tmp_path: Path, write_gguf: Writ
     assert (whole[90:] == 7).all()
 
 
-def test_metadata_are_plain_python_values(stories260k: Path) -> None:
-    metadata = open_checkpoint(stories260k / "f32.gguf").metadata
-    reader = gguf.GGUFReader(stories260k / "f32.gguf")
+def test_metadata_are_plain_python_values(trained_model: Path) -> None:
+    metadata = open_checkpoint(trained_model / "f32.gguf").metadata
+    reader = gguf.GGUFReader(trained_model / "f32.gguf")
     for key, field in reader.fields.items():
         if not key.startswith("GGUF."):
             assert metadata[key] == field.contents()

@@ -63,7 +63,7 @@ def test_the_reason_of_a_refusal_is_answered_and_nothing_private_logged(
 
 @pytest.fixture
 def start(
-    redis_server: RedisServer, tmp_path: Path, stories260k: Path
+    redis_server: RedisServer, tmp_path: Path, trained_model: Path
 ) -> Iterator[Callable[[str], WorkerProcess]]:
     """Starts workers of a model of their own, with short leases."""
     with ExitStack() as workers:
@@ -73,7 +73,7 @@ def start(
                 tmp_path,
                 app=REAL_APP,
                 name=name,
-                model=stories260k / "f32.gguf",
+                model=trained_model / "f32.gguf",
                 model_name="twins",
                 lease_s=LEASE_S,
                 sweep_s=LEASE_S / 2,
