@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from llorch_worker.demo_model import DEMO, demo_model, model_path
@@ -22,6 +23,27 @@ KernelChoice = Literal["auto", "torch", Variant]
 KvDtype = Literal["auto", "fp8", "int8"]
 """How the cache stores keys and values. ``auto``: in the compute dtype; ``fp8``: float8 e4m3,
 clamped to its range, without a scale; ``int8``: with one float32 scale per token and KV head."""
+
+_BYTE_SIZE = TypeAdapter(ByteSize)
+
+
+def _read_bytes(value: Any) -> Any:
+    try:
+        return int(_BYTE_SIZE.validate_python(value)) if isinstance(value, str) else value
+    except ValidationError:
+        raise PydanticCustomError(
+            "bytes", "must be a number of bytes, or a size such as 512MiB, 8GB or 1.5GiB"
+        ) from None
+
+
+def _check_device(device: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        return device
+    raise PydanticCustomError("device", "must be auto, cpu, cuda, or cuda:N with a card's number")
+
+
+Bytes = Annotated[int, BeforeValidator(_read_bytes), Field(ge=1)]
+"""A size: bytes, or a number with a unit. ``KiB`` is 1024 bytes, ``KB`` 1000."""
 
 LogFormat = Literal["text", "json"]
 """``text``: lines to read; ``json``: one document a line, and one line a job."""
@@ -70,7 +92,7 @@ class Settings(BaseSettings):
     model_name: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
     """The name that jobs ask for; by default the name of the file or folder."""
 
-    device: str = "auto"
+    device: Annotated[str, AfterValidator(_check_device)] = "auto"
     """``auto``, ``cpu``, ``cuda`` (a card; for a worker, one without a worker) or ``cuda:N``."""
     processors: str | None = Field(None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")
     """Processors of a worker's threads, such as ``0-7,16``; by default all that it may use.
@@ -94,8 +116,9 @@ class Settings(BaseSettings):
     """Tokens a sequence may hold; by default the model's own context."""
     max_step_tokens: int = Field(DEFAULT_MAX_STEP_TOKENS, ge=1)
     """Token budget of one engine step: the most that a long prompt delays running decodes."""
-    kv_cache_bytes: int | None = Field(None, ge=1)
-    """Bytes for KV blocks; by default enough for ``max_sequences`` full contexts, if they fit."""
+    kv_cache_bytes: Bytes | None = None
+    """Size of the KV blocks, such as ``8GB``; by default enough for ``max_sequences`` full
+    contexts, if they fit."""
     prefix_caching: bool = True
     """Let prompts that begin alike share the KV blocks of their beginning."""
     placement: bool = True

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from llorch_worker.demo_model import CHAT_FILE, CHAT_PACKAGE, STORY_MODEL, demo_model
+from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.misspelt import misspelt
 from llorch_worker.settings import Settings, default_model_name
 
 
@@ -42,6 +44,35 @@ def test_demo_is_the_chat_model_of_a_package_else_the_story_model_and_keeps_its_
     assert Settings(model=chat).served_name == "demo", "in a child, which is given the path"
     (tmp_path / "demo").mkdir()
     assert Settings().model == Path("demo"), "a folder of this name comes first"
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [("1000", 1000), ("8GB", 8 * 10**9), ("512MiB", 512 * 2**20), ("1.5 gib", 3 * 2**29)],
+)
+def test_a_size_may_have_a_unit(written: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLORCH_KV_CACHE_BYTES", written)
+    monkeypatch.setenv("LLORCH_GATEWAY_MAX_FILE_BYTES", written)
+    assert Settings().kv_cache_bytes == GatewaySettings().max_file_bytes == size
+    assert Settings().environment["LLORCH_KV_CACHE_BYTES"] == str(size), "as a child reads it"
+
+
+def test_a_variable_that_nothing_reads_is_named_with_the_nearest_setting() -> None:
+    both = Settings, GatewaySettings
+    known = {
+        f"{kind.model_config['env_prefix']}{n.upper()}" for kind in both for n in kind.model_fields
+    }
+    others = {"LLORCH_TEST_REDIS", "LLORCH_REDIS_SERVICE_HOST", "LLORCH_MODELS_DIR", "PATH"}
+    wrong = {
+        "LLORCH_MAX_SEQUENCE": "LLORCH_MAX_SEQUENCES",
+        "LLORCH_GATEWAY_PROT": "LLORCH_GATEWAY_PORT",
+        "LLORCH_REDIS": "LLORCH_REDIS_URL",
+        "LLORCH_XYZZY": "",
+    }
+    environment = dict.fromkeys((*known, *others, *wrong), "1")
+    assert misspelt(*both, environment=environment) == wrong
+    del wrong["LLORCH_GATEWAY_PROT"]
+    assert misspelt(Settings, environment=environment) == wrong, "a gateway's are its own"
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from llorch_worker.contract.errors import BrokerRefused
+from llorch_worker.contract.errors import InvalidUrl
 
 SENTINEL = "sentinel"
 UNIX = "unix"
@@ -72,12 +72,12 @@ def safe_url(url: str) -> str:
 
 @contextmanager
 def url_errors(url: str) -> Iterator[None]:
-    """Checks ``url``, and turns each ValueError about it into :class:`BrokerRefused`."""
+    """Checks ``url``, and turns each ValueError about it into :class:`InvalidUrl`."""
     try:
         _check(url)
         yield
     except ValueError as error:
-        raise BrokerRefused(
+        raise InvalidUrl(
             f"{safe_url(url)} is not a Redis URL: {str(error).removesuffix('.')}; "
             "set LLORCH_REDIS_URL"
         ) from None

@@ -15,9 +15,16 @@ from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.broker.url import is_cluster, is_followed, is_unix, safe_url
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
-from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable, InvalidLoadOption
+from llorch_worker.contract.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    InvalidLoadOption,
+    InvalidUrl,
+)
 from llorch_worker.contract.installing import install_command
 from llorch_worker.contract.quantities import counted, human_bytes, human_count
+from llorch_worker.gateway.settings import GatewaySettings
+from llorch_worker.misspelt import misspelt
 from llorch_worker.processors import thread_count
 from llorch_worker.settings import Settings
 from llorch_worker.stack import ports
@@ -71,6 +78,13 @@ def _installed(name: str) -> str:
         return f"{name} (checkout, not installed)"
 
 
+def environment() -> Iterator[Check]:
+    """Variables that look like settings and are none."""
+    for name, right in misspelt(Settings, GatewaySettings).items():
+        remedy = f"did you mean {right}?" if right else "remove it"
+        yield Check("settings", "warn", f"{name} is no setting and has no effect", remedy)
+
+
 def redis_server(url: str, *, asked_for: bool) -> Iterator[Check]:
     """Does Redis answer, and does it keep its data?
 
@@ -80,6 +94,8 @@ def redis_server(url: str, *, asked_for: bool) -> Iterator[Check]:
     try:
         with broker_errors(url), connect(url) as client:
             information: dict[str, Any] = dict(client.info())
+    except InvalidUrl:
+        raise  # like any wrong setting, in every command
     except BrokerUnavailable as error:
         yield _no_redis(url, error, asked_for=asked_for)
         return

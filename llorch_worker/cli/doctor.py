@@ -37,6 +37,7 @@ def doctor(
     found: list[Check] = []
     for check in chain(
         checks.packages(starts_redis=not asked_for_redis),
+        checks.environment(),
         checks.redis_server(settings.redis_url, asked_for=asked_for_redis),
         checks.devices(settings),
         checks.model_file(settings),

@@ -11,7 +11,7 @@ from llorch_worker.cli.options import JsonOption, settings_options
 from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import InternalError
-from llorch_worker.contract.command_errors import CommandError, usage_error
+from llorch_worker.contract.command_errors import USAGE, CommandError, usage_error
 from llorch_worker.settings import Settings
 
 BACKLOG = 2048
@@ -38,6 +38,7 @@ def gateway(
     from llorch_worker.gateway.app import create_app
     from llorch_worker.gateway.loopback import is_loopback
     from llorch_worker.gateway.settings import GatewaySettings
+    from llorch_worker.misspelt import warnings
     from llorch_worker.telemetry.logs.setup import configure
 
     given = {"host": host, "port": port}
@@ -51,8 +52,11 @@ def gateway(
             "KEYS_NEEDED",
             f"{own.host} is reachable from elsewhere: set LLORCH_GATEWAY_KEYS to a file of keys, "
             "which `llorch gateway-key` makes",
+            USAGE,
         )
     configure(settings.log_format)
+    for sentence in warnings(Settings, GatewaySettings):
+        logging.getLogger(__name__).warning(sentence)
     logging.getLogger("uvicorn.access").addFilter(_without_query)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_without_message)

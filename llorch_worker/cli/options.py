@@ -61,7 +61,9 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
 
 def _setting_type(name: str) -> Any:
     kind = Settings.model_fields[name].annotation
-    return str if kind is Path or get_origin(kind) is Literal else kind  # Settings validates it
+    # Settings validates it.
+    text = kind is Path or get_origin(kind) is Literal or name.endswith("_bytes")
+    return str if text else kind
 
 
 def _setting_option(name: str) -> Any:
@@ -71,6 +73,8 @@ def _setting_option(name: str) -> Any:
         option = f"{option}/--no-{option.removeprefix('--')}"
     kind = get_origin(field.annotation) or field.annotation
     metavar = "URL" if name == "redis_url" else {Path: "PATH", Literal: "TYPE"}.get(kind)
+    if name.endswith("_bytes"):
+        metavar = "SIZE"
     # typer's own note on the variable, from envvar=, is too wide for 80 columns.
     help = f"{field.description} env var: ``LLORCH_{name.upper()}``"
     return typer.Option(option, metavar=metavar, help=help)

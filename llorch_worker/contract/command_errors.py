@@ -1,6 +1,7 @@
 """Errors of commands: one sentence, one code and one exit code each.
 
-Exit codes: 0 done; 1 failed; 2 the command or the request is invalid; 130 interrupted.
+Exit codes: 0 done; 1 failed; 2 the command, a setting or the request is invalid, so that a restart
+would change nothing; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from llorch_worker.contract.errors import (
     Fault,
     InvalidLoadOption,
     InvalidRequest,
+    InvalidUrl,
     LlorchError,
 )
 from llorch_worker.contract.installing import install_command
@@ -128,6 +130,8 @@ def explain(error: BaseException) -> tuple[ErrorDocument, int] | None:
             name.partition(".")[0]
         ):
             return explain(MissingExtra(extra))
+        case InvalidUrl():
+            return explain(CommandError("INVALID_SETTINGS", str(error), USAGE))
         case BrokerUnavailable():
             document = ErrorDocument(code="REDIS_UNREACHABLE", message=str(error), retriable=True)
             return document, FAILED

@@ -182,3 +182,7 @@ class BrokerUnavailable(Exception):
 
 class BrokerRefused(BrokerUnavailable):
     """The URL is wrong: malformed, or Redis rejects its user, password or database."""
+
+
+class InvalidUrl(BrokerRefused):
+    """The URL is malformed: a wrong setting, which no restart mends."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from llorch_worker.contract import Priority
-from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.contract.command_errors import USAGE, CommandError
 from llorch_worker.gateway.webhook_secret import check_secret, new_secret
 
 logger = logging.getLogger(__name__)
@@ -129,4 +129,5 @@ def _read(path: Path) -> tuple[_Key, ...]:
             )
         else:
             reason = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise CommandError("INVALID_SETTINGS", f"the file of keys {path}: {reason}") from None
+        message = f"the file of keys {path}: {reason}"
+        raise CommandError("INVALID_SETTINGS", message, USAGE) from None

@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from llorch_worker.gateway.webhook_secret import check_secret
+from llorch_worker.settings import Bytes
 
 
 class GatewaySettings(BaseSettings):
@@ -30,10 +31,10 @@ class GatewaySettings(BaseSettings):
     """The file of bearer keys; ``llorch gateway-key`` makes one. Without it, everyone may call."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Origins, comma-separated, whose pages may call the gateway; by default none."""
-    max_body_bytes: int = Field(8 * 2**20, ge=1)
+    max_body_bytes: Bytes = 8 * 2**20
     """The largest body of a request, files excepted."""
-    max_file_bytes: int = Field(512 * 2**20, ge=1)
-    """The largest file."""
+    max_file_bytes: Bytes = 512 * 2**20
+    """The largest file. Sizes are in bytes, or have a unit: ``512MiB``, ``8GB``."""
     body_timeout_s: float = Field(30.0, gt=0)
     """How long a client may send nothing of its body."""
     files: str = str(Path.home() / ".llorch" / "files")

@@ -77,7 +77,6 @@ def test_an_unreachable_redis_is_reported_within_seconds(command: list[str]) -> 
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
-        (("status", "--redis", "localhost:6379"), 1, "must begin with redis://"),
         (("up", "--flower-port", "70000"), 2, "give a number from 1 to 65535"),
         (("up", "--devices", "cuda:0,,cuda:1"), 2, "--devices"),
         (("generate", "x", "-t", "warm"), 2, "--temperature"),
@@ -88,6 +87,36 @@ def test_an_unreachable_redis_is_reported_within_seconds(command: list[str]) -> 
 )
 def test_an_invalid_argument(command: tuple[str, ...], code: int, said: str) -> None:
     assert said in sentence(run(*command), code)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("LLORCH_REDIS_URL", "localhost:6379", "must begin with redis://"),
+        ("LLORCH_REDIS_URL", "redis://h/jobs", "must end with a database number"),
+        ("LLORCH_DEVICE", "gpu", "LLORCH_DEVICE: must be auto, cpu, cuda, or cuda:N"),
+        ("LLORCH_KV_CACHE_BYTES", "8XB", "must be a number of bytes, or a size such as 512MiB"),
+    ],
+)
+def test_a_wrong_setting_ends_every_command_that_reads_it_with_2(
+    setting: str, value: str, said: str
+) -> None:
+    """Supervisors restart what ends with 1."""
+    for command in ("worker", "gateway", "exporter", "status", "doctor", "submit x", "up"):
+        assert said in sentence(run(*command.split(), **{setting: value}), 2), command
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"LLORCH_GATEWAY_HOST": "0.0.0.0"}, "set LLORCH_GATEWAY_KEYS"),
+        ({"LLORCH_GATEWAY_KEYS": "/nowhere/keys"}, "the file of keys /nowhere/keys"),
+        ({"LLORCH_GATEWAY_FILES": "nowhere://files"}, "LLORCH_GATEWAY_FILES"),
+        ({"LLORCH_GATEWAY_MAX_BODY_BYTES": "big"}, "max_body_bytes: must be a number of bytes"),
+    ],
+)
+def test_a_gateways_wrong_setting_ends_it_with_2(setting: dict[str, str], said: str) -> None:
+    assert said in sentence(run("gateway", "--redis", NOBODY, **setting), 2)
 
 
 @pytest.mark.parametrize("command", ["demo", "up"])

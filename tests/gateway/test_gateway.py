@@ -110,3 +110,8 @@ def test_a_defect_is_logged_without_the_text_that_it_quotes(
     assert http.get("/v1/responses/resp_damaged").status_code == 500
     wait_until(lambda: "ValidationError" in gateway.log.read_text())
     assert "Once upon" not in gateway.log.read_text()
+
+
+def test_a_misspelt_setting_is_named_in_the_log(redis_server: RedisServer, tmp_path: Path) -> None:
+    with running_gateway(redis_server.url, tmp_path, prot=1) as gateway:
+        assert "did you mean LLORCH_GATEWAY_PORT?" in gateway.log.read_text()

@@ -133,7 +133,7 @@ def test_nothing_is_read_of_a_body_without_a_key(
 
 def test_beyond_loopback_a_gateway_without_keys_does_not_start() -> None:
     ran = run("gateway", "--host", "0.0.0.0", "--json")
-    assert ran.code != 0
+    assert ran.code == 2
     assert json.loads(ran.out or ran.err)["error"]["code"] == "KEYS_NEEDED"
 
 

@@ -7,7 +7,6 @@ import re
 
 import torch
 
-from llorch_worker.contract import ModelLoadFailed
 from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.devices import DeviceUnavailable, no_such_card, usable_cards
 from llorch_worker.kernels import find_native_kernels, native_absence
@@ -29,7 +28,7 @@ def resolve_device(name: str) -> torch.device:
     ``auto`` is the first CUDA device, or else the CPU. ``cuda`` is never the CPU.
 
     Raises:
-        ModelLoadFailed: the name is unknown.
+        InvalidLoadOption: the name is unknown.
         DeviceUnavailable: the device is absent; the message names the present ones and a remedy.
     """
     if name == "cpu":
@@ -40,7 +39,7 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     match = re.fullmatch(r"auto|cuda(?::(\d+))?", name)
     if match is None:
-        raise ModelLoadFailed(
+        raise InvalidLoadOption(
             f"unknown device {name!r}; allowed: auto, cpu, cuda, cuda:N with a card's number"
         )
     if not torch.cuda.is_available():
@@ -82,7 +81,7 @@ def resolve_dtype(
     ``kernels`` names, it is bfloat16, which leaves quantised matrices quantised.
 
     Raises:
-        ModelLoadFailed: the name is unknown.
+        InvalidLoadOption: the name is unknown.
     """
     if name == "auto":
         if device.type == "cpu" and (
@@ -92,5 +91,5 @@ def resolve_dtype(
             return torch.float32
         return torch.bfloat16
     if name not in DTYPES:
-        raise ModelLoadFailed(f"unknown dtype {name!r}; allowed: auto, {', '.join(DTYPES)}")
+        raise InvalidLoadOption(f"unknown dtype {name!r}; allowed: auto, {', '.join(DTYPES)}")
     return DTYPES[name]

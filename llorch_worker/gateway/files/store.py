@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from fsspec.core import url_to_fs
 
-from llorch_worker.contract.command_errors import CommandError
+from llorch_worker.contract.command_errors import USAGE, CommandError
 from llorch_worker.gateway.errors import HttpError
 
 BLOCK_BYTES = 2**20
@@ -28,7 +28,8 @@ class FileStore:
             # Other gateways write there too.
             self._files, self._root = url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
-            raise CommandError("INVALID_SETTINGS", f"LLORCH_GATEWAY_FILES: {error}") from None
+            message = f"LLORCH_GATEWAY_FILES: {error}"
+            raise CommandError("INVALID_SETTINGS", message, USAGE) from None
 
     @contextmanager
     def writing(self, path: str) -> Iterator[BinaryIO]:

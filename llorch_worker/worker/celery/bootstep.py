@@ -21,8 +21,12 @@ from kombu.utils.imports import symbol_by_name
 
 from llorch_worker.allocator import use_one_arena
 from llorch_worker.contract import LlorchError, printable
+from llorch_worker.contract.command_errors import USAGE
+from llorch_worker.contract.errors import InvalidLoadOption
 from llorch_worker.contract.installing import install_command
+from llorch_worker.misspelt import warnings
 from llorch_worker.processors import bind
+from llorch_worker.settings import Settings
 from llorch_worker.telemetry.traces.tracing import Tracing, is_traced, start_tracing
 from llorch_worker.worker.card.assignment import Assignment, assign_device
 from llorch_worker.worker.celery.follow_ups import FollowUps
@@ -59,7 +63,9 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             worker.app, worker.hostname, worker.named_queues
         )
         if refusal is not None:
-            _give_up(refusal)
+            _give_up(refusal, USAGE)
+        for sentence in warnings(Settings):
+            logger.warning(sentence)
         for handler in logging.getLogger().handlers:
             handler.addFilter(_OneLine())
         self._residency: Residency | None = None
@@ -72,7 +78,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         try:
             self._signs = SignsOfLife(health_file)
         except OSError as error:
-            _give_up(f"cannot write LLORCH_HEALTH_FILE {health_file}: {error.strerror}")
+            _give_up(f"cannot write LLORCH_HEALTH_FILE {health_file}: {error.strerror}", USAGE)
         if worker.app.settings.metrics_port is not None and find_spec("prometheus_client") is None:
             _give_up(
                 f"LLORCH_METRICS_PORT needs prometheus_client: {install_command('metrics')}, "
@@ -84,7 +90,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         signals.worker_ready.connect(self._note_ready)
 
     def start(self, worker: Any) -> None:
-        """Exits with code 1 and one sentence if the model cannot be loaded."""
+        """Exits with one sentence if the model cannot be loaded: with 2 for a wrong setting, else
+        with 1."""
         # Celery's own handler logs the local variables of every frame, including prompts.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         trace_logger.addFilter(_HandBackInOneLine())
@@ -103,7 +110,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
             # torch calls every card cuda:0, so its message does not say which card failed.
             assignment = worker.app.assignment
             card = None if assignment is None else assignment.card
-            _give_up(error.message if card is None else f"on {card.name}: {error.message}")
+            code = USAGE if isinstance(error, InvalidLoadOption) else EX_FAILURE
+            _give_up(error.message if card is None else f"on {card.name}: {error.message}", code)
         except ModuleNotFoundError as error:
             _give_up(f"{error.name} is missing: {install_command('worker')}")
         fault = wrong_card(assignment) or violation(engine, assignment)
@@ -207,7 +215,7 @@ def _bind(listed: str | None) -> None:
     try:
         bind(listed)
     except ValueError as error:
-        _give_up(f"LLORCH_PROCESSORS: {error}")
+        _give_up(f"LLORCH_PROCESSORS: {error}", USAGE)
 
 
 class _HandBackInOneLine(logging.Filter):
@@ -253,9 +261,9 @@ def _progress(
     return progress
 
 
-def _give_up(sentence: str) -> NoReturn:
+def _give_up(sentence: str, exit_code: int = EX_FAILURE) -> NoReturn:
     logger.critical("cannot start: %s", sentence)
-    raise WorkerShutdown(EX_FAILURE)
+    raise WorkerShutdown(exit_code)
 
 
 def _shut_down() -> None:

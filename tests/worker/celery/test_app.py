@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,7 +135,7 @@ def test_a_bad_setting_ends_a_celery_command_with_one_sentence(app: str, command
 
 def test_an_invalid_url_ends_a_celery_command_with_one_sentence() -> None:
     code, out, err = celery("llorch_worker.tasks", "worker", "redis://localhost:1/jobs")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err == (
         "error: redis://localhost:1/jobs is not a Redis URL: it must end with a database number; "
         "set LLORCH_REDIS_URL\n"
@@ -156,3 +157,22 @@ except ValidationError as error:
     print(json.dumps(error.error_count()))
 """
     assert run_python(source, "redis://localhost:1/0", max_sequences=0) == 1
+
+
+def test_a_misspelt_setting_is_named_in_the_workers_log(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    said = "LLORCH_MAX_SEQUENCE is no setting and has no effect; did you mean LLORCH_MAX_SEQUENCES?"
+    options: dict[str, Any] = {"name": "misspelt", "model_name": "toy", "max_sequence": 3}
+    with running_worker(redis_server.url, tmp_path, **options) as worker:
+        wait_until(lambda: said in worker.text())
+
+
+def test_a_celery_worker_with_a_setting_that_cannot_hold_here_ends_with_2(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    worker = WorkerProcess(
+        redis_server.url, tmp_path / "log", model_name="toy", processors="4000-4001"
+    )
+    assert worker.wait_exit() == 2
+    assert "LLORCH_PROCESSORS" in worker.text()
