@@ -9,13 +9,15 @@ from celery import Celery
 
 
 class Monitor(threading.Thread):
-    """Receives every event, as Flower does."""
+    """Receives every event, as Flower does, or those of a ``routing_key`` such as ``task.#``."""
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, routing_key: str = "#") -> None:
         super().__init__(daemon=True)
         self.events: list[dict[str, Any]] = []
         self._connection = app.connection_for_read()
-        self._receiver = app.events.Receiver(self._connection, handlers={"*": self.events.append})
+        self._receiver = app.events.Receiver(
+            self._connection, handlers={"*": self.events.append}, routing_key=routing_key
+        )
         self.listening = threading.Event()
         self._stop_asked = threading.Event()
 

@@ -24,7 +24,6 @@ from kombu import transport as kombu_transports
 from kombu.log import get_logger
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
-from kombu.utils.json import dumps
 from redis.exceptions import RedisError, ResponseError
 
 from llorch_worker.broker import claims, dead_letters, keys, placement, queues, watch
@@ -153,8 +152,6 @@ class ClaimChannel(kombu_redis.Channel):
     """The worker's channel for jobs now. It may not be the one that a job came through."""
     consumes_jobs = False
     """Whether this is the worker's channel for jobs, also while all its queues are cancelled."""
-    heard_by: int | None = None
-    """How many subscribers got the last message of a fanout exchange, such as an event."""
     allowance: Callable[[], int] = staticmethod(lambda: MOST_JOBS_A_CLAIM)
     """The most jobs to claim now. If that is none, whoever sets it calls :meth:`look_again`."""
     place: Callable[[], str] = staticmethod(lambda: "")
@@ -238,14 +235,6 @@ class ClaimChannel(kombu_redis.Channel):
             for each in super().get_table(exchange)
         )
         return [each for each in parts if len(each) == 3]
-
-    def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
-        if options.get("_publish_batch") is not None:
-            super()._put_fanout(exchange, message, routing_key, **options)
-            return
-        topics, document = self._get_publish_topics(exchange, routing_key), dumps(message)
-        with self.conn_or_acquire() as client:
-            self.heard_by = sum(client.publish(topic, document) for topic in topics)
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         if self.connection is None or self.connection.client is None:
@@ -508,11 +497,6 @@ class SentinelClaimTransport(ClaimTransport):
 
 class ClusterClaimChannel(ClaimChannel, ClusterChannel):
     """A channel that claims from the master of the fleet's slot."""
-
-    def _put_fanout(self, *args: Any, **options: Any) -> None:
-        super()._put_fanout(*args, **options)
-        # A node counts its own subscribers only, and Flower may be at the last master.
-        self.heard_by = None
 
 
 class ClusterClaimTransport(ClaimTransport):

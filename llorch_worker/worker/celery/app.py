@@ -22,7 +22,6 @@ from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.celery import control
 from llorch_worker.worker.celery.bootstep import ResidencyStep
 from llorch_worker.worker.celery.config import task_queues, worker_config
-from llorch_worker.worker.celery.events import HeardEvents
 from llorch_worker.worker.celery.task import JobTask, register
 from llorch_worker.worker.residency import Residency
 
@@ -35,7 +34,6 @@ class LlorchApp(Celery):  # type: ignore[misc]
     """A Celery app that knows its settings and, in a worker, the resident model."""
 
     task_cls = JobTask
-    events_cls = HeardEvents
     settings: Settings
     residency: Residency | None = None
     """Set by the worker's bootstep."""

@@ -29,8 +29,6 @@ def install() -> None:
     control.Panel.data |= {
         "add_consumer": _of_own_queue(control.add_consumer),
         "cancel_consumer": _of_own_queue(control.cancel_consumer),
-        "enable_events": _to_a_listener(control.enable_events),
-        "heartbeat": _to_a_listener(control.heartbeat),
         "rate_limit": _rate_limit,
         "stats": _stats,
         "time_limit": _refusal(NO_TIME_LIMITS),
@@ -47,17 +45,6 @@ def _of_own_queue(command: Callable[..., Reply]) -> Callable[..., Reply]:
     def run(state: Any, queue: object, **options: Any) -> Reply:
         reason = foreign_queue(state.app, state.hostname, [queue])
         return command(state, queue, **options) if reason is None else _refused(reason)
-
-    return run
-
-
-def _to_a_listener(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``command``, which Flower and ``celery events`` send when they begin to listen."""
-
-    def run(state: Any, **options: Any) -> Any:
-        if state.consumer.event_dispatcher is not None:
-            state.consumer.event_dispatcher.end_silence()
-        return command(state, **options)
 
     return run
 
