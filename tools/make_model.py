@@ -203,7 +203,7 @@ def write_model(
         writer.write_ti_data_to_file()
         for number, tensor in enumerate(table):
             if values is not None:
-                data = _quantised(values(tensor), tensor.kind)
+                data = _quantised(tensor, values(tensor))
             else:
                 data = _data(tensor, np.random.default_rng([seed, number]))
             writer.write_tensor_data(data)
@@ -223,14 +223,15 @@ def _data(tensor: Tensor, random: np.random.Generator) -> npt.NDArray[Any]:
         return random_blocks.random_blocks(tensor.kind).rows(random, (rows, columns), tensor.spread)
     values = random.standard_normal((rows, columns), dtype=np.float32)
     values *= tensor.spread
-    return _quantised(values, tensor.kind)
+    return _quantised(tensor, values)
 
 
-def _quantised(values: npt.NDArray[np.float32], kind: BlockType) -> npt.NDArray[Any]:
+def _quantised(tensor: Tensor, values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
     try:
-        return gguf.quantize(values, kind)
+        return gguf.quantize(values, tensor.kind)
     except NotImplementedError as error:
-        raise CannotWrite(f"gguf does not quantise weights to {kind.name.lower()}") from error
+        kind = tensor.kind.name.lower()
+        raise CannotWrite(f"{tensor.name}: gguf does not quantise weights to {kind}") from error
 
 
 def shape_of(path: Path) -> Shape:

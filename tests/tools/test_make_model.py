@@ -14,7 +14,9 @@ import torch
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 
-TOOL = Path(__file__).parents[2] / "tools" / "make_model.py"
+REPOSITORY = Path(__file__).parents[2]
+TOOL = REPOSITORY / "tools" / "make_model.py"
+DEMO = str(REPOSITORY / "llorch_worker" / "assets" / "demo.gguf")
 MADE = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q6_k")
 
 
@@ -111,10 +113,15 @@ def test_a_vocabulary_is_copied_from_a_file_of_the_same_size(
     [
         (["--type", "iq1_m"], "iq1_m cannot be written: gguf does not quantise to it"),
         (["--type", "q9"], "unknown block type q9; allowed: f32"),
+        (
+            ["--weights", DEMO, "--output-type", "iq4_nl"],
+            "output.weight: gguf does not quantise weights to iq4_nl",
+        ),
+        (["--weights", TOOL], f"{TOOL} cannot be read as GGUF"),
     ],
 )
 def test_a_type_that_cannot_be_written_is_refused_with_the_reason(
-    tmp_path: Path, arguments: list[str], reason: str
+    tmp_path: Path, arguments: list[str | Path], reason: str
 ) -> None:
     refused = make("--shape", "tiny", "--out", tmp_path / "x.gguf", *arguments)
     assert refused.returncode == 1
