@@ -1,7 +1,6 @@
 """Vocabularies of tokenizer.model and of GGUF's kind "llama", through the `sentencepiece` library.
 
-The library releases the GIL while it encodes, and its time is linear in the length of the text:
-``python benches/bench_text.py MODEL``.
+The library releases the GIL while it encodes, and its time is linear in the length of the text.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from tests.services import REPOSITORY
 
 COMPONENTS = REPOSITORY / "benches/components"
 SMALL = (
-    "bfloat16-8] or tiny-1-modules or tiny-8-flat or warm-128-unified or greedy-peaked "
-    "or warm-8] or native-1] or native-1-128] or prefill[native-16 or torch-1]"
+    "bfloat16-8] or greedy-peaked or warm-8] or native-1] or native-1-128] or prefill[native-16 "
+    "or torch-1]"
 )
 
 

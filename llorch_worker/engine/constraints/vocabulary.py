@@ -14,8 +14,8 @@ _SPECIAL = b"\xff"
 """llguidance's mark of a token that is not text. UTF-8 never has this byte."""
 _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,30}']
 """Tokens that a grammar mostly allows all or not at all: text inside a JSON string. llguidance has
-two tries of the vocabulary for each slice. Its other three slices make masks hardly faster
-(``python -m benches.bench_masks``) and take 10 MiB for 32,000 tokens."""
+two tries of the vocabulary for each slice. Its other three slices make masks hardly faster and take
+10 MiB for 32,000 tokens."""
 
 
 class ConstraintVocabulary:

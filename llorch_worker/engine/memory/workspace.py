@@ -21,8 +21,7 @@ rounded up."""
 SCORED_LOGITS_BYTES: Final = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
 """The most float32 logits that exist at once while prompts are scored. Their log softmax takes as
 much again, and the output matrix's product before it is widened at most that too. A card reads the
-whole output matrix for each piece, so its pieces are larger; on the CPU that gains nothing (see
-``python -m benches.prompt_logprobs``)."""
+whole output matrix for each piece, so its pieces are larger; on the CPU that gains nothing."""
 
 
 def workspace_bytes(

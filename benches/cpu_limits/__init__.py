@@ -1,1 +1,0 @@
-"""The processor's limits: multiply-adds in registers, and reading of memory."""

@@ -1,1 +1,0 @@
-"""The growth of cost with the queue and with the context."""
