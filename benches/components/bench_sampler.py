@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from benches.components.sizes import VOCAB, randoms
-from llorch_worker.bench.instruments.no_op_engine import made_up_tokenizer
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine.choice_text import ChoiceText
 from llorch_worker.engine.sampling.sampler import Sampler
 from llorch_worker.engine.sampling.uniforms import uniforms
 from llorch_worker.engine.sequence import Sequence
+from tests.text.made_up import made_up_tokenizer
 
 ROWS = 16
 ROUNDS = 30

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
+from benches.command import main
 from benches.peers.contestants.roster import PEERS
-from benches.peers.lengths import Lengths
+from llorch_worker.cli.bench import parameters
 from llorch_worker.cli.bench.output import print_figures
 from llorch_worker.cli.bench.parameters import PassesOption, SeedOption, parse_numbers
-from llorch_worker.cli.options import JsonOption, given_options, settings_options
-from llorch_worker.cli.terminal import extras
-from llorch_worker.cli.terminal.command_line import command_line, run
+from llorch_worker.cli.options import JsonOption, settings_options
+from llorch_worker.cli.terminal.interrupts import terminable
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import INTERRUPTED, usage_error
 from llorch_worker.settings import Dtype, Settings
@@ -25,7 +25,6 @@ DEFAULT_PEERS = "llama.cpp,transformers,transformers-cb,llama-server"
 
 @settings_options("model", "kv_dtype")
 def peers(
-    context: typer.Context,
     settings: Settings,
     names: Annotated[
         str,
@@ -83,52 +82,38 @@ def peers(
 
     Each runs in its own process, with the same file, prompts and threads. Peers run one at a time;
     passes alternate. stock-celery runs one job at a time and takes long, so it runs only if you
-    name it. Peers that are not installed or do not fit are skipped with the reason. Lengths that
-    you do not give are lowered to fit the model's context. Each pass is printed as it ends. An
-    interrupt still prints the table, of what was measured.
+    name it. Peers that are not installed or do not fit are skipped with the reason. Each pass
+    is printed as it ends. An interrupt still prints the table, of what was measured.
     """
     screen = Screen(as_json=as_json)
     batches = parse_numbers("--batch", batch, MOST_SEQUENCES)
-    wished = Lengths(
-        prefill,
+    bounds = (
         _bounds("--job-prompt-tokens", job_prompt_tokens),
         _bounds("--job-new-tokens", job_new_tokens),
     )
     chosen = _chosen(names)
     settings = settings.model_copy(update={"device": "cpu", "dtype": dtype})
-    extras.require("worker")
     import torch
 
-    from benches.peers.measures import Plan, measure_peers
-    from llorch_worker.bench.instruments.loaded_engine import own_context
-    from llorch_worker.bench.jobs.mixed_load import MixedLoad
-    from llorch_worker.cli.terminal.interrupts import terminable
+    from benches.peers.measures import Wanted, measure_peers
+    from llorch_worker.bench.load import Load
 
     torch.set_num_threads(threads)
-    context_tokens = own_context(settings)
-    lengths = wished.fitted(context_tokens, given_options(context))
-    if changes := lengths.changes(wished):
-        screen.note(f"{' '.join(changes)}, to fit the model's context of {context_tokens}")
-    plan = Plan(
-        settings=settings,
+    wanted = Wanted(
         peers=chosen,
         batches=batches,
-        prefill_tokens=lengths.prefill,
+        prefill_tokens=prefill,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
-        jobs=MixedLoad(jobs, lengths.job_prompt_tokens, lengths.job_new_tokens, seed),
+        jobs=Load(jobs, *bounds, seed),
         slots=slots,
-        passes=passes,
         threads=threads,
         llama_server=llama_server,
         venvs=venvs,
     )
+    plan = parameters.plan(screen, settings, passes, threads)
     with terminable():
-        figures = measure_peers(
-            plan,
-            now=lambda what: screen.note(f"measuring {what}"),
-            measured=lambda line: None if as_json else screen.line(line),
-        )
+        figures = measure_peers(plan, wanted, lambda line: None if as_json else screen.line(line))
     print_figures(screen, figures)
     if figures.interrupted:
         raise SystemExit(INTERRUPTED)
@@ -150,6 +135,4 @@ def _bounds(option: str, text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    app = command_line()
-    app.command()(peers)
-    raise SystemExit(run(app, "python -m benches.peers"))
+    main(peers, "peers")

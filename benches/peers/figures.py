@@ -9,39 +9,50 @@ from typing import Literal, Self
 
 from rich.console import RenderableType
 
-from benches.peers.contestants.contestant import BatchKind, Memory
+from benches.peers.contestants.contestant import BatchKind, Memory, Rate
 from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.bench.instruments.provenance import Figures, Frozen
+from llorch_worker.bench.jobs.client_load import Throughput
 from llorch_worker.bench.tables import remark, table, title
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.settings import KvDtype
 
 WIDE_SPREAD = 0.25
 WIDE_MARK = "*"
+Kind = BatchKind | Literal["jobs"]
 
 
 class Side(Frozen):
-    """The figures of one side, ours or the peer's."""
+    """The figures of one side, ours or the peer's: medians over the passes."""
 
     tokens_per_s: float
-    """Median over the passes."""
+    """Of jobs: only generated tokens count."""
     spread: float | None
     """Largest minus smallest of the passes, as a share of the median; None for one pass."""
+    jobs_per_s: float | None = None
     note: str = ""
 
     @classmethod
-    def of(cls, tokens_per_s: Sequence[float], note: str = "") -> Self:
-        """``tokens_per_s`` of each pass."""
-        return cls(tokens_per_s=median(tokens_per_s), spread=spread_of(tokens_per_s), note=note)
+    def of(cls, passes: Sequence[Rate | Throughput]) -> Self:
+        tokens_per_s = [each.tokens_per_s for each in passes]
+        jobs_per_s = [each.jobs_per_s for each in passes if isinstance(each, Throughput)]
+        return cls(
+            tokens_per_s=median(tokens_per_s),
+            spread=spread_of(tokens_per_s),
+            jobs_per_s=median(jobs_per_s) if jobs_per_s else None,
+            note=passes[0].note if isinstance(passes[0], Rate) else "",
+        )
 
 
-class BatchRow(Frozen):
-    """A prefill, or the decoding of this many sequences."""
+class Row(Frozen):
+    """A prefill, the decoding of this many sequences, or jobs of mixed lengths at once."""
 
-    kind: BatchKind
+    kind: Kind
     peer: str
-    sequences: int
-    prompt_tokens: int
+    count: int
+    """Sequences, or jobs."""
+    prompt_tokens: int | None
+    """Of each sequence; None for jobs."""
     passes: int
     """Those that both sides finished."""
     ours: Side
@@ -49,19 +60,17 @@ class BatchRow(Frozen):
     ratio: float
     """Our tokens per second divided by the peer's: median over the pairs of passes."""
 
+    @property
+    def what(self) -> str:
+        if self.kind == "jobs":
+            return counted(self.count, "job")
+        return (
+            f"prefill {self.prompt_tokens}" if self.kind == "prefill" else f"decode x{self.count}"
+        )
 
-class JobsRow(Frozen):
-    """Jobs of mixed lengths, all submitted at once; only generated tokens count."""
-
-    kind: Literal["jobs"] = "jobs"
-    peer: str
-    jobs: int
-    passes: int
-    ours: Side
-    theirs: Side
-    our_jobs_per_s: float
-    their_jobs_per_s: float
-    ratio: float
+    @property
+    def is_wide(self) -> bool:
+        return max(self.ours.spread or 0, self.theirs.spread or 0) > WIDE_SPREAD
 
 
 class Skipped(Frozen):
@@ -93,7 +102,7 @@ class PeersFigures(Figures):
     """The settings of each peer."""
     memory: dict[str, Memory]
     """Of each process that ran prefills and decodes, after its last pass."""
-    rows: tuple[BatchRow | JobsRow | Skipped, ...]
+    rows: tuple[Row | Skipped, ...]
     interrupted: bool
     """Rows are missing."""
 
@@ -110,36 +119,28 @@ class PeersFigures(Figures):
             f"  tokens/s, {passes}; decodes of {self.new_tokens} steps after "
             f"{counted(self.prompt_tokens, 'token')}\n"
         )
-        measured = [row for row in self.rows if row.kind != "skipped"]
+        measured = [row for row in self.rows if isinstance(row, Row)]
         if measured:
             rows = [
                 (
-                    _what(row),
-                    row.peer,
+                    *(row.what, row.peer),
                     # The line above has the others' number.
                     row.passes if row.passes != self.passes else None,
-                    _rate(row.ours),
-                    _rate(row.theirs),
+                    *(_rate(row.ours), _rate(row.theirs)),
                     # A place for the mark on every line keeps the figures in their column.
-                    f"{row.ratio:.2f}{WIDE_MARK if _is_wide(row) else ' '}",
+                    f"{row.ratio:.2f}{WIDE_MARK if row.is_wide else ' '}",
                 )
                 for row in measured
             ]
             titles = ("", "peer", "passes", "llorch", "peer's", "llorch/peer")
             yield table([(each, "") for each in titles], rows, words=2)
-        if any(map(_is_wide, measured)):
+        if any(row.is_wide for row in measured):
             yield f"{WIDE_MARK} passes spread by more than {WIDE_SPREAD:.0%}: a rough ratio"
         for row in self.rows:
-            if row.kind == "skipped":
+            if isinstance(row, Skipped):
                 yield remark(f"{row.peer}, {row.what}: skipped: {row.reason}")
         if self.interrupted:
             yield remark("interrupted: passes or rows are missing")
-
-
-def _what(row: BatchRow | JobsRow) -> str:
-    if row.kind == "jobs":
-        return counted(row.jobs, "job")
-    return f"prefill {row.prompt_tokens}" if row.kind == "prefill" else f"decode x{row.sequences}"
 
 
 def _memory(memory: Memory | None) -> str:
@@ -152,7 +153,3 @@ def _memory(memory: Memory | None) -> str:
 def _rate(side: Side) -> str:
     spread = "" if side.spread is None else f" ({side.spread:.0%})"
     return f"{side.tokens_per_s:,.1f}{spread}"
-
-
-def _is_wide(row: BatchRow | JobsRow) -> bool:
-    return max(row.ours.spread or 0, row.theirs.spread or 0) > WIDE_SPREAD

@@ -24,8 +24,9 @@ from llorch_worker.bench.instruments.percentiles import percentiles_ms, spread_o
 from llorch_worker.bench.instruments.processor_time import ProcessorTime
 from llorch_worker.bench.instruments.provenance import provenance
 from llorch_worker.bench.jobs.client_load import QueuedPass, Throughput, engine_s, run_queued
-from llorch_worker.bench.jobs.mixed_load import MixedLoad
 from llorch_worker.bench.jobs.sandbox import Sandbox
+from llorch_worker.bench.load import Load
+from llorch_worker.bench.plan import Plan
 from llorch_worker.bench.queue_figures import LoadRow, QueueFigures, SingleJobs, Way
 from llorch_worker.client import Client
 from llorch_worker.contract import GenerationRequest, GenerationResult
@@ -41,32 +42,18 @@ SINGLE_NEW_TOKENS = 8
 """Tokens of the jobs that are timed one at a time."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The loads to measure."""
-
-    settings: Settings
-    load: MixedLoad
-    """Runs once for each of ``jobs``."""
-    jobs: tuple[int, ...]
-    single_jobs: int
-    passes: int
-    threads: int | None
-
-
 def measure_queue(
-    plan: Plan, sandbox: Sandbox, progress: Callable[[int, int], None], now: Callable[[str], None]
+    plan: Plan, load: Load, jobs: Sequence[int], single_jobs: int, sandbox: Sandbox
 ) -> QueueFigures:
-    """Load the model here and in a worker, and run all passes; the two ways alternate.
-
-    ``progress`` receives the progress of the load here in bytes; ``now`` the name of each phase.
+    """Load the model here and in a worker, and run ``load`` once for each number of ``jobs``; the
+    two ways alternate.
 
     Raises:
         CommandError: the load is longer than the model's context, memory does not hold the model
             twice, or the worker does not start.
     """
-    settings = checked_settings(plan)
-    now("the worker's load")
+    settings = checked_settings(plan.settings, load)
+    plan.now("the worker's load")
     worker = sandbox.worker_of(settings, plan.threads)
     sandbox.start_worker(worker, lambda pid: worker_hostname(settings, pid))
     with (
@@ -74,45 +61,45 @@ def measure_queue(
             settings.model,
             model_name=settings.served_name,
             num_threads=plan.threads,
-            progress=progress,
+            progress=plan.progress,
             **settings.engine_options,
         ) as engine,
         Client(sandbox.redis_url, model=settings.served_name) as client,
     ):
-        origin = provenance(device=engine.stats().device, seed=plan.load.seed)
-        passes = _Passes(engine, client, plan.load.seed)
-        now("the warm-up")
-        passes.both_ways(replace(plan.load, jobs=settings.max_sequences, new_tokens=(2, 2)), 1)
-        now(f"{plan.single_jobs} jobs, one at a time")
-        single = passes.single_jobs(plan.single_jobs)
+        origin = provenance(device=engine.stats().device, seed=load.seed)
+        passes = _Passes(engine, client, load.seed)
+        plan.now("the warm-up")
+        passes.both_ways(replace(load, jobs=settings.max_sequences, new_tokens=(2, 2)), 1)
+        plan.now(f"{single_jobs} jobs, one at a time")
+        single = passes.single_jobs(single_jobs)
         rows = []
-        for jobs in plan.jobs:
-            now(counted(jobs, "job"))
-            rows.append(_row(jobs, passes.both_ways(replace(plan.load, jobs=jobs), plan.passes)))
+        for number in jobs:
+            plan.now(counted(number, "job"))
+            pairs = passes.both_ways(replace(load, jobs=number), plan.passes)
+            rows.append(_row(number, pairs))
         return QueueFigures(
             provenance=origin,
             model=settings.model,
             dtype=engine.stats().dtype,
             concurrency=settings.max_sequences,
-            prompt_tokens=plan.load.prompt_tokens,
-            new_tokens=plan.load.new_tokens,
+            prompt_tokens=load.prompt_tokens,
+            new_tokens=load.new_tokens,
             passes=plan.passes,
             rows=tuple(rows),
             single=single,
         )
 
 
-def checked_settings(plan: Plan) -> Settings:
-    """The settings for the load; raises if the model or memory does not allow it."""
-    longest = plan.load.longest_tokens
-    own = own_context(plan.settings)
+def checked_settings(settings: Settings, load: Load) -> Settings:
+    """The settings for ``load``; raises if the model or memory does not allow it."""
+    longest, own = load.longest_tokens, own_context(settings)
     if longest > own:
         raise usage_error(
             f"jobs of up to {longest} tokens exceed the model's context of {own} tokens; lower "
             "--prompt-tokens or --new-tokens"
         )
     context = max(longest, SINGLE_PROMPT_TOKENS + SINGLE_NEW_TOKENS)
-    settings = plan.settings.model_copy(update={"max_context": min(own, context)})
+    settings = settings.model_copy(update={"max_context": min(own, context)})
     memory = plan_load(settings.model, **settings.engine_options)
     if memory.misfit or 2 * memory.total_bytes > memory.free_bytes:
         raise CommandError(
@@ -143,19 +130,19 @@ class _Passes:
         # Each pass has its own prompts, because both engines cache prefixes.
         self._seeds = count(seed)
 
-    def both_ways(self, load: MixedLoad, passes: int) -> list[tuple[Throughput, _Queued]]:
+    def both_ways(self, load: Load, passes: int) -> list[tuple[Throughput, _Queued]]:
         """Passes straight and through the queue, alternately."""
         works = (self._requests(load) for _ in range(passes))
         return list(alternate(self._straight, self._queued, works))
 
     def single_jobs(self, jobs: int) -> SingleJobs:
         """``jobs`` short jobs each way, one at a time."""
-        lengths = (SINGLE_PROMPT_TOKENS,) * 2, (SINGLE_NEW_TOKENS,) * 2
+        load = Load.alike(jobs + 1, SINGLE_PROMPT_TOKENS, SINGLE_NEW_TOKENS, seed=0)
         pairs = list(
             alternate(
                 lambda request: _outside_s(self._engine.submit, request),
                 lambda request: _outside_s(self._client.submit, request),
-                self._requests(MixedLoad(jobs + 1, *lengths, seed=0)),
+                self._requests(load),
             )
         )[1:]  # the first pair warms up
         straight = percentiles_ms([each for each, _ in pairs])
@@ -167,7 +154,7 @@ class _Passes:
             added_p95_ms=queued.p95 - straight.p95,
         )
 
-    def _requests(self, load: MixedLoad) -> list[GenerationRequest]:
+    def _requests(self, load: Load) -> list[GenerationRequest]:
         return replace(load, seed=next(self._seeds)).requests(self._engine.config.vocab_size)
 
     def _straight(self, requests: list[GenerationRequest]) -> Throughput:

@@ -48,69 +48,19 @@ class SingleJobs(Frozen):
     added_p95_ms: float
 
 
-class Rates(Frozen):
-    """Jobs a second, medians over the passes."""
-
-    sent_per_s: float
-    """Jobs a second sent by one producer."""
-    run_per_s: float
-    """Jobs a second run by one worker, from a full queue to the last stored result."""
-    spread: float | None
-    """Largest minus smallest ``run_per_s``, as a share of the median; None for one pass."""
-
-
-class NoOpFigures(Frozen):
-    """Jobs that do nothing: one worker each on the same Redis, with as many threads."""
-
-    jobs: int
-    concurrency: int
-    ours: Rates
-    stock: Rates
-    ratio: float
-    """Our jobs a second as a multiple of stock Celery's."""
-    ours_alone_ms: Percentiles
-    stock_alone_ms: Percentiles
-    """From a job's submission to its result at the producer, one job at a time."""
-
-    def parts(self) -> Iterator[RenderableType]:
-        yield title(f"{counted(self.jobs, 'job')} doing nothing, {self.concurrency} at once")
-        yield table(
-            [
-                *(("", ""), ("sent, jobs/s", ",.0f"), ("run, jobs/s", ",.0f"), ("spread", ".1%")),
-                *(("alone p50, ms", ".2f"), ("p95, ms", ".2f")),
-            ],
-            [
-                (name, rates.sent_per_s, rates.run_per_s, rates.spread, alone.p50, alone.p95)
-                for name, rates, alone in (
-                    ("llorch", self.ours, self.ours_alone_ms),
-                    ("stock Celery", self.stock, self.stock_alone_ms),
-                )
-            ],
-        )
-        yield (
-            f"\nllorch runs {self.ratio:.2f} times as many jobs a second\n"
-            "alone: one job at a time, from submission to result, "
-            f"{counted(self.ours_alone_ms.samples, 'job')} each"
-        )
-
-
 class QueueFigures(Figures):
-    """The document of ``llorch bench queue --json``; with --no-op, ``no_op`` alone is measured."""
+    """The document of ``llorch bench queue --json``."""
 
-    model: Path | None = None
-    dtype: str | None = None
+    model: Path
+    dtype: str
     concurrency: int
     prompt_tokens: tuple[int, int]
     new_tokens: tuple[int, int]
     passes: int
-    rows: tuple[LoadRow, ...] = ()
-    single: SingleJobs | None = None
-    no_op: NoOpFigures | None = None
+    rows: tuple[LoadRow, ...]
+    single: SingleJobs
 
     def parts(self) -> Iterator[RenderableType]:
-        if self.no_op is not None:
-            yield from self.no_op.parts()
-            return
         yield title(f"{self.model} as {self.dtype}, straight and through Redis")
         prompts, new = self.prompt_tokens, self.new_tokens
         yield (
@@ -136,8 +86,7 @@ class QueueFigures(Figures):
         )
         yield "  share: tokens that arrive through Redis, of the engine's; at least 97% is expected"
         yield "  CPU: what the queue uses of all processors' time, without the model's threads"
-        if (single := self.single) is None:
-            return
+        single = self.single
         yield ""
         yield table(
             [("one job at a time", ""), ("p50, ms", ".2f"), ("p95", ".2f")],

@@ -1,24 +1,22 @@
-"""``llorch bench startup``: a load compared with the reads and writes that it consists of."""
+"""``llorch bench startup``: a load beside the reading of its file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
 import torch
 from rich.console import RenderableType
 
-from llorch_worker.bench.instruments.disk import bytes_from_disk, drop_cached, read_s
-from llorch_worker.bench.instruments.fresh_load import FreshLoad, load_afresh, write_afresh
+from llorch_worker.bench.instruments.fresh_load import FreshLoad, drop_cached, load_afresh, read_s
 from llorch_worker.bench.instruments.percentiles import spread_of
 from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
+from llorch_worker.bench.plan import Plan
 from llorch_worker.bench.tables import median_of, remark, table, title
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.contract.quantities import counted, human_bytes
 from llorch_worker.engine.memory.load_plan import plan_load
-from llorch_worker.settings import Settings
 from llorch_worker.weights.contents import file_bytes
 
 FROM_DISK = 0.9
@@ -51,13 +49,11 @@ class StartupFigures(Figures):
     """Held by weights and tables, and on a card by KV blocks."""
     read: Span
     """Reading all files with one thread."""
-    write: Span | None
-    """Writing once to each byte of as much new memory as the model holds; None on a card."""
     ready: Span
     """From the file to the first token."""
     first_token_s: float
     ratio: float
-    """``ready`` as a multiple of read plus write: median over the passes."""
+    """``ready`` as a multiple of ``read``: median over the passes."""
     resident_bytes: int | None
     """Resident memory of the process that loaded; None on a card, which holds the model itself."""
     foretold_bytes: int
@@ -68,21 +64,18 @@ class StartupFigures(Figures):
         yield title(f"{self.model} as {self.dtype} on {self.device}")
         yield (
             f"  {counted(self.max_sequences, 'sequence')} of up to {self.max_context:,} "
-            f"tokens; {median_of(self.passes)}; reads, writes and loads alternate\n"
+            f"tokens; {median_of(self.passes)}; reads and loads alternate\n"
         )
-        spans = [("read the file, one thread", human_bytes(self.file_bytes), self.read)]
-        yardstick = "the read takes"
-        if self.write is not None:
-            held = human_bytes(self.held_bytes)
-            spans.append(("write once what the load writes", held, self.write))
-            yardstick = "read and write take together"
-        spans.append(("load and first token", "", self.ready))
+        spans = (
+            ("read the file", self.file_bytes, self.read),
+            ("load and first token", self.held_bytes, self.ready),
+        )
         yield table(
             [("", ""), ("bytes", ""), ("s", ".3g"), ("spread", ".0%")],
-            [(label, size, span.median_s, span.spread) for label, size, span in spans],
+            [(label, human_bytes(size), each.median_s, each.spread) for label, size, each in spans],
         )
         yield (
-            f"\nready in {self.ratio:.2f} times what {yardstick}; the first token is "
+            f"\nready in {self.ratio:.2f} times what the read takes; the first token is "
             f"{self.first_token_s:.2g} s of the load"
         )
         if self.resident_bytes is not None:
@@ -94,101 +87,68 @@ class StartupFigures(Figures):
         yield from map(remark, self.notes)
 
 
-@dataclass(frozen=True)
-class _Pass:
-    read_s: float
-    write_s: float
-    load: FreshLoad
-    from_disk: float | None
-    """Share of the file that came from a disk; None if the system does not report it."""
-
-    @property
-    def ready_s(self) -> float:
-        return self.load.load_s + self.load.first_token_s
-
-
-def measure_startup(
-    settings: Settings, passes: int, threads: int | None, now: Callable[[str], None]
-) -> StartupFigures:
-    """Run passes of a read, a write and a load, after one load that compiles the kernels.
+def measure_startup(plan: Plan) -> StartupFigures:
+    """Run passes of a read and a load, after one load that compiles the kernels.
 
     Raises:
         CommandError: the system cannot drop a file from its page cache, the model does not fit
             with these settings, or a load failed.
         ModelLoadFailed: as ``plan_load`` does.
     """
-    plan = plan_load(settings.model, **settings.engine_options)
-    if plan.misfit:
+    settings = plan.settings
+    fitting = plan_load(settings.model, **settings.engine_options)
+    if fitting.misfit:
         raise CommandError(
             "OUT_OF_MEMORY",
-            f"{settings.model} does not fit on {plan.device} with these settings; "
+            f"{settings.model} does not fit on {fitting.device} with these settings; "
             "llorch inspect shows what it needs and what is free",
         )
-    files = plan.checkpoint.files
-    size = file_bytes(plan.checkpoint)
+    files = fitting.checkpoint.files
     drop_cached(files)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    on_card = plan.device.type == "cuda"
-    origin = provenance(device=str(plan.device), seed=0)
-    now("a first load, which does not count")
-    first = load_afresh(settings, threads)
-    # On a card, new memory costs nothing.
-    written_bytes = 0 if on_card else first.held_bytes
-    done: list[_Pass] = []
-    for number in range(passes):
-        now(f"pass {number + 1} of {passes}")
-        done.append(_pass(settings, files, size, written_bytes, threads))
+    if plan.threads is not None:
+        torch.set_num_threads(plan.threads)
+    origin = provenance(device=str(fitting.device), seed=0)
+    plan.now("a first load, which does not count")
+    load_afresh(settings, plan.threads)
+    reads_s: list[float] = []
+    loads: list[FreshLoad] = []
+    for number in range(plan.passes):
+        plan.now(f"pass {number + 1} of {plan.passes}")
+        drop_cached(files)
+        reads_s.append(read_s(files))
+        drop_cached(files)
+        loads.append(load_afresh(settings, plan.threads))
+    size, last = file_bytes(fitting.checkpoint), loads[-1]
     return StartupFigures(
         provenance=origin,
         model=settings.model,
-        device=first.device,
-        dtype=first.dtype,
-        max_sequences=plan.max_sequences,
-        max_context=plan.shape.max_context,
-        passes=passes,
+        device=last.device,
+        dtype=last.dtype,
+        max_sequences=fitting.max_sequences,
+        max_context=fitting.shape.max_context,
+        passes=plan.passes,
         file_bytes=size,
-        held_bytes=first.held_bytes,
-        read=Span.of([each.read_s for each in done]),
-        write=None if on_card else Span.of([each.write_s for each in done]),
-        ready=Span.of([each.ready_s for each in done]),
-        first_token_s=median(each.load.first_token_s for each in done),
-        ratio=median(each.ready_s / (each.read_s + each.write_s) for each in done),
+        held_bytes=last.held_bytes,
+        read=Span.of(reads_s),
+        ready=Span.of([load.ready_s for load in loads]),
+        first_token_s=median(load.first_token_s for load in loads),
+        ratio=median(load.ready_s / s for load, s in zip(loads, reads_s, strict=True)),
         resident_bytes=None
-        if on_card
-        else round(median(each.load.resident_bytes for each in done)),
-        foretold_bytes=first.foretold_bytes,
-        notes=from_disk_notes([each.from_disk for each in done if each.from_disk is not None]),
+        if fitting.device.type == "cuda"
+        else round(median(load.resident_bytes for load in loads)),
+        foretold_bytes=last.foretold_bytes,
+        notes=from_disk_notes(size, [load.from_disk_bytes for load in loads]),
     )
 
 
-def _pass(
-    settings: Settings,
-    files: Sequence[Path],
-    file_bytes: int,
-    written_bytes: int,
-    threads: int | None,
-) -> _Pass:
-    drop_cached(files)
-    before = bytes_from_disk()
-    reading_s = read_s(files)
-    after = bytes_from_disk()
-    drop_cached(files)
-    writing_s = write_afresh(written_bytes, threads) if written_bytes else 0.0
-    load = load_afresh(settings, threads)
-    from_disk = None
-    if before is not None and after is not None and load.from_disk_bytes is not None:
-        from_disk = min(after - before, load.from_disk_bytes) / file_bytes
-    return _Pass(reading_s, writing_s, load, from_disk)
-
-
-def from_disk_notes(shares_from_disk: Sequence[float]) -> tuple[str, ...]:
-    """Notes if files may not have come from a disk; takes one share for each pass."""
-    if not shares_from_disk:
+def from_disk_notes(file_bytes: int, from_disk_bytes: Sequence[int | None]) -> tuple[str, ...]:
+    """Notes if files may not have come from a disk; takes the bytes of each pass."""
+    known = [each / file_bytes for each in from_disk_bytes if each is not None]
+    if not known:
         return ("this system does not report how much of the file came from a disk",)
-    if min(shares_from_disk) >= FROM_DISK:
+    if min(known) >= FROM_DISK:
         return ()
     return (
-        f"in one pass only {min(shares_from_disk):.0%} of the file came from a disk: something "
-        "else keeps the rest in memory",
+        f"in one pass only {min(known):.0%} of the file came from a disk: something else keeps the "
+        "rest in memory",
     )

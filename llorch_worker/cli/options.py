@@ -125,13 +125,3 @@ def settings_from(**options: Any) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         raise invalid_settings(error, options) from None
-
-
-def given_options(context: typer.Context) -> dict[str, str]:
-    """The options given on the command line, without those from the environment, by parameter."""
-    given = {}
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is not None and source.name == "COMMANDLINE":
-            given[str(parameter.name)] = parameter.opts[0]
-    return given

@@ -48,7 +48,6 @@ EXTRA_OF_MODULE: Final = {
     "httpcore": "gateway",
     "standardwebhooks": "gateway",
     "prometheus_client": "metrics",
-    "plotly": "bench",
 }
 """Top-level module -> the extra that installs it."""
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llorch_worker.bench.engine_figures import EngineFigures
-from llorch_worker.bench.overhead import SAMPLINGS
 from tests.bench.conftest import Printed
-from tests.bench.test_report import assert_all_read
 from tests.cli.command import run
 from tests.cli.test_bad_input import sentence
 
@@ -79,10 +76,6 @@ def test_the_engines_table_fits_80_columns(engine_document: Any, printed: Printe
     assert [line for line in lines if line.startswith("  spread of passes")]
 
 
-def test_all_figures_of_a_run_are_read(engine_document: Any, tmp_path: Path) -> None:
-    assert_all_read(engine_document, tmp_path)
-
-
 def test_figures_that_cannot_be_measured_are_null_with_the_reason(printed: Printed) -> None:
     ran = run(
         "bench", "engine", "--model", "demo", "--prompt-tokens", "40", "--new-tokens", "1",
@@ -99,30 +92,18 @@ def test_figures_that_cannot_be_measured_are_null_with_the_reason(printed: Print
     assert not [line for line in lines if "spread" in line], "one pass has none"
 
 
-def test_overhead_is_a_share_of_a_real_models_step() -> None:
-    rows = measured("overhead", "--steps", "10", "--concurrency", "4")["rows"]
-    kinds = len(SAMPLINGS)
-    assert [row["model"] for row in rows] == ["no-op"] * 2 * kinds + ["demo"] * kinds
-    assert {row["vocab_size"] for row in rows if row["model"] == "no-op"} == {512, 32000}
-    for row in rows:
-        assert row["steps"] == 10
-        assert 0 < row["outside_model_ms"]["p50"] <= row["outside_model_ms"]["p99"]
-        assert 0 < row["outside_model_mean_ms"] <= row["step_mean_ms"]
-        assert (row["share"] is None) == (row["model"] == "no-op")
-
-
 def test_without_json_a_command_prints_its_origin_and_its_table() -> None:
-    command = ("overhead", "--steps", "10", "--concurrency", "4", "--model", "demo")
+    command = ("engine", *QUICK, "--concurrency", "4", "--model", "demo")
     ran = run("bench", *command)
     assert ran.code == 0, ran
     origin, *lines = ran.out.splitlines()
     assert origin.startswith("$ ")
     assert origin.endswith(f"llorch bench {' '.join(command)}")
-    assert [line for line in lines if line.startswith("demo")]
+    assert [line for line in lines if line.startswith("decode, tokens/s")]
     assert max(map(len, lines[4:])) <= 80
 
 
-@pytest.mark.parametrize("command", ["engine", "overhead", "profile", "queue", "startup"])
+@pytest.mark.parametrize("command", ["engine", "queue", "startup"])
 def test_a_missing_model_is_one_sentence(command: str) -> None:
     said = sentence(run("bench", command, "--model", "/nowhere/model.gguf"), 1)
     assert "/nowhere/model.gguf does not exist; give a .gguf file" in said
@@ -134,10 +115,6 @@ def test_a_missing_model_is_one_sentence(command: str) -> None:
         (
             ("engine", "--prompt-tokens", "999999"),
             "prompts of 999999 tokens and 32 new ones exceed the model's context",
-        ),
-        (
-            ("overhead", "--steps", "600"),
-            "but the model's own is 512; lower --steps or --concurrency",
         ),
         (("queue", "--prompt-tokens", "9999"), "exceed the model's context"),
     ],

@@ -11,8 +11,9 @@ import pytest
 
 from llorch_worker.bench import queue
 from llorch_worker.bench.instruments.alternating import alternate
-from llorch_worker.bench.jobs.mixed_load import MixedLoad, around
 from llorch_worker.bench.jobs.sandbox import Sandbox
+from llorch_worker.bench.load import Load, around
+from llorch_worker.bench.plan import Plan
 from llorch_worker.bench.queue_figures import QueueFigures
 from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.cli.bench.parameters import parse_numbers
@@ -23,10 +24,8 @@ from llorch_worker.settings import Settings
 from llorch_worker.stack.programs import find_redis_server
 from tests.bench.conftest import Printed
 from tests.bench.test_bench import measured, numbers
-from tests.cli.command import run
-from tests.cli.test_bad_input import sentence
 
-LOAD = MixedLoad(jobs=40, prompt_tokens=(3, 9), new_tokens=(2, 4), seed=5)
+LOAD = Load(jobs=40, prompt_tokens=(3, 9), new_tokens=(2, 4), seed=5)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,7 +54,6 @@ def test_every_figure_of_the_queue_is_measured(queue_document: Any) -> None:
         assert 0 < row["beside_model"] < 1
         assert row["delivery_ms"]["samples"] == 2 * row["jobs"]
     assert queue_document["prompt_tokens"] == [4, 12]
-    assert queue_document["no_op"] is None
     single = queue_document["single"]
     straight, queued = single["straight_ms"], single["queued_ms"]
     assert straight["samples"] == queued["samples"] == 3
@@ -95,8 +93,8 @@ def test_both_ways_load_the_model_with_the_same_settings(
                 (worker,) = client.workers()
                 seen.append((asdict(straight[0].stats()), worker.engine))
 
-        plan = queue.Plan(settings, LOAD, (4,), 2, 1, 1)
-        queue.measure_queue(plan, sandbox, lambda *_: None, look)
+        plan = Plan(settings, threads=1, now=look)
+        queue.measure_queue(plan, LOAD, (4,), 2, sandbox)
     ((mine, workers),) = seen
     for figure in ("model", "dtype", "planned_bytes", "max_context", "kv_blocks_kept"):
         assert mine[figure] == workers[figure], figure
@@ -112,33 +110,9 @@ def test_the_table_fits_80_columns(queue_document: Any, printed: Printed) -> Non
     )
 
 
-def test_the_table_of_jobs_that_do_nothing_fits_80_columns() -> None:
-    ran = run(
-        "bench", "queue", "--no-op", "--no-op-jobs", "30", "--passes", "1", "--concurrency", "2",
-        "--single-jobs", "2",
-    )  # fmt: skip
-    assert ran.code == 0, ran
-    lines = ran.out.splitlines()
-    assert max(map(len, lines[4:])) <= 80
-    assert_said(
-        lines, "30 jobs doing nothing, 2 at once", "stock Celery", "times as many jobs a second"
-    )
-    assert "spread" not in ran.out, "one pass has none"
-
-
 def assert_said(lines: list[str], *said: str) -> None:
     text = " ".join(" ".join(lines).split())
     assert [each for each in said if each not in text] == []
-
-
-def test_options_that_would_be_ignored_are_refused() -> None:
-    ran = run(
-        "bench", "queue", "--no-op", "--jobs", "8", "--passes", "1", "--model", "demo",
-        LLORCH_DTYPE="float32",
-    )  # fmt: skip
-    assert sentence(ran, 2) == "--no-op runs no model and its own jobs; remove --model, --jobs"
-    ran = run("bench", "queue", "--no-op-jobs", "30")
-    assert sentence(ran, 2) == "--no-op-jobs needs --no-op"
 
 
 def test_jobs_of_one_seed_are_the_same_and_all_differ() -> None:
@@ -163,9 +137,8 @@ def test_a_model_that_fits_only_once_is_refused(
         return replace(plan, free_bytes=plan.total_bytes + 1)
 
     monkeypatch.setattr(queue, "plan_load", once)
-    plan = queue.Plan(Settings(model=demo_model, max_sequences=2), LOAD, (4,), 2, 1, None)
     with pytest.raises(CommandError, match="is loaded twice, here and in the worker"):
-        queue.checked_settings(plan)
+        queue.checked_settings(Settings(model=demo_model, max_sequences=2), LOAD)
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "1,,2", "1,-1", "9999", "1.5"])

@@ -1,4 +1,4 @@
-"""``llorch bench startup`` measures a load beside the reading and writing that it needs."""
+"""``llorch bench startup`` measures a load beside the reading of its file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from llorch_worker.bench.instruments.disk import bytes_from_disk, drop_cached, read_s
-from llorch_worker.bench.instruments.fresh_load import load_afresh
+from llorch_worker.bench.instruments.fresh_load import (
+    bytes_from_disk,
+    drop_cached,
+    load_afresh,
+    read_s,
+)
 from llorch_worker.bench.startup import StartupFigures, from_disk_notes
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.demo_model import STORY_MODEL
@@ -27,9 +31,9 @@ def document() -> Any:
     return measured("startup", "--passes", "1", "--threads", "1", "--max-context", "64")
 
 
-def test_a_load_is_measured_beside_its_reading_and_writing(document: Any) -> None:
+def test_a_load_is_measured_beside_its_reading(document: Any) -> None:
     assert (document["passes"], document["max_context"]) == (1, 64)
-    for span in ("read", "write", "ready"):
+    for span in ("read", "ready"):
         assert document[span]["median_s"] > 0
         assert document[span]["spread"] is None
     assert 0 < document["first_token_s"] < document["ready"]["median_s"]
@@ -40,12 +44,12 @@ def test_a_load_is_measured_beside_its_reading_and_writing(document: Any) -> Non
 
 def test_the_table_fits_80_columns(document: Any, printed: Printed) -> None:
     lines = printed(StartupFigures.model_validate(document))
-    for label in ("write once what the load", "load and first token"):
+    for label in ("read the file", "load and first token"):
         assert [line for line in lines if line.startswith(label)], label
     assert not [line for line in lines if "spread" in line], "one pass has none"
 
 
-def test_written_and_foretold_bytes_are_without_blocks_that_nothing_has_used(document: Any) -> None:
+def test_foretold_bytes_are_without_blocks_that_nothing_has_used(document: Any) -> None:
     larger = load_afresh(Settings(model=STORY_MODEL, max_context=512, max_sequences=512), threads=1)
     kv_bytes = 512 * 32 * 40_960
     rope_bytes = (512 - 64) * 32 * 4
@@ -68,9 +72,10 @@ def test_a_file_that_no_disk_holds_is_noted(tmp_path: Path) -> None:
         shutil.rmtree(folder)
     assert before is not None
     assert after is not None
-    (note,) = from_disk_notes([1.0, (after - before) / STORY_MODEL.stat().st_size])
+    size = STORY_MODEL.stat().st_size
+    (note,) = from_disk_notes(size, [size, after - before])
     assert "only 0% of the file came from a disk" in note
-    assert from_disk_notes([1.0, 0.95]) == ()
+    assert from_disk_notes(100, [100, 95]) == ()
 
 
 def test_a_model_that_does_not_fit_is_not_loaded() -> None:

@@ -28,9 +28,9 @@ from benches.peers.contestants.contestant import (
 from benches.peers.contestants.process import SERVER, ContestantProcess
 from benches.peers.contestants.token_times import rate
 from benches.peers.figures import PeersFigures
-from benches.peers.lengths import Lengths
-from benches.peers.measures import Plan, measure_peers
-from llorch_worker.bench.jobs.mixed_load import MixedLoad
+from benches.peers.measures import Wanted, measure_peers
+from llorch_worker.bench.load import Load
+from llorch_worker.bench.plan import Plan
 from llorch_worker.contract.command_errors import INTERRUPTED
 from llorch_worker.settings import Settings
 from tests.benches.program import run_program
@@ -68,7 +68,7 @@ def test_a_peer_decodes_and_prefills_beside_ours(peer: str) -> None:
     found = document(peer)
     prefill, single, three = rows = found["rows"]
     assert [row["kind"] for row in rows] == ["prefill", "decode", "decode"]
-    assert (prefill["prompt_tokens"], single["sequences"], three["sequences"]) == (40, 1, 3)
+    assert (prefill["prompt_tokens"], single["count"], three["count"]) == (40, 1, 3)
     for row in rows:
         assert row["peer"] == peer
         assert min(row["ours"]["tokens_per_s"], row["theirs"]["tokens_per_s"], row["ratio"]) > 0
@@ -105,8 +105,9 @@ def test_a_peer_without_such_a_kv_cache_is_skipped(peer: str, kv_dtype: str) -> 
 
 def test_stock_celery_runs_the_same_jobs() -> None:
     (row,) = document("stock-celery")["rows"]
-    assert (row["kind"], row["peer"], row["jobs"]) == ("jobs", "stock-celery", 4)
-    assert row["ratio"] == pytest.approx(row["our_jobs_per_s"] / row["their_jobs_per_s"])
+    assert (row["kind"], row["peer"], row["count"]) == ("jobs", "stock-celery", 4)
+    ours, theirs = row["ours"], row["theirs"]
+    assert row["ratio"] == pytest.approx(ours["jobs_per_s"] / theirs["jobs_per_s"])
 
 
 def test_a_server_that_does_not_start_is_skipped_with_its_last_words(tmp_path: Path) -> None:
@@ -129,21 +130,20 @@ def measured(
     each_line: Callable[[str], None] = ignore,
 ) -> PeersFigures:
     """The figures of ``peers``, measured in this process."""
-    plan = Plan(
-        settings=Settings(model=model, device="cpu", dtype="float32"),
+    wanted = Wanted(
         peers=peers,
         batches=(2,),
         prefill_tokens=8,
         prompt_tokens=4,
         new_tokens=6,
-        jobs=MixedLoad(jobs=2, prompt_tokens=(4, 4), new_tokens=(2, 2), seed=0),
+        jobs=Load.alike(2, 4, 2, seed=0),
         slots=2,
-        passes=passes,
         threads=1,
         llama_server=None,
         venvs=venvs,
     )
-    return measure_peers(plan, ignore, each_line)
+    plan = Plan(Settings(model=model, device="cpu", dtype="float32"), passes, threads=1)
+    return measure_peers(plan, wanted, each_line)
 
 
 def only_row(model: Path, peer: str, venvs: Path | None = None) -> Any:
@@ -354,28 +354,11 @@ def test_an_impossible_load_is_refused(options: tuple[str, str], said: str) -> N
     assert said in sentence(run_program("benches.peers", "--model", "demo", *options), 2)
 
 
-@pytest.mark.parametrize(
-    ("given", "prefill", "prompts", "new"),
-    [
-        ((), 127, (32, 95), (16, 31)),
-        (("job_new_tokens",), 127, (1, 1), (16, 128)),  # no room is left: refused later
-        (("prefill", "job_prompt_tokens"), 512, (32, 384), (1, 1)),
-    ],
-)
-def test_lengths_that_were_not_given_are_lowered_to_the_context(
-    given: tuple[str, ...], prefill: int, prompts: tuple[int, int], new: tuple[int, int]
-) -> None:
-    wished = Lengths(512, (32, 384), (16, 128))
-    assert wished.fitted(128, given) == Lengths(prefill, prompts, new)
-    assert wished.fitted(4096, given) == wished
-
-
-def test_lowered_lengths_and_missing_peers_are_named() -> None:
+def test_a_server_that_is_missing_is_named() -> None:
     ran = run_program(
-        "benches.peers", "--model", "demo", "--peers", "llama-server",
-        "--llama-server", "/nowhere", "--job-prompt-tokens", "8,300",
+        "benches.peers", "--model", "demo", *QUICK, "--peers", "llama-server",
+        "--llama-server", "/nowhere",
     )  # fmt: skip
     assert ran.code == 0, ran
-    assert ran.err.splitlines()[0] == "--prefill 511, to fit the model's context of 512"
-    said = "llama-server, 64 mixed jobs: skipped: not found at /nowhere; give --llama-server"
+    said = "llama-server, 4 mixed jobs: skipped: not found at /nowhere; give --llama-server"
     assert said in " ".join(ran.out.split())

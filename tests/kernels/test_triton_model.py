@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benches.gpu.random_model import LLAMA_2_7B, random_llama
-from llorch_worker.bench.instruments.ranges import Ranges
+from benches.profile.ranges import Ranges
 from llorch_worker.cache import UnifiedCache
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs
 from llorch_worker.engine.memory.load_plan import cache_shape

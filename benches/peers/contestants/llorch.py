@@ -6,7 +6,9 @@ from contextlib import ExitStack
 
 from benches.peers.contestants.contestant import Rate, Ready, Terms, Work
 from llorch_worker.bench.instruments.loaded_engine import engine_for
-from llorch_worker.bench.instruments.timed_load import Load, Pass, run_pass
+from llorch_worker.bench.instruments.timed_load import Pass, run_pass
+from llorch_worker.bench.load import Load
+from llorch_worker.bench.plan import Plan
 from llorch_worker.settings import Settings
 
 
@@ -21,18 +23,11 @@ class LlorchContestant:
             kv_dtype=terms.kv_dtype,
             max_step_tokens=max(terms.prefill_tokens, terms.most_sequences),
         )
-        longest = Load(
-            prompt_tokens=terms.context_tokens - 1,
-            new_tokens=1,
-            concurrency=terms.most_sequences,
-            temperature=0.0,
-            seed=0,
-        )
+        longest = Load.alike(terms.most_sequences, terms.context_tokens - 1, 1, seed=0)
         # Stays open until the process ends.
         self._open = ExitStack()
-        self._loaded = self._open.enter_context(
-            engine_for(settings, longest, terms.threads, lambda _done, _total: None)
-        )
+        plan = Plan(settings, threads=terms.threads)
+        self._loaded = self._open.enter_context(engine_for(plan, longest))
         kv = "" if terms.kv_dtype == "auto" else f", KV in {terms.kv_dtype}"
         self.ready = Ready(versions={}, note=f"{terms.dtype}{kv}, sampling included")
 
@@ -50,5 +45,5 @@ class LlorchContestant:
 
     def _pass(self, work: Work, new_tokens: int) -> Pass:
         # The same seed gives the same prompts.
-        load = Load(work.prompt_tokens, new_tokens, work.sequences, 0.0, work.seed)
+        load = Load.alike(work.sequences, work.prompt_tokens, new_tokens, work.seed)
         return run_pass(self._loaded.engine, self._loaded.watched, load)

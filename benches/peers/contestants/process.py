@@ -29,7 +29,7 @@ from benches.peers.contestants.contestant import (
 )
 from benches.peers.contestants.server import MOST_SHOWN_CHARS
 from llorch_worker.bench.instruments.process_memory import peak_resident_bytes
-from llorch_worker.bench.jobs.sandbox import thread_environment
+from llorch_worker.bench.plan import thread_environment
 
 SERVER = "benches.peers.contestants.server"
 REPOSITORY = Path(__file__).parents[3]

@@ -87,7 +87,7 @@ def _vllm_variables(venv: Path, threads: int) -> dict[str, str]:
     } | ({"LD_PRELOAD": str(openmp)} if openmp.is_file() else {})
 
 
-def llama_server(given: Path | None) -> Path:
+def server_binary(given: Path | None) -> Path:
     """The ``given`` llama-server binary, else that on the PATH; raises :class:`CannotRun`."""
     binary = given or shutil.which(LLAMA_SERVER)
     if binary is None or not Path(binary).is_file():

@@ -1,23 +1,26 @@
-"""A load of a model, or a write to new memory, each in its own process."""
+"""A load of a model from disk, in a process of its own."""
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
-import torch
 
-from llorch_worker.bench.instruments.disk import bytes_from_disk
 from llorch_worker.bench.instruments.provenance import Frozen
+from llorch_worker.bench.plan import thread_environment
 from llorch_worker.contract import GenerationRequest, LlorchError
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine import Engine
 from llorch_worker.engine.memory.load_plan import plan_load
-from llorch_worker.kernels.arena import Arena
 from llorch_worker.settings import Settings
 from llorch_worker.stack.children import Child, Program, python
+
+READ_BYTES = 4 * 2**20
 
 
 class FreshLoad(Frozen):
@@ -36,29 +39,20 @@ class FreshLoad(Frozen):
     from_disk_bytes: int | None
     """Read during the load; None if the system does not report it."""
 
+    @property
+    def ready_s(self) -> float:
+        return self.load_s + self.first_token_s
+
 
 def load_afresh(settings: Settings, threads: int | None) -> FreshLoad:
-    """Load the model of ``settings`` in a new process.
+    """Load the model of ``settings`` in a new process, which never outlives this call.
 
-    Like :func:`write_afresh` it waits for the process, which never outlives this call. Raises
-    CommandError with the process's own error if it fails.
+    Raises:
+        CommandError: the load failed; the message has the process's own error.
     """
-    return FreshLoad.model_validate_json(_answer(settings.environment, "load", threads))
-
-
-def write_afresh(size: int, threads: int | None) -> float:
-    """Write once to ``size`` bytes of new memory in a new process; returns seconds.
-
-    The process must be new, like one that loads: memory that was just freed is faster to get,
-    much faster in a virtual machine.
-    """
-    return float(_answer({}, "write", threads, str(size)))
-
-
-def _answer(environment: Mapping[str, str], what: str, threads: int | None, *arguments: str) -> str:
     lines: list[str] = []
-    command = python("-m", __name__, what, str(threads or 0), *arguments)
-    program = Program(f"the {what}", command, environment)
+    environment = {**settings.environment, **thread_environment(threads)}
+    program = Program("the load", python("-m", __name__), environment)
     child = Child(program, lambda _, line: lines.append(line), lambda _: None)
     try:
         child.wait(None)
@@ -66,15 +60,40 @@ def _answer(environment: Mapping[str, str], what: str, threads: int | None, *arg
         child.kill()
     if child.exit_code != 0 or not lines:
         raise CommandError("NOT_MEASURED", f"{program.name} failed: {child.last_words()}")
-    return lines[-1]
+    return FreshLoad.model_validate_json(lines[-1])
 
 
-def _write_s(size: int) -> float:
+def drop_cached(files: Sequence[Path]) -> None:
+    """Drop the files from the page cache, except for mapped pages.
+
+    Raises CommandError on a system without such a call.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        raise CommandError("NOT_MEASURED", "this system cannot drop a file from its page cache")
+    gc.collect()  # unused mappings
+    for path in files:
+        with path.open("rb") as file:
+            os.fdatasync(file.fileno())  # only pages already written to disk can be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_s(files: Sequence[Path]) -> float:
+    """Seconds that one thread takes to read all files, one after another."""
+    buffer = bytearray(READ_BYTES)
     began_s = time.perf_counter()
-    held = Arena().zeros(size, dtype=torch.uint8)
-    held.fill_(1)
-    # Read before the memory is freed.
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
     return time.perf_counter() - began_s
+
+
+def bytes_from_disk() -> int | None:
+    """Bytes that this process has read from disks; None if the system does not report them."""
+    try:
+        return int(psutil.Process().io_counters().read_bytes)
+    except (AttributeError, OSError, psutil.Error):
+        return None
 
 
 def _load(settings: Settings) -> FreshLoad:
@@ -88,7 +107,6 @@ def _load(settings: Settings) -> FreshLoad:
         engine.submit(request).result()
         ready_s = time.perf_counter()
         read_after = bytes_from_disk()
-        known = read_before is not None and read_after is not None
         stats = engine.stats()
         return FreshLoad(
             device=stats.device,
@@ -98,15 +116,14 @@ def _load(settings: Settings) -> FreshLoad:
             held_bytes=sum(stats.bytes.values()) - kv_bytes,
             foretold_bytes=plan.total_bytes - kv_bytes,
             resident_bytes=psutil.Process().memory_info().rss,
-            from_disk_bytes=(read_after or 0) - (read_before or 0) if known else None,
+            from_disk_bytes=None
+            if read_before is None or read_after is None
+            else read_after - read_before,
         )
 
 
 if __name__ == "__main__":
-    what, threads, *rest = sys.argv[1:]
-    if int(threads):
-        torch.set_num_threads(int(threads))
     try:
-        print(_write_s(int(rest[0])) if what == "write" else _load(Settings()).model_dump_json())
+        print(_load(Settings()).model_dump_json())
     except LlorchError as error:
         sys.exit(f"error: {error.message}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from llorch_worker.bench.instruments.timed_load import Load
 from llorch_worker.bench.instruments.watched_model import WatchedModel
+from llorch_worker.bench.load import Load
+from llorch_worker.bench.plan import Plan
 from llorch_worker.cache import BLOCK_SIZE_TOKENS
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.quantities import human_bytes
@@ -37,13 +38,8 @@ class LoadedEngine:
 
 
 @contextmanager
-def engine_for(
-    settings: Settings,
-    largest: Load,
-    threads: int | None,
-    progress: Callable[[int, int], None],
-) -> Iterator[LoadedEngine]:
-    """Load the model of ``settings`` for loads up to ``largest``; ``progress`` receives bytes.
+def engine_for(plan: Plan, largest: Load) -> Iterator[LoadedEngine]:
+    """Load the plan's model for loads up to ``largest``.
 
     Raises:
         CommandError: the load is longer than the model's context, or the model with one context
@@ -55,22 +51,23 @@ def engine_for(
         watches.append(WatchedModel(model))
         return watches[0]
 
-    plan = _checked_plan(settings, largest)
+    settings = plan.settings
+    fitting = _checked_plan(settings, largest)
     began_s = time.perf_counter()
     with Engine.load(
         settings.model,
-        num_threads=threads,
-        progress=progress,
+        num_threads=plan.threads,
+        progress=plan.progress,
         around_model=watch,
         **settings.engine_options
         | {
-            "max_sequences": largest.concurrency,
-            "max_context": plan.shape.max_context,
+            "max_sequences": largest.jobs,
+            "max_context": fitting.shape.max_context,
             # The engine allocates less if memory is short.
-            "kv_cache_bytes": _blocks_for_all(largest) * plan.block_bytes,
+            "kv_cache_bytes": _blocks_for_all(largest) * fitting.block_bytes,
         },
     ) as engine:
-        yield LoadedEngine(engine, watches[0], plan.checkpoint, time.perf_counter() - began_s)
+        yield LoadedEngine(engine, watches[0], fitting.checkpoint, time.perf_counter() - began_s)
 
 
 def own_context(settings: Settings) -> int:
@@ -80,22 +77,21 @@ def own_context(settings: Settings) -> int:
 
 def _blocks(load: Load) -> int:
     """KV blocks that one request of the load holds at its end."""
-    return -(-(load.prompt_tokens + load.new_tokens) // BLOCK_SIZE_TOKENS)
+    return -(-load.longest_tokens // BLOCK_SIZE_TOKENS)
 
 
 def _blocks_for_all(load: Load) -> int:
     """KV blocks with which no request waits: the scheduler keeps a block free for each."""
-    return load.concurrency * (_blocks(load) + 1)
+    return load.jobs * (_blocks(load) + 1)
 
 
 def _checked_plan(settings: Settings, load: Load) -> LoadPlan:
     """The plan of a load with one context as long as ``load`` needs."""
-    wanted = load.prompt_tokens + load.new_tokens
     own = own_context(settings)
-    if wanted > own:
+    if load.longest_tokens > own:
         raise usage_error(
-            f"prompts of {load.prompt_tokens} tokens and {load.new_tokens} new ones exceed the "
-            f"model's context of {own} tokens"
+            f"prompts of {load.prompt_tokens[1]} tokens and {load.new_tokens[1]} new ones exceed "
+            f"the model's context of {own} tokens"
         )
     context = min(own, _blocks(load) * BLOCK_SIZE_TOKENS)
     one = {"max_context": context, "max_sequences": 1, "kv_cache_bytes": None}

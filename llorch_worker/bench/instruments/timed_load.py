@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from llorch_worker.bench.instruments.watched_model import Step, WatchedModel
+from llorch_worker.bench.load import Load
 from llorch_worker.contract import Event, GenerationRequest, Tokens
 from llorch_worker.contract.events import TERMINAL_EVENTS
 from llorch_worker.engine import Engine
 
-
-@dataclass(frozen=True)
-class Load:
-    """Requests that are submitted together; temperature 0 is greedy."""
-
-    prompt_tokens: int
-    new_tokens: int
-    concurrency: int
-    temperature: float
-    seed: int
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of each request."""
-
-    def requests(self, vocab_size: int) -> list[GenerationRequest]:
-        """Random prompts that all differ, so that no prefix cache can help."""
-        chance = random.Random(self.seed)
-        return [
-            GenerationRequest(
-                prompt_token_ids=[chance.randrange(vocab_size) for _ in range(self.prompt_tokens)],
-                max_tokens=self.new_tokens,
-                ignore_eos=True,
-                temperature=self.temperature,
-                seed=chance.randrange(2**31),
-                **self.fields,
-            )
-            for _ in range(self.concurrency)
-        ]
+WARM_UP_TOKENS = 2
+"""Enough to run the shapes of prefill and of decode once."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +68,14 @@ class Pass:
 
     def decode_phase(self) -> DecodePhase | None:
         """The decode; None if it is shorter than two steps or a request was preempted."""
-        all_of_them = self.load.concurrency
+        all_of_them = self.load.jobs
         steps = tuple(s for s in self.steps if s.tokens == s.sequences == all_of_them)
         return None if len(steps) < 2 or self.preemptions else DecodePhase(steps)
 
 
 def run_pass(engine: Engine, watched: WatchedModel, load: Load) -> Pass:
     """Run the load; the clock starts once all requests are submitted. The engine must be idle."""
-    times: list[list[float]] = [[] for _ in range(load.concurrency)]
+    times: list[list[float]] = [[] for _ in range(load.jobs)]
 
     def note(request: int, event: Event) -> None:
         if isinstance(event, Tokens) and event.ids:

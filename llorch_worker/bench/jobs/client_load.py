@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import quantiles
 
+from llorch_worker.bench.instruments.percentiles import percentiles_ms
 from llorch_worker.client import AsyncClient
 from llorch_worker.contract import (
     Event,
@@ -131,12 +131,12 @@ async def follow_jobs(
 def _figures(measured: list[Measured], wall_s: float) -> Figures:
     results = [job.end for job in measured if isinstance(job.end, GenerationResult)]
     firsts_s = [job.first_token_s for job in measured if job.first_token_s is not None]
-    cuts_s = quantiles(firsts_s, n=20, method="inclusive") if len(firsts_s) > 1 else [0.0] * 19
+    first = percentiles_ms(firsts_s or [0.0])
     return Figures(
         jobs=len(measured),
         failed=len(measured) - len(results),
         tokens=sum(result.usage.completion for result in results),
         wall_s=wall_s,
-        first_token_p50_ms=cuts_s[9] * 1e3,
-        first_token_p95_ms=cuts_s[18] * 1e3,
+        first_token_p50_ms=first.p50,
+        first_token_p95_ms=first.p95,
     )

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-import psutil
-
+from llorch_worker.bench.plan import thread_environment
 from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.settings import Settings
@@ -22,9 +18,7 @@ from llorch_worker.stack.stack import Plan, Stack
 
 READY_TIMEOUT_S = 600.0
 """A large model takes minutes to load from a slow disk."""
-POLL_S = 0.05
 STOP_S = 20.0
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Sandbox:
@@ -87,28 +81,5 @@ class Sandbox:
         """``llorch worker`` of ``settings`` on this Redis."""
         mine = settings.model_copy(update={"redis_url": self.redis_url})
         program = programs.worker("worker", mine, own_redis=True)
-        return with_environment(program, thread_environment(threads))
-
-
-def with_environment(program: Program, variables: Mapping[str, str]) -> Program:
-    """``program`` with these variables added to its environment."""
-    return replace(program, environment={**program.environment, **variables})
-
-
-def thread_environment(threads: int | None) -> dict[str, str]:
-    """Environment variables that make a process compute with this many threads."""
-    return {} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads))
-
-
-@contextmanager
-def suspended(worker: Child) -> Iterator[None]:
-    """Suspend the worker during the block, so that its queue fills before it starts."""
-    # The tether execs the worker, so the process id is the worker's.
-    os.kill(worker.pid, signal.SIGSTOP)
-    try:
-        process = psutil.Process(worker.pid)
-        while process.status() != psutil.STATUS_STOPPED:
-            time.sleep(POLL_S)
-        yield
-    finally:
-        os.kill(worker.pid, signal.SIGCONT)
+        environment = {**program.environment, **thread_environment(threads)}
+        return replace(program, environment=environment)

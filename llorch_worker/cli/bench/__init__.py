@@ -8,10 +8,7 @@ from __future__ import annotations
 import typer
 
 from llorch_worker.cli.bench.engine import engine
-from llorch_worker.cli.bench.overhead import overhead
-from llorch_worker.cli.bench.profile import profile
 from llorch_worker.cli.bench.queue import queue
-from llorch_worker.cli.bench.report import report
 from llorch_worker.cli.bench.startup import startup
 
 app = typer.Typer(
@@ -19,5 +16,5 @@ app = typer.Typer(
     help="Measure the engine on this machine.",
     epilog="Every table names its machine, its versions and the command that made it.",
 )
-for command in (engine, overhead, profile, queue, startup, report):
+for command in (engine, queue, startup):
     app.command(command.__name__)(command)

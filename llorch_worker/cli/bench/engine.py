@@ -40,13 +40,9 @@ def engine(
     screen = Screen(as_json=as_json)
     concurrencies = parameters.parse_numbers("--concurrency", concurrency, MAX_CONCURRENCY)
     extras.require("worker")
-    from llorch_worker.bench.engine import Plan, measure_engine
-    from llorch_worker.bench.instruments.timed_load import Load
+    from llorch_worker.bench.engine import measure_engine
+    from llorch_worker.bench.load import Load
 
-    load = Load(prompt_tokens, new_tokens, max(concurrencies), temperature, seed)
-    figures = measure_engine(
-        Plan(settings, load, concurrencies, passes, threads),
-        screen.loading_bar(f"loading {settings.served_name}"),
-        lambda what: screen.note(f"measuring {what}"),
-    )
-    print_figures(screen, figures)
+    load = Load.alike(1, prompt_tokens, new_tokens, seed, temperature)
+    plan = parameters.plan(screen, settings, passes, threads)
+    print_figures(screen, measure_engine(plan, load, concurrencies))

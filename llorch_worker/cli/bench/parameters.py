@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract.command_errors import usage_error
+from llorch_worker.settings import Settings
+
+if TYPE_CHECKING:
+    from llorch_worker.bench.plan import Plan
 
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="torch's CPU threads (default: its own).")
@@ -38,3 +43,11 @@ def parse_numbers(option: str, text: str, most: int) -> tuple[int, ...]:
             f"{option} must be numbers from 1 to {most}, such as 16 or 1,8,16 (got {text[:40]!r})"
         )
     return numbers
+
+
+def plan(screen: Screen, settings: Settings, passes: int, threads: int | None) -> Plan:
+    """A plan that shows its progress on ``screen``."""
+    from llorch_worker.bench.plan import Plan
+
+    loading = screen.loading_bar(f"loading {settings.served_name}")
+    return Plan(settings, passes, threads, lambda what: screen.note(f"measuring {what}"), loading)

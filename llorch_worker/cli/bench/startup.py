@@ -19,10 +19,9 @@ def startup(
 ) -> None:
     """Measure how long a model takes from its file to its first token.
 
-    The yardstick is one thread that reads the file from disk and writes once to as much new memory
-    as the model holds. A load that overlaps the two can beat their sum. The file is dropped from
-    the page cache before each read and load. Every load and write runs in its own process; its time
-    begins when torch is imported.
+    The yardstick is one thread that reads the file from disk. The file is dropped from the page
+    cache before each read and load. Every load runs in its own process; its time begins when torch
+    is imported.
     """
     screen = Screen(as_json=as_json)
     extras.require("worker")
@@ -30,7 +29,5 @@ def startup(
     from llorch_worker.cli.terminal.interrupts import terminable
 
     with terminable():
-        figures = measure_startup(
-            settings, passes, threads, lambda what: screen.note(f"measuring {what}")
-        )
+        figures = measure_startup(parameters.plan(screen, settings, passes, threads))
     print_figures(screen, figures)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from llguidance.numpy import fill_next_token_bitmask
 
-from llorch_worker.bench.instruments.no_op_engine import made_up_tokenizer
 from llorch_worker.contract import GenerationRequest, InvalidRequest
 from llorch_worker.engine.constraints.compiler import Compiler
 from llorch_worker.engine.constraints.vocabulary import ConstraintVocabulary
+from tests.text.made_up import made_up_tokenizer
 
 # Hundreds of milliseconds of work.
 LARGE = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(4000)}}

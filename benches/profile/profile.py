@@ -1,4 +1,4 @@
-"""``llorch bench profile``: the share of each part of the engine in prefill and in decode."""
+"""The shares of a step's time, in prefill and in decode, with and without the profiler."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from pathlib import Path
 from typing import Final, Literal
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
-from llorch_worker.bench.instruments.flamegraph import Flamegraph
+from benches.profile.ranges import Component, Ranges, forward_range
+from benches.profile.step_times import StepTimes, recording, step_times
 from llorch_worker.bench.instruments.loaded_engine import LoadedEngine, engine_for
 from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
-from llorch_worker.bench.instruments.ranges import Component, Ranges, forward_range
-from llorch_worker.bench.instruments.step_times import StepTimes, recording, step_times
-from llorch_worker.bench.instruments.timed_load import Load, Pass, run_pass
+from llorch_worker.bench.instruments.timed_load import WARM_UP_TOKENS, Pass, run_pass
+from llorch_worker.bench.load import Load
+from llorch_worker.bench.plan import Plan
 from llorch_worker.bench.tables import remark, table, title
 from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.contract.quantities import counted
 from llorch_worker.model import Llama
-from llorch_worker.settings import Settings
 from llorch_worker.weights.contents import tensor_types
 
-WARM_UP_TOKENS: Final = 2
 MATRICES_AND_ATTENTION: Final = frozenset(
     {
         Component.QKV,
@@ -77,15 +75,9 @@ class PhaseProfile(Frozen):
             f"\n{self.phase}: {counted(self.steps, 'step')} of {self.step_ms:,.2f} ms "
             f"({self.plain_step_ms:,.2f} ms without the profiler)"
         )
-        yield Padding(f"above 10%: {', '.join(critical) or 'nothing'}", (0, 0, 0, 2))
+        yield Text(f"  above 10%: {', '.join(critical) or 'nothing'}")
         yield table(
-            [
-                ("part", ""),
-                ("share", ".1%"),
-                ("ms a step", ",.3f"),
-                ("calls", ",.0f"),
-                ("verdict", ""),
-            ],
+            [("part", ""), ("share", ".1%"), ("ms a step", ",.3f"), ("calls", ",.0f"), ("", "")],
             [
                 (
                     *(each.component.value, each.share, each.ms_per_step),
@@ -103,7 +95,7 @@ class PhaseProfile(Frozen):
 
 
 class ProfileFigures(Figures):
-    """The document of ``llorch bench profile --json``."""
+    """The document of ``python -m benches.profile --json``."""
 
     model: Path
     file_types: tuple[str, ...]
@@ -115,7 +107,6 @@ class ProfileFigures(Figures):
     temperature: float
     phases: tuple[PhaseProfile, ...]
     notes: tuple[str, ...]
-    flamegraph: Path | None
 
     def parts(self) -> Iterator[RenderableType]:
         yield title(f"{self.model}  ({', '.join(self.file_types)})")
@@ -127,34 +118,23 @@ class ProfileFigures(Figures):
         for phase in self.phases:
             yield from phase.parts()
         yield from map(remark, self.notes)
-        if self.flamegraph is not None:
-            yield f"flamegraph in {self.flamegraph}"
 
 
-def measure_profile(
-    settings: Settings,
-    load: Load,
-    threads: int | None,
-    flamegraph: Flamegraph | None,
-    progress: Callable[[int, int], None],
-    now: Callable[[str], None],
-) -> ProfileFigures:
-    """Load the model, time prefill and decode without the profiler, then again under it.
-
-    ``progress`` receives the load's progress in bytes; ``now`` the name of each phase.
-    """
+def measure_profile(plan: Plan, load: Load) -> ProfileFigures:
+    """Load the model, time prefill and decode without the profiler, then again under it."""
     notes = []
     # A step replayed from a CUDA graph cannot be divided into parts.
-    settings = settings.model_copy(update={"cuda_graphs": False})
-    with engine_for(settings, load, threads, progress) as loaded:
-        reason = loaded.no_room(load)
-        if reason is not None:
+    plan = replace(plan, settings=plan.settings.model_copy(update={"cuda_graphs": False}))
+    with engine_for(plan, load) as loaded:
+        if reason := loaded.no_room(load):
             raise CommandError(
                 "OUT_OF_MEMORY",
                 f"the load {reason}; lower --concurrency, --prompt-tokens or --new-tokens",
             )
         stats = loaded.engine.stats()
-        origin = provenance(device=stats.device, seed=load.seed)
+        origin = provenance(
+            device=stats.device, seed=load.seed, program=("python", "-m", "benches.profile")
+        )
         if loaded.engine.cache.kv.keys.device.type == "cuda":
             notes.append(
                 "CUDA graphs are off, and each part waits for the card: steps take longer than "
@@ -162,39 +142,31 @@ def measure_profile(
             )
         # Each pass has its own prompts, so that none finds another's in the prefix cache.
         loads = (replace(load, seed=seed) for seed in count(load.seed))
-        now("a warm-up")
-        _run(loaded, replace(next(loads), new_tokens=min(WARM_UP_TOKENS, load.new_tokens)))
-        now("prefill")
+        plan.now("a warm-up")
+        few = min(WARM_UP_TOKENS, load.new_tokens[0])
+        _run(loaded, replace(next(loads), new_tokens=(few, few)))
+        plan.now("prefill")
         phases = [_prefill(loaded, next(loads), next(loads))]
-        now("decode")
-        decode = _decode(loaded, next(loads), next(loads))
-        if decode is None:
+        plan.now("decode")
+        if decode := _decode(loaded, next(loads), next(loads)):
+            phases.append(decode)
+        else:
             notes.append(
                 "no decode shares: all sequences decode together in fewer than two steps; "
                 "raise --new-tokens"
             )
-        else:
-            phases.append(decode)
-        drawn = None
-        if flamegraph is not None:
-            now("a flamegraph")
-            with flamegraph.recording() as made:
-                _run(loaded, next(loads))
-            drawn = made.path
-            notes += made.notes
     return ProfileFigures(
         provenance=origin,
-        model=settings.model,
+        model=plan.settings.model,
         file_types=tuple(kind.name for kind in tensor_types(loaded.checkpoint)),
         device=stats.device,
         dtype=stats.dtype,
-        prompt_tokens=load.prompt_tokens,
-        new_tokens=load.new_tokens,
-        concurrency=load.concurrency,
+        prompt_tokens=load.prompt_tokens[0],
+        new_tokens=load.new_tokens[0],
+        concurrency=load.jobs,
         temperature=load.temperature,
         phases=tuple(phases),
         notes=tuple(notes),
-        flamegraph=drawn,
     )
 
 
@@ -204,15 +176,15 @@ def _run(loaded: LoadedEngine, load: Load) -> Pass:
 
 def _prefill(loaded: LoadedEngine, plain_load: Load, load: Load) -> PhaseProfile:
     """The times of passes that ask for one token, in which every step prefills."""
-    plain = _run(loaded, replace(plain_load, new_tokens=1))
-    _, times = _profiled(loaded, replace(load, new_tokens=1), lambda _: True)
+    plain = _run(loaded, replace(plain_load, new_tokens=(1, 1)))
+    _, times = _profiled(loaded, replace(load, new_tokens=(1, 1)), lambda _: True)
     return _phase("prefill", times, plain.wall_s / len(plain.steps))
 
 
 def _decode(loaded: LoadedEngine, plain_load: Load, load: Load) -> PhaseProfile | None:
     """The times of the steps in which all sequences decode; None if there are fewer than two."""
     plain = _run(loaded, plain_load).decode_phase()
-    all_decode = forward_range(load.concurrency, load.concurrency)
+    all_decode = forward_range(load.jobs, load.jobs)
     profiled, times = _profiled(loaded, load, lambda name: name == all_decode)
     if plain is None or profiled.decode_phase() is None:
         return None

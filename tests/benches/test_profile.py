@@ -1,34 +1,34 @@
-"""``llorch bench profile`` divides a step's time among its parts, and leaves no trace."""
+"""``python -m benches.profile`` divides a step's time among its parts, and leaves no trace."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from llorch_worker.bench.instruments import flamegraph
-from llorch_worker.bench.instruments.flamegraph import Flamegraph, py_spy
-from llorch_worker.bench.instruments.ranges import Component, Ranges
-from llorch_worker.bench.profile import ProfileFigures, verdict
+from benches.profile.profile import ProfileFigures, verdict
+from benches.profile.ranges import Component, Ranges
 from llorch_worker.contract import GenerationRequest
-from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.engine import Engine
 from llorch_worker.model import ForwardModel, Llama
 from tests.bench.conftest import Printed
-from tests.bench.test_bench import measured
-from tests.bench.test_report import assert_all_read
-from tests.cli.command import run
-from tests.sizes import sized
+from tests.benches.program import run_program
 
 QUICK = ("--prompt-tokens", "40", "--new-tokens", "12", "--concurrency", "4", "--threads", "1")
 
 
+def measured(*options: str) -> Any:
+    """The document of a run with the demo model."""
+    ran = run_program("benches.profile", "--model", "demo", *options, "--json")
+    assert ran.code == 0, ran
+    return ran.json
+
+
 @pytest.fixture(scope="module")
 def document() -> Any:
-    return measured("profile", *QUICK)
+    return measured(*QUICK)
 
 
 def test_shares_add_up_to_the_step_and_give_amdahls_bound(document: Any) -> None:
@@ -70,10 +70,6 @@ def test_the_tables_fit_80_columns(document: Any, printed: Printed) -> None:
         assert [line for line in lines if line.startswith(label)], label
 
 
-def test_all_figures_of_a_run_are_read(document: Any, tmp_path: Path) -> None:
-    assert_all_read(document, tmp_path)
-
-
 def test_the_decision_rule() -> None:
     assert [verdict(share) for share in (1.0, 0.1001)] == ["critical"] * 2
     assert [verdict(share) for share in (0.1, 0.05)] == ["moderate"] * 2
@@ -101,41 +97,6 @@ def test_nothing_stays_behind_in_the_engine(demo_model: Path) -> None:
 
 
 def test_one_new_token_has_no_decode_shares() -> None:
-    ran = run(
-        "bench", "profile", "--model", "demo", "--prompt-tokens", "20", "--new-tokens", "1",
-        "--concurrency", "2", "--json",
-    )  # fmt: skip
-    assert [phase["phase"] for phase in ran.json["phases"]] == ["prefill"]
-    assert "raise --new-tokens" in ran.json["notes"][0]
-
-
-@pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
-@pytest.mark.parametrize("name", sized(usual=["out.json"], full=["out.svg", "out.json"]))
-def test_a_flamegraph_shows_the_engine(tmp_path: Path, name: str) -> None:
-    out = tmp_path / name
-    # Few, long steps: py-spy samples by time, and torch's profiler costs time in each step.
-    ran = run(
-        "bench", "profile", "--model", "demo", "--prompt-tokens", "250", "--new-tokens", "4",
-        "--concurrency", "2", "--threads", "1", "--flamegraph", out, "--json",
-    )  # fmt: skip
-    document = ran.json
-    if document["flamegraph"] is None:
-        # A container may forbid looking into processes.
-        assert document["notes"][-1].startswith("no flamegraph: ")
-        return
-    assert document["flamegraph"] == str(out)
-    text = out.read_text(encoding="utf-8")
-    assert "Runner.launch" in text
-    if name.endswith(".json"):
-        assert json.loads(text)["profiles"]
-
-
-@pytest.mark.parametrize("name", ["out.png", "out", "missing/out.svg"])
-def test_a_flamegraph_is_refused_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    with pytest.raises(CommandError, match="--flamegraph"):
-        Flamegraph.at(tmp_path / name)
-    monkeypatch.setattr(flamegraph, "py_spy", lambda: None)
-    with pytest.raises(CommandError, match=r"needs py-spy: .* pip install .*\[bench\]"):
-        Flamegraph.at(tmp_path / "out.svg")
+    found = measured("--prompt-tokens", "20", "--new-tokens", "1", "--concurrency", "2")
+    assert [phase["phase"] for phase in found["phases"]] == ["prefill"]
+    assert "raise --new-tokens" in found["notes"][0]

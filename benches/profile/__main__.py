@@ -1,22 +1,15 @@
-"""``llorch bench profile``: the share of each part of the engine in a step's time."""
+"""``python -m benches.profile``: the share of each part of the engine in a step's time."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Annotated, Final
 
-import typer
-
-from llorch_worker.bench.instruments.flamegraph import Flamegraph
+from benches.command import main
 from llorch_worker.cli.bench import parameters
 from llorch_worker.cli.bench.output import print_figures
 from llorch_worker.cli.options import JsonOption, settings_options
-from llorch_worker.cli.terminal import extras
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.settings import Settings
-
-_SILENT: Final = "99"
 
 
 @settings_options("model", "device", "dtype", "max_step_tokens")
@@ -27,12 +20,6 @@ def profile(
     concurrency: parameters.InFlightOption = 16,
     threads: parameters.ThreadsOption = None,
     temperature: parameters.TemperatureOption = 0.0,
-    flamegraph: Annotated[
-        Path | None,
-        typer.Option(
-            "--flamegraph", metavar="PATH", help="Also sample with py-spy: out.svg or out.json."
-        ),
-    ] = None,
     seed: parameters.SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -42,20 +29,16 @@ def profile(
     the time outside all parts. A part is critical above 10% of the time, moderate from 5% and minor
     below. The same load also runs without the profiler, to show the cost of profiling.
     """
-    screen = Screen(as_json=as_json)
-    sampled = None if flamegraph is None else Flamegraph.at(flamegraph)
-    extras.require("worker")
     # Silences the profiler's own log; torch reads the variable when it loads.
-    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
-    from llorch_worker.bench.instruments.timed_load import Load
-    from llorch_worker.bench.profile import measure_profile
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from benches.profile.profile import measure_profile
+    from llorch_worker.bench.load import Load
 
-    figures = measure_profile(
-        settings,
-        Load(prompt_tokens, new_tokens, concurrency, temperature, seed),
-        threads,
-        sampled,
-        screen.loading_bar(f"loading {settings.served_name}"),
-        lambda what: screen.note(f"profiling {what}"),
-    )
-    print_figures(screen, figures)
+    screen = Screen(as_json=as_json)
+    load = Load.alike(concurrency, prompt_tokens, new_tokens, seed, temperature)
+    plan = parameters.plan(screen, settings, 1, threads)
+    print_figures(screen, measure_profile(plan, load))
+
+
+if __name__ == "__main__":
+    main(profile, "profile")

@@ -15,7 +15,7 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from llorch_worker.bench.instruments.ranges import FORWARD, PREFIX, STEP, Component, range_of
+from benches.profile.ranges import FORWARD, PREFIX, STEP, Component, range_of
 from llorch_worker.engine.core import EngineCore
 
 STOP_TIMEOUT_S: Final = 600.0
