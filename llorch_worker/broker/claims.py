@@ -94,6 +94,8 @@ class Taken(NamedTuple):
     claims: list[Claim]
     look_again_s: float | None
     """When a waiting job may be due; None if none is known."""
+    repeated: list[str]
+    """The ids of messages that were dropped because their jobs had ended; the first few."""
 
 
 def claim(
@@ -150,8 +152,12 @@ def claim(
     )
     # See ``lua/claim.lua``: the claims, then the dead letters.
     letters = taken * CLAIM_VALUES
-    for job_id, size in zip(values[letters::2], values[letters + 1 :: 2], strict=True):
-        if job_id:
+    repeated = []
+    dropped = (values[at::3] for at in range(letters, letters + 3))
+    for job_id, size, outcome in zip(*dropped, strict=True):
+        if text(outcome) == "repeated":
+            repeated.append(text(job_id))
+        elif job_id:
             logger.error("job %s is a dead letter: %s", text(job_id), _exhausted(terms).message)
         else:
             logger.error(
@@ -164,7 +170,7 @@ def claim(
             unlisted_bytes,
         )
     claimed = [_claim(*values[at : at + CLAIM_VALUES]) for at in range(0, letters, CLAIM_VALUES)]
-    return Taken(claimed, again_ms / 1e3 if again_ms >= 0 else None)
+    return Taken(claimed, again_ms / 1e3 if again_ms >= 0 else None, repeated)
 
 
 def _exhausted(terms: ClaimTerms) -> AttemptsExhausted:

@@ -154,6 +154,8 @@ class ClaimChannel(kombu_redis.Channel):
     """Whether this is the worker's channel for jobs, also while all its queues are cancelled."""
     allowance: Callable[[], int] = staticmethod(lambda: MOST_JOBS_A_CLAIM)
     """The most jobs to claim now. If that is none, whoever sets it calls :meth:`look_again`."""
+    on_repeated: Callable[[str], None] = staticmethod(lambda _job_id: None)
+    """Called with the id of a message that was dropped because its job had ended."""
     place: Callable[[], str] = staticmethod(lambda: "")
     """This worker's queue, if jobs may be placed with it; see :mod:`placement`."""
 
@@ -340,6 +342,8 @@ class ClaimChannel(kombu_redis.Channel):
         if taken is None:
             return False
         self._deliver_claims(taken.claims, self.active_queues)
+        for job_id in taken.repeated:
+            self.on_repeated(job_id)
         # Redis had forgotten the script, and a ring ended the wait before the look was made.
         again_s = 0.0 if self._doorbell.has_rung else taken.look_again_s
         if again_s is not None and again_s < LOOK_AGAIN_S:

@@ -20,10 +20,10 @@
 -- Returns when to look again, in ms from now, or -1; how many dead letters are not listed; their bytes;
 -- the number of claims; the values of each: id, message, attempts, fence, list, ms of its first claim, ms
 -- of this one, 1 if it is the first claim, 1 if a cancel was requested, 1 if it is a suspect, its ETA in
--- ms, or nil for none that can be read, ms of its retry, or nil; then of each listed dead letter its id,
--- or '' if it names no job, and its bytes. All in one array: Redis would send each that lies in another
--- in a packet of its own. Thousands of messages in a row may be of cancelled jobs, copies or junk; the
--- next call goes on with them.
+-- ms, or nil for none that can be read, ms of its retry, or nil; then of each listed dead letter, and of
+-- each message whose job had ended, its id, or '' if it names no job, its bytes, and 'buried' or 'repeated'.
+-- All in one array: Redis would send each that lies in another in a packet of its own. Thousands of messages
+-- in a row may be of cancelled jobs, copies or junk; the next call goes on with them.
 
 local FIXED_KEYS = 4 -- before the queues
 local FIXED_ARGUMENTS = 10 -- before the suspects that the caller holds
@@ -150,8 +150,8 @@ local function claim_in_order(terms, limit, urgent, rings, queues, looks_at_all)
       end
     elseif outcome == 'scheduled' then
       reschedules = true
-    elseif outcome == 'buried' and #letters < MOST_LISTED then
-      letters[#letters + 1] = {found, #message}
+    elseif (outcome == 'buried' or outcome == 'repeated') and #letters < MOST_LISTED then
+      letters[#letters + 1] = {found, #message, outcome}
     elseif outcome == 'buried' then
       unlisted, unlisted_bytes = unlisted + 1, unlisted_bytes + #message
     end

@@ -59,6 +59,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         connection = super().connect()
         connection.default_channel.allowance = self._startable
         connection.default_channel.place = self._place
+        connection.default_channel.on_repeated = self._on_repeated
         return connection
 
     def _place(self) -> str:
@@ -66,6 +67,15 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         if residency is None or not residency.may_be_chosen:
             return ""
         return worker_queue(self.app.settings.served_name, self.hostname)
+
+    def _on_repeated(self, job_id: str) -> None:
+        logger.warning(
+            "job %s has ended before: its first result stands, and this message is dropped; "
+            "send a new job under a new id",
+            shown(job_id),
+        )
+        if self.event_dispatcher:
+            self.event_dispatcher.send("task-rejected", uuid=job_id, requeue=False)
 
     def reset_rate_limits(self) -> None:
         """Called when a limit changed."""

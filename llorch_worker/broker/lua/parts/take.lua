@@ -163,7 +163,8 @@ end
 --   'claimed', the claim
 --   'buried', the job's id ('' if it names none)
 --   'wait' if the job is a suspect that may not run beside `suspects_held`; it must go back for now
---   'duplicate' if the message is a copy of a job that waits, runs or has ended; the message is dropped
+--   'duplicate' if the message is a copy of a job that waits or runs; the message is dropped
+--   'repeated', the job's id, if the job has ended; the message is dropped
 --   'scheduled' if the job waits for its ETA
 local function take(job, message, list, terms, most_peers, suspects_held)
   local id, record = job.id, job.record
@@ -176,7 +177,7 @@ local function take(job, message, list, terms, most_peers, suspects_held)
     return 'duplicate'
   elseif record.state and record.state ~= 'queued' then
     redis.call('HINCRBY', job_key(id), 'duplicates', 1)
-    return 'duplicate'
+    return record.state == 'ended' and 'repeated' or 'duplicate', id
   end
   if is_revoked_elsewhere(id) then
     end_revoked(id, message, terms)
