@@ -45,9 +45,10 @@ def lengths(client: Redis, lists: Iterable[str | bytes]) -> list[int]:
 def unserved(client: Redis) -> dict[str, int]:
     """Queues of unknown models or workers, with the number of jobs that wait in each.
 
-    A stock producer that mistypes a model or a worker fills one. Only a scan of the keys finds
-    them; if Redis has more than a million keys, only a part is scanned. Bytes of a queue's name
-    that are not UTF-8 appear as ``\\xff``.
+    A stock producer that mistypes a model or a worker fills one, and so does one with a
+    ``global_keyprefix``: its queue's name begins with that. Only a scan of the keys finds them; if
+    Redis has more than a million keys, only a part is scanned. Bytes of a queue's name that are not
+    UTF-8 appear as ``\\xff``.
     """
     known = {normal_queue(str(model)) for model in client.hkeys(keys.MODELS)}
     known |= {str(queue) for queue in client.zrange(keys.WORKER_QUEUES, 0, -1)}
@@ -55,10 +56,13 @@ def unserved(client: Redis) -> dict[str, int]:
     cursor = 0
     for _ in range(MOST_SCANS):
         # Like ``client.scan``, but with names as bytes: other programs' keys need not be UTF-8.
-        match = ("MATCH", f"{QUEUE_PREFIX}*", "COUNT", SCANNED_AT_ONCE_KEYS, "TYPE", "list")
+        match = ("MATCH", f"*{QUEUE_PREFIX}*", "COUNT", SCANNED_AT_ONCE_KEYS, "TYPE", "list")
         cursor, names = client.execute_command("SCAN", cursor, *match, **{NEVER_DECODE: True})
         for name in names:
-            found[normal_queue_of(name.decode(errors="backslashreplace"))].add(name)
+            shown = name.decode(errors="backslashreplace")
+            if not shown.startswith(keys.PREFIX):
+                prefix, _, _ = shown.partition(QUEUE_PREFIX)
+                found[prefix + normal_queue_of(shown.removeprefix(prefix))].add(name)
         if not cursor:
             break
     jobs = {queue: sum(lengths(client, found[queue])) for queue in sorted(found.keys() - known)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from llorch_worker.broker.queues import normal_queue
+from llorch_worker.broker.queues import QUEUE_PREFIX, normal_queue
 from llorch_worker.broker.recent_jobs import Durations, percentile_ms
 from llorch_worker.cli.terminal.screen import harmless
 from llorch_worker.contract.quantities import counted, human_ms, human_time
@@ -188,8 +188,10 @@ def notices(reading: Reading) -> Iterator[Text]:
 
 def _waits(queue: str, jobs: int) -> Text:
     wait = "job waits" if jobs == 1 else "jobs wait"
+    prefix, _, _ = queue.partition(QUEUE_PREFIX)
+    why = f" (its producer's global_keyprefix is {harmless(prefix)})" if prefix else ""
     return Text.assemble(
-        f"{harmless(queue)}: ", (f"{jobs:,} {wait}", "yellow"), ", no worker serves it"
+        f"{harmless(queue)}: ", (f"{jobs:,} {wait}", "yellow"), f", no worker serves it{why}"
     )
 
 

@@ -28,11 +28,18 @@ def test_the_queue_of_a_mistyped_worker_is_found(store: redis.Redis) -> None:
     assert unserved(store) == {"llorch.toy@gpu7.host": 2}
 
 
+def test_the_queue_of_a_producer_with_a_prefix_for_its_keys_is_found(store: redis.Redis) -> None:
+    for priority in ("high", "normal", "low"):
+        store.lpush(f"shop:{route('toy', priority).list_key}", "a job")
+    assert unserved(store) == {"shop:llorch.toy": 3}
+
+
 def test_queues_that_workers_serve_are_not_listed(store: redis.Redis) -> None:
     for worker in (None, "gpu0@host"):
         for priority in ("high", "normal", "low"):
             store.lpush(route("toy", priority, worker).list_key, "a job")
     store.lpush(queues.suspects("toy"), "a job")
+    store.lpush(keys.bell("llorch.toy"), "a ring")
     store.set("llorch.tyo", "no list")
     assert unserved(store) == {}
 

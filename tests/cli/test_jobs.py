@@ -126,11 +126,13 @@ def test_status_shows_since_when_a_worker_is_silent_and_cuts_no_name_in_a_pipe(
 def test_status_shows_a_queue_that_no_worker_serves(served: Served) -> None:
     with connect(served.redis_url) as client:
         client.lpush("llorch.tyo", "a job", "another", "and one more")
+        client.lpush("shop:llorch.toy", "a job")
         document = run("status", "--json").json
         shown = run("status").out
-        client.delete("llorch.tyo")
+        client.delete("llorch.tyo", "shop:llorch.toy")
     assert document["unserved_queues"]["llorch.tyo"] == 3
     assert "llorch.tyo: 3 jobs wait, no worker serves it" in shown
+    assert "shop:llorch.toy: 1 job waits, no worker serves it (its producer's" in shown
     assert "llorch.tyo" not in run("status").out
 
 
