@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from benches.battle.ledger import POISON, Entry, Kill, Ledger
+from llorch_worker.bench.instruments.percentiles import percentiles_ms
 
 TERMINAL_EVENTS = ("finished", "failed", "cancelled")
 
@@ -66,10 +65,11 @@ def spread(times: Sequence[float]) -> dict[str, float]:
     """Count, median, 95th percentile and maximum of ``times`` in seconds."""
     if not times:
         return {"count": 0}
+    found = percentiles_ms(times)
     return {
-        "count": len(times),
-        "p50": round(statistics.median(times), 3),
-        "p95": round(sorted(times)[math.ceil(0.95 * len(times)) - 1], 3),
+        "count": found.samples,
+        "p50": round(found.p50 / 1e3, 3),
+        "p95": round(found.p95 / 1e3, 3),
         "max": round(max(times), 3),
     }
 

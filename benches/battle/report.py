@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,29 +11,17 @@ from rich.table import Table
 
 from benches.battle.battle import Outcome, Terms
 from benches.battle.schedule import NETWORK
+from llorch_worker.bench.instruments.provenance import Provenance, provenance
 
 DEATHS = ("SIGKILL", "SIGTERM", "SIGQUIT")
-PACKAGES = ("celery", "kombu", "redis", "llorch-worker")
-
-
-def machine(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The machine and the versions."""
-    return {
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "redis_server": outcomes[0].redis_version,
-        **{name: _version(name) for name in PACKAGES},
-        "load_average_1m": round(os.getloadavg()[0], 2),
-    }
+PACKAGES = ("celery", "kombu", "redis")
 
 
 def as_json(outcomes: Sequence[Outcome], terms: Terms) -> dict[str, Any]:
     return {
-        "command": command(),
+        "provenance": _origin().model_dump(mode="json"),
+        "redis_server": outcomes[0].redis_version,
         "terms": asdict(terms),
-        "machine": machine(outcomes),
         "battles": [
             asdict(outcome) | {"findings": outcome.findings.as_json()} for outcome in outcomes
         ],
@@ -55,9 +37,8 @@ def print_table(outcomes: Sequence[Outcome], terms: Terms) -> None:
     for name, values in _rows(outcomes):
         table.add_row(name, *values)
     console.print(table)
-    host = machine(outcomes)
-    console.print(", ".join(f"{name} {value}" for name, value in host.items()), soft_wrap=True)
-    console.print(command(), soft_wrap=True)
+    for line in (*_origin().lines(), f"  redis-server {outcomes[0].redis_version}"):
+        console.print(line, soft_wrap=True)
     for outcome in outcomes:
         kept = "every promise kept" if outcome.findings.clean else "promises broken"
         console.print(f"{outcome.contestant}: {kept}")
@@ -72,8 +53,10 @@ def print_table(outcomes: Sequence[Outcome], terms: Terms) -> None:
             console.print(f"  {fault}: {', '.join(named)}", soft_wrap=True)
 
 
-def command() -> str:
-    return shlex.join(["python", "-m", "benches.battle", *sys.argv[1:]])
+def _origin() -> Provenance:
+    return provenance(
+        device="cpu", seed=0, program=("python", "-m", "benches.battle"), measured_with=PACKAGES
+    )
 
 
 def _rows(outcomes: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
@@ -131,19 +114,3 @@ def _spread(times: dict[str, float]) -> str:
     if not times.get("count"):
         return "-"
     return f"{times['p50']:.2f} / {times['p95']:.2f} / {times['max']:.2f} s"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "checkout"
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -19,6 +19,7 @@ import redis
 from celery import Celery
 
 from benches.fleet.stubs import MODEL
+from llorch_worker.bench.instruments.percentiles import percentiles_ms
 from llorch_worker.broker import keys, registry, worker_queues
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.enqueue import enqueue
@@ -189,13 +190,8 @@ class Producer:
             time.sleep(0.1)
         return time.monotonic() - began_s
 
-    def latencies_ms(self, claimed_us: dict[str, float]) -> list[float]:
-        return sorted((claimed_us[i] - sent) / 1e3 for i, sent in self.sent_us.items())
-
-
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, round(share * len(ordered)))]
+    def latencies_s(self, claimed_us: dict[str, float]) -> list[float]:
+        return [(claimed_us[i] - sent) / 1e6 for i, sent in self.sent_us.items()]
 
 
 def spread(counts: list[int]) -> str:
@@ -270,10 +266,10 @@ def steady(workers: int, name: str, *, rate: float, jobs: int, real: bool = Fals
             claimed = started[0].end()
             fences = {i: float(at) for jobs_ in claimed.values() for i, at in jobs_}
             counts = [len(jobs_) for jobs_ in claimed.values()]
-        waits = producer.latencies_ms(fences)
+        waits = percentiles_ms(producer.latencies_s(fences))
         return Steady(
-            used.commands, used.cpu_us, used.wakes, percentile(waits, 0.5),
-            percentile(waits, 0.99), spread(counts), idle.commands / workers, reached,
+            used.commands, used.cpu_us, used.wakes, waits.p50,
+            waits.p99, spread(counts), idle.commands / workers, reached,
         )  # fmt: skip
 
 
@@ -328,7 +324,7 @@ def _burst(
     jobs = len(producer.sent_us)
     return Burst(
         jobs,
-        producer.latencies_ms(fences)[-1] / 1e3,
+        max(producer.latencies_s(fences)),
         spread([len(jobs_) for jobs_ in claimed.values()]),
         (after.commands - before.commands) / jobs,
         (after.wakes - before.wakes) / jobs,

@@ -19,7 +19,6 @@ from llorch_worker.bench.instruments.timed_load import WARM_UP_TOKENS, Pass, run
 from llorch_worker.bench.load import Load
 from llorch_worker.bench.plan import Plan
 from llorch_worker.bench.tables import remark, table, title
-from llorch_worker.contract.command_errors import CommandError
 from llorch_worker.contract.quantities import counted
 from llorch_worker.model import Llama
 from llorch_worker.weights.contents import tensor_types
@@ -126,11 +125,6 @@ def measure_profile(plan: Plan, load: Load) -> ProfileFigures:
     # A step replayed from a CUDA graph cannot be divided into parts.
     plan = replace(plan, settings=plan.settings.model_copy(update={"cuda_graphs": False}))
     with engine_for(plan, load) as loaded:
-        if reason := loaded.no_room(load):
-            raise CommandError(
-                "OUT_OF_MEMORY",
-                f"the load {reason}; lower --concurrency, --prompt-tokens or --new-tokens",
-            )
         stats = loaded.engine.stats()
         origin = provenance(
             device=stats.device, seed=load.seed, program=("python", "-m", "benches.profile")

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 import torch
 
-from llorch_worker.bench.engine_figures import EngineFigures, Row, Skipped
+from llorch_worker.bench.engine_figures import EngineFigures, Row
 from llorch_worker.bench.instruments.ceilings import Ceilings, measure_ceilings
 from llorch_worker.bench.instruments.loaded_engine import LoadedEngine, engine_for
 from llorch_worker.bench.instruments.model_costs import decode_step_bytes, prefill_flops
@@ -43,7 +43,7 @@ def measure_engine(plan: Plan, load: Load, concurrencies: Sequence[int]) -> Engi
         device = engine.cache.kv.keys.device
         origin = provenance(device=engine.stats().device, seed=load.seed)
         seeds = count(load.seed)
-        measured: list[_Measured | Skipped] = []
+        measured: list[_Measured] = []
         for concurrency in concurrencies:
             plan.now(counted(concurrency, "sequence"))
             measured.append(_passes(loaded, replace(load, jobs=concurrency), plan.passes, seeds))
@@ -68,21 +68,13 @@ def measure_engine(plan: Plan, load: Load, concurrencies: Sequence[int]) -> Engi
             ceilings=ceilings,
             weight_bytes=stats.bytes["weights"],
             kv_bytes=stats.bytes["kv"],
-            rows=tuple(
-                each if isinstance(each, Skipped) else _row(engine, each, ceilings)
-                for each in measured
-            ),
+            rows=tuple(_row(engine, each, ceilings) for each in measured),
             peak_memory_bytes=peak_bytes,
             peak_device_memory_bytes=on_card,
         )
 
 
-def _passes(
-    loaded: LoadedEngine, load: Load, passes: int, seeds: Iterator[int]
-) -> _Measured | Skipped:
-    if reason := loaded.no_room(load):
-        return Skipped(concurrency=load.jobs, reason=reason)
-
+def _passes(loaded: LoadedEngine, load: Load, passes: int, seeds: Iterator[int]) -> _Measured:
     def run(new_tokens: int) -> Pass:
         # Each pass has its own prompts, so that none finds another's in the prefix cache.
         one = replace(load, new_tokens=(new_tokens,) * 2, seed=next(seeds))

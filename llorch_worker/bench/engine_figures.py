@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 from rich.console import RenderableType
 
@@ -19,7 +18,6 @@ class Row(Frozen):
     """The figures for one concurrency. Rates are medians over the passes; percentiles cover all
     passes together. A figure that could not be measured is None, and ``notes`` says why."""
 
-    kind: Literal["measured"] = "measured"
     concurrency: int
     warm_up_s: float
     prefill_tokens_per_s: float
@@ -44,14 +42,6 @@ class Row(Frozen):
     notes: tuple[str, ...]
 
 
-class Skipped(Frozen):
-    """A concurrency that was not measured, and why."""
-
-    kind: Literal["skipped"] = "skipped"
-    concurrency: int
-    reason: str
-
-
 class EngineFigures(Figures):
     """The document of ``llorch bench engine --json``."""
 
@@ -69,7 +59,7 @@ class EngineFigures(Figures):
     ceilings: Ceilings
     weight_bytes: int
     kv_bytes: int
-    rows: tuple[Row | Skipped, ...]
+    rows: tuple[Row, ...]
     peak_memory_bytes: int | None
     """Peak resident memory of this process over all rows; None if the system does not report it."""
     peak_device_memory_bytes: int | None
@@ -86,29 +76,25 @@ class EngineFigures(Figures):
             f"{counted(self.new_tokens, 'new one')} each, {greedy}; "
             f"{median_of(self.passes)} after a warm-up\n"
         )
-        rows = [row for row in self.rows if row.kind == "measured"]
+        rows = self.rows
         lines = [(label, *(shown(cell(row), form) for row in rows)) for label, form, cell in _LINES]
-        if rows:
-            yield table(
-                [("sequences", ""), *((str(row.concurrency), "") for row in rows)],
-                [line for line in lines if any(cell is not None for cell in line[1:])],
-            )
-        for each in self.rows:
-            for text in (f"skipped: {each.reason}",) if each.kind == "skipped" else each.notes:
-                yield remark(f"{counted(each.concurrency, 'sequence')}: {text}")
+        yield table(
+            [("sequences", ""), *((str(row.concurrency), "") for row in rows)],
+            [line for line in lines if any(cell is not None for cell in line[1:])],
+        )
+        for row in rows:
+            for note in row.notes:
+                yield remark(f"{counted(row.concurrency, 'sequence')}: {note}")
         yield ""
         yield from self._limits()
 
     def _limits(self) -> Iterator[str]:
         ceilings = self.ceilings
-        if ceilings.read_bytes_per_s is not None:
-            size = human_bytes(ceilings.read_array_bytes)
-            yield f"  reads {ceilings.read_bytes_per_s / 1e9:.1f} GB/s (an array of {size})"
+        size = human_bytes(ceilings.read_array_bytes)
+        yield f"  reads {ceilings.read_bytes_per_s / 1e9:.1f} GB/s (an array of {size})"
         shape = " x ".join(f"{size:,}" for size in ceilings.gemm_shape)
         rate = f"{ceilings.flops_per_s / 1e9:,.1f} GFLOP/s"
         yield f"  computes {rate} ({ceilings.gemm_dtype}, {shape})"
-        if ceilings.not_measured is not None:
-            yield f"  {ceilings.not_measured}"
         if self.peak_memory_bytes is not None:
             yield f"  peak memory of this process {human_bytes(self.peak_memory_bytes)}"
         if self.peak_device_memory_bytes is not None:

@@ -23,7 +23,7 @@ from llorch_worker.bench.instruments.loaded_engine import own_context
 from llorch_worker.bench.instruments.percentiles import percentiles_ms, spread_of
 from llorch_worker.bench.instruments.processor_time import ProcessorTime
 from llorch_worker.bench.instruments.provenance import provenance
-from llorch_worker.bench.jobs.client_load import QueuedPass, Throughput, engine_s, run_queued
+from llorch_worker.bench.jobs.client_load import Throughput, engine_s, run_queued
 from llorch_worker.bench.jobs.sandbox import Sandbox
 from llorch_worker.bench.load import Load
 from llorch_worker.bench.plan import Plan
@@ -114,7 +114,7 @@ def checked_settings(settings: Settings, load: Load) -> Settings:
 
 @dataclass(frozen=True)
 class _Queued:
-    ran: QueuedPass
+    ran: Throughput
     beside_model: float
     """See :attr:`LoadRow.beside_model`."""
 
@@ -193,7 +193,6 @@ def _row(jobs: int, pairs: list[tuple[Throughput, _Queued]]) -> LoadRow:
         # Per pair, because its two passes have the same jobs.
         share=median(queued.ran.tokens_per_s / straight.tokens_per_s for straight, queued in pairs),
         beside_model=median(queued.beside_model for _, queued in pairs),
-        delivery_ms=percentiles_ms([s for _, queued in pairs for s in queued.ran.delivery_s]),
     )
 
 

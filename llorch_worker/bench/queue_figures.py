@@ -34,9 +34,6 @@ class LoadRow(Frozen):
     beside_model: float
     """The share of all processors' time that client, Redis and the worker use while jobs go
     through Redis, without the threads that compute the model; median over the passes."""
-    delivery_ms: Percentiles
-    """The time of a job through Redis that is neither waiting nor computing: from the call of
-    ``submit`` to the queue, and from the last token to the result at the client."""
 
 
 class SingleJobs(Frozen):
@@ -71,15 +68,13 @@ class QueueFigures(Figures):
         for row in self.rows:
             straight, queued = row.straight, row.queued
             rates = straight.jobs_per_s, straight.tokens_per_s, straight.spread
-            rows.append((row.jobs, "straight", *rates, None, None, None, None))
+            rows.append((row.jobs, "straight", *rates, None, None))
             rates = queued.jobs_per_s, queued.tokens_per_s, queued.spread
-            cost = row.share, row.beside_model, row.delivery_ms.p50, row.delivery_ms.p95
-            rows.append((None, "queued", *rates, *cost))
+            rows.append((None, "queued", *rates, row.share, row.beside_model))
         yield table(
             [
                 *(("jobs", ","), ("", ""), ("jobs/s", ".2f"), ("tokens/s", ",.1f")),
                 *(("spread", ".1%"), ("share", ".1%"), ("CPU", ".1%")),
-                *(("delivery p50", ".2f"), ("p95, ms", ".2f")),
             ],
             rows,
             words=2,

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from llorch_worker.bench.instruments.fresh_load import FreshLoad, drop_cached, load_afresh, read_s
 from llorch_worker.bench.instruments.percentiles import spread_of
-from llorch_worker.bench.instruments.provenance import Figures, Frozen, provenance
+from llorch_worker.bench.instruments.provenance import Figures, provenance
 from llorch_worker.bench.plan import Plan
 from llorch_worker.bench.tables import median_of, remark, table, title
 from llorch_worker.contract.command_errors import CommandError
@@ -21,18 +21,6 @@ from llorch_worker.weights.contents import file_bytes
 
 FROM_DISK = 0.9
 """A pass counts as a read from disk if at least this share of the file comes from there."""
-
-
-class Span(Frozen):
-    """Seconds: the median of the passes, and their spread (largest minus smallest) as a share of
-    it; None for one pass."""
-
-    median_s: float
-    spread: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Span:
-        return cls(median_s=median(values), spread=spread_of(values))
 
 
 class StartupFigures(Figures):
@@ -47,13 +35,16 @@ class StartupFigures(Figures):
     file_bytes: int
     held_bytes: int
     """Held by weights and tables, and on a card by KV blocks."""
-    read: Span
-    """Reading all files with one thread."""
-    ready: Span
+    read_s: float
+    """Reading all files with one thread; median over the passes, as all spans of time here."""
+    read_spread: float | None
+    """Largest minus smallest, as a share of the median; None for one pass."""
+    ready_s: float
     """From the file to the first token."""
+    ready_spread: float | None
     first_token_s: float
     ratio: float
-    """``ready`` as a multiple of ``read``: median over the passes."""
+    """``ready_s`` as a multiple of ``read_s``: median over the passes."""
     resident_bytes: int | None
     """Resident memory of the process that loaded; None on a card, which holds the model itself."""
     foretold_bytes: int
@@ -66,13 +57,13 @@ class StartupFigures(Figures):
             f"  {counted(self.max_sequences, 'sequence')} of up to {self.max_context:,} "
             f"tokens; {median_of(self.passes)}; reads and loads alternate\n"
         )
-        spans = (
-            ("read the file", self.file_bytes, self.read),
-            ("load and first token", self.held_bytes, self.ready),
-        )
+        file, held = human_bytes(self.file_bytes), human_bytes(self.held_bytes)
         yield table(
             [("", ""), ("bytes", ""), ("s", ".3g"), ("spread", ".0%")],
-            [(label, human_bytes(size), each.median_s, each.spread) for label, size, each in spans],
+            [
+                ("read the file", file, self.read_s, self.read_spread),
+                ("load and first token", held, self.ready_s, self.ready_spread),
+            ],
         )
         yield (
             f"\nready in {self.ratio:.2f} times what the read takes; the first token is "
@@ -129,8 +120,10 @@ def measure_startup(plan: Plan) -> StartupFigures:
         passes=plan.passes,
         file_bytes=size,
         held_bytes=last.held_bytes,
-        read=Span.of(reads_s),
-        ready=Span.of([load.ready_s for load in loads]),
+        read_s=median(reads_s),
+        read_spread=spread_of(reads_s),
+        ready_s=median(load.ready_s for load in loads),
+        ready_spread=spread_of([load.ready_s for load in loads]),
         first_token_s=median(load.first_token_s for load in loads),
         ratio=median(load.ready_s / s for load, s in zip(loads, reads_s, strict=True)),
         resident_bytes=None
@@ -141,14 +134,12 @@ def measure_startup(plan: Plan) -> StartupFigures:
     )
 
 
-def from_disk_notes(file_bytes: int, from_disk_bytes: Sequence[int | None]) -> tuple[str, ...]:
-    """Notes if files may not have come from a disk; takes the bytes of each pass."""
-    known = [each / file_bytes for each in from_disk_bytes if each is not None]
-    if not known:
-        return ("this system does not report how much of the file came from a disk",)
-    if min(known) >= FROM_DISK:
+def from_disk_notes(file_bytes: int, from_disk_bytes: Sequence[int]) -> tuple[str, ...]:
+    """A note if files may not have come from a disk; takes the bytes of each pass."""
+    share = min(from_disk_bytes) / file_bytes
+    if share >= FROM_DISK:
         return ()
     return (
-        f"in one pass only {min(known):.0%} of the file came from a disk: something else keeps the "
-        "rest in memory",
+        f"in one pass only {share:.0%} of the file came from a disk: something else keeps the rest "
+        "in memory",
     )

@@ -24,7 +24,7 @@ from llorch_worker.demo_model import DEMO, STORY_MODEL, demo_model
 from llorch_worker.stack.programs import FLOWER, GATEWAY
 
 if TYPE_CHECKING:
-    from llorch_worker.bench.jobs.client_load import Figures, Measured
+    from llorch_worker.cli.demo_load import Figures, Measured
     from llorch_worker.cli.demo_screen import DemoScreen
     from llorch_worker.stack.stack import Stack
 
@@ -126,7 +126,7 @@ def _run(
 ) -> tuple[list[Measured], Figures]:
     import asyncio
 
-    from llorch_worker.bench.jobs.client_load import follow_jobs
+    from llorch_worker.cli.demo_load import follow_jobs
 
     with view.jobs(requests[0], len(requests)) as (on_event, on_end):
         return asyncio.run(

@@ -23,7 +23,7 @@ from llorch_worker.contract.installing import install_command
 from llorch_worker.demo_model import DEMO
 
 if TYPE_CHECKING:
-    from llorch_worker.bench.jobs.client_load import Figures, Measured
+    from llorch_worker.cli.demo_load import Figures, Measured
 
 STREAMED_JOB = 0
 SHOWN_STORIES = 2

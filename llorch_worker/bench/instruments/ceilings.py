@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import psutil
 import torch
 import torch.nn.functional as F
 
 from llorch_worker.bench.instruments.provenance import Frozen
+from llorch_worker.engine.memory.free_memory import free_bytes
 
 MIN_RUNS = 5
 MIN_MEASURED_S = 0.5
@@ -25,15 +25,14 @@ MAX_SHARE_OF_FREE = 0.25
 
 
 class Ceilings(Frozen):
-    """``read_bytes_per_s`` is None, with the reason, if memory is too short to measure it."""
+    """What nothing on this machine can exceed."""
 
-    read_bytes_per_s: float | None
+    read_bytes_per_s: float
     read_array_bytes: int
     flops_per_s: float
     gemm_shape: tuple[int, int, int]
     """Rows, columns in and columns out of the fastest product."""
     gemm_dtype: str
-    not_measured: str | None = None
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
@@ -41,22 +40,15 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
     Uses torch's current number of threads. Takes some seconds and some memory, which it frees.
     """
-    read_bytes = READ_BYTES[device.type]
     shapes = GEMM_SHAPES[device.type]
     flops_per_s, shape = max((_flops_per_s(device, dtype, shape), shape) for shape in shapes)
-    cuda = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if cuda else psutil.virtual_memory().available
-    fits = read_bytes <= MAX_SHARE_OF_FREE * free
+    read_bytes = min(READ_BYTES[device.type], int(free_bytes(device) * MAX_SHARE_OF_FREE))
     return Ceilings(
-        read_bytes_per_s=_read_bytes_per_s(device, read_bytes) if fits else None,
+        read_bytes_per_s=_read_bytes_per_s(device, read_bytes // 8 * 8),
         read_array_bytes=read_bytes,
         flops_per_s=flops_per_s,
         gemm_shape=shape,
         gemm_dtype=str(dtype).removeprefix("torch."),
-        not_measured=None
-        if fits
-        else f"read bandwidth needs an array of {read_bytes >> 20} MiB, and only "
-        f"{int(free) >> 20} MiB are free",
     )
 
 

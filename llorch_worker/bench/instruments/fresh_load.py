@@ -36,8 +36,8 @@ class FreshLoad(Frozen):
     """Predicted by the same process, before the load, without the KV blocks of a CPU."""
     resident_bytes: int
     """Resident memory of the process after the token."""
-    from_disk_bytes: int | None
-    """Read during the load; None if the system does not report it."""
+    from_disk_bytes: int
+    """Read from disks during the load."""
 
     @property
     def ready_s(self) -> float:
@@ -88,12 +88,9 @@ def read_s(files: Sequence[Path]) -> float:
     return time.perf_counter() - began_s
 
 
-def bytes_from_disk() -> int | None:
-    """Bytes that this process has read from disks; None if the system does not report them."""
-    try:
-        return int(psutil.Process().io_counters().read_bytes)
-    except (AttributeError, OSError, psutil.Error):
-        return None
+def bytes_from_disk() -> int:
+    """Bytes that this process has read from disks."""
+    return int(psutil.Process().io_counters().read_bytes)
 
 
 def _load(settings: Settings) -> FreshLoad:
@@ -106,7 +103,6 @@ def _load(settings: Settings) -> FreshLoad:
         loaded_s = time.perf_counter()
         engine.submit(request).result()
         ready_s = time.perf_counter()
-        read_after = bytes_from_disk()
         stats = engine.stats()
         return FreshLoad(
             device=stats.device,
@@ -116,9 +112,7 @@ def _load(settings: Settings) -> FreshLoad:
             held_bytes=sum(stats.bytes.values()) - kv_bytes,
             foretold_bytes=plan.total_bytes - kv_bytes,
             resident_bytes=psutil.Process().memory_info().rss,
-            from_disk_bytes=None
-            if read_before is None or read_after is None
-            else read_after - read_before,
+            from_disk_bytes=bytes_from_disk() - read_before,
         )
 
 

@@ -29,13 +29,6 @@ class LoadedEngine:
     checkpoint: Checkpoint
     load_s: float
 
-    def no_room(self, load: Load) -> str | None:
-        """The reason why the KV cache cannot hold all the load's requests at once, or None."""
-        needed, total = _blocks_for_all(load), self.engine.cache.blocks.total
-        if needed <= total:
-            return None
-        return f"needs {needed} KV blocks at once, and memory holds {total}"
-
 
 @contextmanager
 def engine_for(plan: Plan, largest: Load) -> Iterator[LoadedEngine]:
@@ -44,6 +37,7 @@ def engine_for(plan: Plan, largest: Load) -> Iterator[LoadedEngine]:
     Raises:
         CommandError: the load is longer than the model's context, or the model with one context
             does not fit into memory.
+        LlorchError: the KV blocks of the whole load do not fit.
     """
     watches: list[WatchedModel] = []
 
@@ -63,7 +57,6 @@ def engine_for(plan: Plan, largest: Load) -> Iterator[LoadedEngine]:
         | {
             "max_sequences": largest.jobs,
             "max_context": fitting.shape.max_context,
-            # The engine allocates less if memory is short.
             "kv_cache_bytes": _blocks_for_all(largest) * fitting.block_bytes,
         },
     ) as engine:
