@@ -176,7 +176,7 @@ def test_a_gateway_as_in_the_file_starts_with_a_first_key_and_not_without(
             )
 
         refused = run("gateway")
-        assert refused.returncode == 1
+        assert refused.returncode == 2
         assert f"the file of keys {keys}" in refused.stderr
         made = run("gateway-key", "alice")
         keys.write_text(made.stdout)

@@ -247,7 +247,7 @@ def test_options_that_cannot_work_are_refused(
     redis_server: RedisServer, tmp_path: Path, options: tuple[str, ...], words: str
 ) -> None:
     worker = WorkerProcess(redis_server.url, tmp_path / "w.log", options=options, model_name="toy")
-    assert worker.wait_exit() == 1
+    assert worker.wait_exit() == 2
     assert words in worker.text()
 
 

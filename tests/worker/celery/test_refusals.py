@@ -62,7 +62,7 @@ def test_an_option_that_has_no_meaning_here_ends_the_start_with_one_sentence(
         timeout=60,
         check=False,
     )
-    assert json.loads(done.stdout) == [1] * len(refused)
+    assert json.loads(done.stdout) == [2] * len(refused)
     said = [line for line in done.stderr.splitlines() if "cannot start: " in line]
     for line, expected in zip(said, refused.values(), strict=True):
         assert expected in line
