@@ -13,9 +13,23 @@ from llorch_worker.broker.url import FollowedUrl, is_followed, is_unix, url_erro
 REPLY_TIMEOUT_S = 30.0
 
 
+class OwnBroker(Celery):  # type: ignore[misc]
+    """An app whose broker is that of its own settings. Celery's ``CELERY_BROKER_URL``, which comes
+    first elsewhere, is often another app's of the same service."""
+
+    def connection_for_read(self, url: str | None = None, **options: Any) -> Any:
+        return super().connection_for_read(url or self.conf["broker_url"], **options)
+
+    def connection_for_write(self, url: str | None = None, **options: Any) -> Any:
+        return super().connection_for_write(url or self.conf["broker_url"], **options)
+
+    def connection(self, hostname: str | None = None, **options: Any) -> Any:
+        return super().connection(hostname or self.conf["broker_url"], **options)
+
+
 def producer_app(redis_url: str) -> Celery:
     """An app that only enqueues. It has no result backend: reading results needs no Celery."""
-    app = Celery("llorch-client", set_as_current=False)
+    app = OwnBroker("llorch-client", set_as_current=False)
     app.conf.update(connection_config(redis_url), task_ignore_result=False)
     return app
 

@@ -8,20 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from celery import Celery, signals
+from celery import signals
 from celery.utils.text import str_to_list
 from pydantic import ValidationError
 
 from llorch_worker.broker import transport
 from llorch_worker.broker.claims import ClaimTerms
+from llorch_worker.broker.producer import OwnBroker
 from llorch_worker.contract.command_errors import explain
-from llorch_worker.contract.errors import BrokerRefused
+from llorch_worker.contract.errors import BrokerRefused, InvalidUrl
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.logs.setup import CeleryLogs
 from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.celery import control
 from llorch_worker.worker.celery.bootstep import ResidencyStep
 from llorch_worker.worker.celery.config import task_queues, worker_config
+from llorch_worker.worker.celery.foreign_settings import contradicting_variable
 from llorch_worker.worker.celery.task import JobTask, register
 from llorch_worker.worker.residency import Residency
 
@@ -30,11 +32,13 @@ _CELERY_COMMAND = "celery.bin.celery"
 _APP_OPTIONS = ("-A", "--app")
 
 
-class LlorchApp(Celery):  # type: ignore[misc]
+class LlorchApp(OwnBroker):
     """A Celery app that knows its settings and, in a worker, the resident model."""
 
     task_cls = JobTask
     settings: Settings
+    own_config: dict[str, Any]
+    """Celery's settings as made from ``settings``."""
     residency: Residency | None = None
     """Set by the worker's bootstep."""
     assignment: Assignment | None = None
@@ -49,7 +53,10 @@ def build_app(settings: Settings) -> LlorchApp:
     """An app that can serve ``settings.model`` and send jobs to the workers that serve it."""
     app = LlorchApp("llorch")
     app.settings = settings
-    app.conf.update(worker_config(settings))
+    app.own_config = worker_config(settings)
+    app.conf.update(app.own_config)
+    # Otherwise CELERY_RESULT_BACKEND comes before it.
+    app.backend_cls = app.own_config["result_backend"]
     app.steps["worker"].add(ResidencyStep)
     register(app)
     return app
@@ -78,7 +85,8 @@ def _prepare_worker(sender: str, instance: Any, options: Mapping[str, Any], **_:
     )
     transport.install(terms, worker=sender)
     # Only now are the worker's name and its worker queue known.
-    instance.app.conf.task_queues = task_queues(settings.served_name, sender)
+    instance.app.own_config["task_queues"] = task_queues(settings.served_name, sender)
+    instance.app.conf.task_queues = instance.app.own_config["task_queues"]
 
 
 def build_from_environment(*modules: str) -> LlorchApp:
@@ -88,10 +96,14 @@ def build_from_environment(*modules: str) -> LlorchApp:
     the traceback of this import. A producer gets the exception, even in a ``celery`` command of
     its own.
     """
+    in_command = _is_app_of_command(modules, sys.argv[1:])
     try:
-        return build_app(Settings())
+        settings = Settings()
+        if in_command and (refusal := contradicting_variable(settings.redis_url)):
+            raise InvalidUrl(refusal)
+        return build_app(settings)
     except (ValidationError, BrokerRefused) as error:
-        if not _is_app_of_command(modules, sys.argv[1:]):
+        if not in_command:
             raise
         explained = explain(error)
         assert explained is not None

@@ -30,6 +30,7 @@ from llorch_worker.settings import Settings
 from llorch_worker.telemetry.traces.tracing import Tracing, is_traced, start_tracing
 from llorch_worker.worker.card.assignment import Assignment, assign_device
 from llorch_worker.worker.celery.follow_ups import FollowUps
+from llorch_worker.worker.celery.foreign_settings import refused_setting
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.residency_check import violation, wrong_card
@@ -59,8 +60,10 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Raises WorkerShutdown with one logged sentence if the worker must not start like this."""
         super().__init__(worker, **options)
         use_one_arena()  # before the pool's threads
-        refusal = refused_option(worker, options) or foreign_queue(
-            worker.app, worker.hostname, worker.named_queues
+        refusal = (
+            refused_option(worker, options)
+            or refused_setting(worker.app)
+            or foreign_queue(worker.app, worker.hostname, worker.named_queues)
         )
         if refusal is not None:
             _give_up(refusal, USAGE)

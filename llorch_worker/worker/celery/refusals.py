@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llorch_worker.broker.queues import queues
-from llorch_worker.contract import TASK_NAME, shown
+from llorch_worker.contract import shown
 from llorch_worker.worker.celery.pool import EnginePool
 
 FIXED_SIZE = (
@@ -41,8 +41,6 @@ def refused_option(worker: Any, options: Mapping[str, Any]) -> str | None:
     for option, (given, reason) in refused.items():
         if given:
             return f"{option} is refused: {reason}"
-    if not worker.app.tasks[TASK_NAME].acks_late:
-        return "task_acks_late must be on: a job acknowledged early is lost with its worker"
     return None
 
 

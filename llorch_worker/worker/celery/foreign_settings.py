@@ -1,0 +1,189 @@
+"""Celery settings that reach this app past ``LLORCH_*``: the same in other words, or refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from celery.app.utils import Settings as CelerySettings
+
+from llorch_worker.broker.producer import celery_url
+from llorch_worker.broker.url import REDIS_PORT, safe_url
+from llorch_worker.contract import TASK_NAME, shown
+from llorch_worker.worker.celery.refusals import NO_TIME_LIMITS
+
+_VARIABLES = {
+    "broker_url": ("CELERY_BROKER_URL", "-b/--broker"),
+    "broker_read_url": ("CELERY_BROKER_READ_URL", ""),
+    "broker_write_url": ("CELERY_BROKER_WRITE_URL", ""),
+    "result_backend": ("CELERY_RESULT_BACKEND", "--result-backend"),
+}
+"""Variables that Celery puts before every setting, and the options that set them."""
+_DEFAULTS = {
+    "broker_read_url": None,
+    "broker_write_url": None,
+    "broker_transport": None,
+    "broker_host": None,
+    "broker_port": None,
+    "broker_user": None,
+    "broker_password": None,
+    "broker_vhost": None,
+    "redis_host": None,
+    "redis_port": None,
+    "redis_db": None,
+    "redis_username": None,
+    "redis_password": None,
+    "result_accept_content": None,
+    "task_always_eager": False,
+    "worker_direct": False,
+    "worker_soft_shutdown_timeout": 0,
+}
+"""Settings that must keep these values, beside those of the app itself."""
+_TASK_ATTRIBUTES = {
+    "acks_late": True,
+    "acks_on_failure_or_timeout": True,
+    "acks_on_failure": True,
+    "ignore_result": False,
+    "track_started": False,
+    "serializer": "json",
+    "time_limit": None,
+    "soft_time_limit": None,
+}
+"""What the settings ``task_...`` and annotations must leave as it is."""
+_REASONS = {
+    "task_acks_late": "a job acknowledged early is lost with its worker",
+    "task_acks_on_failure": "a failed job would stay in its queue",
+    "task_acks_on_failure_or_timeout": "a failed job would stay in its queue",
+    "task_ignore_result": "its result is how a job ends",
+    "task_track_started": "the claim stores STARTED",
+    "task_always_eager": "this process would run the next tasks of a chain itself",
+    "task_time_limit": NO_TIME_LIMITS,
+    "task_soft_time_limit": NO_TIME_LIMITS,
+    "task_queues": "a worker serves the queues of its model; choose among them with -Q",
+    "task_routes": "name the queue of a later task in its signature",
+    "result_expires": "set LLORCH_RESULT_TTL_S",
+    "result_extended": "it would store prompts with results",
+    "accept_content": "jobs are JSON",
+    "worker_concurrency": "set LLORCH_MAX_SEQUENCES",
+    "worker_direct": "each worker has a queue of its own without it",
+    "worker_soft_shutdown_timeout": "set LLORCH_DRAIN_S",
+    "worker_pool": "the worker needs its own pool",
+}
+
+
+def contradicting_variable(redis_url: str) -> str | None:
+    """The reason why Celery's own variables cannot be obeyed; None if they say nothing else."""
+    for name, (variable, option) in _VARIABLES.items():
+        url = os.environ.get(variable)
+        if url and not _same_redis(url, redis_url):
+            source = f"{variable} or {option}" if option else variable
+            return _refusal(name, url, source, redis_url)
+    return None
+
+
+def refused_setting(app: Any) -> str | None:
+    """The reason why a worker of ``app`` must not start with Celery's configuration; None if it
+    may. The app then has its own settings only, because the spelling of a URL matters, too."""
+    redis_url = app.settings.redis_url
+    refusal = contradicting_variable(redis_url)
+    if refusal is not None:
+        return refusal
+    for name, own in (_DEFAULTS | app.own_config).items():
+        for source, given in _given(app.conf, name):
+            if not _same(name, given, own, redis_url):
+                return _refusal(name, given, source, redis_url)
+    task = app.tasks[TASK_NAME]
+    for attribute, own in _TASK_ATTRIBUTES.items():
+        given = getattr(task, attribute, own)  # older versions of Celery lack some
+        if given != own:
+            name = f"task_{attribute}"
+            sources = (source for source, _ in _given(app.conf, name))
+            return _refusal(name, given, next(sources, "in an annotation"), redis_url)
+    app.conf.update(app.own_config)
+    return None
+
+
+def _given(conf: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Where else than in Celery's defaults ``name`` is set, and to what."""
+    changes, *others = conf.maps[:-1]
+    module = os.environ.get("CELERY_CONFIG_MODULE")
+    configured = f"in {module}, CELERY_CONFIG_MODULE or --config" if module else "configured"
+    sources = [_source(name, "in the app's code"), *(configured for _ in others)]
+    for layer, source in zip((changes, *others), sources, strict=True):
+        # Celery's own view also finds old names, such as CELERY_ACKS_LATE.
+        view = CelerySettings({}, [layer], conf._keys, conf.prefix)
+        if name in view:
+            yield source, view[name]
+
+
+def _source(name: str, otherwise: str) -> str:
+    """Says whether ``name`` is among the ``key=value`` that follow ``--`` on the command line."""
+    keys = (word.partition("=")[0].lower().replace(".", "_") for word in sys.argv)
+    return "on the command line" if name in keys else otherwise
+
+
+def _same(name: str, given: Any, own: Any, redis_url: str) -> bool:
+    if name in _VARIABLES and isinstance(given, str):
+        return given == own or _same_redis(given, redis_url)
+    if name.endswith("transport_options") and isinstance(given, Mapping):
+        # Nothing depends on a visibility timeout: leases say when a job is delivered again.
+        return all(
+            key == "visibility_timeout" or (key, value) in own.items()
+            for key, value in given.items()
+        )
+    return bool(_plain(given) == _plain(own) or not (given or own))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case timedelta():
+            return value.total_seconds()
+        case tuple():
+            return list(value)
+    return value
+
+
+def _same_redis(url: str, redis_url: str) -> bool:
+    if url in (redis_url, celery_url(redis_url)):
+        return True
+    try:
+        return _place(url) == _place(redis_url)
+    except ValueError:
+        return False
+
+
+def _place(url: str) -> tuple[Any, ...]:
+    split = urlsplit(url)
+    return (
+        split.scheme, split.username or "", split.password or "", split.hostname,
+        split.port or REDIS_PORT, split.path.strip("/") or "0", sorted(parse_qsl(split.query)),
+    )  # fmt: skip
+
+
+def _refusal(name: str, given: Any, source: str, redis_url: str) -> str:
+    if name.endswith("transport_options"):
+        reason = "clients and other workers would not find its jobs and results"
+    elif name in _VARIABLES or name.startswith(("broker_", "redis_")):
+        reason = f"LLORCH_REDIS_URL alone names Redis, and says {safe_url(redis_url)}"
+    else:
+        reason = _REASONS.get(name, "the worker sets it itself")
+    return f"{name} = {_without_credentials(name, given)} ({source}) is refused: {reason}"
+
+
+def _without_credentials(name: str, value: Any) -> str:
+    if name.endswith("_password"):
+        return "***"
+    match value:
+        case str() if name in _VARIABLES or "://" in value or "@" in value:
+            # A backend's class may precede its URL.
+            return safe_url(re.sub(r"^[\w.]+:\w+\+", "", value))
+        case bool() | int() | float() | None:
+            return repr(value)
+        case Mapping():
+            return f"{{{', '.join(map(shown, value))}}}"
+    return shown(value)
