@@ -65,7 +65,6 @@ LONGEST = (
     "engine/test_structured_output.py",
     "faults/test_poison.py",
     "engine/test_emulated_processor.py",
-    "faults/test_redis_cluster.py",
     "worker/test_redis_restart.py",
     "gateway/test_webhooks.py",
 )

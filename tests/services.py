@@ -70,7 +70,7 @@ def free_port() -> int:
 
 
 def free_node_port() -> int:
-    """:func:`free_port` for a node of a Redis Cluster, which also takes the port 10,000 above."""
+    """:func:`free_port` for a Redis in cluster mode, which also takes the port 10,000 above."""
     while not (_take(port := 10_000 + secrets.randbelow(10_000)) and _take(port + 10_000)):
         pass
     return port

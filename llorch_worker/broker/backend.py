@@ -27,7 +27,6 @@ from llorch_worker.broker.cancellation import cancel
 from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import encode_json, trace_id
-from llorch_worker.broker.redis_cluster import ClusterNodes, TaggedSSLConnection
 from llorch_worker.broker.results import (
     FAILURE,
     REVOKED,
@@ -188,14 +187,3 @@ class ResultBackend(_OneEnd, RedisBackend):  # type: ignore[misc]
 
 class SentinelResultBackend(_OneEnd, SentinelBackend):  # type: ignore[misc]
     """The backend for ``sentinel://``."""
-
-
-class ClusterResultBackend(SentinelResultBackend):
-    """The backend for ``redis+cluster://``."""
-
-    connection_class_ssl = TaggedSSLConnection
-
-    def _get_sentinel_instance(self, **options: Any) -> ClusterNodes:
-        addresses = [(host["host"], host["port"]) for host in options.pop("hosts")]
-        nodes: dict[str, Any] = self._transport_options["sentinel_kwargs"]
-        return ClusterNodes(addresses, sentinel_kwargs=nodes, **options)

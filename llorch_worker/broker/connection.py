@@ -13,7 +13,15 @@ from kombu.exceptions import OperationalError
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.client import PubSub
-from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.retry import Retry
 
 from llorch_worker.broker.following import (
@@ -21,10 +29,9 @@ from llorch_worker.broker.following import (
     AsyncSentinels,
     FollowingConnection,
 )
-from llorch_worker.broker.redis_cluster import AsyncClusterNodes, ClusterNodes
 from llorch_worker.broker.url import (
-    FollowedUrl,
-    is_followed,
+    NO_CLUSTER,
+    SentinelUrl,
     is_sentinel,
     is_unix,
     safe_url,
@@ -48,9 +55,9 @@ def connect(
 ) -> redis.Redis:
     """A client of the Redis at ``url``; connects on first use. Replies are str.
 
-    redis-py's pool replaces connections that Redis closed, and behind Sentinel or in a Cluster it
-    asks for the master whenever it connects. This module adds a retry, for commands that
-    reach a demoted master, and :func:`close_idle`.
+    redis-py's pool replaces connections that Redis closed, and behind Sentinel it asks for the
+    master whenever it connects. This module adds a retry, for commands that reach a demoted
+    master, and :func:`close_idle`.
     """
     return cast(redis.Redis, _connect(url, _THREADED, reply_timeout_s, retries))
 
@@ -73,13 +80,10 @@ class _Kind(NamedTuple):
     retry: Any
     following: Any
     sentinels: Any
-    cluster_nodes: Any
 
 
-_THREADED = _Kind(redis, Retry, FollowingConnection, redis.sentinel.Sentinel, ClusterNodes)
-_ASYNCHRONOUS = _Kind(
-    redis.asyncio, AsyncRetry, AsyncFollowingConnection, AsyncSentinels, AsyncClusterNodes
-)
+_THREADED = _Kind(redis, Retry, FollowingConnection, redis.sentinel.Sentinel)
+_ASYNCHRONOUS = _Kind(redis.asyncio, AsyncRetry, AsyncFollowingConnection, AsyncSentinels)
 
 
 def _connect(
@@ -101,17 +105,13 @@ def _connect(
     if not is_unix(url):
         options["socket_keepalive"] = True
     with url_errors(url):
-        if not is_followed(url):
+        if not is_sentinel(url):
             return kind.library.Redis.from_url(url, **options)
-        parsed = FollowedUrl.parse(url)
-        options |= parsed.redis_options
-        server_options = parsed.server_options | {"retry": kind.retry(NoBackoff(), 0)}
-        servers = kind.cluster_nodes
-        if is_sentinel(url):
-            servers = kind.sentinels
-            options["connection_class"] = kind.following
-        nodes = servers(parsed.servers, sentinel_kwargs=server_options)
-        return nodes.master_for(parsed.name, **options)
+        parsed = SentinelUrl.parse(url)
+        sentinel_options = parsed.sentinel_options | {"retry": kind.retry(NoBackoff(), 0)}
+        sentinels = kind.sentinels(parsed.sentinels, sentinel_kwargs=sentinel_options)
+        options |= parsed.redis_options | {"connection_class": kind.following}
+        return sentinels.master_for(parsed.master_name, **options)
 
 
 def close_idle(client: redis.Redis) -> None:
@@ -178,6 +178,8 @@ def _told(url: str, error: BaseException) -> BrokerUnavailable:
             f"Redis at {where} is at its maxmemory and accepts no more data; "
             "try again when jobs have ended, or raise maxmemory"
         )
+    if isinstance(error, AskError | ClusterCrossSlotError | ClusterDownError):
+        return BrokerRefused(f"Redis at {where} is in cluster mode; {NO_CLUSTER}")
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if isinstance(error, ResponseError | AuthenticationError):
         return BrokerRefused(f"Redis at {where} refuses: {reason}")

@@ -75,7 +75,7 @@ class Doorbell:
 
         If a ring is there already, the connection does not become readable: see :meth:`is_rung`.
         """
-        self._send(connection, [evalsha(client, name, arguments, lists)], bells, timeout_s)
+        self._send(connection, [evalsha(name, arguments, lists)], bells, timeout_s)
         try:
             return connection.read_response()
         except ResponseError as error:

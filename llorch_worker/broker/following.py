@@ -1,10 +1,10 @@
-"""Connections that follow the master, which Sentinel or a node of a Redis Cluster names.
+"""Connections that follow the master that Sentinel names.
 
 redis-py's ask for the master only when they are taken from their pool. To send a command again they
 go back to the last address, which is that of the master that was demoted.
 
-A connection that learns that its server is not the master any more, or that its slot moves, is
-closed, and its caller gets a ConnectionError, as in any outage.
+A connection that learns that its server is not the master any more is closed, and its caller gets a
+ConnectionError, as in any outage.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Any
 
 import redis.asyncio.sentinel
 import redis.sentinel
-from redis.exceptions import AskError, ClusterDownError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as NoConnection
+from redis.exceptions import ResponseError
 
-_ELSEWHERE = (AskError, TryAgainError, ClusterDownError)
-"""What a node says that cannot serve the slot now. MOVED is a kind of ASK."""
 _DEMOTED = "UNBLOCKED"
 """What a server says to those whom it keeps waiting when it becomes a replica."""
 _IN_SCRIPT, _AT_REPLICA = "Error running script", "-READONLY "
@@ -37,7 +35,7 @@ class FollowingConnection(redis.sentinel.SentinelManagedConnection):
         try:
             return super().read_response(*args, **options)
         except ResponseError as error:
-            if not _is_elsewhere(error):
+            if not _is_demoted(error):
                 raise
             self.disconnect()
             raise _not_now(error) from error
@@ -55,7 +53,7 @@ class AsyncFollowingConnection(redis.asyncio.sentinel.SentinelManagedConnection)
         try:
             return await super().read_response(*args, **options)
         except ResponseError as error:
-            if not _is_elsewhere(error):
+            if not _is_demoted(error):
                 raise
             await self.disconnect()
             raise _not_now(error) from error
@@ -83,14 +81,10 @@ class AsyncSentinels(redis.asyncio.sentinel.Sentinel):
         return host, port
 
 
-def _is_elsewhere(error: ResponseError) -> bool:
+def _is_demoted(error: ResponseError) -> bool:
     text = str(error)
-    return (
-        isinstance(error, _ELSEWHERE)
-        or text.startswith(_DEMOTED)
-        or (text.startswith(_IN_SCRIPT) and _AT_REPLICA in text)
-    )
+    return text.startswith(_DEMOTED) or (text.startswith(_IN_SCRIPT) and _AT_REPLICA in text)
 
 
 def _not_now(error: ResponseError) -> NoConnection:
-    return NoConnection(f"the server does not serve these keys now: {error}")
+    return NoConnection(f"the server is not the master now: {error}")

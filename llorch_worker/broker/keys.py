@@ -16,9 +16,6 @@ WORKERS = f"{PREFIX}workers"
 LEASES = f"{PREFIX}leases"
 """Sorted set: job id -> when its lease ends, in ms by Redis' own clock."""
 
-NOWHERE = f"{PREFIX}nowhere"
-"""A key that nobody writes; see :mod:`llorch_worker.broker.scripts`."""
-
 
 def cancel_channel(database: int) -> str:
     """Pub/sub channel; each message is the id of a job to cancel now. All databases of a Redis

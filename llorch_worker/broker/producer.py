@@ -6,9 +6,8 @@ from typing import Any
 
 from celery import Celery
 
-from llorch_worker.broker import cluster_transport
 from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
-from llorch_worker.broker.url import FollowedUrl, is_followed, is_unix, url_errors
+from llorch_worker.broker.url import SentinelUrl, is_sentinel, is_unix, url_errors
 
 REPLY_TIMEOUT_S = 30.0
 
@@ -36,8 +35,8 @@ def producer_app(redis_url: str) -> Celery:
 
 def celery_url(redis_url: str) -> str:
     """The URL as Celery and kombu read it."""
-    if is_followed(redis_url):
-        return FollowedUrl.parse(redis_url).bare
+    if is_sentinel(redis_url):
+        return SentinelUrl.parse(redis_url).bare
     if is_unix(redis_url):
         where = redis_url.removeprefix("unix").replace("?db=", "?virtual_host=")
         return f"redis+socket{where}"
@@ -48,23 +47,16 @@ def celery_url(redis_url: str) -> str:
 
 
 def transport_options(redis_url: str) -> dict[str, Any]:
-    """How to find the master behind Sentinel or in a Cluster; empty for other URLs."""
-    return FollowedUrl.parse(redis_url).transport_options if is_followed(redis_url) else {}
-
-
-def tls_options(redis_url: str) -> dict[str, Any]:
-    """TLS options that are not in :func:`celery_url`."""
-    return FollowedUrl.parse(redis_url).tls_options if is_followed(redis_url) else {}
+    """How to find the master behind Sentinel; empty for other URLs."""
+    return SentinelUrl.parse(redis_url).transport_options if is_sentinel(redis_url) else {}
 
 
 def connection_config(redis_url: str) -> dict[str, Any]:
     """Celery's settings for Redis, the same for producers and workers."""
     with url_errors(redis_url):
         broker_url = celery_url(redis_url)
-    cluster_transport.register()
     return {
         "broker_url": broker_url,
-        "broker_use_ssl": tls_options(redis_url) or False,
         "accept_content": ["json"],
         "task_serializer": "json",
         "result_serializer": "json",

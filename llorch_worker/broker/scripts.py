@@ -1,15 +1,14 @@
 """The Lua scripts, called by name.
 
 Each script is ``lua/<name>.lua`` after what it uses of ``lua/prelude.lua`` and ``lua/parts``: see
-:mod:`.script_source`. The names of keys and queues are defined in Python. In a Redis Cluster
-``lua/parts/tagged_names.lua`` comes first.
+:mod:`.script_source`. The names of keys and queues are defined in Python.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -19,7 +18,6 @@ from redis import Redis
 from redis.exceptions import NoScriptError
 
 from llorch_worker.broker import keys, message, queues
-from llorch_worker.broker.redis_cluster import prefix_of
 from llorch_worker.broker.script_source import link
 
 Argument = str | int | float | bytes
@@ -58,17 +56,14 @@ _KEYS_BY_ID = (
 
 
 @cache
-def source(name: str, prefix: str = "") -> str:
-    """The whole script; ``prefix``: what all names begin with in Redis, "" outside a Cluster."""
+def source(name: str) -> str:
+    """The whole script."""
     library = "\n".join([_text("prelude"), *(_text(f"parts/{part}") for part in _PARTS)])
     constants = {
         name: f"'{value}'" if isinstance(value, str) else str(value)
         for name, value in _CONSTANTS.items()
     }
-    linked = _with_keys(link(library, _text(name), constants))
-    if prefix:
-        return "\n".join([f"local PREFIX = '{prefix}'", _text("parts/tagged_names"), linked])
-    return linked
+    return _with_keys(link(library, _text(name), constants))
 
 
 def _text(file: str) -> str:
@@ -85,20 +80,20 @@ def _with_keys(source: str) -> str:
 
 
 @cache
-def digest(name: str, prefix: str = "") -> str:
+def digest(name: str) -> str:
     """The SHA-1 by which the server knows the script."""
-    return hashlib.sha1(source(name, prefix).encode()).hexdigest()
+    return hashlib.sha1(source(name).encode()).hexdigest()
 
 
 def load(client: Redis, name: str) -> None:
     """Loads the script into the server, so that its digest is enough."""
-    client.script_load(source(name, prefix_of(client)))
+    client.script_load(source(name))
 
 
 def queue_script(pipe: Any, name: str, arguments: Sequence[Argument]) -> None:
     """Adds a call of a script without ``KEYS`` to a pipeline; the server may answer
     ``NoScriptError``."""
-    pipe.evalsha(*_call(digest, pipe, name, arguments, ()))
+    pipe.evalsha(*_call(digest(name), arguments, ()))
 
 
 def run_script(
@@ -109,16 +104,14 @@ def run_script(
     After a restart or a failover the server does not know the digest; it then gets the source.
     """
     try:
-        return client.evalsha(*_call(digest, client, name, arguments, lists))
+        return client.evalsha(*_call(digest(name), arguments, lists))
     except NoScriptError:
-        return client.eval(*_call(source, client, name, arguments, lists))
+        return client.eval(*_call(source(name), arguments, lists))
 
 
-def evalsha(
-    client: Redis, name: str, arguments: Sequence[Argument], lists: Sequence[str]
-) -> tuple[Any, ...]:
+def evalsha(name: str, arguments: Sequence[Argument], lists: Sequence[str]) -> tuple[Any, ...]:
     """The command with which :func:`run_script` begins."""
-    return ("EVALSHA", *_call(digest, client, name, arguments, lists))
+    return ("EVALSHA", *_call(digest(name), arguments, lists))
 
 
 async def run_script_async(
@@ -131,26 +124,14 @@ async def run_script_async(
     # redis-py's annotations cover all its clients at once.
     server: Any = client
     try:
-        return await server.evalsha(*_call(digest, client, name, arguments, lists))
+        return await server.evalsha(*_call(digest(name), arguments, lists))
     except NoScriptError:
-        return await server.eval(*_call(source, client, name, arguments, lists))
+        return await server.eval(*_call(source(name), arguments, lists))
 
 
-def _call(
-    script: Callable[[str, str], str],
-    client: Any,
-    name: str,
-    arguments: Sequence[Argument],
-    lists: Sequence[str],
-) -> tuple[Any, ...]:
-    """The arguments of ``EVAL`` or ``EVALSHA``; ``script`` gives the first."""
-    prefix = prefix_of(client)
-    if prefix:
-        # The scripts name most keys themselves. While the slot moves to another master, each key
-        # is at one of the two, and a script would stop in the middle. A key that is nowhere makes
-        # Redis refuse the script before it begins.
-        lists = (*lists, keys.NOWHERE)
-    return script(name, prefix), len(lists), *lists, *arguments
+def _call(script: str, arguments: Sequence[Argument], lists: Sequence[str]) -> tuple[Any, ...]:
+    """The arguments of ``EVAL`` or ``EVALSHA``; ``script`` is the source or the digest."""
+    return script, len(lists), *lists, *arguments
 
 
 def text(reply: Reply) -> str:

@@ -28,18 +28,13 @@ from redis.exceptions import RedisError, ResponseError
 
 from llorch_worker.broker import claims, dead_letters, keys, placement, queues, watch
 from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
-from llorch_worker.broker.cluster_transport import (
-    ClusterChannel,
-    ClusterTransport,
-    FollowedChannel,
-)
 from llorch_worker.broker.connection import is_refused_write
 from llorch_worker.broker.doorbell import Doorbell
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
 from llorch_worker.broker.scripts import run_script
+from llorch_worker.broker.sentinel_channel import SentinelChannel
 from llorch_worker.broker.unheard_claims import UNHEARD_CLAIMS
-from llorch_worker.broker.url import KOMBU_CLUSTER
 from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
@@ -488,7 +483,7 @@ class ClaimTransport(kombu_redis.Transport):
             channel.look_again()
 
 
-class SentinelClaimChannel(ClaimChannel, FollowedChannel):
+class SentinelClaimChannel(ClaimChannel, SentinelChannel):
     """A channel that claims from the master that Sentinel names."""
 
 
@@ -499,22 +494,10 @@ class SentinelClaimTransport(ClaimTransport):
     Channel = SentinelClaimChannel
 
 
-class ClusterClaimChannel(ClaimChannel, ClusterChannel):
-    """A channel that claims from the master of the fleet's slot."""
-
-
-class ClusterClaimTransport(ClaimTransport):
-    """:class:`ClaimTransport` in a Redis Cluster."""
-
-    default_port = ClusterTransport.default_port
-    Channel = ClusterClaimChannel
-
-
 _TRANSPORTS = {
     "redis": ClaimTransport,
     "rediss": ClaimTransport,
     "sentinel": SentinelClaimTransport,
-    KOMBU_CLUSTER: ClusterClaimTransport,
 }
 
 

@@ -1,27 +1,21 @@
-"""URLs of a single Redis, of one behind Sentinel, and of a Redis Cluster.
+"""URLs of a single Redis, and of one behind Sentinel.
 
     redis://[[user]:password@]host[:port][/db]
     unix://[[user]:password@]/path[?db=0]
     sentinel://[[user]:password@]host[:port][/db][;sentinel://host[:port]...][?master_name=mymaster]
-    redis+cluster://[[user]:password@]host[:port][;redis+cluster://host[:port]...][?tag=llorch]
 
 ``rediss://`` works as in redis-py, and so does ``unix://``, a Unix socket. As in Celery, semicolons
 separate sentinels, and user, password and db are those of the Redis itself. Two options may follow:
 ``master_name``, by default ``mymaster``, and ``sentinel_password``, for sentinels that ask for one.
-
-Semicolons also separate nodes of a Cluster; any of them will do. The option ``tag`` names the hash
-tag that all keys of a fleet have in common, by default ``llorch``. ``rediss+cluster://`` is with
-TLS, and takes the options in :data:`TLS_OPTIONS`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -30,38 +24,23 @@ from llorch_worker.contract.errors import InvalidUrl
 
 SENTINEL = "sentinel"
 UNIX = "unix"
-CLUSTER, TLS_CLUSTER = "redis+cluster", "rediss+cluster"
-SCHEMES = ("redis", "rediss", UNIX, SENTINEL, CLUSTER, TLS_CLUSTER)
-KOMBU_CLUSTER = "redis-cluster"
-"""The scheme of a Cluster for kombu, which splits URLs at a plus."""
+SCHEMES = ("redis", "rediss", UNIX, SENTINEL)
+CLUSTER_SCHEMES = ("redis+cluster", "rediss+cluster", "redis-cluster", "rediss-cluster")
+NO_CLUSTER = "use a Redis with cluster mode disabled, at redis://, or several behind Sentinel, at sentinel://"
 SEPARATOR = ";"
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
 ASK_TIMEOUT_S = 1.0
-"""How long a sentinel or a node may take to tell where the master is."""
+"""How long a sentinel may take to say where the master is."""
 DEFAULT_MASTER = "mymaster"
-DEFAULT_TAG = "llorch"
 SENTINEL_OPTIONS = ("master_name", "sentinel_password")
-TLS_OPTIONS = (
-    "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname",
-)  # fmt: skip
-CERT_REQS = ("required", "optional", "none")
 
 
 def is_sentinel(url: str) -> bool:
     return url.startswith(f"{SENTINEL}://")
 
 
-def is_cluster(url: str) -> bool:
-    return url.startswith((f"{CLUSTER}://", f"{TLS_CLUSTER}://"))
-
-
 def is_unix(url: str) -> bool:
     return url.startswith(f"{UNIX}://")
-
-
-def is_followed(url: str) -> bool:
-    """Whether it names servers that tell where the master is."""
-    return is_sentinel(url) or is_cluster(url)
 
 
 def safe_url(url: str) -> str:
@@ -84,95 +63,45 @@ def url_errors(url: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class FollowedUrl:
-    """A parsed URL of servers that tell where the master is: sentinels, or nodes of a Cluster."""
+class SentinelUrl:
+    """A parsed URL of sentinels."""
 
-    servers: tuple[tuple[str, int], ...]
-    name: str
-    """Of the master for Sentinel; the tag in a Cluster."""
+    sentinels: tuple[tuple[str, int], ...]
+    master_name: str
     redis_options: dict[str, Any]
     """For the connections to the master."""
-    server_options: dict[str, Any]
-    """For the connections to the servers, which are asked in turn."""
+    sentinel_options: dict[str, Any]
+    """For the connections to the sentinels, which are asked in turn."""
     bare: str
     """The URL without its options, as Celery and kombu read it."""
-    tls_options: dict[str, Any]
-    """For a Cluster with TLS, as in Celery's ``broker_use_ssl``."""
 
     @classmethod
-    def parse(cls, url: str) -> FollowedUrl:
+    def parse(cls, url: str) -> SentinelUrl:
         """Raises ValueError; see :func:`url_errors`."""
-        return _of_sentinels(url) if is_sentinel(url) else _of_cluster(url)
+        parts, options = _parts(url)
+        if any(part.scheme != SENTINEL or not part.hostname for part in parts):
+            raise ValueError("each part of a Sentinel URL must be sentinel://host:port")
+        db = _first(part.path.strip("/") for part in parts) or "0"
+        return cls(
+            sentinels=tuple((str(part.hostname), part.port or SENTINEL_PORT) for part in parts),
+            master_name=options.get("master_name", DEFAULT_MASTER),
+            redis_options={
+                "db": int(db),
+                "username": _first(part.username for part in parts),
+                "password": _first(part.password for part in parts),
+            },
+            sentinel_options={"password": options.get("sentinel_password")} | _brief(),
+            bare=SEPARATOR.join(f"{SENTINEL}://{part.netloc}/{db}" for part in parts),
+        )
 
     @property
     def transport_options(self) -> dict[str, Any]:
-        """Options for kombu's transport and Celery's result backend, or for ours in a Cluster."""
-        return {"master_name": self.name, "sentinel_kwargs": self.server_options}
-
-
-def _of_sentinels(url: str) -> FollowedUrl:
-    parts, options = _parts(url, SENTINEL_OPTIONS)
-    if any(part.scheme != SENTINEL or not part.hostname for part in parts):
-        raise ValueError("each part of a Sentinel URL must be sentinel://host:port")
-    db = _first(part.path.strip("/") for part in parts) or "0"
-    return FollowedUrl(
-        servers=tuple((str(part.hostname), part.port or SENTINEL_PORT) for part in parts),
-        name=options.get("master_name", DEFAULT_MASTER),
-        redis_options={
-            "db": int(db),
-            "username": _first(part.username for part in parts),
-            "password": _first(part.password for part in parts),
-        },
-        server_options={"password": options.get("sentinel_password")} | _brief(),
-        bare=SEPARATOR.join(f"{SENTINEL}://{part.netloc}/{db}" for part in parts),
-        tls_options={},
-    )
-
-
-def _of_cluster(url: str) -> FollowedUrl:
-    scheme = url.partition("://")[0]
-    tls = scheme == TLS_CLUSTER
-    parts, options = _parts(url, ("tag", *(TLS_OPTIONS if tls else ())))
-    if any(part.scheme != scheme or not part.hostname for part in parts):
-        raise ValueError(f"each part of a Cluster's URL must be {scheme}://host:port")
-    if any(part.path.strip("/") not in ("", "0") for part in parts):
-        raise ValueError("a Cluster has database 0 only")
-    tag = options.pop("tag", DEFAULT_TAG)
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", tag):
-        raise ValueError("tag must consist of letters, digits, '.', '_' and '-'")
-    tls_options = _tls_options(options) if tls else {}
-    username = _first(part.username for part in parts)
-    password = _first(part.password for part in parts)
-    redis_options: dict[str, Any] = {"username": username, "password": password}
-    if tls:
-        redis_options |= tls_options | {"ssl": True}
-    login = quote(username or "", safe="") + (f":{quote(password, safe='')}" if password else "")
-    login += "@" if login else ""
-    hosts = (
-        part.netloc.rpartition("@")[2] + ("" if part.port else f":{REDIS_PORT}") for part in parts
-    )
-    return FollowedUrl(
-        servers=tuple((str(part.hostname), part.port or REDIS_PORT) for part in parts),
-        name=tag,
-        redis_options=redis_options,
-        server_options=redis_options | _brief(),
-        bare=SEPARATOR.join(f"{KOMBU_CLUSTER}://{login}{host}/0" for host in hosts),
-        tls_options=tls_options,
-    )
-
-
-def _tls_options(options: dict[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"ssl_cert_reqs": "required"} | options
-    if found["ssl_cert_reqs"] not in CERT_REQS:
-        raise ValueError(f"ssl_cert_reqs must be one of {', '.join(CERT_REQS)}")
-    checks = options.get("ssl_check_hostname", "true")
-    if checks not in ("true", "false"):
-        raise ValueError("ssl_check_hostname must be true or false")
-    return found | {"ssl_check_hostname": checks == "true"}
+        """Options for kombu's transport and Celery's result backend."""
+        return {"master_name": self.master_name, "sentinel_kwargs": self.sentinel_options}
 
 
 def _brief() -> dict[str, Any]:
-    """Options for a connection to whoever tells where the master is: others can be asked too."""
+    """Options for a connection to a sentinel: others can be asked too."""
     return {
         "socket_connect_timeout": ASK_TIMEOUT_S,
         "socket_timeout": ASK_TIMEOUT_S,
@@ -181,19 +110,19 @@ def _brief() -> dict[str, Any]:
 
 
 def _cut(url: str) -> tuple[list[str], str]:
-    """The parts, one for each sentinel or node, and the options."""
+    """The parts, one for each sentinel, and the options."""
     bare, _, query = url.partition("?")
-    return bare.split(SEPARATOR) if is_followed(url) else [bare], query
+    return bare.split(SEPARATOR) if is_sentinel(url) else [bare], query
 
 
-def _parts(url: str, allowed: tuple[str, ...]) -> tuple[list[SplitResult], dict[str, str]]:
-    """The parts and the options; raises ValueError for an option that is not ``allowed``, and for
-    parts that say different things."""
+def _parts(url: str) -> tuple[list[SplitResult], dict[str, str]]:
+    """The parts and the options; raises ValueError for an unknown option, and for parts that say
+    different things."""
     texts, query = _cut(url)
     options = dict(parse_qsl(query, keep_blank_values=True))
-    unknown = ", ".join(sorted(options.keys() - set(allowed)))
+    unknown = ", ".join(sorted(options.keys() - set(SENTINEL_OPTIONS)))
     if unknown:
-        raise ValueError(f"unknown option {unknown}; allowed: {', '.join(allowed)}")
+        raise ValueError(f"unknown option {unknown}; allowed: {', '.join(SENTINEL_OPTIONS)}")
     blank = ", ".join(sorted(name for name, value in options.items() if not value))
     if blank:
         raise ValueError(f"option {blank} has no value")
@@ -212,6 +141,8 @@ def _check(url: str) -> None:
     """Raises ValueError for a URL that redis-py or Celery would misread."""
     if url != url.strip():
         raise ValueError("remove the surrounding whitespace")
+    if url.partition("://")[0] in CLUSTER_SCHEMES:
+        raise ValueError(f"Redis Cluster is not supported; {NO_CLUSTER}")
     parts, query = _cut(url)
     for part in parts:
         if not part.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):

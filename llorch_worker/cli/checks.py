@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from llorch_worker.broker.connection import broker_errors, connect
 from llorch_worker.broker.fleet_client import FleetClient
-from llorch_worker.broker.url import is_cluster, is_followed, is_unix, safe_url
+from llorch_worker.broker.url import NO_CLUSTER, is_sentinel, is_unix, safe_url
 from llorch_worker.cli.terminal import extras
 from llorch_worker.contract import LlorchError
 from llorch_worker.contract.errors import (
@@ -106,6 +106,8 @@ def redis_server(url: str, *, asked_for: bool) -> Iterator[Check]:
         finding = f"{where} has version {found}, which is too old"
         remedy = "use Redis 6.2 or newer"
         yield Check("redis", "fail", finding, remedy)
+    elif information.get("cluster_enabled"):
+        yield Check("redis", "fail", f"{where} is in cluster mode", NO_CLUSTER)
     else:
         yield Check("redis", "ok", f"version {found} answers at {where}")
     yield from _redis_keeps(information, _redis_cli(url))
@@ -113,10 +115,7 @@ def redis_server(url: str, *, asked_for: bool) -> Iterator[Check]:
 
 def _redis_cli(url: str) -> str:
     """How to reach that Redis from a shell; ``***`` stands for a password."""
-    if is_cluster(url):
-        # The setting is to hold at whichever node is the master.
-        return "redis-cli --cluster call NODE:PORT"
-    if is_followed(url):
+    if is_sentinel(url):
         return "redis-cli -h MASTER"
     if is_unix(url):
         parts = urlsplit(url)

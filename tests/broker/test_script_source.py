@@ -73,9 +73,8 @@ def test_two_constants_of_one_name_are_refused() -> None:
         link(LIBRARY, "local TEXT = 'other'\nreturn TEXT", {})
 
 
-@pytest.mark.parametrize("prefix", ["", "{llorch}:"])
-def test_redis_reads_each_script(store: redis.Redis, prefix: str) -> None:
+def test_redis_reads_each_script(store: redis.Redis) -> None:
     names = {path.stem for path in SCRIPTS.glob("*.lua")} - {"prelude"}
     for name in names:
-        assert "_key(" not in scripts.source(name, prefix)
-        assert store.script_load(scripts.source(name, prefix)) == scripts.digest(name, prefix)
+        assert "_key(" not in scripts.source(name)
+        assert store.script_load(scripts.source(name)) == scripts.digest(name)

@@ -7,16 +7,18 @@ from collections.abc import Callable
 import pytest
 
 from llorch_worker.broker.connection import connect, connect_async
-from llorch_worker.broker.url import FollowedUrl, safe_url
-from llorch_worker.contract.errors import BrokerUnavailable
+from llorch_worker.broker.url import SentinelUrl, safe_url
+from llorch_worker.client import Client
+from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
+from tests.services import free_node_port, own_redis
 
 WITH_SENTINEL = (
     "sentinel://me:p%40ss@a:1;sentinel://me:p%40ss@b/3?master_name=jobs&sentinel_password=other"
 )
-WITH_CLUSTER = "redis+cluster://me:p%40ss@a;redis+cluster://b:1?tag=jobs"
-BEGINNING = (
-    "it must begin with redis://, rediss://, unix://, sentinel://, redis+cluster:// or "
-    "rediss+cluster://"
+BEGINNING = "it must begin with redis://, rediss://, unix:// or sentinel://"
+NO_CLUSTER = (
+    "Redis Cluster is not supported; use a Redis with cluster mode disabled, at redis://, or "
+    "several behind Sentinel, at sentinel://"
 )
 UNIX_PATH = "it must name a socket by its whole path, as in unix:///run/redis.sock"
 UNIX_OPTIONS = "its only option is db, a number"
@@ -72,34 +74,16 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
         ("sentinel://", "each part of a Sentinel URL must be sentinel://host:port"),
         ("sentinel://a;redis://b", "each part of a Sentinel URL must be sentinel://host:port"),
         ("sentinel://a?name=jobs", "unknown option name; allowed: master_name, sentinel_password"),
-        ("redis+cluster://", "each part of a Cluster's URL must be redis+cluster://host:port"),
-        (
-            "rediss+cluster://a;redis+cluster://b",
-            "each part of a Cluster's URL must be rediss+cluster://host:port",
-        ),
-        ("redis+cluster://a;redis+cluster://b:x", UNREADABLE),
-        ("redis+cluster://a/1", "a Cluster has database 0 only"),
-        ("redis+cluster://a?tag=a%20b", "tag must consist of letters, digits, '.', '_' and '-'"),
-        ("redis+cluster://a?tag={b}", "tag must consist of letters, digits, '.', '_' and '-'"),
-        ("redis+cluster://a?tag=", "option tag has no value"),
-        ("redis+cluster://a?nonsense=", "unknown option nonsense; allowed: tag"),
+        ("redis+cluster://a:1;redis+cluster://:sec@b", NO_CLUSTER),
+        ("rediss+cluster://a", NO_CLUSTER),
+        ("redis-cluster://a", NO_CLUSTER),
         ("sentinel://a?master_name=&sentinel_password=x", "option master_name has no value"),
-        ("redis+cluster://a,b?tag=c", "hosts are separated by ';', each with its scheme"),
+        ("sentinel://a,b?master_name=c", "hosts are separated by ';', each with its scheme"),
         ("sentinel://a:1,b:2", UNREADABLE),
-        (
-            "redis+cluster://:sec@a;redis+cluster://:ret@b",
-            "all parts must have the same user and password, or none",
-        ),
         (
             "sentinel://me:sec@a;sentinel://you:sec@b",
             "all parts must have the same user and password, or none",
         ),
-        (
-            "rediss+cluster://a?ssl_cert_reqs=never",
-            "ssl_cert_reqs must be one of required, optional, none",
-        ),
-        ("rediss+cluster://a?ssl_check_hostname=0", "ssl_check_hostname must be true or false"),
-        ("redis+cluster://a?ssl_certfile=b", "unknown option ssl_certfile; allowed: tag"),
     ],
 )
 @pytest.mark.parametrize("connect_to", [connect, connect_async])
@@ -123,8 +107,6 @@ def test_an_invalid_url_is_refused_with_the_reason(
         "rediss://u:p%2F@h:1/15",
         "unix:///run/redis@1.sock?db=1",
         "sentinel://:p%2F@a:1;sentinel://b/0?sentinel_password=a;b",
-        "redis+cluster://a",
-        "rediss+cluster://u:p%2F@a:1/;rediss+cluster://b/0?tag=b&ssl_ca_certs=/c.pem",
     ],
 )
 def test_a_valid_url_is_accepted(url: str) -> None:
@@ -132,52 +114,33 @@ def test_a_valid_url_is_accepted(url: str) -> None:
 
 
 def test_a_url_names_sentinels_master_database_and_passwords() -> None:
-    parsed = FollowedUrl.parse(WITH_SENTINEL)
-    assert parsed.servers == (("a", 1), ("b", 26379))
+    parsed = SentinelUrl.parse(WITH_SENTINEL)
+    assert parsed.sentinels == (("a", 1), ("b", 26379))
     assert parsed.redis_options == {"db": 3, "username": "me", "password": "p@ss"}
     assert parsed.transport_options["master_name"] == "jobs"
-    assert parsed.server_options["password"] == "other"
+    assert parsed.sentinel_options["password"] == "other"
     assert parsed.bare == "sentinel://me:p%40ss@a:1/3;sentinel://me:p%40ss@b/3"
 
 
 def test_one_sentinel_and_no_options_are_enough() -> None:
-    parsed = FollowedUrl.parse("sentinel://a")
-    assert (parsed.servers, parsed.name, parsed.redis_options["db"]) == (
+    parsed = SentinelUrl.parse("sentinel://a")
+    assert (parsed.sentinels, parsed.master_name, parsed.redis_options["db"]) == (
         (("a", 26379),),
         "mymaster",
         0,
     )
 
 
-def test_a_url_names_nodes_tag_and_password_of_a_cluster() -> None:
-    parsed = FollowedUrl.parse(WITH_CLUSTER)
-    assert parsed.servers == (("a", 6379), ("b", 1))
-    assert (parsed.name, parsed.transport_options["master_name"]) == ("jobs", "jobs")
-    assert parsed.redis_options == {"username": "me", "password": "p@ss"}
-    assert parsed.server_options.items() >= parsed.redis_options.items()
-    assert parsed.bare == "redis-cluster://me:p%40ss@a:6379/0;redis-cluster://me:p%40ss@b:1/0"
-    assert not parsed.tls_options
-
-
-def test_a_cluster_with_tls_trusts_no_unknown_certificate() -> None:
-    parsed = FollowedUrl.parse("rediss+cluster://a?ssl_ca_certs=/c.pem")
-    assert parsed.tls_options == {
-        "ssl_cert_reqs": "required",
-        "ssl_ca_certs": "/c.pem",
-        "ssl_check_hostname": True,
-    }
-    assert parsed.redis_options.items() >= parsed.tls_options.items()
-    assert parsed.redis_options["ssl"] is True
-    assert parsed.name == "llorch"
-
-
-def test_a_cluster_with_tls_may_announce_addresses_that_no_certificate_names() -> None:
-    parsed = FollowedUrl.parse("rediss+cluster://a?ssl_check_hostname=false")
-    assert parsed.redis_options["ssl_check_hostname"] is False
-    assert parsed.server_options["ssl_check_hostname"] is False
-    assert parsed.tls_options["ssl_check_hostname"] is False
-
-
 def test_no_password_of_any_part_is_shown() -> None:
     assert safe_url(WITH_SENTINEL) == "sentinel://me:***@a:1;sentinel://me:***@b/3"
-    assert safe_url(WITH_CLUSTER) == "redis+cluster://me:***@a;redis+cluster://b:1"
+
+
+def test_a_client_of_a_redis_in_cluster_mode_gets_a_remedy() -> None:
+    with (
+        own_redis(options=("--cluster-enabled", "yes"), port=free_node_port()) as server,
+        Client(server.url, model="toy") as client,
+        pytest.raises(
+            BrokerRefused, match="in cluster mode; use a Redis with cluster mode disabled"
+        ),
+    ):
+        client.submit(prompt="x", max_tokens=2)

@@ -11,7 +11,6 @@ import pytest
 
 from llorch_worker.broker.connection import connect
 from tests.cli.command import Ran, Served, run
-from tests.redis_cluster import one_node
 from tests.services import LOCALHOST, free_node_port, own_redis
 
 
@@ -40,12 +39,12 @@ def test_a_healthy_machine_passes(served: Served, demo_model: Path) -> None:
     assert found["storage"]["remedy"] == remedy
 
 
-def test_the_remedies_for_a_cluster_are_for_all_its_nodes() -> None:
-    with one_node(port=free_node_port()) as server:
-        url = f"redis+cluster://{LOCALHOST}:{server.port}"
-        found = by_subject(run("doctor", "--redis", url, "--json"))
-    remedy = "redis-cli --cluster call NODE:PORT config set appendonly yes"
-    assert found["storage"]["remedy"] == remedy
+def test_a_redis_in_cluster_mode_fails() -> None:
+    with own_redis(options=("--cluster-enabled", "yes"), port=free_node_port()) as server:
+        found = by_subject(run("doctor", "--redis", server.url, "--json"))
+    assert found["redis"]["verdict"] == "fail"
+    assert found["redis"]["finding"] == f"{server.url} is in cluster mode"
+    assert found["redis"]["remedy"].startswith("use a Redis with cluster mode disabled")
 
 
 def test_failed_checks_have_a_remedy(careless_redis: str) -> None:

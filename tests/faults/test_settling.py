@@ -19,8 +19,7 @@ from llorch_worker.broker.producer import connection_config
 from tests.broker.jobs import TERMS, push, take
 from tests.faults.sentinel import PASSWORD, sentinel
 from tests.messages import QUEUE
-from tests.redis_cluster import one_node
-from tests.services import LOCALHOST, free_node_port, own_redis, wait_until
+from tests.services import LOCALHOST, own_redis, wait_until
 
 ENDS_ARE_KNOWN_S = TERMS.lease_ms / 1e3 + TERMS.result_ttl_s
 """How long after a renewal Redis certainly knows of an end by another worker."""
@@ -44,13 +43,7 @@ def sentinel_url(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def cluster_url() -> Iterator[str]:
-    with one_node(PASSWORD, port=free_node_port()) as server:
-        yield f"redis+cluster://:{PASSWORD}@{LOCALHOST}:{server.port}"
-
-
-@pytest.fixture(params=["redis_url", "sentinel_url", "cluster_url"])
+@pytest.fixture(params=["redis_url", "sentinel_url"])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(request.param))
 

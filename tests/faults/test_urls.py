@@ -1,4 +1,4 @@
-"""Clients and workers at a Redis with TLS, on a Unix socket, behind Sentinel, and in a Cluster."""
+"""Clients and workers at a Redis with TLS, on a Unix socket and behind Sentinel."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from redis.exceptions import ConnectionError as NoConnection
 
 from llorch_worker.broker.connection import connect, connect_async
 from llorch_worker.broker.registry import ModelCard
 from llorch_worker.client import AsyncClient, Client
 from llorch_worker.contract import Cancelled
 from tests.faults.sentinel import PASSWORD, sentinel
-from tests.redis_cluster import one_node
 from tests.services import (
     LOCALHOST,
-    free_node_port,
     free_port,
     held_ids,
     own_redis,
@@ -97,21 +94,6 @@ def unix_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def cluster_url() -> Iterator[str]:
-    with one_node(PASSWORD, port=free_node_port()) as server:
-        yield f"redis+cluster://:{PASSWORD}@{LOCALHOST}:{server.port}"
-
-
-@pytest.fixture
-def tls_cluster_url(tls: TlsOptions) -> Iterator[str]:
-    port = free_node_port()
-    options = ("--tls-cluster", "yes", *tls.at(port))
-    with one_node(PASSWORD, binary=tls.binary, options=options):
-        where = f"rediss+cluster://:{PASSWORD}@{LOCALHOST}:{port}"
-        yield f"{where}?tag=jobs&ssl_ca_certs={tls.public}"
-
-
-@pytest.fixture
 def sentinel_url(tmp_path: Path) -> Iterator[str]:
     with (
         own_redis(options=("--requirepass", PASSWORD)) as master,
@@ -130,7 +112,7 @@ def sentinel_url(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["tls_url", "unix_url", "sentinel_url", "cluster_url", "tls_cluster_url"])
+@pytest.fixture(params=["tls_url", "unix_url", "sentinel_url"])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(request.param))
 
@@ -163,10 +145,8 @@ def test_the_asynchronous_client_connects_too(url: str) -> None:
     assert asyncio.run(models()) == []
 
 
-@pytest.mark.parametrize("name", ["tls_url", "tls_cluster_url"])
-def test_an_untrusted_certificate_is_refused(name: str, request: pytest.FixtureRequest) -> None:
-    url = str(request.getfixturevalue(name))
-    with Client(url.partition("?")[0]) as client, pytest.raises(Exception, match="certificate"):
+def test_an_untrusted_certificate_is_refused(tls_url: str) -> None:
+    with Client(tls_url.partition("?")[0]) as client, pytest.raises(Exception, match="certificate"):
         client.models()
 
 
@@ -176,20 +156,3 @@ def test_hundreds_of_asynchronous_readers_connect_at_once(url: str) -> None:
             return await asyncio.gather(*(client.blpop([f"none{n}"], 0.1) for n in range(300)))
 
     assert asyncio.run(read()) == [None] * 300
-
-
-def test_nodes_may_have_certificates_for_other_names_if_the_url_says_so(tmp_path: Path) -> None:
-    tls, port = tls_options(tmp_path, "DNS:elsewhere"), free_node_port()
-    options = ("--tls-cluster", "yes", *tls.at(port))
-    with one_node(PASSWORD, binary=tls.binary, options=options):
-        checked = (
-            f"rediss+cluster://:{PASSWORD}@{LOCALHOST}:{port}?tag=jobs&ssl_ca_certs={tls.public}"
-        )
-        with connect(checked) as refused, pytest.raises(NoConnection, match="IP address mismatch"):
-            refused.ping()
-        unchecked = f"{checked}&ssl_check_hostname=false"
-        with (
-            running_worker(unchecked, tmp_path, model_name="toy", TOY_STEP_MS=2),
-            Client(unchecked, model="toy") as client,
-        ):
-            assert client.submit(prompt="x", max_tokens=2).result(GET_S).attempts == 1

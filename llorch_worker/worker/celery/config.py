@@ -13,11 +13,10 @@ from llorch_worker.broker.producer import (
     REPLY_TIMEOUT_S,
     celery_url,
     connection_config,
-    tls_options,
     transport_options,
 )
 from llorch_worker.broker.queues import WORKER_MARK, normal_queue, queues, route
-from llorch_worker.broker.url import is_cluster, is_sentinel
+from llorch_worker.broker.url import is_sentinel
 from llorch_worker.contract import TASK_NAME
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.consumer import JobConsumer
@@ -34,7 +33,6 @@ def worker_config(settings: Settings) -> dict[str, Any]:
     return connection_config(settings.redis_url) | {
         "result_backend": _result_backend(settings.redis_url),
         "result_backend_transport_options": transport_options(settings.redis_url),
-        "redis_backend_use_ssl": tls_options(settings.redis_url) or None,
         "result_expires": settings.result_ttl_s,
         "result_extended": False,  # otherwise the prompt is stored with the result
         "result_backend_always_retry": True,
@@ -63,7 +61,7 @@ def worker_config(settings: Settings) -> dict[str, Any]:
 
 
 def _result_backend(redis_url: str) -> str:
-    kind = "Sentinel" if is_sentinel(redis_url) else "Cluster" if is_cluster(redis_url) else ""
+    kind = "Sentinel" if is_sentinel(redis_url) else ""
     # Celery reads one prefix, and a backend of a Unix socket none.
     url = celery_url(redis_url).removeprefix("redis+")
     return f"llorch_worker.broker.backend:{kind}ResultBackend+{url}"

@@ -11,18 +11,14 @@ import pytest
 from celery import Celery
 from celery.worker.control import Panel
 
-from llorch_worker.broker.producer import producer_app
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled
 from llorch_worker.settings import Settings
 from llorch_worker.worker.celery import control
 from llorch_worker.worker.celery.app import build_app
-from tests.redis_cluster import one_node
 from tests.services import (
-    LOCALHOST,
     WorkerProcess,
     begun,
-    free_node_port,
     own_redis,
     running_worker,
     wait_until,
@@ -55,24 +51,11 @@ def test_no_inspection_shows_a_password(tmp_path: Path) -> None:
             assert PASSWORD not in json.dumps(shown) + worker.text()
 
 
-def test_a_worker_of_a_cluster_answers_without_a_password(tmp_path: Path) -> None:
-    with one_node(PASSWORD, port=free_node_port()) as server:
-        first = f"redis+cluster://:{PASSWORD}@{LOCALHOST}:{server.port}"
-        url = f"{first};redis+cluster://{LOCALHOST}:1"
-        with (
-            running_worker(url, tmp_path, model_name="toy") as worker,
-            producer_app(url) as producer,
-        ):
-            shown = [told(producer, worker, name) for name in ("conf", "report", "stats")]
-            assert PASSWORD not in json.dumps(shown) + worker.text()
-
-
 @pytest.mark.parametrize(
     "url",
     [
         f"sentinel://localhost:1/0?master_name=jobs&sentinel_password={PASSWORD}",
         f"sentinel://:{PASSWORD}@localhost:1;sentinel://localhost:2/0?master_name=jobs",
-        f"redis+cluster://:{PASSWORD}@localhost:1;redis+cluster://localhost:2?tag=jobs",
     ],
 )
 def test_the_stats_are_sent_without_the_passwords_of_those_who_know_the_master(
