@@ -49,7 +49,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # As in the processes that tests start: see there.
 sys.path.insert(0, str(REPOSITORY / "tests" / "without_packages"))
 LONGEST = (
-    "engine/emulated_pc/test_variants_on_a_pc.py",
     "kernels/emulated/test_emulated_kernels.py",
     "faults/test_partition.py",
     "benches/test_peers.py",

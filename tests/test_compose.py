@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.settings import Settings
 from llorch_worker.stack.programs import FLOWER_DEFAULTS
 from tests.gateways import running_gateway
@@ -44,69 +45,61 @@ def services() -> Any:
     return yaml.safe_load(COMPOSE.read_text())["services"]
 
 
-def test_redis_keeps_its_data_and_has_a_health_check(services: Any) -> None:
-    redis = services["redis"]
-    given = dict(zip(redis["command"][1::2], redis["command"][2::2], strict=True))
-    assert given["--appendonly"] == "yes"
-    assert given["--maxmemory-policy"] == "noeviction"
-    # Otherwise the alert on Redis' memory never fires; rewriting its file takes as much again.
-    assert given["--maxmemory"] == "${LLORCH_REDIS_MAXMEMORY:-1gb}"
-    assert redis["mem_limit"] == "${LLORCH_REDIS_MEMORY:-2g}"
-    assert any(volume.endswith(":/data") for volume in redis["volumes"])
-    assert redis["healthcheck"]["test"][1] == "redis-cli ping | grep -q PONG"
-
-
 def test_every_service_has_a_health_check_and_a_memory_limit(services: Any) -> None:
     for name, service in services.items():
         assert service["healthcheck"]["test"], name
         assert service["mem_limit"], name
 
 
-def test_redis_without_a_password_listens_on_localhost_only(services: Any) -> None:
-    assert all(port.startswith("127.0.0.1:") for port in services["redis"]["ports"])
-
-
-def test_each_replica_claims_one_of_all_gpus_and_has_time_to_drain(services: Any) -> None:
-    worker = services["worker"]
-    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
-    assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", "all", ["gpu"])
-    assert worker["environment"]["LLORCH_DEVICE"] == "${LLORCH_DEVICE:-cuda}"
-    # All replicas share the locks, in a folder that the image makes for its user.
-    locks = worker["environment"]["LLORCH_DEVICE_LOCKS"]
-    assert f"device-locks:{locks}" in worker["volumes"]
-    made = f"install --directory --owner llorch --mode 1777 {locks}"
-    assert made in (REPOSITORY / "Dockerfile").read_text()
-    assert "container_name" not in worker
-    assert worker["restart"] == "unless-stopped"
-    assert worker["stop_signal"] == "SIGTERM"
-    drain_min = Settings.model_fields["drain_s"].default / 60
-    assert int(worker["stop_grace_period"].removesuffix("m")) > drain_min
-    assert worker["depends_on"]["redis"]["condition"] == "service_healthy"
-
-
-def test_compiled_kernels_outlive_their_container(services: Any) -> None:
-    dockerfile = (REPOSITORY / "Dockerfile").read_text()
-    kernels = re.search(r"^ENV TRITON_CACHE_DIR=(\S+)$", dockerfile, re.MULTILINE)
-    assert kernels is not None
-    assert f"kernels:{kernels[1]}" in services["worker"]["volumes"]
-    assert f"install --directory --owner llorch {kernels[1]}" in dockerfile
-
-
-def test_the_image_holds_the_kernels_for_every_processor_in_no_volume(services: Any) -> None:
-    dockerfile = (REPOSITORY / "Dockerfile").read_text()
-    made = re.search(
-        r"^ENV XDG_CACHE_HOME=(\S+)\nRUN python -m llorch_worker.kernels.native &&",
-        dockerfile,
-        re.MULTILINE,
+def test_only_what_asks_for_a_login_or_a_key_is_published_beyond_localhost(services: Any) -> None:
+    ports = {name: service.get("ports", []) for name, service in services.items()}
+    public = {name for name, each in ports.items() for p in each if not p.startswith("127.0.0.1:")}
+    assert public == {"gateway", "flower"}
+    assert services["gateway"]["environment"]["LLORCH_GATEWAY_KEYS"]
+    assert services["flower"]["environment"]["FLOWER_BASIC_AUTH"].startswith(
+        "${FLOWER_BASIC_AUTH:?"
     )
-    assert made is not None
-    mounted = [volume.split(":")[1] for volume in services["worker"]["volumes"]]
-    assert not [folder for folder in mounted if made[1].startswith(folder)]
 
 
-def test_every_setting_reaches_the_worker(services: Any) -> None:
+def test_accepted_jobs_outlive_a_full_or_restarted_redis(services: Any) -> None:
+    redis = services["redis"]
+    given = dict(zip(redis["command"][1::2], redis["command"][2::2], strict=True))
+    assert (given["--appendonly"], given["--maxmemory-policy"]) == ("yes", "noeviction")
+    assert given["--maxmemory"], "without it the alert on Redis' memory never fires"
+
+
+def test_a_worker_has_the_time_to_drain(services: Any) -> None:
+    drain_min = Settings.model_fields["drain_s"].default / 60
+    assert int(services["worker"]["stop_grace_period"].removesuffix("m")) > drain_min
+
+
+@pytest.mark.parametrize(
+    ("service", "variable"),
+    [
+        ("worker", "LLORCH_DEVICE_LOCKS"), ("worker", "TRITON_CACHE_DIR"),
+        ("gateway", "LLORCH_GATEWAY_FILES"), ("flower", "FLOWER_DB"),
+    ],
+)  # fmt: skip
+def test_what_must_outlive_a_container_lies_in_a_volume_of_the_images_user(
+    services: Any, service: str, variable: str
+) -> None:
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    of_the_image = dict(re.findall(r"^ENV (\w+)=(\S+)$", dockerfile, re.MULTILINE))
+    value = (of_the_image | services[service]["environment"])[variable]
+    value = re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value)
+    folder = str(Path(value).parent) if variable == "FLOWER_DB" else value
+    mounted = [volume.partition(":")[2] for volume in services[service]["volumes"]]
+    assert folder in mounted
+    assert re.search(rf"install --directory --owner llorch (--mode \d+ )?{folder}", dockerfile)
+
+
+def test_every_setting_reaches_its_service(services: Any) -> None:
     settings = {f"LLORCH_{name.upper()}" for name in Settings.model_fields}
     assert set(services["worker"]["environment"]) == settings | TRACES
+    fields = {f"LLORCH_GATEWAY_{name.upper()}" for name in GatewaySettings.model_fields}
+    assert fields | TRACES <= set(services["gateway"]["environment"])
+    flower = services["flower"]["environment"]
+    assert {name: str(flower[name]) for name in FLOWER_DEFAULTS} == FLOWER_DEFAULTS
 
 
 def test_the_cpu_worker_differs_only_in_its_device(services: Any) -> None:
@@ -118,38 +111,12 @@ def test_the_cpu_worker_differs_only_in_its_device(services: Any) -> None:
     assert cpu["profiles"], "without a profile it would start beside the other"
 
 
-def test_flower_requires_a_login_and_shows_jobs_as_llorch_up_does(services: Any) -> None:
-    given = services["flower"]["environment"]
-    login = given["FLOWER_BASIC_AUTH"]
-    assert login.startswith("${FLOWER_BASIC_AUTH:?set FLOWER_BASIC_AUTH to user:password")
-    assert {name: str(given[name]) for name in FLOWER_DEFAULTS} == FLOWER_DEFAULTS
-
-
-def test_flower_keeps_its_tasks_in_a_volume(services: Any) -> None:
-    flower = services["flower"]
-    assert flower["environment"]["FLOWER_PERSISTENT"] == "true"
-    folder = str(Path(flower["environment"]["FLOWER_DB"]).parent)
-    assert f"flower:{folder}" in flower["volumes"]
-    assert f"install --directory --owner llorch {folder}" in (REPOSITORY / "Dockerfile").read_text()
-
-
 def test_a_worker_is_healthy_while_it_renews_its_file(services: Any, tmp_path: Path) -> None:
     worker = services["worker"]
     file = worker["environment"]["LLORCH_HEALTH_FILE"]
     kind, command = worker["healthcheck"]["test"]
     assert kind == "CMD-SHELL"
     assert_tells_age(command.replace("$$", "$"), file, tmp_path)
-
-
-def test_the_gateway_listens_beyond_the_machine_and_only_with_keys(services: Any) -> None:
-    gateway = services["gateway"]
-    environment = gateway["environment"]
-    assert environment["LLORCH_GATEWAY_HOST"] == "0.0.0.0"
-    assert gateway["ports"] == ["${LLORCH_GATEWAY_PORT:-8080}:8080"]
-    folder = str(Path(environment["LLORCH_GATEWAY_KEYS"]).parent)
-    assert f"${{LLORCH_KEYS_DIR:-./keys}}:{folder}:ro" in gateway["volumes"]
-    assert gateway["depends_on"]["redis"]["condition"] == "service_healthy"
-    assert "/health" in gateway["healthcheck"]["test"][-1]
 
 
 def test_a_gateway_as_in_the_file_starts_with_a_first_key_and_not_without(
@@ -188,40 +155,6 @@ def test_a_gateway_as_in_the_file_starts_with_a_first_key_and_not_without(
                 for each in (key, "another")
             ]
     assert [answer.status_code for answer in answers] == [200, 401]
-
-
-def test_every_setting_reaches_the_gateway_and_its_files_are_kept(services: Any) -> None:
-    from llorch_worker.gateway.settings import GatewaySettings
-
-    gateway = services["gateway"]
-    fields = {f"LLORCH_GATEWAY_{name.upper()}" for name in GatewaySettings.model_fields}
-    assert fields | TRACES <= set(gateway["environment"])
-    folder = "/var/lib/llorch/files"
-    assert gateway["environment"]["LLORCH_GATEWAY_FILES"] == f"${{LLORCH_GATEWAY_FILES:-{folder}}}"
-    assert f"files:{folder}" in gateway["volumes"]
-    assert f"install --directory --owner llorch {folder}" in (REPOSITORY / "Dockerfile").read_text()
-
-
-def test_monitoring_starts_only_when_asked_for_and_listens_on_localhost_only(services: Any) -> None:
-    monitoring = {"exporter", "prometheus", "grafana"}
-    profiles = {name: service.get("profiles") for name, service in services.items()}
-    assert {name for name, profile in profiles.items() if profile == ["monitoring"]} == monitoring
-    published = [port for name in monitoring for port in services[name].get("ports", [])]
-    assert len(published) == 2
-    assert all(port.startswith("127.0.0.1:") for port in published)
-
-
-def test_monitoring_runs_versions_that_are_named(services: Any) -> None:
-    for name in ("prometheus", "grafana"):
-        assert re.search(r":v?\d+\.\d+\.\d+$", services[name]["image"])
-    assert services["exporter"]["image"] == services["worker"]["image"]
-
-
-def test_grafana_lets_everyone_look_and_nobody_log_in(services: Any) -> None:
-    given = services["grafana"]["environment"]
-    assert given["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
-    assert given["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
-    assert given["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
 
 
 def test_prometheus_finds_every_service_by_its_name_and_port(services: Any) -> None:
@@ -264,12 +197,3 @@ def test_the_client_accepts_the_file_only_with_a_login(login: str | None) -> Non
     assert (done.returncode == 0) == (login is not None), done.stderr
     if login is None:
         assert "set FLOWER_BASIC_AUTH to user:password" in done.stderr
-
-
-def test_the_image_runs_as_a_plain_user_and_is_stopped_by_sigterm() -> None:
-    lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
-    final = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM")) :]
-    assert "USER 10001" in final
-    assert any("[worker,gateway,flower,metrics,otel]" in line for line in final)
-    assert "STOPSIGNAL SIGTERM" in final
-    assert 'ENTRYPOINT ["tini", "--", "llorch"]' in final

@@ -87,13 +87,3 @@ def test_a_worker_has_the_time_to_load_to_drain_and_to_end_itself(
     assert worker["Type"] == ["notify"]
     # A core dump would hold the model, and prompts.
     assert worker["WatchdogSignal"] == ["SIGKILL"]
-
-
-def test_workers_share_the_locks_of_their_cards(worker: dict[str, list[str]]) -> None:
-    given = environment(worker)
-    (folder,) = worker["RuntimeDirectory"]
-    assert given["LLORCH_DEVICE_LOCKS"] == f"/run/{folder}"
-    assert worker["RuntimeDirectoryPreserve"] == ["yes"]
-    (cache,) = worker["CacheDirectory"]
-    for variable in ("HOME", "TRITON_CACHE_DIR"):
-        assert given[variable].startswith(f"/var/cache/{cache}")

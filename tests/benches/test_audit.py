@@ -118,12 +118,6 @@ def test_a_job_without_a_terminal_result_is_lost(results: list[dict[str, Any]]) 
     assert (found.missing_tokens, found.broken_streams) == (0, 0)
 
 
-@pytest.mark.parametrize("status", ["FAILURE", "REVOKED"])
-def test_a_job_that_ends_badly_is_failed_and_not_lost(status: str) -> None:
-    found = judged([STARTED, {"type": "failed"}], [RUNNING, {"status": status}])
-    assert (found.failed, found.lost, found.clean) == (1, 0, False)
-
-
 @pytest.mark.parametrize("result", [None, {"choices": [{"token_ids": ids(*range(LENGTH - 1))}]}])
 def test_a_result_with_other_tokens_is_wrong(result: Any) -> None:
     found = judged(results=[success(result=result)])
@@ -186,17 +180,3 @@ def test_a_new_start_alone_is_no_recovery() -> None:
     ledger = recorded([STARTED, tokens(0, 4), STARTED, tokens(4, LENGTH), FINISHED])
     ledger.kill(Kill("SIGKILL", "", "a", gone_s=102.0, held={"job": 2}))
     assert audit(ledger).recovery_s["SIGKILL"]["max"] == 2.0, "the tokens came at 104"
-
-
-def test_jobs_are_judged_each_by_its_own_entries() -> None:
-    other = ids(0, 1, seed=8)
-    found = audit(
-        recorded(
-            [STARTED, {"type": "tokens", "index": 0, "ids": other}, FINISHED],
-            [success(result={"choices": [{"token_ids": other}]})],
-            recorded(),
-            Job("other", 8, 2, sent_s=100.0),
-        )
-    )
-    assert found.clean
-    assert (found.jobs, found.succeeded) == (2, 2)

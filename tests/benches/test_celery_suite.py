@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benches.celery_suite.reasons import reason_of
 from benches.celery_suite.suite import OURS, STOCK
 from tests.benches.program import run_program
 
@@ -68,8 +67,3 @@ def test_each_test_runs_in_our_worker_and_in_stock_celery_s(tmp_path: Path) -> N
         "test_that_waits_for_ever": ("failed", "failed"),
     }, ran.err
     assert ran.code == 0, "no test fails here alone"
-
-
-def test_a_reason_is_for_the_tests_that_it_names() -> None:
-    assert reason_of("test_tasks.py::test_tasks::test_task_retried_once")
-    assert reason_of("test_canvas.py::test_chain::test_simple_chain") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import make_dataclass, replace
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ import torch
 
 from benches.gpu import __main__ as program
 from benches.gpu import device_rates, run
-from benches.gpu.figures import Case, PeerFigures
+from benches.gpu.figures import Case
 from benches.gpu.measures import Bench
-from benches.gpu.peer import measure_peer
 from benches.gpu.report import Report
 from llorch_worker.engine.device import graphs as decode_graphs
 from llorch_worker.kernels import find_native_kernels
@@ -26,20 +25,6 @@ from tests.engine.recording import Recorder
 
 Measure = Callable[..., Report]
 DENSE = ("--weights", "bf16")
-
-
-def test_a_figure_is_out_before_the_next_is_made(tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "figures.jsonl"
-    report = Report(sys.stdout, out)
-    report.add(RATES)
-    assert capsys.readouterr().out.startswith("copy 0.00 TB/s")
-    with report.attempt("decode 1 x 128"):
-        raise ZeroDivisionError("by nought\nand more")
-    assert capsys.readouterr().out == "failed: decode 1 x 128: ZeroDivisionError: by nought\n"
-    first, second = (json.loads(line) for line in out.read_text().splitlines())
-    assert first == {"kind": "device", **report.document["device"][0]}
-    assert second["kind"] == "failed"
-    assert report.failed
 
 
 @pytest.fixture
@@ -101,30 +86,6 @@ def test_a_measure_that_fails_is_reported_and_the_others_go_on(
     assert (len(report.document["decode"]), len(report.document["prefill"])) == (2, 1)
 
 
-def test_a_peer_that_cannot_be_measured_is_skipped(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def absent(*_: Any, **__: Any) -> None:
-        raise TypeError("unexpected keyword argument")
-
-    monkeypatch.setattr(run, "measure_peer", absent)
-    report = measure(*DENSE)
-    assert not report.failed
-    (row,) = report.document["not_measured"]
-    assert row["reason"] == "TypeError: unexpected keyword argument"
-
-
-def test_a_peer_is_compared_with_the_same_work(
-    measure: Measure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "PEER_BATCH", 3)
-    monkeypatch.setattr(run, "measure_peer", lambda *_, **__: PeerFigures(3, 40, 10.0))
-    document = measure(*DENSE).document
-    (ratio,) = document["ratio"]
-    assert (ratio["batch"], ratio["graphs"], ratio["over"]) == (3, True, "transformers")
-    assert ratio["times"] == pytest.approx(document["decode"][2]["tokens_per_s"] / 10)
-
-
 def test_a_case_that_does_not_fit_is_named(
     measure: Measure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,11 +136,3 @@ def test_both_of_transformers_names_for_the_page_size_are_known(name: str) -> No
 
     assert page_option(make_dataclass("Config", [(name, int)])) == name
     assert page_option(transformers.ContinuousBatchingConfig)
-
-
-def test_transformers_decodes_the_same_shape() -> None:
-    pytest.importorskip("transformers")
-    config = replace(TINY, max_context=256)
-    figures = measure_peer(config, batch=2, context=20, dtype=torch.float32, device=CPU)
-    assert (figures.batch, figures.context_tokens) == (2, 20)
-    assert figures.tokens_per_s > 0

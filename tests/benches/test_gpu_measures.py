@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 
-from benches.gpu import device_trace
 from benches.gpu.device_trace import idle_share
 from benches.gpu.figures import STEPS, Case
 from benches.gpu.measures import Bench
@@ -19,7 +16,6 @@ from llorch_worker.cache import UnifiedCache
 from llorch_worker.contract import InternalError
 from llorch_worker.model import RaggedBatch
 from tests.benches.tiny_llama import CPU, RATES, tiny_llama
-from tests.engine.lazy_queue import LazyQueue
 from tests.engine.recording import Recorder
 
 
@@ -59,13 +55,6 @@ def tiny_bench(*cases: Case, model: Any = None, queue: Any = None, recorder: Any
         recorder=recorder or Recorder(),
         queue=queue,
     )
-
-
-def test_steps_are_launched_two_deep_as_the_engine_does() -> None:
-    queue = LazyQueue()
-    case = Case(3, 40)
-    tiny_bench(case, queue=queue).decode(case, graphs=False)
-    assert (queue.most_unread, queue.unread) == (2, 0)
 
 
 def test_the_middle_timed_step_has_the_requested_context() -> None:
@@ -108,48 +97,6 @@ def test_a_step_that_fails_fails_its_measure_and_not_the_next() -> None:
         bench.prefill(20)
     model.before_step = ignore
     assert bench.decode(case, graphs=False).batch == 2
-
-
-def test_a_batch_that_memory_holds_only_in_part_is_not_measured() -> None:
-    def only_one(batch: RaggedBatch) -> None:
-        if len(batch.query_lengths) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    model = Watched()
-    case = Case(2, 40)
-    bench = tiny_bench(case, model=model)
-    model.before_step = only_one
-    with pytest.raises(RuntimeError, match="no memory for a step"):
-        bench.decode(case, graphs=False)
-
-
-def test_a_context_shorter_than_the_warm_up_is_refused() -> None:
-    with pytest.raises(ValueError, match="a context of 10 tokens"):
-        tiny_bench(Case(1, 20)).decode(Case(1, 10), graphs=False)
-
-
-def test_a_card_works_in_the_kernels_and_copies_that_the_profiler_saw(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def event(place: str, begin: float, end: float, annotated: bool = False) -> SimpleNamespace:
-        return SimpleNamespace(
-            device_type=SimpleNamespace(name=place),
-            time_range=SimpleNamespace(start=begin, end=end),
-            is_user_annotation=annotated,
-        )
-
-    calls = Mock()
-    calls.profile.return_value = calls
-    events = [event("CPU", 0, 9), event("CUDA", 1, 2), event("CUDA", 0, 8, True)]
-    calls.events.return_value = events
-    monkeypatch.setattr(device_trace, "profile", calls.profile)
-    monkeypatch.setattr(torch.cuda, "synchronize", calls.wait)
-    card = torch.device("cuda:0")
-    assert device_trace.device_spans(calls.work, card) == [(1, 2)]
-    order = [name for name, _, _ in calls.mock_calls]
-    assert order == ["profile", "start", "work", "wait", "stop", "events"]
-    calls.profile.side_effect = AssertionError("No activities specified for the profiler")
-    assert device_trace.device_spans(calls.work, card) == [], "nothing is known without a profiler"
 
 
 def test_idle_is_what_no_kernel_covers() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import venv
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,15 +15,12 @@ from rich.console import Console
 
 from benches.peers.contestants import roster
 from benches.peers.contestants.contestant import (
-    LLAMA_CPP,
     LLORCH,
     TRANSFORMERS,
-    TRANSFORMERS_CB,
-    CannotRun,
     Terms,
     Work,
 )
-from benches.peers.contestants.process import SERVER, ContestantProcess
+from benches.peers.contestants.process import SERVER
 from benches.peers.contestants.token_times import rate
 from benches.peers.figures import PeersFigures
 from benches.peers.measures import Wanted, measure_peers
@@ -78,19 +73,6 @@ def test_a_peer_decodes_and_prefills_beside_ours(peer: str) -> None:
     assert set(found["memory"]) == {peer, LLORCH}
     assert found["provenance"]["threads"] == found["threads"] == 1
     assert found["provenance"]["command"].startswith("python -m benches.peers --model demo")
-
-
-@NEEDS_LLAMA_CPP
-def test_both_sides_keep_keys_and_values_in_the_same_form() -> None:
-    # The prompt takes several steps of llama.cpp too.
-    found = document("llama.cpp", "--kv-dtype", "int8", "--prefill", "30", "--prompt-tokens", "70")
-    assert found["kv_dtype"] == "int8"
-    assert "KV in int8" in found["notes"]["llorch"]
-    assert "KV in q8_0" in found["notes"]["llama.cpp"]
-    decode = found["rows"][1]
-    assert decode["ratio"] > 0
-    # llama.cpp has no other over quantised values.
-    assert decode["theirs"]["note"].startswith("flash attention")
 
 
 @pytest.mark.parametrize(
@@ -180,26 +162,6 @@ def test_an_engine_with_an_environment_of_its_own_runs_beside_ours(
         assert demo_model.stat().st_size < memory.resident_bytes <= (memory.peak_bytes or 0)
 
 
-@pytest.mark.parametrize(
-    ("peer", "said"),
-    [
-        ("openvino", "ModuleNotFoundError: "),
-        (
-            "ctranslate2",
-            "its conversion failed: ",
-        ),
-    ],
-)
-def test_an_environment_without_the_package_is_skipped_with_its_own_words(
-    demo_model: Path, tmp_path: Path, peer: str, said: str
-) -> None:
-    venv.create(tmp_path / peer, symlinks=True)
-    row = only_row(demo_model, peer, tmp_path)
-    assert row.kind == "skipped"
-    assert row.reason.startswith(said)
-    assert "ModuleNotFoundError" in row.reason
-
-
 def test_an_environment_that_is_missing_is_named(demo_model: Path, tmp_path: Path) -> None:
     assert "give --venvs FOLDER" in only_row(demo_model, "vllm").reason
     reason = only_row(demo_model, "vllm", tmp_path).reason
@@ -217,37 +179,6 @@ def test_a_decode_is_timed_where_all_sequences_decode() -> None:
         rate(WORK, 0.5, ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]))
 
 
-@pytest.mark.parametrize(
-    ("peer", "module"), [("llama.cpp", "llama_cpp"), ("transformers", "transformers")]
-)
-def test_a_package_that_is_missing_is_skipped_with_the_remedy(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch, peer: str, module: str
-) -> None:
-    monkeypatch.setattr(
-        roster, "find_spec", lambda name: None if name == module else find_spec(name)
-    )
-    row = only_row(demo_model, peer)
-    assert row.kind == "skipped"
-    assert "it is not installed: pip install" in row.reason
-
-
-def test_a_peer_without_enough_memory_is_skipped(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = SimpleNamespace(available=1024, total=1024)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    row = only_row(demo_model, "transformers-cb")
-    assert row.kind == "skipped"
-    assert row.reason.endswith("but only 1.0 KiB is free")
-
-
-def test_a_contestant_that_fails_says_why(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF")
-    with pytest.raises(CannotRun, match=r"broken\.gguf"), ContestantProcess(LLORCH, terms(broken)):
-        pass
-
-
 def is_contestant(process: psutil.Process, name: str) -> bool:
     try:
         return [SERVER, name] == process.cmdline()[2:4]
@@ -259,13 +190,6 @@ def kill(name: str) -> None:
     # A run of all tests has children of its own.
     (process,) = (each for each in psutil.Process().children() if is_contestant(each, name))
     process.kill()
-
-
-def test_a_contestant_whose_process_dies_says_how(demo_model: Path) -> None:
-    with ContestantProcess(LLORCH, terms(demo_model)) as contestant:
-        kill(LLORCH)
-        with pytest.raises(CannotRun, match="its process was killed by SIGKILL"):
-            contestant.run(WORK)
 
 
 def killer(name: str, line: str) -> Callable[[str], None]:
@@ -288,21 +212,6 @@ def test_a_peer_that_dies_keeps_what_it_gave_and_costs_no_other_peer_a_row(
     assert skipped.reason == "its process was killed by SIGKILL"
     assert (server.kind, server.peer) == ("skipped", "llama-server")
     assert re.search(r"^decode x2 +transformers +1 ", text(found), re.MULTILINE)
-
-
-def test_our_own_failure_is_not_the_peers_and_costs_the_next_peer_no_row(demo_model: Path) -> None:
-    found = measured(
-        demo_model, TRANSFORMERS, TRANSFORMERS_CB,
-        each_line=killer(LLORCH, "transformers: prefill of 8 tokens, pass 1: "),
-    )  # fmt: skip
-    prefill, skipped, *others = found.rows
-    assert (prefill.kind, prefill.peer) == ("prefill", TRANSFORMERS)
-    assert skipped.kind == "skipped"
-    assert skipped.reason == "our own engine failed: its process was killed by SIGKILL"
-    assert [(row.kind, row.peer) for row in others] == [
-        ("prefill", TRANSFORMERS_CB),
-        ("decode", TRANSFORMERS_CB),
-    ]
 
 
 def text(figures: PeersFigures) -> str:
@@ -331,16 +240,6 @@ def test_an_interrupted_run_sums_up_the_passes_that_it_finished(tmp_path: Path) 
     assert out.read_text().endswith("interrupted: passes or rows are missing\n")
 
 
-@NEEDS_LLAMA_CPP
-def test_the_output_of_a_library_is_dropped(
-    demo_model: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with ContestantProcess(LLAMA_CPP, terms(demo_model)) as contestant:
-        contestant.warm_up(WORK)
-        assert contestant.run(WORK).tokens_per_s > 0
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -352,13 +251,3 @@ def test_the_output_of_a_library_is_dropped(
 )
 def test_an_impossible_load_is_refused(options: tuple[str, str], said: str) -> None:
     assert said in sentence(run_program("benches.peers", "--model", "demo", *options), 2)
-
-
-def test_a_server_that_is_missing_is_named() -> None:
-    ran = run_program(
-        "benches.peers", "--model", "demo", *QUICK, "--peers", "llama-server",
-        "--llama-server", "/nowhere",
-    )  # fmt: skip
-    assert ran.code == 0, ran
-    said = "llama-server, 4 mixed jobs: skipped: not found at /nowhere; give --llama-server"
-    assert said in " ".join(ran.out.split())

@@ -9,47 +9,13 @@ import pytest
 
 from benches.battle.ledger import CANCELLED, POISON, STOCK
 from benches.battle.mixture import LONGEST_COUNTDOWN_S, SHARES, WAYS_TO_CANCEL, mixed
-from benches.battle.schedule import LONGEST_FAULT_S, NETWORK, SHORTEST_FAULT_S, orders, strikes
-
-
-@pytest.mark.parametrize("count", [10, 60, 300])
-def test_of_ten_kills_four_are_sigkill_and_two_of_each_other_kind(count: int) -> None:
-    shares = Counter(strike.kind for strike in strikes(1, count, 60))
-    assert shares == {
-        "SIGKILL": 4 * count // 10,
-        "SIGTERM": 2 * count // 10,
-        "SIGQUIT": 2 * count // 10,
-        "network": 2 * count // 10,
-    }
-
-
-def test_strikes_come_in_order_over_the_whole_time() -> None:
-    times_s = [strike.at_s for strike in strikes(1, 300, 300)]
-    assert times_s == sorted(times_s)
-    assert 0 <= times_s[0] < 1
-    assert 299 <= times_s[-1] <= 300
-    assert strikes(1, 0, 60) == []
-
-
-def test_network_faults_last_their_time_and_a_reset_takes_none() -> None:
-    cuts = [strike for strike in strikes(1, 300, 300) if strike.kind == NETWORK]
-    assert {strike.fault for strike in cuts} == {"reset", "blackhole", "hold", "isolate"}
-    for strike in cuts:
-        lasts = 0 < SHORTEST_FAULT_S <= strike.duration_s <= LONGEST_FAULT_S
-        assert lasts if strike.fault != "reset" else strike.duration_s == 0
+from benches.battle.schedule import orders, strikes
 
 
 def test_the_seed_decides_everything() -> None:
     assert strikes(1, 50, 60) == strikes(1, 50, 60) != strikes(2, 50, 60)
     first, again, other = (list(islice(orders(seed, 4.0), 50)) for seed in (1, 1, 2))
     assert first == again != other
-
-
-def test_jobs_are_short_and_long_and_never_share_an_id_or_a_seed() -> None:
-    some = list(islice(orders(1, 4.0), 500))
-    assert len({order.job.id for order in some}) == len({order.job.seed for order in some}) == 500
-    assert 0.25 < sum(order.job.tokens > 100 for order in some) / 500 < 0.45
-    assert 0.2 < sum(order.gap_s for order in some) / 500 < 0.3
 
 
 def test_the_mixture_has_every_kind_in_its_share_and_sends_each_job_once() -> None:

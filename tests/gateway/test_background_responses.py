@@ -14,7 +14,6 @@ from tests.gateway.receiver import running_receiver
 from tests.gateway.talking import (
     ASK,
     TEXT_EVENTS,
-    Walk,
     kinds,
     refused,
 )
@@ -70,17 +69,6 @@ def test_a_background_stream_goes_on_at_another_gateway(
     order = [TEXT_EVENTS[0], "response.queued", *TEXT_EVENTS[1:], "response.incomplete"]
     assert kinds(events) == order
     assert rest[-1].response.output_text
-
-
-def test_the_helper_goes_on_with_a_background_stream(api: OpenAI) -> None:
-    fields = {**ASK, "max_output_tokens": 60}
-    with api.responses.stream(**fields, background=True, text_format=Walk) as stream:
-        created = next(stream)
-    with api.responses.stream(
-        response_id=created.response.id, starting_after=0, text_format=Walk
-    ) as stream:
-        assert next(stream).sequence_number == 1
-        assert isinstance(stream.get_final_response().output_parsed, Walk)
 
 
 def test_a_failure_in_the_background_is_found_later(api: OpenAI) -> None:

@@ -49,15 +49,13 @@ def start(own_server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., Gat
         yield start
 
 
-def halting(api: openai.OpenAI, *latches: Latch) -> tuple[Batch, int]:
-    """Begins a batch that stands still at each latch, with a full window in the queue.
+def halting(api: openai.OpenAI, latch: Latch) -> tuple[Batch, int]:
+    """Begins a batch that stands still at the latch, with a full window in the queue.
 
     Returns it and the number of its lines.
     """
-    free = sized(usual=WINDOW, full=600)
-    bodies: list[dict[str, Any]] = [{}] * free
-    for latch in latches:
-        bodies += [{"prompt": latch.prompt(), "max_tokens": 2}] * WINDOW + [{}] * free
+    free: list[dict[str, Any]] = [{}] * sized(usual=WINDOW, full=600)
+    bodies = [*free, *[{"prompt": latch.prompt(), "max_tokens": 2}] * WINDOW, *free]
     batch = begun(api, [line(f"{n}", **body) for n, body in enumerate(bodies)])
     return batch, len(bodies)
 
@@ -98,44 +96,27 @@ def each_line_once(api: openai.OpenAI, done: Batch, lines: int, redis_url: str) 
     assert runs == {"1": lines}
 
 
-def test_another_gateway_takes_a_batch_over_and_every_line_is_there_once(
-    own_server: RedisServer,
-    quick_worker: WorkerProcess,
-    start: Callable[..., GatewayProcess],
-    latch: Latch,
-) -> None:
-    first = start()
-    held = {LINES // 3: {"prompt": latch.prompt(), "max_tokens": 2}}
-    with api_of(first) as api:
-        batch = begun(api, [line(f"{n}", **held.get(n, {})) for n in range(LINES)])
-        # The first third has ended; of what follows, some has and some waits in the queue.
-        wait_until(lambda: done_lines(api, batch) >= LINES // 3)
-    second = start()
-    first.kill()
-    latch.open()
-    with api_of(second) as api:
-        each_line_once(api, ended(api, batch), LINES, own_server.url)
-
-
-def test_a_gateway_that_is_killed_again_and_again_goes_on(
+def test_other_gateways_take_a_batch_over_and_every_line_is_there_once(
     own_server: RedisServer,
     quick_worker: WorkerProcess,
     start: Callable[..., GatewayProcess],
     make_latch: Callable[[str], Latch],
 ) -> None:
-    latches = [make_latch("first"), make_latch("second")]
-    gateway, done = start(), 0
+    gateway = start()
+    latches = {LINES // 3: make_latch("first"), 2 * LINES // 3: make_latch("second")}
+    held = {n: {"prompt": latch.prompt(), "max_tokens": 2} for n, latch in latches.items()}
     with api_of(gateway) as api:
-        batch, lines = halting(api, *latches)
-    for latch in latches:
+        batch = begun(api, [line(f"{n}", **held.get(n, {})) for n in range(LINES)])
+    for number, latch in latches.items():
         with api_of(gateway) as api:
-            wait_until(lambda api=api, done=done: done_lines(api, batch) > done)
-            done = done_lines(api, batch) + WINDOW
+            # What came before has ended; of what follows, some has and some waits in the queue.
+            wait_until(lambda api=api, number=number: done_lines(api, batch) >= number)
+        successor = start()
         gateway.kill()
         latch.open()
-        gateway = start()
+        gateway = successor
     with api_of(gateway) as api:
-        each_line_once(api, ended(api, batch), lines, own_server.url)
+        each_line_once(api, ended(api, batch), LINES, own_server.url)
 
 
 def test_a_gateway_that_was_only_paused_changes_nothing_any_more(

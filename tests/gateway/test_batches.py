@@ -174,14 +174,6 @@ def test_the_end_of_a_batch_is_told(
         assert Batch.model_validate(told["data"]) == ended(api, batch)
 
 
-def test_ids_of_other_kinds_are_unknown(api: openai.OpenAI) -> None:
-    batch = begun(api, [line("a")])
-    with pytest.raises(openai.NotFoundError):
-        api.files.retrieve(batch.id)
-    with pytest.raises(openai.NotFoundError):
-        api.batches.retrieve(batch.input_file_id)
-
-
 def test_bad_lines_go_to_the_error_file_and_the_batch_goes_on(api: openai.OpenAI) -> None:
     lines = [
         line("good"),

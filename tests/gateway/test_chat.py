@@ -113,28 +113,6 @@ def test_the_cached_part_of_a_prompt_is_reported(stories: httpx.Client) -> None:
     assert last["usage"] == second
 
 
-def test_a_stop_string_ends_a_text(stories: httpx.Client) -> None:
-    text = asked(stories, max_tokens=60)["choices"][0]["message"]["content"]
-    stop = text.split()[3]
-    (choice,) = asked(stories, max_tokens=60, stop=stop)["choices"]
-    assert choice["message"]["content"] == text.partition(stop)[0]
-    assert choice["finish_reason"] == "stop"
-
-
-def test_parts_developers_and_extras_reach_the_model(stories: httpx.Client) -> None:
-    parts = [{"role": "developer", "content": "Be brief"}, {**USER, "content": [
-        {"type": "text", "text": "Tell me a story"}]}]  # fmt: skip
-    plain = [{"role": "system", "content": "Be brief"}, USER]
-    answers = [asked(stories, messages=each, top_k=5, min_p=0.01) for each in (parts, plain)]
-    assert answers[0]["choices"] == answers[1]["choices"]
-    assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
-
-
-def test_minus_one_means_off_as_in_vllm(stories: httpx.Client) -> None:
-    assert asked(stories, top_k=-1)["choices"] == asked(stories)["choices"]
-    assert asked(stories, seed=-1)["usage"]["completion_tokens"] == 12
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_before_the_first_token_is_a_504(stories: httpx.Client, stream: bool) -> None:
     body = {"messages": [USER], "deadline_s": DEADLINE_S, "stream": stream}
@@ -153,26 +131,3 @@ def test_what_only_the_worker_can_refuse_is_a_400_too(stories: httpx.Client, str
         400,
         "messages.1.role",
     )
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"messages": [{**USER, "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
-        ({"messages": [{**USER, "name": "Ann"}]}, "messages.0.name"),
-        ({"functions": []}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
-        ({"guided_json": {}}, "guided_json"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"audio": {}}, "audio"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"max_completion_tokens": -1}, "max_completion_tokens"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"structured_outputs": {}}, "structured_outputs"),
-    ],
-)
-def test_an_unsupported_field_is_refused_by_name(
-    stories: httpx.Client, fields: dict[str, Any], param: str
-) -> None:
-    refused = stories.post(PATH, json={"messages": [USER], **fields})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)

@@ -13,13 +13,11 @@ import httpx
 import pytest
 
 from llorch_worker.client import Client
-from llorch_worker.gateway.keys import new_key
 from tests.gateways import GatewayProcess, running_gateway
 from tests.latch import Latch
 from tests.services import (
     STOP_TIMEOUT_S,
     RedisServer,
-    WorkerProcess,
     held_ids,
     running_worker,
     wait_until,
@@ -92,24 +90,6 @@ def test_a_stream_goes_on_when_its_worker_dies(
             rest = list(chunks)
     assert text + "".join(chunk["text"] for chunk in rest) == WHOLE
     assert rest[-1]["finish_reason"] == "length"
-
-
-def test_a_redis_that_is_away_is_a_503_at_once(
-    own_server: RedisServer, own_worker: WorkerProcess, tmp_path: Path
-) -> None:
-    key, entry = new_key("limited")
-    file = tmp_path / "keys.toml"
-    file.write_text(f"{entry}max_jobs = 3\n")
-    asked = {"model": "toy", "prompt": "x", "max_tokens": 1}
-    with (
-        running_gateway(own_server.url, tmp_path, keys=file) as gateway,
-        httpx.Client(base_url=gateway.url, headers={"Authorization": f"Bearer {key}"}) as limited,
-    ):
-        assert limited.post(PATH, json=asked).status_code == 200
-        own_server.halt()
-        away = limited.post(PATH, json=asked, timeout=30)
-        assert (away.status_code, away.json()["error"]["code"]) == (503, "redis_unreachable")
-        own_server.start()
 
 
 def test_a_gateway_that_is_stopped_waits_for_no_answer_for_ever(

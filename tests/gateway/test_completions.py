@@ -77,11 +77,6 @@ def test_an_answer_has_the_shape_of_openai(toy: httpx.Client) -> None:
     }
 
 
-def test_sixteen_tokens_are_the_default(toy: httpx.Client) -> None:
-    answer = toy.post(PATH, json={"prompt": "x"}).json()
-    assert answer["usage"]["completion_tokens"] == 16
-
-
 def test_a_stream_ends_with_a_reason_and_done(toy: httpx.Client) -> None:
     *chunks, last, done = all_of(toy, max_tokens=20)
     assert done == "[DONE]"
@@ -123,12 +118,6 @@ def test_several_prompts_are_streamed_side_by_side(toy: httpx.Client, latch: Lat
     assert texts(seen)[0] == "w0 w1 w2 "
 
 
-def test_prompts_of_one_request_keep_their_order(toy: httpx.Client) -> None:
-    answer = toy.post(PATH, json={"prompt": ["a", "b c", "d"], "max_tokens": 2}).json()
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-    assert answer["usage"]["completion_tokens"] == 6
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_echo_puts_the_prompt_first(toy: httpx.Client, stream: bool) -> None:
     fields = {"prompt": ["a ", "b "], "echo": True, "max_tokens": 1}
@@ -142,10 +131,7 @@ def test_an_echo_puts_the_prompt_first(toy: httpx.Client, stream: bool) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": 5}, "prompt"),
-        ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "guided_json": {}}, "guided_json"),
-        ({"prompt": "x", "temperature": 9}, "temperature"),
         ({"prompt": "x", "max_tokens": CONTEXT}, "prompt + max_tokens"),
     ],
 )
@@ -157,11 +143,6 @@ def test_a_refusal_names_the_field(
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, param)
     assert error["type"] == "invalid_request_error"
-
-
-def test_an_unknown_model_is_not_found(toy: httpx.Client) -> None:
-    refused = toy.post(PATH, json={"model": "other", "prompt": "x", "stream": True})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -192,20 +173,13 @@ def test_a_client_that_hangs_up_cancels_its_stream(
     wait_until(lambda: "499: the client of /v1/completions hung up" in gateway.log.read_text())
 
 
-def test_a_client_that_hangs_up_cancels_its_wait(
-    toy: httpx.Client, redis_server: RedisServer, latch: Latch
-) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        toy.post(PATH, json={"prompt": latch.prompt()}, timeout=httpx.Timeout(30, read=1))
-    latch.wait_ended(1)
-
-
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_hangs_up_before_the_first_token_cancels_too(
-    toy: httpx.Client, latch: Latch
+    toy: httpx.Client, latch: Latch, stream: bool
 ) -> None:
-    body = {"prompt": latch.prompt(after=0), "stream": True}
+    body = {"prompt": latch.prompt(after=0), "stream": stream}
     with pytest.raises(httpx.ReadTimeout):
-        toy.post(PATH, json=body, timeout=httpx.Timeout(30, read=1))
+        toy.post(PATH, json=body, timeout=httpx.Timeout(30, read=0.5))
     latch.wait_ended(1)
 
 
@@ -276,13 +250,3 @@ def test_the_end_of_an_answer_frees_its_place(
         full = caller.post(PATH, json=body)
         assert (full.status_code, full.headers["retry-after"]) == (429, "5")
     wait_until(lambda: caller.post(PATH, json=body).status_code == 200)
-
-
-def test_no_prompt_and_no_text_is_logged(toy: httpx.Client, gateway: GatewayProcess) -> None:
-    secret = "raise ValueError secretprompt"
-    toy.post(PATH, json={"prompt": secret})
-    toy.post(PATH, json={"prompt": secret, "temperature": "secretprompt"})
-    all_of(toy, max_tokens=3)
-    log = gateway.log.read_text()
-    assert "secretprompt" not in log
-    assert "w1" not in log

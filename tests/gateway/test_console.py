@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,9 +15,8 @@ import pytest
 
 from llorch_worker.broker import claims, dead_letters, journal, keys, scripts
 from llorch_worker.broker.claims import Claim
-from llorch_worker.broker.ended_jobs import EndedJob
 from llorch_worker.client import Client
-from llorch_worker.contract import InternalError, Started, Timings, Tokens
+from llorch_worker.contract import InternalError, Started, Tokens
 from llorch_worker.gateway.keys import new_key
 from tests.broker.jobs import TERMS, take
 from tests.gateway.consoles import GUEST, OPERATOR, console_gateway
@@ -304,28 +302,6 @@ def test_dead_letters_are_retried_and_dropped(
     assert jobs[1].status().state == "failed"
 
 
-def test_letters_come_and_go_while_their_number_stays(
-    visit: Callable[..., Visit], client: Client
-) -> None:
-    client.redis.lpush(keys.DEAD, *(letter(number) for number in range(101)))
-    here = visit()
-    here.see("#dead-more", "The newest 100 of 101.")
-    here.page.get_by_role("button", name="Drop job job-100").click()
-    here.page.get_by_role("button", name="Drop it").click()
-    here.see("#dead-status", "Job job-100 is dropped.")
-    client.redis.lpush(keys.DEAD, letter(101))
-    client.redis.rpop(keys.DEAD)
-    here.see("#letters", "job-101")
-    # What became of the last click stays.
-    here.see("#dead-status", "Job job-100 is dropped.")
-    client.redis.delete(keys.DEAD)
-
-
-def letter(number: int) -> str:
-    known = {"id": f"job-{number}", "reason": "died", "list": "llorch.toy", "attempts": 1}
-    return json.dumps(known | {"history": "", "at_ms": 1_000 * number, "message": "x"})
-
-
 def test_the_fleet_shows_queues_and_every_jobs_times(
     fleet: Fleet, visit: Callable[..., Visit], client: Client
 ) -> None:
@@ -344,19 +320,6 @@ def test_the_fleet_shows_queues_and_every_jobs_times(
         here.see("#job-list", job.id[:8])
     bar = here.page.locator("#job-list .bar").first.get_attribute("aria-label")
     assert bar.startswith("queued ")
-    # A job of yesterday does not shrink the others' bars to nothing.
-    yesterday = Timings(queue_ms=86_400_000, prefill_ms=1, first_token_ms=86_400_001, decode_ms=1)
-    ended = EndedJob(
-        id="yesterday", model="toy", worker="w", attempts=1, ended_at=time.time(), outcome="stop",
-        timings=yesterday,
-    )  # fmt: skip
-    client.redis.lpush(keys.ENDED_JOBS, ended.model_dump_json())
-    here.see("#job-list", "yesterday")
-    row = here.page.locator("#job-list [role=row]", has_text="yesterday")
-    assert row.locator(".bar.cut").count() == 1
-    widths = "bars => bars.map(bar => [...bar.children].reduce((w, i) => w + i.offsetWidth, 0))"
-    filled = here.page.locator("#job-list .bar:not(.cut)").evaluate_all(widths)
-    assert max(filled) > 10
     # On a phone the page scrolls in one direction only.
     here.page.set_viewport_size({"width": 390, "height": 844})
     root = "document.documentElement"

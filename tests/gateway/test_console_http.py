@@ -80,14 +80,6 @@ def test_the_pages_files_are_checked_by_etag_and_load_nothing_from_elsewhere(
     assert plain.get("/console/routes.py").status_code == 404
 
 
-def test_head_of_the_page_is_its_get_without_a_body(plain: httpx.Client) -> None:
-    page, head = plain.get("/"), plain.head("/")
-    assert (head.status_code, head.content) == (200, b"")
-    for name in ("etag", "content-type"):
-        assert head.headers[name] == page.headers[name]
-    assert plain.get("/console/..%2froutes.py").status_code == 404
-
-
 def test_no_other_page_of_this_origin_runs_scripts(plain: httpx.Client) -> None:
     for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
         assert plain.get(path).status_code == 404

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,7 +13,6 @@ import httpx
 import psutil
 import pytest
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client
 from llorch_worker.contract import (
     AttemptsExhausted,
@@ -32,8 +30,7 @@ from llorch_worker.gateway.errors import TooManyJobs
 from llorch_worker.openai_api.errors import NoWorker, body_of, status_of
 from tests.gateway import sse
 from tests.gateways import GatewayProcess, running_gateway
-from tests.latch import Latch
-from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+from tests.services import RedisServer, WorkerProcess, running_worker
 
 MAX_BODY = 1_000
 GIGABYTE = 10**9
@@ -234,17 +231,6 @@ def test_a_full_queue_is_a_429(
     assert int(answers[-1].headers["retry-after"]) > 0
 
 
-def test_a_completion_whose_client_hangs_up_is_a_499_in_the_log(
-    strict: GatewayProcess, latch: Latch, client: Client
-) -> None:
-    body = json.dumps({"model": "toy", "prompt": latch.prompt(), "max_tokens": 2}).encode()
-    with connect(strict) as raw:
-        raw.sendall(head(f"Content-Length: {len(body)}", path="/v1/completions") + body)
-        wait_until(lambda: client.redis.zcard(keys.LEASES))
-    wait_until(lambda: "499: the client of /v1/completions hung up" in strict.log.read_text())
-    wait_until(lambda: not client.redis.zcard(keys.LEASES), what="the job to be cancelled")
-
-
 def test_no_prompt_is_in_any_log(
     strict: GatewayProcess, toy_worker: WorkerProcess, client: Client
 ) -> None:
@@ -267,16 +253,3 @@ def test_no_prompt_is_in_any_log(
     assert MARKER not in strict.log.read_text()
     assert MARKER not in toy_worker.text()
     assert not [name for name in client.redis.scan_iter() if MARKER in name]
-
-
-def test_a_job_whose_deadline_passes_while_it_waits_ends_without_a_token(
-    strict: GatewayProcess, story_worker: WorkerProcess
-) -> None:
-    body = {"model": "stories", "prompt": "Once", "deadline_s": DEADLINE_S}
-    with story_worker.paused():
-        job_id = httpx.post(f"{strict.url}/v1/jobs", json=body).json()["id"]
-        threading.Event().wait(DEADLINE_S)
-    assert sse.token_ids(sse.read(strict.url, job_id)) == []
-    job = httpx.get(f"{strict.url}/v1/jobs/{job_id}").json()
-    assert (job["status"], job["result"]["usage"]["completion"]) == ("succeeded", 0)
-    assert job["result"]["choices"][0]["finish_reason"] == "deadline"

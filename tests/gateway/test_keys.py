@@ -83,20 +83,6 @@ def test_a_key_gives_its_jobs_their_priority_and_its_name_as_tenant(
         assert b'"llorch_tenant": "' in client.redis.lindex(waiting, 0).encode()
 
 
-def test_nobody_reads_the_jobs_of_anothers_idempotency_key(
-    redis_server: RedisServer, toy_worker: WorkerProcess, tmp_path: Path
-) -> None:
-    (one, first), (two, second) = new_key("one"), new_key("two")
-    file = tmp_path / "keys.toml"
-    file.write_text(first + second)
-    with running_gateway(redis_server.url, tmp_path, keys=file) as gateway:
-        ids = [
-            submit(gateway, {"Authorization": f"Bearer {key}", "Idempotency-Key": "1"}, "x").json()
-            for key in (one, two, one)
-        ]
-    assert ids[0]["id"] == ids[2]["id"] != ids[1]["id"]
-
-
 def test_every_endpoint_but_those_of_health_asks_for_a_key(
     keyed: tuple[list[GatewayProcess], dict[str, Any]],
 ) -> None:

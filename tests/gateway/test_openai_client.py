@@ -107,17 +107,6 @@ def test_the_stream_helper_puts_a_chat_together(api: openai.OpenAI) -> None:
     assert [c.finish_reason for c in whole.choices] == [c.finish_reason for c in expected.choices]
 
 
-def test_our_own_fields_go_in_the_extra_body(api: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "messages": [USER], "max_tokens": 30}
-    greedy = api.chat.completions.create(**asked, temperature=0)
-    narrow = api.chat.completions.create(**asked, extra_body={"top_k": 1})
-    assert narrow.choices[0].message.content == greedy.choices[0].message.content
-    headers = {"Idempotency-Key": "one"}
-    first, second = (api.chat.completions.create(**asked, extra_headers=headers) for _ in range(2))
-    assert first.id == second.id
-    assert first.choices == second.choices
-
-
 def test_faults_are_errors_of_the_package(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         api.chat.completions.create(model=MODEL, messages=[USER], temperature=3)

@@ -82,13 +82,6 @@ def test_an_echoed_text_is_the_prompt_and_its_tokens(exact: httpx.Client, max_to
             assert choice["finish_reason"] == "length"
 
 
-def test_a_scored_prompt_has_as_many_alternatives_as_were_asked_for(exact: httpx.Client) -> None:
-    (choice,) = scored(exact, prompt=TEXTS[0], max_tokens=0, logprobs=4)
-    first, *others = choice["logprobs"]["top_logprobs"]
-    assert first is None
-    assert all(4 <= len(top) <= 5 for top in others)
-
-
 def test_a_prompt_is_echoed_alone(exact: httpx.Client) -> None:
     (choice,) = scored(exact, prompt=TEXTS[0], max_tokens=0, logprobs=None)
     assert (choice["text"], choice["logprobs"]) == (TEXTS[0], None)

@@ -123,15 +123,6 @@ def test_a_response_belongs_to_its_key(
         assert apis[0].responses.retrieve(response.id).id == response.id
 
 
-def test_an_idempotency_key_gives_the_first_answer(api: OpenAI) -> None:
-    same = [
-        api.responses.create(**{**ASK, "temperature": 1}, extra_headers={"Idempotency-Key": "once"})
-        for _ in range(2)
-    ]
-    assert same[0].id == same[1].id
-    assert same[0].output == same[1].output
-
-
 def test_a_response_is_stored_though_the_first_with_its_key_was_not(api: OpenAI) -> None:
     first, second = (
         api.responses.create(**ASK, store=store, extra_headers={"Idempotency-Key": "stored"})

@@ -65,14 +65,6 @@ def test_a_stream_outlives_the_events_of_its_job(
     assert (gone.status_code, gone.json()["error"]["param"]) == (409, "starting_after")
 
 
-def test_the_helper_for_streams(api: OpenAI) -> None:
-    with api.responses.stream(**{**ASK, "max_output_tokens": 60}, text_format=Walk) as stream:
-        seen = [event.type for event in stream]
-        final = stream.get_final_response()
-    assert seen[-1] == "response.completed"
-    assert final.output_parsed.to in ("park", "home")
-
-
 def test_the_helpers_of_the_async_client(talker: WorkerProcess, gateway: GatewayProcess) -> None:
     async def talk() -> tuple[Any, Any, list[str]]:
         async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as api:
@@ -87,14 +79,6 @@ def test_the_helpers_of_the_async_client(talker: WorkerProcess, gateway: Gateway
     assert isinstance(parsed.output_parsed, Walk)
     assert parsed.output_parsed == final.output_parsed
     assert seen[0] == "response.created"
-
-
-def test_json_is_json(api: OpenAI) -> None:
-    response = api.responses.create(
-        **{**ASK, "max_output_tokens": 40}, text={"format": {"type": "json_object"}}
-    )
-    assert response.output_text.startswith("{")
-    assert response.text.format.type == "json_object"
 
 
 def test_a_stream_notices_the_death_of_its_worker_only_as_a_pause(

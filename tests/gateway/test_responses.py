@@ -18,12 +18,9 @@ from tests.gateway.talking import (
     ASK,
     MODEL,
     PATH,
-    TEXT_EVENTS,
     TOOL,
-    Walk,
     events_of,
     kinds,
-    refused,
 )
 from tests.services import RedisServer, WorkerProcess, wait_until
 
@@ -47,31 +44,6 @@ def test_a_response_has_every_field_of_openai(wire: httpx.Client) -> None:
     assert response.usage is not None
     assert response.usage.output_tokens == 8
     assert check_response(wire.get(f"{PATH}/{response.id}").json()) == response
-
-
-def test_it_is_the_answer_of_the_queue(api: OpenAI, client: Client) -> None:
-    messages = [{"role": "system", "content": "Tell."}, {"role": "user", "content": "Lily went"}]
-    job = client.submit(model=MODEL, messages=messages, max_tokens=8, temperature=0)
-    response = api.responses.create(**ASK, instructions="Tell.")
-    assert response.output_text == job.result(60).text
-    (message,) = response.output
-    assert message.id.startswith("msg_")
-    assert api.responses.retrieve(response.id).output == response.output
-
-
-def test_an_answer_that_ends_by_itself_is_completed(api: OpenAI) -> None:
-    response = api.responses.create(**ASK, extra_body={"stop": ["a"]})
-    assert (response.status, response.incomplete_details) == ("completed", None)
-    assert response.completed_at >= response.created_at
-
-
-def test_our_own_fields_are_the_contracts(api: OpenAI) -> None:
-    fields = {**ASK, "temperature": 1.5}
-    seeded = [api.responses.create(**fields, extra_body={"seed": 5, "top_k": 3}) for _ in range(2)]
-    assert seeded[0].output_text == seeded[1].output_text
-    assert seeded[0].seed == 5
-    error = refused(lambda: api.responses.create(**ASK, extra_body={"top_k": -2}))
-    assert error["param"] == "top_k"
 
 
 def test_logprobs_come_by_include_and_by_number(api: OpenAI, wire: httpx.Client) -> None:
@@ -182,24 +154,6 @@ def test_calls_are_streamed_as_openai_streams_them(wire: httpx.Client) -> None:
     deltas = "".join(event["delta"] for event in events if "delta" in event)
     assert deltas == call["arguments"] == events[4]["arguments"]
     assert events[-2]["item"] == call
-
-
-def test_the_helper_parses_calls(api: OpenAI) -> None:
-    tool = openai.pydantic_function_tool(Walk, name="walk")["function"]
-    with api.responses.stream(
-        **{**ASK, "max_output_tokens": 80},
-        tools=[{"type": "function", **tool}],
-        tool_choice="required",
-        parallel_tool_calls=False,
-    ) as stream:
-        final = stream.get_final_response()
-    assert Walk.model_validate_json(final.output[0].arguments)
-
-
-def test_text_is_streamed_although_there_are_tools(wire: httpx.Client) -> None:
-    events = events_of(wire.post(PATH, json={**ASK, "tools": [TOOL], "stream": True}))
-    assert kinds(events) == [*TEXT_EVENTS, "response.incomplete"]
-    assert len([event for event in events if "delta" in event]) > 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

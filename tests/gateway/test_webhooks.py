@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from llorch_worker.client import BrokerUnavailable, Client
 from llorch_worker.gateway.app import create_app
 from llorch_worker.gateway.settings import GatewaySettings
 from llorch_worker.gateway.webhook_secret import new_secret
-from llorch_worker.gateway.webhooks.address import PinnedBackend, is_public, url_fault
+from llorch_worker.gateway.webhooks.address import PinnedBackend, url_fault
 from llorch_worker.settings import Settings
 from tests.gateway.receiver import Receiver, failing, running_receiver, status
 from tests.gateways import GatewayProcess, running_gateway
@@ -149,8 +148,8 @@ def test_the_body_of_an_answer_is_not_read(gateway_: GatewayProcess, client: Cli
     assert len(receiver.deliveries) == 1
 
 
-@pytest.mark.parametrize("slow_ones", [1, 20])
-def test_slow_receivers_delay_nobody_else(gateway_: GatewayProcess, slow_ones: int) -> None:
+def test_slow_receivers_delay_nobody_else(gateway_: GatewayProcess) -> None:
+    slow_ones = 20
     go_on = threading.Event()
     with running_receiver(lambda handler, _: bool(go_on.wait(30))) as slow:  # type: ignore[arg-type, return-value]
         for _ in range(slow_ones):
@@ -285,39 +284,15 @@ def test_urls_that_are_none_are_refused(url: str) -> None:
     assert url_fault(url, private=True)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "localhost",
-        "a.localhost",
-        "LOCALHOST.",
-        "127.0.0.1",
-        "127.1",
-        "0x7f000001",
-        "2130706433",
-        "0.0.0.0",
-        "10.1.2.3",
-        "172.16.0.1",
-        "192.168.1.1",
-        "169.254.169.254",
-        "100.64.0.1",
-        "224.0.0.1",
-        "255.255.255.255",
-        "240.0.0.1",
-        "[::1]",
-        "[::]",
-        "[fe80::1]",
-        "[fc00::1]",
-        "[fec0::1]",
-        "[ff02::1]",
-        "[::ffff:127.0.0.1]",
-        "[::ffff:8.8.8.8]",
-        "[::127.0.0.1]",
-        "[64:ff9b::7f00:1]",
-        "[2002:7f00:1::]",
-        "[2001::1]",
-    ],
-)
+PRIVATE_HOSTS = """
+localhost a.localhost LOCALHOST. 127.0.0.1 127.1 0x7f000001 2130706433 0.0.0.0 10.1.2.3
+172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 198.18.0.1 192.0.2.1 224.0.0.1
+255.255.255.255 240.0.0.1 [::1] [::] [fe80::1] [fc00::1] [fec0::1] [ff02::1]
+[::ffff:127.0.0.1] [::ffff:8.8.8.8] [::127.0.0.1] [64:ff9b::7f00:1] [2002:7f00:1::] [2001::1]
+"""
+
+
+@pytest.mark.parametrize("host", PRIVATE_HOSTS.split())
 def test_literally_private_hosts_are_refused(host: str) -> None:
     assert url_fault(f"http://{host}:80/hook", private=False)
     assert url_fault(f"http://{host}:80/hook", private=True) is None
@@ -395,8 +370,3 @@ def test_a_name_with_a_private_address_is_refused(
     with pytest.raises(httpcore.ConnectError, match="private"):
         asyncio.run(_connect(backend))
     assert recorder.connected == []
-
-
-def test_every_special_network_is_private() -> None:
-    for network in ("100.64.0.0/10", "198.18.0.0/15", "192.0.2.0/24", "fe80::/10", "ff00::/8"):
-        assert not is_public(ipaddress.ip_network(network)[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -257,39 +256,6 @@ def test_a_job_that_waits_shows_its_age(stage: Stage) -> None:
 def test_a_queue_that_no_worker_knows_is_shown_with_its_jobs(stage: Stage) -> None:
     found = stage.prometheus.values("max by (queue) (llorch_fleet_unserved_queue_length)")
     assert [(labels["queue"], value) for labels, value in found] == [("llorch.tyo", 3)]
-
-
-def test_gauges_return_to_zero_after_clients_that_hang_up(stage: Stage) -> None:
-    body = {"model": "stories", "prompt": PROMPT, "max_tokens": LONG, "stream": True}
-
-    async def hang_up(number: int, room: asyncio.Semaphore) -> None:
-        async with room, httpx.AsyncClient(base_url=stage.gateway_url, timeout=60) as http:
-            wanted = body | {"stream": number % 2 == 0, "ignore_eos": True}
-            request = http.build_request("POST", "/v1/completions", json=wanted)
-            asking = asyncio.create_task(http.send(request, stream=True))
-            await asyncio.wait([asking], timeout=0.5 * (number % 5))
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-
-    async def all_of_them() -> None:
-        room = asyncio.Semaphore(40)
-        await asyncio.gather(*(hang_up(number, room) for number in range(HANG_UPS)))
-
-    asyncio.run(all_of_them())
-    for gauge in (
-        "llorch_num_requests_running",
-        "llorch_num_requests_waiting",
-        "llorch_kv_cache_usage_perc",
-        "llorch_fleet_queue_length",
-        "llorch_fleet_oldest_job_age_seconds",
-        "llorch_fleet_running",
-        "llorch_fleet_waiting",
-        "llorch_fleet_saturation",
-        "llorch_gateway_open_requests",
-    ):
-        wait_until(
-            lambda g=gauge: stage.prometheus.value(f"max({g})") == 0, timeout_s=END_S, what=gauge
-        )
 
 
 def test_every_documented_metric_is_there_and_moved(stage: Stage) -> None:
