@@ -193,6 +193,10 @@ class RedisServer:
         with stopped(self._process):
             yield
 
+    def lose_folder(self) -> None:
+        """Takes away the folder that it saves into, so that every snapshot fails."""
+        shutil.rmtree(self._folder)
+
     def remove(self) -> None:
         self.halt()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -22,6 +22,7 @@ from llorch_worker.broker.queues import (
 from llorch_worker.broker.recent_jobs import RecentJobs
 from llorch_worker.broker.registry import ModelCard, WorkerCard
 from llorch_worker.broker.scripts import run_script, text
+from llorch_worker.broker.stopped_queues import wrong_key
 from llorch_worker.broker.worker_queues import lists_of_workers
 from llorch_worker.contract import Priority
 
@@ -57,6 +58,8 @@ class ModelLoad:
     tokens_per_s: float
     recent: RecentJobs
     """What ended in these workers in the last minutes."""
+    wrong_keys: Sequence[str] = ()
+    """Sentences about keys at the names of its queues that hold no jobs and stop these queues."""
 
     @property
     def model(self) -> str:
@@ -109,6 +112,7 @@ def _load(client: Redis, card: ModelCard, workers: Sequence[WorkerCard]) -> Mode
             max(0.0, float(now_s) - float(since)) if text(since) else None,
         )
         for position, jobs, since in heads
+        if jobs >= 0
     ]
     return ModelLoad(
         card=card,
@@ -121,6 +125,9 @@ def _load(client: Redis, card: ModelCard, workers: Sequence[WorkerCard]) -> Mode
         running=sum(worker.running + worker.waiting for worker in serving),
         tokens_per_s=sum(worker.tokens_per_s for worker in serving),
         recent=recent_jobs.total(worker.recent for worker in serving),
+        wrong_keys=[
+            wrong_key(lists[position - 1], text(kind)) for position, jobs, kind in heads if jobs < 0
+        ],
     )
 
 

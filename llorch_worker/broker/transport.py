@@ -32,8 +32,10 @@ from llorch_worker.broker.connection import is_refused_write
 from llorch_worker.broker.doorbell import Doorbell
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
+from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.broker.sentinel_channel import SentinelChannel
+from llorch_worker.broker.stopped_queues import StoppedQueues
 from llorch_worker.broker.unheard_claims import UNHEARD_CLAIMS
 from llorch_worker.contract import Fault, InvalidRequest
 
@@ -153,6 +155,9 @@ class ClaimChannel(kombu_redis.Channel):
     """Called with the id of a message that was dropped because its job had ended."""
     place: Callable[[], str] = staticmethod(lambda: "")
     """This worker's queue, if jobs may be placed with it; see :mod:`placement`."""
+    # Of the class, because a channel may end with its connection while Redis refuses.
+    _claiming: ClassVar = RedisOutage("cannot claim jobs", "claiming jobs again")
+    _binding: ClassVar = RedisOutage("cannot keep queues for replies", "keeping them again")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.delivered: dict[str, Claim] = {}
@@ -160,7 +165,9 @@ class ClaimChannel(kombu_redis.Channel):
         self._doorbell = Doorbell()
         self._waited_in_vain = False
         self._waits_without_room = False
-        self._refused = False
+        self._exists = False
+        """Whether a key was there at the end of a wait in which no bell rang."""
+        self._stopped = StoppedQueues()
         self._not_before_s = 0.0
         self._kept_parameters: dict[str, Any] = {}
         super().__init__(*args, **kwargs)
@@ -222,7 +229,16 @@ class ClaimChannel(kombu_redis.Channel):
                 raise
             # Only producers use the tables; workers receive inspect and revoke by pub/sub. Raising
             # the error would end the worker, and only workers can make room at maxmemory.
-            logger.warning("not bound to %s: %s", exchange, error)
+            logger.debug("not bound to %s: %s", exchange, error)
+
+    def maybe_refresh_binding_expiry(self) -> None:
+        """Like kombu's, which logs a traceback each second while Redis refuses."""
+        try:
+            super().maybe_refresh_binding_expiry()
+        except ResponseError as error:
+            self._binding.failed(error)
+        else:
+            self._binding.over()
 
     def get_table(self, exchange: str) -> list[tuple[str, ...]]:
         """The queues that take replies; also those of apps with kombu's option ``sep=":"``, as
@@ -304,11 +320,13 @@ class ClaimChannel(kombu_redis.Channel):
             place = "" if self.qos.is_full else self._place_among(self.active_queues)
             if place:
                 placement.note_idle(client, place, len(HELD_CLAIMS.running()))
-            return not (consumed and client.exists(*mine, *queues.lists(consumed)))
+            self._exists = bool(consumed and client.exists(*mine, *queues.lists(consumed)))
+        return not self._exists
 
     def _claimable(self) -> list[str]:
         """The queues that it may claim from now."""
-        consumed = queues.ordered(self.active_queues)
+        going = (queue for queue in self.active_queues if queue not in self._stopped)
+        consumed = queues.ordered(going)
         return list(filter(queues.is_high, consumed)) if self.qos.is_full else consumed
 
     def _bells(self) -> list[str]:
@@ -326,6 +344,9 @@ class ClaimChannel(kombu_redis.Channel):
     def _look(self) -> bool:
         """Claims and delivers jobs; whether there is room left, and nothing but a ring or a timer
         brings more."""
+        exists, self._exists = self._exists, False
+        if self._stopped:
+            self._find_stopped()
         consumed = self._claimable()
         if not consumed or not (most := self.allowance()):
             return False
@@ -336,6 +357,8 @@ class ClaimChannel(kombu_redis.Channel):
         taken = self._claim(consumed, most)
         if taken is None:
             return False
+        if exists and not taken.claims:
+            self._find_stopped()
         self._deliver_claims(taken.claims, self.active_queues)
         for job_id in taken.repeated:
             self.on_repeated(job_id)
@@ -372,18 +395,22 @@ class ClaimChannel(kombu_redis.Channel):
             self._doorbell.look_at_all()
             self._pause(error)
             return None
-        if self._refused:
-            logger.info("claiming jobs again")
-            self._refused = False
+        self._claiming.over()
         return taken
 
     def _pause(self, error: ResponseError) -> None:
         """Looks again after a while, because Redis refused."""
-        if not self._refused:
-            logger.error("cannot claim jobs, will retry: %s", error)
-        self._refused = True
+        if "WRONGTYPE" not in str(error) or not self._find_stopped():
+            self._claiming.failed(error)
         self._not_before_s = time.monotonic() + LOOK_AGAIN_S
         self.connection.look_again_in(LOOK_AGAIN_S)
+
+    def _find_stopped(self) -> bool:
+        with self.conn_or_acquire() as client:
+            found = self._stopped.look(client, self.active_queues)
+        if found:
+            self.connection.look_again_in(WAIT_S)
+        return found
 
     def _stop_waiting(self) -> None:
         """Ends the wait of a worker that takes fewer jobs from now on. A ring goes on."""

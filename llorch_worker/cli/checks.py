@@ -287,13 +287,15 @@ def served_workers(url: str) -> Iterator[Check]:
     """The running workers, from their announcements in Redis."""
     try:
         with FleetClient(url) as client:
-            workers = client.workers()
+            fleet = client.fleet()
     except BrokerUnavailable:
         return  # the Redis check reports that
-    if not workers:
+    if not fleet.workers:
         finding = "no worker is running: jobs wait until one for their model starts"
         remedy = "start one with llorch worker or llorch up"
         yield Check("workers", "warn", finding, remedy)
-    for found in workers:
+    for found in fleet.workers:
         finding = f"{found.hostname} serves {found.model} on {found.device}"
         yield Check("workers", "ok", finding)
+    for sentence in (each for load in fleet.models for each in load.wrong_keys):
+        yield Check("queues", "fail", f"a queue is stopped: {sentence}")

@@ -120,6 +120,7 @@ def _model(load: ModelLoad) -> dict[str, Any]:
         "suspects": load.suspects,
         "direct": load.direct,
         "scheduled": load.scheduled,
+        "wrong_keys": list(load.wrong_keys),
         "workers": load.workers,
         "slots": load.slots,
         "running": load.running,

@@ -170,6 +170,9 @@ def notices(reading: Reading) -> Iterator[Text]:
             yield _waits(load.model, load.waiting)
     for queue, count in reading.unserved.items():
         yield _waits(queue, count)
+    for load in fleet.models:
+        for sentence in load.wrong_keys:
+            yield _warning("stopped queue", f" of {load.model}: {sentence}")
     if fleet.dead_letters:
         yield _warning(counted(fleet.dead_letters, "dead letter"), ": see llorch dead list")
     for load in fleet.models:

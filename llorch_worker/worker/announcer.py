@@ -66,6 +66,8 @@ class Announcer:
         # The first entry found may be that of a dead worker; later ones must be this worker's.
         if self._announced and replaced is not None:
             self._warn_of_namesake(card, replaced)
+        if not self._announced:
+            self._warn_of_eviction()
         self._announced = True
 
     def _warn_of_namesake(self, card: WorkerCard, other: WorkerCard) -> None:
@@ -78,3 +80,15 @@ class Announcer:
             other.pid,
             self._hostname,
         )
+
+    def _warn_of_eviction(self) -> None:
+        try:
+            policy = str(self._redis.info("memory").get("maxmemory_policy", "noeviction"))
+        except RedisError:
+            return  # Redis does not say
+        if policy != "noeviction":
+            logger.warning(
+                "Redis may delete jobs, streams and results: its maxmemory-policy is %s; set it to "
+                "noeviction",
+                policy,
+            )

@@ -55,14 +55,14 @@ class QueueWatcher:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                if watch.acquire(self._redis, self._model):
+                watches = watch.acquire(self._redis, self._model)
+                self._outage.over()
+                if watches:
                     self._watch()
                 else:
                     self.alone = False
             except RedisError as error:
                 self._outage.failed(error)
-            else:
-                self._outage.over()
             self._stop.wait(LOOK_S * random.uniform(0.9, 1.1))
 
     def _watch(self) -> None:

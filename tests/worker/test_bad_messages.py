@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu.compression import encoders
 
 from llorch_worker.broker import keys
 from llorch_worker.client import Client
@@ -137,6 +138,11 @@ def test_a_message_that_is_not_a_task_becomes_a_dead_letter_with_the_reason(
             {"headers": {"task": TASK_NAME, "compression": "application/x-gzip"}},
             f"{UNDECODABLE} (error)",
         ),
+        (
+            {"headers": {"task": TASK_NAME, "compression": "lz9"}},
+            f"its compression lz9 is none of {', '.join(encoders())}",
+        ),
+        ({"headers": {"task": TASK_NAME, "compression": ["gzip"]}}, ""),
         ({"headers": {}}, ""),
         ({"headers": {"task": 5}}, ""),
         ({"headers": {"task": None}}, ""),

@@ -17,7 +17,8 @@ local function count_waiting() -- rare
     filled = filled - 1
   end
   for i = 2, filled > 0 and #KEYS or 0 do
-    local jobs = KEYS[i] ~= KEYS[1] and redis.call('LLEN', KEYS[i]) or 0
+    local jobs = KEYS[i] ~= KEYS[1] and redis.pcall('LLEN', KEYS[i]) or 0
+    jobs = type(jobs) == 'number' and jobs or 0 -- a key of another type stops its own queue alone
     waiting = waiting + jobs
     behind = behind + (jobs > 0 and waiting_behind(KEYS[i]) or 0)
   end

@@ -1,7 +1,7 @@
 -- Which lists of KEYS hold jobs, how many, and since when the next one waits.
 --
 -- Returns {now in s, {position in KEYS, jobs, time in s or ''}, ...}: when the job was enqueued, or
--- retried.
+-- retried. For somebody's key of another type: {position, -1, its type}.
 
 local enqueued_at = ARGV[1] -- the header, which our client writes first; stock producers do not
 local HEAD_BYTES = 1500 -- of a message: they hold the header and the job's id
@@ -16,7 +16,9 @@ for first = 1, #KEYS, CHUNK do
   local filled = redis.call('EXISTS', unpack(KEYS, first, last))
   for i = first, filled > 0 and last or 0 do
     local jobs = redis.pcall('LLEN', KEYS[i])
-    if type(jobs) == 'number' and jobs > 0 then -- otherwise somebody's key of another type
+    if type(jobs) ~= 'number' then
+      found[#found + 1] = {i, -1, redis.pcall('TYPE', KEYS[i]).ok or 'value'}
+    elseif jobs > 0 then
       local message = string.sub(redis.call('LINDEX', KEYS[i], -1), 1, HEAD_BYTES)
       local time = string.match(message, '"' .. enqueued_at .. '":%s*(%d+%.?%d*)%s*[,}]')
       local id = string.match(message, '"id":%s*"([^"\\]+)"')

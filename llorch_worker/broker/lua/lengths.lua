@@ -2,6 +2,8 @@
 
 local jobs = 0
 for _, list in ipairs(KEYS) do
-  jobs = jobs + redis.call('LLEN', list) + waiting_behind(list)
+  local own = redis.pcall('LLEN', list)
+  -- A key of another type holds no jobs, and must not end a worker that declares its queues.
+  jobs = jobs + (type(own) == 'number' and own or 0) + waiting_behind(list)
 end
 return jobs

@@ -28,7 +28,7 @@ end
 local function may_need_ring(list)
   local message = redis.pcall('LINDEX', list, -1)
   if type(message) ~= 'string' then
-    return message -- false, or an error: somebody's key of another type
+    return false -- nothing, or somebody's key of another type
   end
   local time = read_place(message)
   local rung_ms = time and not for_fresh and 1000 * time

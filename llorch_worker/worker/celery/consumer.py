@@ -10,6 +10,7 @@ from typing import Any
 from celery.exceptions import CPendingDeprecationWarning, NotRegistered, Reject
 from celery.utils.log import get_logger
 from celery.worker.consumer import Consumer
+from kombu.compression import encoders, get_decoder
 from kombu.exceptions import ContentDisallowed, DecodeError
 from vine import promise
 
@@ -149,7 +150,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]
         self._refuse(message, f"it is not a valid task message ({type(exc).__name__})")
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        self._refuse(message, f"its body cannot be decoded ({type(exc).__name__})")
+        self._refuse(message, _undecodable(message, exc))
 
     def _refuse(self, message: Any, reason: str, error: Exception | None = None) -> None:
         size = _size_of(message)
@@ -182,11 +183,20 @@ def fault_of(message: Any) -> str | None:
     try:
         body = message.payload
     except (DecodeError, ContentDisallowed, *_MALFORMED) as error:
-        return f"its body cannot be decoded ({type(error).__name__})"
+        return _undecodable(message, error)
     match body:
         case [list(), dict(), dict() | None]:
             return None
     return "its body is not [args, kwargs, options]"
+
+
+def _undecodable(message: Any, error: Exception) -> str:
+    compression = message.headers.get("compression")
+    try:
+        get_decoder(compression or "gzip")
+    except (LookupError, TypeError):
+        return f"its compression {shown(compression)} is none of {', '.join(encoders())}"
+    return f"its body cannot be decoded ({type(error).__name__})"
 
 
 def _id_of(message: Any) -> str | None:

@@ -1,0 +1,167 @@
+"""A Redis that refuses: a worker says so once, and serves what it still can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from llorch_worker.broker import queues
+from llorch_worker.broker.connection import connect
+from llorch_worker.broker.fleet_client import FleetClient
+from llorch_worker.broker.redis_outage import RedisOutage
+from llorch_worker.cli.checks import served_workers
+from llorch_worker.client import Client
+from llorch_worker.contract import Priority
+from tests.latch import Latch
+from tests.services import (
+    RedisServer,
+    WorkerProcess,
+    begun,
+    own_redis,
+    running_worker,
+    token_ids,
+    wait_until,
+)
+
+GET_S = 60
+ATTEMPTS = 30
+"""As many as all parts of a worker make in some seconds."""
+
+
+def become_replica(store: redis.Redis, _: RedisServer) -> None:
+    store.execute_command("REPLICAOF", "127.0.0.1", "1")
+
+
+def lack_replicas(store: redis.Redis, _: RedisServer) -> None:
+    store.config_set("min-replicas-to-write", 1)
+
+
+def fail_to_save(store: redis.Redis, server: RedisServer) -> None:
+    store.config_set("save", "3600 1")
+    server.lose_folder()
+    store.bgsave()
+    wait_until(lambda: store.info("persistence")["rdb_last_bgsave_status"] == "err")
+
+
+def admit_nobody(store: redis.Redis, _: RedisServer) -> None:
+    store.config_set("maxclients", 1)
+    for kind in ("normal", "pubsub"):
+        store.client_kill_filter(_type=kind, skipme=True)
+
+
+def refused(store: redis.Redis) -> int:
+    errors = store.info("errorstats")
+    codes = ("READONLY", "NOREPLICAS", "MISCONF")
+    counts = [errors.get(f"errorstat_{code}", {}).get("count", 0) for code in codes]
+    return int(max(*counts, store.info("stats")["rejected_connections"]))
+
+
+def accept_again(store: redis.Redis) -> None:
+    store.execute_command("REPLICAOF", "NO", "ONE")
+    store.config_set("min-replicas-to-write", 0)
+    store.config_set("save", "")  # otherwise it would not end without a snapshot
+    store.config_set("maxclients", 1000)
+
+
+@pytest.mark.parametrize(
+    ("refuse", "reason"),
+    [
+        (become_replica, "instance state changed"),
+        (lack_replicas, "NOREPLICAS"),
+        (fail_to_save, "MISCONF"),
+        (admit_nobody, "max number of clients reached"),
+    ],
+)
+def test_a_redis_that_refuses_everybody_costs_one_line(
+    tmp_path: Path, latch: Latch, refuse: Callable[[redis.Redis, RedisServer], None], reason: str
+) -> None:
+    with (
+        own_redis() as server,
+        running_worker(server.url, tmp_path, model_name="toy") as worker,
+        Client(server.url) as client,
+        connect(server.url) as store,
+    ):
+        job = begun(client.submit(prompt=latch.prompt(after=1), model="toy", max_tokens=20))
+        refuse(store, server)
+        latch.open()
+        wait_until(lambda: refused(store) > ATTEMPTS, what="the worker to try in vain")
+        accept_again(store)
+        assert len(token_ids(job.stream(timeout=GET_S))) == 20
+        wait_until(lambda: "Redis serves again" in worker.text())
+        lines = [line for line in worker.text().splitlines() if "will retry: " in line]
+        assert reason in lines[-1]
+        # The clients that were there before were sent away, which is another reason.
+        assert len(lines) <= (2 if refuse is admit_nobody else 1)
+        assert "Traceback" not in worker.text()
+
+
+def test_parts_that_fail_for_one_reason_share_its_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    one, two = (RedisOutage(f"cannot {name}", f"can {name}") for name in ("push", "pop"))
+    for error in (redis.ReadOnlyError("READONLY"), redis.ResponseError("NOPERM no pop")):
+        for part in (one, two, one):
+            part.failed(error)
+    one.failed(redis.ReadOnlyError("READONLY"))
+    two.failed(redis.ReadOnlyError("READONLY"))
+    for _ in range(2):
+        one.over()
+        two.over()
+    assert caplog.messages == [
+        "Redis refuses, will retry: READONLY",
+        "cannot push, will retry: NOPERM no pop",
+        "cannot pop, will retry: NOPERM no pop",
+        "Redis refuses, will retry: READONLY",
+        "Redis serves again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "stopped", "others"),
+    [
+        (queues.normal_queue("toy"), "normal", ["high"]),
+        (queues.route("toy", "high").list_key, "high", ["normal", "low"]),
+        (queues.route("toy", "low").list_key, "low", ["high", "normal"]),
+    ],
+)
+def test_a_key_of_another_type_stops_its_own_queue_alone_and_is_named(
+    own_server: RedisServer,
+    own_worker: WorkerProcess,
+    own_client: Client,
+    key: str,
+    stopped: Priority,
+    others: list[Priority],
+) -> None:
+    own_client.redis.set(key, "no list")
+    for priority in others:
+        job = own_client.submit(prompt="x", max_tokens=2, priority=priority)
+        assert job.result(GET_S).text == "w0 w1 "
+    with pytest.raises(Exception, match="WRONGTYPE"):
+        own_client.submit(prompt="x", max_tokens=2, priority=stopped)
+    shown = key.replace("\x06\x16", "\\x06\\x16")
+    sentence = f"the key {shown} holds a string, not jobs; rename or delete it"
+    wait_until(lambda: f"a queue is stopped: {sentence}" in own_worker.text())
+    with FleetClient(own_server.url) as fleet:
+        assert [load.wrong_keys for load in fleet.fleet().models] == [[sentence]]
+    assert (sentence, "fail") in [
+        (check.finding.removeprefix("a queue is stopped: "), check.verdict)
+        for check in served_workers(own_server.url)
+    ]
+    own_client.redis.delete(key)
+    job = own_client.submit(prompt="x", max_tokens=2, priority=stopped)
+    assert job.result(GET_S).text == "w0 w1 "
+    assert "Traceback" not in own_worker.text()
+
+
+@pytest.mark.parametrize(("policy", "warns"), [("allkeys-lru", True), ("noeviction", False)])
+def test_a_worker_warns_at_its_start_of_a_redis_that_deletes_jobs(
+    tmp_path: Path, policy: str, *, warns: bool
+) -> None:
+    with (
+        own_redis(options=("--maxmemory-policy", policy)) as server,
+        running_worker(server.url, tmp_path, model_name="toy") as worker,
+    ):
+        said = f"its maxmemory-policy is {policy}; set it to noeviction" in worker.text()
+        assert said is warns
