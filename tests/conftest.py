@@ -63,7 +63,6 @@ LONGEST = (
     "cli/test_demo.py",
     "engine/test_structured_output.py",
     "faults/test_poison.py",
-    "engine/test_emulated_processor.py",
     "worker/test_redis_restart.py",
     "gateway/test_webhooks.py",
 )

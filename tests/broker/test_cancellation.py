@@ -193,18 +193,6 @@ def test_a_job_with_a_lapsed_lease_ends_at_once(producer: Client) -> None:
     assert_cancelled(job)
 
 
-def test_jobs_are_cancelled_at_maxmemory(producer: Client) -> None:
-    waits, runs = producer.submit(prompt="x", priority="low"), producer.submit(prompt="x")
-    take(producer.redis, limit=1)
-    producer.redis.config_set("maxmemory", 1)
-    try:
-        assert outcome(producer, waits) == "queued"
-        assert outcome(producer, runs) == "running"
-    finally:
-        producer.redis.config_set("maxmemory", 0)
-    assert_cancelled(waits)
-
-
 def test_a_cancelled_job_is_remembered_until_its_message_is_popped(
     producer: Client,
 ) -> None:

@@ -192,16 +192,6 @@ def test_redis_at_maxmemory_refuses_clearly_and_keeps_nothing(producer: Client) 
     assert producer.redis.llen(QUEUE) == 2
 
 
-def test_jobs_are_cancelled_and_followed_at_maxmemory(producer: Client) -> None:
-    job = producer.submit(prompt="x")
-    producer.redis.config_set("maxmemory", 1)
-    with pytest.raises(TimeoutError):
-        next(iter(job.stream(timeout=0.1)))
-    assert job.cancel()
-    (entry,) = job.stream(timeout=5)
-    assert entry.event.type == "cancelled"
-
-
 def test_a_write_refused_at_maxmemory_is_one_sentence(producer: Client) -> None:
     producer.redis.config_set("maxmemory", 1)
     with (

@@ -19,7 +19,7 @@ from tests.cli.command import Started, run
 from tests.cli.test_bad_input import sentence
 from tests.fake_gpu.machine import SITE, Machine, card
 from tests.forks import MODULE_PATH
-from tests.services import RedisServer, wait_until
+from tests.services import RedisServer
 
 HOST = socket.gethostname()
 GET_S = 60
@@ -71,37 +71,8 @@ def test_a_worker_is_named_after_its_card_and_is_the_only_one_on_it(
                    f"{worker.pid} of {HOST})" in line for line in cards)  # fmt: skip
         worker.signal(signal.SIGTERM)
         assert worker.ended() == 0
-        assert (
-            "not in use"
-            in run("doctor", "--redis", url, "--model", "demo", "--json", **variables(machine)).out
-        )
     finally:
         worker.child.kill()
-
-
-def test_each_replica_takes_a_free_card_and_a_surplus_one_is_refused(
-    machine: Machine, url: str
-) -> None:
-    machine.show(card(0), card(1))
-    arguments = ("worker", "--redis", url, "--model", "demo", "--device", "cuda")
-    replicas = [Started(*arguments, **variables(machine)) for _ in range(2)]
-    try:
-        with Client(url) as client:
-            names = {f"gpu{i}@{HOST}" for i in range(2)}
-            wait_until(lambda: {w.hostname for w in client.workers()} == names, timeout_s=GET_S)
-            said = refused(*arguments, machine=machine)
-            assert said.startswith("each of the 2 cards already has a worker (gpu0 by gpu0 (")
-            # One that is killed leaves its card to the next.
-            (first,) = [w.pid for w in client.workers() if w.hostname.startswith("gpu0@")]
-            os.kill(first, signal.SIGKILL)
-            for replica in replicas:
-                if replica.pid == first:
-                    replica.ended()
-            replicas.append(Started(*arguments, **variables(machine)))
-            replicas[-1].wait_for(f"gpu0@{HOST} ready.")
-    finally:
-        for replica in replicas:
-            replica.child.kill()
 
 
 def test_up_runs_a_worker_per_card_restarts_a_dead_one_and_drains_all(machine: Machine) -> None:

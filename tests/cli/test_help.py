@@ -47,13 +47,6 @@ def test_every_command_explains_itself_with_nothing_cut_off_in_80_columns(comman
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("command", ["up", "submit", "worker"])
-def test_prose_flows_to_the_width_of_the_terminal(command: str) -> None:
-    prose = run(command, "--help").out.partition("\n\n")[2].partition("╭")[0].splitlines()
-    paragraph = [line.strip() for line in prose if line.strip()][1:]
-    assert all(len(line) > 60 for line in paragraph[:-1]), "\n".join(paragraph)
-
-
 @pytest.mark.parametrize("group", [(), ("dead",), ("bench",)])
 def test_without_a_command_only_the_help_is_shown(group: tuple[str, ...]) -> None:
     ran = run(*group)

@@ -26,15 +26,6 @@ def test_the_figures_are_those_of_the_engine(trained_model: Path) -> None:
     assert memory["fits"] is True
 
 
-def test_a_gguf_file_and_its_folder_are_the_same_model(trained_model: Path) -> None:
-    file, folder = (
-        run("inspect", trained_model / name, "--json").json for name in ("f32.gguf", "hf")
-    )
-    for key in ("parameters", "layers", "heads", "kv_heads", "context_tokens", "vocab_size"):
-        assert file[key] == folder[key], key
-    assert (file["layout"], folder["layout"]) == ("gguf", "hugging_face")
-
-
 def test_a_kv_cache_that_does_not_fit_is_shown_in_full_size(demo_model: Path) -> None:
     asked = 10**15
     memory = run("inspect", "demo", "--kv-cache-bytes", str(asked), "--json").json["memory"]
@@ -49,25 +40,12 @@ def test_a_kv_cache_that_does_not_fit_is_shown_in_full_size(demo_model: Path) ->
     assert said.endswith("beside weights, tables and masks; lower it or free memory")
 
 
-def test_a_kv_cache_beyond_its_share_of_free_memory_is_explained(demo_model: Path) -> None:
-    free = run("inspect", "demo", "--json").json["memory"]["free_bytes"]
-    ran = run("inspect", "demo", "--kv-cache-bytes", str(free * 8 // 10))
-    assert ran.code == 1, ran
-    assert "a cache may take 60% of what the weights leave free" in ran.out
-
-
 def test_a_kv_cache_too_small_for_one_context_has_a_remedy(demo_model: Path) -> None:
     ran = run("inspect", "demo", "--kv-cache-bytes", "1000")
     assert ran.code == 1, ran
     assert "0 full contexts" in ran.out
     assert " ".join(ran.out.split()).endswith("allows 1000 B; raise it or lower max_context")
     assert "a cache may take" not in ran.out
-
-
-def test_it_fits_80_columns(demo_model: Path) -> None:
-    shown = run("inspect", "demo", fresh=True).out
-    assert "Memory on cpu, 16 sequences" in shown
-    assert max(map(len, shown.splitlines()[1:])) <= 80
 
 
 def test_the_dtype_of_weights_says_which_stay_quantised(trained_model: Path) -> None:

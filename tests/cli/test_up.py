@@ -205,20 +205,8 @@ def test_the_json_document_has_the_chosen_ports_and_flowers_login(
         user, password = command.wait_for('"flower_login"').split('"')[3].split(":")
         flower = httpx.get(f"http://localhost:{flower_port}/workers", auth=(user, password))
         assert flower.status_code == 200
-        taken = run("up", "--redis", redis_url, "--no-flower", *options)
-        assert taken.code == 1
-        assert f"port {port} is taken by another program" in taken.out
     finally:
         command.child.kill()
-
-
-def test_wrong_settings_of_the_gateway_end_it_with_the_reason(
-    redis_url: str, demo_model: Path
-) -> None:
-    options = ("--no-flower", "--redis", redis_url, "--model", demo_model)
-    ran = run("up", *options, LLORCH_GATEWAY_KEYS="/nowhere/keys.toml")
-    assert ran.code == 1
-    assert "error: gateway could not start: the file of keys /nowhere/keys.toml" in ran.err
 
 
 def test_a_worker_that_cannot_start_ends_it_with_the_reason(redis_url: str, tmp_path: Path) -> None:

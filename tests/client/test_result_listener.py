@@ -33,9 +33,11 @@ def looks_often(_never_looks_by_itself: None, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def results(own_server: RedisServer) -> Iterator[Results]:
-    results = Results(own_server.url)
+def results(redis_server: RedisServer) -> Iterator[Results]:
+    results = Results(redis_server.url)
     with results.redis:
+        results.redis.flushall()
+        results.redis.config_resetstat()
         yield results
 
 
@@ -63,7 +65,7 @@ def listening() -> bool:
 
 
 def test_hundreds_of_results_are_awaited_over_one_connection(
-    own_server: RedisServer, results: Results
+    redis_server: RedisServer, results: Results
 ) -> None:
     ids = [f"job-{number}" for number in range(700)]
 
@@ -76,11 +78,11 @@ def test_hundreds_of_results_are_awaited_over_one_connection(
             results.end(job_id)
         await waits
 
-    run(own_server.url, use)
+    run(redis_server.url, use)
 
 
 def test_other_tasks_run_between_the_results_that_come_together(
-    own_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [f"job-{number}" for number in range(20)]
     turns = 0
@@ -105,12 +107,12 @@ def test_other_tasks_run_between_the_results_that_come_together(
         await asyncio.gather(*(ended(client, job_id) for job_id in ids))
         other.cancel()
 
-    run(own_server.url, use)
+    run(redis_server.url, use)
     assert len(set(turn_of_decode)) == len(ids)
 
 
 def test_results_that_exist_already_are_fetched_in_few_commands(
-    own_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(result_listener, "MOST_AT_ONCE", 20)
     ids = [f"job-{number}" for number in range(100)]
@@ -120,13 +122,13 @@ def test_results_that_exist_already_are_fetched_in_few_commands(
     async def use(client: AsyncClient) -> None:
         await asyncio.gather(*(ended(client, job_id) for job_id in ids))
 
-    run(own_server.url, use)
+    run(redis_server.url, use)
     assert 5 <= results.calls("mget") < 50
     assert results.calls("subscribe") == 0
 
 
 def test_a_job_that_nobody_waits_for_is_unsubscribed(
-    own_server: RedisServer, results: Results, looks_often: float
+    redis_server: RedisServer, results: Results, looks_often: float
 ) -> None:
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(ended(client, "late"))
@@ -142,11 +144,11 @@ def test_a_job_that_nobody_waits_for_is_unsubscribed(
             while listening():
                 await asyncio.sleep(0.01)
 
-    run(own_server.url, use)
+    run(redis_server.url, use)
 
 
 def test_a_result_that_was_not_announced_is_found(
-    own_server: RedisServer, results: Results, looks_often: float
+    redis_server: RedisServer, results: Results, looks_often: float
 ) -> None:
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(ended(client, "a"))
@@ -154,11 +156,11 @@ def test_a_result_that_was_not_announced_is_found(
         results.end("a", announced=False)
         await waits
 
-    run(own_server.url, use)
+    run(redis_server.url, use)
 
 
 def test_a_result_between_the_first_look_and_the_subscription_is_found(
-    own_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisServer, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subscribe = ResultListener._subscribe
 
@@ -167,31 +169,31 @@ def test_a_result_between_the_first_look_and_the_subscription_is_found(
         await subscribe(*arguments)
 
     monkeypatch.setattr(ResultListener, "_subscribe", late)
-    run(own_server.url, lambda client: ended(client, "a"))
+    run(redis_server.url, lambda client: ended(client, "a"))
 
 
 @pytest.mark.parametrize("client_class", [Client, AsyncClient])
 def test_the_end_of_a_job_of_the_same_id_in_another_database_is_not_this_jobs(
-    own_server: RedisServer, results: Results, client_class: type[Client] | type[AsyncClient]
+    redis_server: RedisServer, results: Results, client_class: type[Client] | type[AsyncClient]
 ) -> None:
-    there = Results(own_server.in_database(1))
+    there = Results(redis_server.in_database(1))
 
     async def use(client: AsyncClient) -> None:
         if client_class is AsyncClient:
             waits = asyncio.create_task(ended(client, "a"))
         else:
-            waits = asyncio.create_task(asyncio.to_thread(ended_in_thread, own_server.url, "a"))
+            waits = asyncio.create_task(asyncio.to_thread(ended_in_thread, redis_server.url, "a"))
         await results.listened_to("a")
         there.end("a", InternalError("the end of another"))
         results.end("a")
         await waits
 
     with there.redis:
-        run(own_server.url, use)
+        run(redis_server.url, use)
 
 
 def test_two_waiters_for_one_job_both_get_its_end_and_either_may_leave(
-    own_server: RedisServer, results: Results
+    redis_server: RedisServer, results: Results
 ) -> None:
     async def use(client: AsyncClient) -> None:
         first = asyncio.create_task(ended(client, "a"))
@@ -208,12 +210,12 @@ def test_two_waiters_for_one_job_both_get_its_end_and_either_may_leave(
         # Again, while its channel is still subscribed.
         await ended(client, "a")
 
-    run(own_server.url, use)
+    run(redis_server.url, use)
 
 
 @pytest.mark.parametrize("announced", [False, True])
 def test_a_lost_connection_is_opened_again(
-    own_server: RedisServer, results: Results, announced: bool
+    redis_server: RedisServer, results: Results, announced: bool
 ) -> None:
     async def use(client: AsyncClient) -> None:
         waits = asyncio.gather(ended(client, "a"), ended(client, "b"))
@@ -231,13 +233,13 @@ def test_a_lost_connection_is_opened_again(
         results.end("b")
         await waits
 
-    run(own_server.url, use)
+    run(redis_server.url, use)
 
 
 def test_a_silent_connection_is_replaced(
-    own_server: RedisServer, results: Results, looks_often: float
+    redis_server: RedisServer, results: Results, looks_often: float
 ) -> None:
-    with FaultProxy(LOCALHOST, own_server.port) as proxy:
+    with FaultProxy(LOCALHOST, redis_server.port) as proxy:
 
         async def use(client: AsyncClient) -> None:
             # As after a firewall has dropped it: open and silent.
@@ -253,8 +255,10 @@ def test_a_silent_connection_is_replaced(
 
 
 def test_a_lost_redis_fails_all_waits_and_new_ones_succeed_when_it_is_back(
-    own_server: RedisServer, results: Results
+    own_server: RedisServer,
 ) -> None:
+    results = Results(own_server.url)
+
     async def use(client: AsyncClient) -> None:
         jobs = [client.job(name).result(GET_S) for name in ("a", "b")]
         waits = asyncio.gather(*jobs, return_exceptions=True)
@@ -267,11 +271,12 @@ def test_a_lost_redis_fails_all_waits_and_new_ones_succeed_when_it_is_back(
         results.end("a")
         await again
 
-    run(own_server.url, use)
+    with results.redis:
+        run(own_server.url, use)
 
 
 def test_an_unreadable_result_fails_only_its_own_job(
-    own_server: RedisServer, results: Results
+    redis_server: RedisServer, results: Results
 ) -> None:
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(ended(client, "b"))
@@ -282,12 +287,12 @@ def test_an_unreadable_result_fails_only_its_own_job(
         results.end("b")
         await waits
 
-    run(own_server.url, use)
+    run(redis_server.url, use)
 
 
 @pytest.mark.parametrize("turns", range(12))
 def test_after_a_cancelled_listener_task_the_next_wait_starts_anew(
-    own_server: RedisServer, results: Results, turns: int
+    redis_server: RedisServer, results: Results, turns: int
 ) -> None:
     """In whatever turn of the event loop the task is cancelled, before its first step included."""
 
@@ -310,13 +315,13 @@ def test_after_a_cancelled_listener_task_the_next_wait_starts_anew(
         results.end("a")
         await again
 
-    run(own_server.url, use)
+    run(redis_server.url, use)
 
 
 def test_one_client_serves_one_event_loop_after_another(
-    own_server: RedisServer, results: Results
+    redis_server: RedisServer, results: Results
 ) -> None:
-    client = AsyncClient(own_server.url)
+    client = AsyncClient(redis_server.url)
 
     async def use(job_id: str) -> None:
         waits = asyncio.create_task(ended(client, job_id))
@@ -332,7 +337,7 @@ def test_one_client_serves_one_event_loop_after_another(
 
 
 def test_a_client_in_use_on_one_event_loop_refuses_another(
-    own_server: RedisServer, results: Results
+    redis_server: RedisServer, results: Results
 ) -> None:
     async def use(client: AsyncClient) -> None:
         waits = asyncio.create_task(ended(client, "a"))
@@ -343,11 +348,11 @@ def test_a_client_in_use_on_one_event_loop_refuses_another(
         results.end("a")
         await waits
 
-    run(own_server.url, use)
+    run(redis_server.url, use)
 
 
 @pytest.mark.parametrize("turns", range(12))
-def test_a_closed_client_leaves_nobody_waiting(own_server: RedisServer, turns: int) -> None:
+def test_a_closed_client_leaves_nobody_waiting(redis_server: RedisServer, turns: int) -> None:
     """Whatever the listener does in that turn of the event loop."""
 
     async def use(client: AsyncClient) -> None:
@@ -361,4 +366,4 @@ def test_a_closed_client_leaves_nobody_waiting(own_server: RedisServer, turns: i
             await client.job("a").result(GET_S)
         assert not listening()
 
-    run(own_server.url, use)
+    run(redis_server.url, use)

@@ -64,14 +64,6 @@ def test_events_tell_the_result_piece_by_piece(engine: Engine) -> None:
     assert (result.model, result.metadata, result.seed) == (engine.model_name, {"k": [1]}, 1)
 
 
-def test_text_is_the_continuation_of_the_prompt(engine: Engine) -> None:
-    result = generate(engine, max_tokens=40, ignore_eos=True)
-    ids = result.choices[0].token_ids
-    assert len(ids) == 40
-    assert result.text == continuation(engine.tokenizer, ids)
-    assert result.choices[0].finish_reason == "length"
-
-
 def test_chats_and_token_ids_are_prompts_too(engine: Engine) -> None:
     ids = engine.tokenizer.encode(PROMPT)
     by_ids = generate(engine, prompt=None, prompt_token_ids=ids, max_tokens=8)
@@ -198,29 +190,6 @@ def test_a_long_prompt_stalls_running_decodes_by_no_more_than_one_chunk(
     # 300 tokens beside three decodes in a budget of 32: ten chunks of 29 and one of 10.
     assert beside == [(1, 1, 1, 29)] * 10 + [(1, 1, 1, 10)]
     assert all(sum(step) <= 32 for step in model.steps)
-
-
-def test_higher_priorities_start_first(
-    make_engine: Callable[..., Engine], watched: Callable[..., Any], gate: Callable[..., Any]
-) -> None:
-    hold = gate(at=1)
-    engine = make_engine(model=watched(hold), max_sequences=1)
-    engine.submit(GenerationRequest(prompt=PROMPT, max_tokens=2))
-    hold.wait_until_reached()
-    started: list[str] = []
-    generations = []
-    for index, priority in enumerate(["low", "normal", "high", "normal", "high"]):
-
-        def note(event: Event, name: str = f"{priority}{index}") -> None:
-            if isinstance(event, Started):
-                started.append(name)
-
-        request = GenerationRequest(prompt=PROMPT, max_tokens=2, priority=priority)
-        generations.append(engine.submit(request, on_event=note))
-    hold.open()
-    for generation in generations:
-        generation.result(timeout=60)
-    assert started == ["high2", "high4", "normal1", "normal3", "low0"]
 
 
 def test_many_threads_submit_and_read_at_once(make_engine: Callable[..., Engine]) -> None:

@@ -69,21 +69,6 @@ def test_a_high_sequence_takes_the_place_of_the_least_urgent(
     assert [sequence.arrival for sequence in s.waiting] == [0, 2]
 
 
-def test_only_a_high_sequence_preempts_and_no_high_one_yields(
-    make_sequence: MakeSequence, scheduler: Callable[..., Scheduler]
-) -> None:
-    s = scheduler(sequences=2)
-    s.add(make_sequence(4, arrival=0, priority="high"))
-    s.add(make_sequence(4, arrival=1, priority="low"))
-    step(s)
-    s.add(make_sequence(4, arrival=2, priority="normal"))
-    assert step(s) == [0, 1]
-    for arrival in (3, 4):
-        s.add(make_sequence(4, arrival=arrival, priority="high"))
-    assert step(s) == [0, 3]
-    assert s.preempted_total == 1
-
-
 def test_a_preempted_sequence_goes_on_by_itself_from_the_blocks_it_left(
     make_sequence: MakeSequence, scheduler: Callable[..., Scheduler]
 ) -> None:
@@ -273,27 +258,6 @@ def test_tokens_that_grammars_force_leave_the_budget_to_a_more_urgent_prefill(
     assert max(map(max, model.steps[:9])) > 4, "the low jobs have many forced tokens"
     # 3 others decode beside it, so a step has 13 tokens of the budget for its 20: 2 steps.
     assert first_token_at[0] - 9 <= 2
-
-
-def test_a_high_job_of_one_token_that_preempts_begins_as_any_other(
-    make_engine: Callable[..., Engine], watched: Any, gate: Any
-) -> None:
-    held = gate(at=3)
-    engine = make_engine(model=watched(held), max_sequences=1)
-    low = engine.submit(
-        GenerationRequest(prompt="Once", max_tokens=50, ignore_eos=True, priority="low")
-    )
-    held.wait_until_reached()
-    high = engine.submit(
-        GenerationRequest(prompt_token_ids=[300], max_tokens=2, ignore_eos=True, priority="high")
-    )
-    held.open()
-    timings = high.result(60).timings
-    assert engine.stats().preempted_total == 1
-    assert [event.type for event in high.events()] == ["started", "tokens", "tokens", "finished"]
-    assert 0 <= timings.queue_ms <= timings.first_token_ms
-    assert timings.prefill_ms >= 0
-    assert low.result(60).usage.completion == 50
 
 
 def test_a_preempted_job_still_obeys_its_deadline_and_its_cancel(

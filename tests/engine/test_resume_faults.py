@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -162,17 +161,3 @@ def test_a_resumed_job_is_cancelled_like_any_other(
     hold.open()
     assert [event.type for event in generation.events()][-1] == "cancelled"
     engine.check_integrity()
-
-
-def test_timings_are_of_this_attempt_and_queue_ms_counts_from_enqueueing(
-    engine: Engine, journal: JournalledChoice
-) -> None:
-    timings = (
-        engine.submit(request(), journal=with_changes(journal), queued_at=time.time() - 30)
-        .result(timeout=60)
-        .timings
-    )
-    assert timings.queue_ms >= 30_000
-    assert timings.first_token_ms == pytest.approx(timings.queue_ms + timings.prefill_ms)
-    assert 0 < timings.prefill_ms < 30_000
-    assert 0 < timings.decode_ms < 30_000

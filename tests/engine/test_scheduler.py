@@ -110,17 +110,6 @@ def test_the_integrity_check_finds_lost_and_doubly_held_blocks(make_sequence: Ma
         s.check_integrity()
 
 
-def test_the_integrity_check_finds_lost_reservations(make_sequence: MakeSequence) -> None:
-    s = scheduler(step=4)
-    sequence = make_sequence(10)
-    s.add(sequence)
-    plan_step(s)
-    assert sequence.reserved_blocks == 2
-    sequence.reserved_blocks = 1
-    with pytest.raises(RuntimeError, match="2 KV blocks are reserved, 1 of them"):
-        s.check_integrity()
-
-
 def decoding(s: Scheduler, *sequences: Sequence) -> StepPlan:
     """A step, not yet computed, in which ``sequences`` decode."""
     for sequence in sequences:
@@ -189,16 +178,6 @@ def test_a_prefill_that_sits_out_leaves_the_step_to_others(
         s.add(make_sequence([100 + arrival // 2] * 6, arrival=arrival))
     assert plan_step(s) == [(0, 0, 6), (2, 0, 6), (4, 0, 6)]
     assert plan_step(s) == [(0, 6, 1), (2, 6, 1), (4, 6, 1), (1, 4, 2), (3, 4, 2), (5, 4, 2)]
-
-
-def test_a_long_prefix_is_shared_as_it_grows(
-    make_sequence: MakeSequence,
-) -> None:
-    s = scheduler(step=8)
-    s.add(make_sequence([*COMMON, *COMMON, 1]))
-    s.add(make_sequence([*COMMON, *COMMON, 2], arrival=1))
-    assert [plan_step(s) for _ in range(3)] == [[(0, 0, 8)], [(0, 8, 8)], [(0, 16, 8)]]
-    assert plan_step(s) == [(0, 24, 1), (1, 24, 1)]
 
 
 @pytest.mark.parametrize("end", ["finish", "preempt", "relieve"])

@@ -137,7 +137,7 @@ def test_a_stop_string_ends_the_text_within_forced_tokens(engine: Engine) -> Non
     assert text.endswith('", ')
 
 
-@pytest.mark.parametrize("max_tokens", range(1, 30))
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 11, 20, 29])
 def test_max_tokens_ends_the_text_anywhere(engine: Engine, max_tokens: int) -> None:
     ((whole, _, _),) = answer(engine, **AS_RECORD)
     ((ids, _, reason),) = answer(engine, **AS_RECORD, max_tokens=max_tokens)
@@ -199,16 +199,6 @@ def test_forced_tokens_keep_to_the_steps_budget(
         generations = [narrow.submit(asking(**fields)) for fields in requests]
     assert [generated(each) for each in generations] == expected
     assert max(map(sum, model.steps)) <= 8
-
-
-def test_a_deadline_ends_a_constrained_text(
-    make_engine: Callable[..., Engine], watched: Callable[..., Any]
-) -> None:
-    engine = make_engine()
-    letters = {"structured_outputs": {"regex": "[a-z]+"}, "ignore_eos": True, "max_tokens": 400}
-    ((ids, _, reason),) = answer(engine, **letters, deadline_s=0.05)
-    assert reason == "deadline"
-    assert len(ids) < 400
 
 
 def over_the_wire(events: list[Event]) -> list[Event]:
@@ -334,15 +324,3 @@ def test_a_step_that_fails_for_memory_changes_no_token(
     with all_at_once(engine):
         generations = [engine.submit(asking(**fields)) for fields in requests]
     assert [generated(each) for each in generations] == expected
-
-
-def test_the_text_streams_as_it_is_generated(engine: Engine) -> None:
-    texts: list[str] = []
-
-    def note(event: Event) -> None:
-        if isinstance(event, Tokens):
-            texts.append(event.text)
-
-    ((_, text, _),) = generated(engine.submit(asking(**AS_RECORD), on_event=note))
-    assert "".join(texts) == text
-    assert len(texts) > 5

@@ -75,20 +75,6 @@ def test_a_worker_killed_during_a_claim_loses_nothing(
     assert job.result(0).attempts == (1 if lost == "request" else 2)
 
 
-def test_jobs_of_a_claim_whose_reply_is_lost_run_at_once(
-    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy
-) -> None:
-    scripts.load(client.redis, "claim")
-    jobs = [witness.send(20) for _ in range(4)]
-    trap = proxy.lose_reply(contains("EVALSHA", scripts.digest("claim")))
-    start_worker("w1", url=proxy.url, ready=False, max_sequences=4)
-    assert trap.wait(60)
-    later = witness.send(20)
-    witness.assert_whole(*jobs, later, timeout_s=RECOVERY_S)
-    assert {job.result(0).attempts for job in (*jobs, later)} == {1}
-    wait_until(lambda: not held_ids(client.redis))
-
-
 # SIGSTOP ------------------------------------------------------------------------------------------
 
 
@@ -194,22 +180,6 @@ def test_sigterm_finishes_short_jobs_and_hands_the_rest_back_in_order(
     for job in (first, second, third):
         assert witness.runs(job) == ["w1@test", "w2@test"]
         assert job.result(0).attempts == 1
-
-
-def test_sigquit_hands_everything_back_at_once(
-    start_worker: StartWorker, witness: Witness, client: Client, latch: Latch
-) -> None:
-    worker = start_worker("w1", drain_s=300)
-    running = [witness.begun(witness.send(300, latch.prompt(after=299)), 20) for _ in range(4)]
-    queued = witness.send(20)
-    worker.process.send_signal(signal.SIGQUIT)
-    worker.wait_exit()
-    latch.open()
-    assert waiting(client) == [*(job.id for job in running), queued.id]
-    assert not held_ids(client.redis)
-    start_worker("w2", **QUICK)
-    witness.assert_whole(*running, queued)
-    assert {job.result(0).attempts for job in running} == {1}
 
 
 def test_jobs_that_come_while_workers_stop_are_never_lost(

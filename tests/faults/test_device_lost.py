@@ -88,20 +88,6 @@ def test_a_worker_whose_tensors_are_misplaced_does_not_start(
     assert "cannot start: not all of model and cache is on toy" in worker.text()
 
 
-def test_the_jobs_of_a_broken_engine_resume_elsewhere_with_the_attempt_counted(
-    start_worker: StartWorker, witness: Witness, latch: Latch
-) -> None:
-    worker = start_worker("w1")
-    neighbours = [witness.begun(witness.send(300, latch.prompt(after=299)), 10) for _ in range(2)]
-    breaking = witness.send(20, prompt="break once")
-    wait_until(lambda: "the engine is broken" in worker.text())
-    latch.open()
-    assert worker.wait_exit() == 1
-    start_worker("w2", **QUICK)
-    witness.assert_whole(breaking, *neighbours)
-    assert breaking.result(0).attempts == 2
-
-
 def test_a_job_that_breaks_every_engine_ends(start_worker: StartWorker, client: Client) -> None:
     job = client.submit(prompt="break", max_tokens=5)
     workers = [start_worker(f"w{number}", ready=False) for number in range(4)]

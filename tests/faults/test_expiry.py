@@ -77,36 +77,22 @@ def test_a_key_lives_as_long_as_its_job_and_then_as_a_result(
     assert client.submit(prompt="x", max_tokens=1, idempotency_key="once").id != job.id
 
 
-def test_a_key_of_a_stock_producer_outlives_a_crash_of_its_job(
+def test_what_a_half_done_job_needs_outlives_the_time_that_it_is_kept(
     client: Client, start_worker: StartWorker
 ) -> None:
+    worker = start_worker(stream_ttl_s=1, result_ttl_s=1)
     with Celery("stock", broker=client.settings.redis_url, set_as_current=False) as stock:
-        kwargs = {"prompt": "x", "max_tokens": 200, "idempotency_key": "once"}
-        sent = stock.send_task(TASK_NAME, kwargs=kwargs, queue="llorch.toy")
-    worker = start_worker(result_ttl_s=1)
-    job = client.job(sent.id)
-    events = job.stream(timeout=GET_S)
-    while not isinstance(next(events).event, Tokens):
-        pass
-    worker.process.kill()
-    assert client.redis.pttl(keys.idempotency("toy", "once")) == -1
-    start_worker("w2", result_ttl_s=60)
-    assert job.result(GET_S).usage.completion == 200
-
-
-def test_a_half_done_job_waits_longer_than_its_stream_is_kept(
-    client: Client, start_worker: StartWorker
-) -> None:
-    worker = start_worker(stream_ttl_s=1)
-    job = client.submit(prompt="x", max_tokens=150)
+        kwargs = {"prompt": "x", "max_tokens": 150, "idempotency_key": "once"}
+        job = client.job(stock.send_task(TASK_NAME, kwargs=kwargs, queue="llorch.toy").id)
     seen = []
     events = job.stream(timeout=GET_S)
     while len(seen) < 20:
         event = next(events).event
         seen += event.ids if isinstance(event, Tokens) else ()
     worker.process.kill()
-    assert client.redis.pttl(keys.events(job.id)) == -1
-    start_worker("w2", stream_ttl_s=60)
+    for key in (keys.events(job.id), keys.idempotency("toy", "once")):
+        assert client.redis.pttl(key) == -1
+    start_worker("w2", stream_ttl_s=60, result_ttl_s=60)
     assert seen + token_ids(events) == list(range(150))
     assert job.result(GET_S).attempts == 2
 

@@ -98,29 +98,28 @@ def test_clients_follow_the_master_busy_or_idle(pair: Pair) -> None:
         assert pair.replica.get("written") == b"idle"
 
 
-def test_a_script_that_meets_the_demoted_master_runs_at_the_new_one(pair: Pair) -> None:
+def test_what_meets_the_demoted_master_goes_on_at_the_new_one(pair: Pair) -> None:
     async def acquire_again() -> object:
         return await run_script_async(asynchronous, "acquire", [60_000], ["asynchronous"])
 
-    with connect(pair.url) as client, asyncio.Runner() as runner:
+    with (
+        connect(pair.url) as client,
+        connect(pair.url) as reader,
+        asyncio.Runner() as runner,
+        ThreadPoolExecutor() as threads,
+    ):
         asynchronous = connect_async(pair.url)
         runner.run(asynchronous.ping())
         assert run_script(client, "acquire", [60_000], ["before"])
+        waiting = threads.submit(reader.blpop, ["list"], GET_S)
+        wait_until(lambda: "blpop" in {each["cmd"] for each in pair.master.client_list()})
         pair.fail_over(kill=False)
         assert run_script(client, "acquire", [60_000], ["after"])
         assert runner.run(acquire_again())
         runner.run(asynchronous.aclose())
+        pair.replica.rpush("list", "at the new one")
+        assert waiting.result(GET_S) == ("list", "at the new one")
     assert pair.replica.exists("before", "after", "asynchronous") == 3
-
-
-def test_a_reader_that_waits_goes_on_at_the_new_master(pair: Pair) -> None:
-    with connect(pair.url) as client, ThreadPoolExecutor() as threads:
-        client.set("written", "before")
-        waiting = threads.submit(client.blpop, ["list"], GET_S)
-        wait_until(lambda: "blpop" in {each["cmd"] for each in pair.master.client_list()})
-        pair.fail_over(kill=False)
-        pair.replica.rpush("list", "after")
-        assert waiting.result(GET_S) == ("list", "after")
 
 
 def test_a_worker_goes_on_at_the_new_master(pair: Pair, tmp_path: Path, latch: Latch) -> None:

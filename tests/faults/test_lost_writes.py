@@ -25,7 +25,7 @@ from tests.services import RedisServer, WorkerProcess, held_ids, token_ids, wait
 from tests.toy_generation import token_id
 
 TOKENS, SEED = 200, 7
-TRIES = 40 if os.environ.get("LLORCH_FULL_SIZE") else 2
+TRIES = 40 if os.environ.get("LLORCH_FULL_SIZE") else 1
 GET_S = 60
 QUICK = {"TOY_STEP_MS": 4, "max_sequences": 2}
 

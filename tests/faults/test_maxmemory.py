@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import redis
-from celery import Celery
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client
-from llorch_worker.contract import Cancelled, GenerationResult, QueueFull
+from llorch_worker.contract import Cancelled
 from tests.faults.conftest import StartWorker
 from tests.faults.witness import Witness
 from tests.latch import Latch
-from tests.messages import QUEUE, envelope
-from tests.services import RedisServer, held_ids, token_ids, wait_until
+from tests.services import held_ids, token_ids, wait_until
 
 GET_S = 60
 
@@ -49,34 +45,6 @@ def test_running_and_waiting_jobs_end_as_usual(
     assert "ERROR" not in worker.text()
 
 
-def test_an_enqueue_is_refused_with_the_cause_and_leaves_nothing_behind(
-    client: Client, start_worker: StartWorker
-) -> None:
-    start_worker()
-    client.submit(prompt="x", max_tokens=2).result(GET_S)
-    before = set(client.redis.keys())
-    with no_room(client):
-        with pytest.raises(QueueFull) as caught:
-            client.submit(prompt="x", max_tokens=2, idempotency_key="once")
-        assert caught.value.retriable
-        assert "Redis" in caught.value.message
-        assert "maxmemory" in caught.value.message
-        assert "\n" not in caught.value.message
-        assert set(client.redis.keys()) <= before
-    job = client.submit(prompt="x", max_tokens=2, idempotency_key="once")
-    assert job.result(GET_S).text == "w0 w1 "
-
-
-def test_a_stock_producer_is_refused_and_leaves_nothing_behind(
-    client: Client, own_server: RedisServer
-) -> None:
-    with Celery("stock", broker=own_server.url, set_as_current=False) as stock:
-        before = set(client.redis.keys())
-        with no_room(client), pytest.raises(Exception, match="maxmemory"):
-            stock.send_task("llorch.generate", kwargs={"prompt": "x"}, queue=QUEUE)
-        assert set(client.redis.keys()) <= before
-
-
 def test_a_reader_can_follow_and_a_caller_can_cancel(
     client: Client, start_worker: StartWorker, latch: Latch
 ) -> None:
@@ -92,20 +60,6 @@ def test_a_reader_can_follow_and_a_caller_can_cancel(
             assert job.cancel()
             with pytest.raises(Cancelled):
                 job.result(GET_S)
-
-
-def test_messages_that_are_not_jobs_become_dead_letters(
-    client: Client, start_worker: StartWorker
-) -> None:
-    unknown = envelope([[], {}, {}], headers={"task": "no.such", "id": "unknown"})
-    unreadable = envelope([[], {}, {}], headers={"id": "unreadable"}, properties={})
-    client.redis.lpush(QUEUE, "no json", json.dumps(unknown), json.dumps(unreadable))
-    job = client.submit(prompt="x", max_tokens=2)
-    with no_room(client):
-        worker = start_worker()
-        assert isinstance(job.result(GET_S), GenerationResult)
-        assert client.redis.llen(keys.DEAD) == 3
-    assert worker.process.poll() is None
 
 
 def test_a_worker_starts_and_serves_while_redis_is_full(

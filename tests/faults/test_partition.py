@@ -109,57 +109,34 @@ def test_a_redis_that_restarts_with_its_append_only_file_costs_nothing(
     assert_all_slots_serve(worker, witness, client)
 
 
-def test_workers_keep_their_jobs_through_an_outage_longer_than_a_lease(
-    start_worker: StartWorker, witness: Witness, proxy: FaultProxy, latch: Latch
+def test_an_outage_longer_than_a_lease_costs_no_job_and_leaves_no_thread(
+    start_worker: StartWorker,
+    witness: Witness,
+    client: Client,
+    proxy: FaultProxy,
+    make_latch: Callable[[str], Latch],
 ) -> None:
-    first = start_worker("w1", url=proxy.url)
-    # At 5 ms a token, the jobs outlast the outage.
-    jobs = [witness.begun(witness.send(900, latch.prompt())) for _ in range(SEQUENCES)]
+    soon, late = make_latch("soon"), make_latch("late")
+    worker = start_worker("w1", url=proxy.url)
+    witness.assert_whole(*[witness.send(20) for _ in range(SEQUENCES)])
+    before = threads(worker)
+    # Two end during the outage, and at 5 ms a token two outlast it.
+    ending = [witness.begun(witness.send(100, soon.prompt())) for _ in range(2)]
+    lasting = [witness.begun(witness.send(900, late.prompt())) for _ in range(2)]
     start_worker("w2", url=proxy.url)
     proxy.isolate()
-    latch.open()
+    soon.open()
+    late.open()
+    soon.wait_ended(2)
     wait_until(Clock(3 * LEASE_S))
     proxy.heal()
-    assert not latch.ended(), "all of them still run when Redis is back"
-    witness.assert_whole(*jobs)
-    assert first.process.poll() is None
-    for job in jobs:
+    assert not late.ended(), "both still run when Redis is back"
+    witness.assert_whole(*ending, *lasting)
+    for job in (*ending, *lasting):
         assert witness.runs(job) == ["w1@test"]
         assert job.result(0).attempts == 1
-
-
-def test_results_delayed_beyond_a_lease_arrive_and_leave_no_thread(
-    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy, latch: Latch
-) -> None:
-    worker = start_worker("w1", url=proxy.url)
-    warm = [witness.send(20) for _ in range(SEQUENCES)]
-    witness.assert_whole(*warm)
-    before = threads(worker)
-    jobs = [witness.begun(witness.send(100, latch.prompt())) for _ in range(SEQUENCES)]
-    proxy.isolate()
-    latch.open()
-    latch.wait_ended(SEQUENCES)
-    wait_until(Clock(3 * LEASE_S))
-    proxy.heal()
-    witness.assert_whole(*jobs)
-    for job in jobs:
-        assert job.result(0).attempts == 1
-    assert_all_slots_serve(worker, witness, client)
+    wait_until(lambda: not held_ids(client.redis), what="the acknowledgements")
     wait_until(lambda: threads(worker) <= before, what="as few threads as before")
-
-
-def test_a_result_whose_reply_is_lost_is_stored_once(
-    start_worker: StartWorker, witness: Witness, client: Client, proxy: FaultProxy, latch: Latch
-) -> None:
-    scripts.load(client.redis, "finish")
-    worker = start_worker("w1", url=proxy.url, **ROOMY)
-    job = witness.begun(witness.send(100, latch.prompt()))
-    trap = proxy.lose_reply(contains("EVALSHA", scripts.digest("finish"), '"SUCCESS"'))
-    latch.open()
-    assert trap.wait(START_TIMEOUT_S)
-    witness.assert_whole(job)
-    assert job.result(0).attempts == 1
-    assert_all_slots_serve(worker, witness, client)
 
 
 @pytest.mark.parametrize("cut_after_bytes", [0, 100])

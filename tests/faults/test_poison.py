@@ -74,8 +74,7 @@ def stock(own_server: RedisServer) -> Iterator[Celery]:
         yield app
 
 
-@pytest.mark.parametrize("names", [("w1",), ("w1", "w2")], ids=["one worker", "two workers"])
-@pytest.mark.parametrize("prompt", ["die", "die at 40"])
+@pytest.mark.parametrize(("names", "prompt"), [(("w1",), "die at 40"), (("w1", "w2"), "die")])
 def test_only_the_poison_job_fails(
     client: Client,
     witness: Witness,

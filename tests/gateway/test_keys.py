@@ -27,12 +27,15 @@ LIMIT = 5
 SUBMITS = 60
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def keyed(
-    redis_server: RedisServer, toy_worker: WorkerProcess, tmp_path: Path
+    redis_server: RedisServer,
+    toy_worker: WorkerProcess,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[list[GatewayProcess], dict[str, Any]]]:
     """Two gateways, and the headers of a caller with a limit and a low priority."""
     key, entry = new_key("limited")
+    tmp_path = tmp_path_factory.mktemp("keyed")
     file = tmp_path / "keys.toml"
     file.write_text(f'{entry}max_jobs = {LIMIT}\npriority = "low"\n')
     folders = [tmp_path / "first", tmp_path / "second"]

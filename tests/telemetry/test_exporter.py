@@ -14,7 +14,7 @@ from llorch_worker.client import Client
 from tests.cli.command import run
 from tests.services import RedisServer, free_port, running_worker, wait_until
 from tests.telemetry.exporters import running_exporter
-from tests.telemetry.scraping import STRANGE, parse, scrape
+from tests.telemetry.scraping import parse, scrape
 
 TOY = {"model_name": "toy", "TOY_STEP_MS": 5}
 SCRAPES = 60
@@ -136,11 +136,6 @@ def test_unknown_paths_and_taken_ports_are_told(exporter: str) -> None:
     ran = run("exporter", "--port", port, "--json")
     assert ran.code == 1
     assert ran.json["error"]["code"] == "CANNOT_LISTEN"
-
-
-@pytest.mark.parametrize("accept", STRANGE)
-def test_a_strange_format_is_answered_in_the_plain_one(exporter: str, accept: str) -> None:
-    assert scrape(exporter, headers={"Accept": accept})("llorch_redis_up") == 1
 
 
 def test_a_redis_that_hangs_is_told_before_prometheus_gives_up(

@@ -73,13 +73,6 @@ def test_a_prompt_counts_once_for_all_choices(engine: Engine, figures: StepFigur
     assert figures.token_gaps.count == result.usage.completion - 3
 
 
-def test_a_prompt_that_is_only_scored_counts(engine: Engine, figures: StepFigures) -> None:
-    request = GenerationRequest(prompt=PROMPT, max_tokens=0, prompt_logprobs=1)
-    (result,) = run(engine, request)
-    assert figures.prompt_tokens == result.usage.prompt
-    assert (figures.generated_tokens, figures.token_gaps.count) == (0, 0)
-
-
 def test_tokens_that_a_grammar_forces_count(engine: Engine, figures: StepFigures) -> None:
     (result,) = run(engine, asking(**AS_RECORD))
     assert json.loads(result.text)
@@ -97,9 +90,3 @@ def test_a_resumed_job_counts_what_it_generates_here(engine: Engine, figures: St
     journal = Journal({0: JournalledChoice(ids, text)})
     assert engine.submit(request, journal=journal).result(TIMEOUT_S).text == whole.text
     assert figures.generated_tokens - before == 5
-
-
-def test_an_engine_without_an_observer_keeps_no_times(engine: Engine) -> None:
-    generation = engine.submit(GenerationRequest(prompt=PROMPT, max_tokens=3))
-    generation.result(TIMEOUT_S)
-    assert [sequence.token_s for sequence in generation.sequences] == [None]

@@ -96,25 +96,6 @@ def test_a_job_that_comes_from_a_dead_worker_is_a_redelivery_and_a_resume(
             assert found("llorch_fenced_writes_total") == 0
 
 
-def test_a_worker_that_was_away_for_longer_than_its_lease_is_fenced(
-    own_server: RedisServer, own_client: Client, tmp_path: Path, latch: Latch
-) -> None:
-    both = {**TOY, **QUICK, "metrics_port": free_port()}
-    with (
-        running_worker(own_server.url, tmp_path, **both) as first,
-        running_worker(own_server.url, tmp_path, name="w2", **both) as second,
-    ):
-        with second.paused():
-            job = own_client.submit(prompt=latch.prompt(after=5), max_tokens=400)
-            wait_until(lambda: metrics_of(first)("llorch_num_requests_running") == 1)
-        with first.paused():
-            latch.open()
-            assert job.result(30).worker == second.hostname
-        wait_until(lambda: metrics_of(first)("llorch_fenced_writes_total") >= 1)
-        assert metrics_of(first)("llorch_jobs_ended_total", outcome="length") == 0
-        assert metrics_of(second)("llorch_jobs_ended_total", outcome="length") == 1
-
-
 def test_metrics_hold_nothing_of_a_prompt_or_a_text(
     own_server: RedisServer, own_client: Client, tmp_path: Path
 ) -> None:

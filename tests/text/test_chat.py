@@ -65,13 +65,6 @@ def test_llama2s_format_is_metas(llama2: Tokenizer, reference: Reference) -> Non
     ]
 
 
-def test_one_question_is_one_instruction(llama2: Tokenizer, reference: Reference) -> None:
-    assert llama2.encode_chat(_messages(("user", "Hi"))) == [
-        1,
-        *reference.encode("[INST] Hi [/INST]"),
-    ]
-
-
 def test_no_user_can_write_a_control_token_into_llama2s_format(llama2: Tokenizer) -> None:
     ids = llama2.encode_chat(_messages(("user", "a</s><s>[INST] b")))
     assert ids.count(1) == 1
@@ -310,11 +303,6 @@ def test_a_template_is_told_of_tools_and_sees_their_calls(with_template: WithTem
     first, _, turns = text.partition("\n")
     assert json.loads(first) == TOOL.model_dump(mode="json", exclude={"function": {"strict"}})
     assert turns == "user:Hi\nassistant:weather(Bern)\ntool:Sunone\n"
-
-
-def test_a_template_without_tools_sees_none(with_template: WithTemplate) -> None:
-    tokenizer = with_template("{{ 'some' if tools else 'none' }}")
-    assert tokenizer.decode(tokenizer.encode_chat(_messages(("user", "Hi")))) == "none"
 
 
 def test_no_user_can_write_a_control_token_into_a_tool(with_template: WithTemplate) -> None:

@@ -76,15 +76,6 @@ def test_a_full_worker_keeps_the_connection_that_brings_it_news(
     assert listeners(client) == before
 
 
-def test_an_ended_job_leaves_no_lease(narrow_worker: WorkerProcess, client: Client) -> None:
-    job = client.submit(prompt="x", max_tokens=3)
-    job.result(30)
-    # With its result, in one step.
-    assert client.redis.zscore(keys.LEASES, job.id) is None
-    assert client.redis.hget(keys.job(job.id), "state") == "ended"
-    assert not client.redis.hget(keys.job(job.id), "message")
-
-
 def state_of(client: Client, job_id: str) -> str:
     return client.job(job_id).status().state
 

@@ -9,15 +9,10 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from llorch_worker.broker import keys
 from llorch_worker.client import Client, Job
 from llorch_worker.contract import (
     TASK_NAME,
     Cancelled,
-    ContextLengthExceeded,
-    Finished,
-    ModelNotServed,
-    Started,
     Tokens,
 )
 from tests.services import WorkerProcess, begun, run_python, wait_until
@@ -70,19 +65,6 @@ def test_a_stock_producer_gets_a_dict(story_worker: WorkerProcess) -> None:
     assert value["worker"] == story_worker.hostname
 
 
-def test_a_job_with_a_countdown_begins_when_it_is_due(
-    story_worker: WorkerProcess, stock: Celery, client: Client
-) -> None:
-    kwargs = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-    result = stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE, countdown=4)
-    wait_until(lambda: client.redis.hget(keys.job(result.id), "state") == "scheduled")
-    assert result.state == "PENDING"
-    wait_until(lambda: result.state == "STARTED")
-    value = result.get(timeout=GET_S)
-    assert value["usage"]["completion"] == 400
-    assert value["timings"]["queue_ms"] < 4_000, "its wait begins when it is due"
-
-
 def test_a_refused_job_gives_a_stock_producer_the_code_and_the_faults(
     story_worker: WorkerProcess,
 ) -> None:
@@ -95,25 +77,6 @@ def test_a_refused_job_gives_a_stock_producer_the_code_and_the_faults(
     assert not retriable
     assert {fault["field"] for fault in faults} == {"max_tokens", "temprature"}
     assert "max_tokens" in message
-
-
-def test_another_model_in_this_queue_is_not_served(
-    story_worker: WorkerProcess, stock: Celery
-) -> None:
-    kwargs = {"prompt": PROMPT, "model": "other"}
-    with pytest.raises(ModelNotServed):
-        stock.send_task(TASK_NAME, kwargs=kwargs, queue=QUEUE).get(timeout=GET_S)
-
-
-def test_prompt_and_tokens_beyond_the_context_are_refused(
-    story_worker: WorkerProcess, client: Client
-) -> None:
-    with pytest.raises(ContextLengthExceeded):
-        client.submit(prompt=PROMPT, max_tokens=512)
-    # Only the worker knows how many tokens the prompt has: more than the one that would fit.
-    job = client.submit(prompt=PROMPT, max_tokens=511)
-    with pytest.raises(ContextLengthExceeded):
-        job.result(GET_S)
 
 
 def test_sixteen_jobs_share_forward_passes(story_worker: WorkerProcess, client: Client) -> None:
@@ -159,30 +122,6 @@ def test_a_worker_that_answers_is_ready_and_announced(
     assert [card.name for card in client.models()] == ["stories"]
 
 
-def test_the_result_is_what_was_streamed(story_worker: WorkerProcess, client: Client) -> None:
-    job = client.submit(prompt=PROMPT, max_tokens=100, n=2, seed=7, metadata={"k": 1})
-    events = [entry.event for entry in job.stream(timeout=GET_S)]
-    result = job.result(GET_S)
-    assert isinstance(events[0], Started)
-    assert isinstance(events[-1], Finished)
-    for choice in result.choices:
-        parts = [e for e in events if isinstance(e, Tokens) and e.choice == choice.index]
-        assert tuple(i for part in parts for i in part.ids) == choice.token_ids
-        assert "".join(part.text for part in parts) == choice.text
-    assert result.metadata == {"k": 1}
-    assert result.seed == 7
-
-
-def test_minus_one_means_off_as_in_vllm(
-    story_worker: WorkerProcess, client: Client, stock: Celery
-) -> None:
-    fields = {"prompt": PROMPT, "max_tokens": 2, "top_k": -1, "seed": -1}
-    sent = stock.send_task("llorch.generate", kwargs=fields, queue="llorch.stories")
-    seeds = {sent.get(GET_S)["seed"], client.submit(**fields).result(GET_S).seed}
-    assert len(seeds) == 2
-    assert min(seeds) >= 0
-
-
 def test_the_time_in_the_queue_counts_from_the_producer(
     story_worker: WorkerProcess, client: Client, stock: Celery
 ) -> None:
@@ -219,24 +158,6 @@ def test_terminate_stops_one_generation_and_leaves_its_neighbour_as_it_would_be_
     with pytest.raises(Cancelled):
         victim.result(GET_S)
     assert beside.result(GET_S).choices == alone.choices
-
-
-def test_blocks_are_free_again_after_a_cancel(
-    story_worker: WorkerProcess, client: Client, stock: Celery
-) -> None:
-    job = begun(client.submit(prompt=PROMPT, max_tokens=500, n=8, ignore_eos=True))
-    job.cancel()
-    with pytest.raises(Cancelled):
-        job.result(GET_S)
-    inspect = stock.control.inspect(destination=[story_worker.hostname], timeout=5, limit=1)
-    engine = wait_until(inspect.stats)[story_worker.hostname]["engine"]
-    assert engine["kv_blocks_free"] == engine["kv_blocks_total"]
-    assert engine["running"] == engine["waiting"] == 0
-
-
-def test_a_chat_is_answered(story_worker: WorkerProcess, client: Client) -> None:
-    job = client.submit(messages=[{"role": "user", "content": "Hello"}], max_tokens=4)
-    assert job.result(GET_S).usage.completion == 4
 
 
 def test_a_prompt_is_scored_without_a_token(

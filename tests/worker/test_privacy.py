@@ -13,8 +13,10 @@ from celery import Celery
 
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, InvalidRequest, LlorchError
+from tests.disguises import assert_hidden
 from tests.monitor import Monitor
 from tests.services import RedisServer, WorkerProcess, running_worker, wait_until
+from tests.telemetry.collector import Collector, running_collector
 
 QUEUE = "llorch.toy"
 SECRET = "zqxPROMPTxqz"
@@ -22,39 +24,38 @@ GENERATED = "w0 w1 w2 w3 w4 w5 w6"
 GET_S = 60
 
 
-def disguises(text: str) -> set[str]:
-    """``text`` as it may show: plain, and in base64 at each of the three alignments."""
-    found = {text}
-    for padding in range(3):
-        encoded = base64.b64encode(b"\0" * padding + text.encode()).decode()
-        found.add(encoded[4:-4])
-    return found
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with running_collector() as collector:
+        yield collector
 
 
 @pytest.fixture(scope="module")
-def worker(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A worker that logs all it can."""
+def worker(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> Iterator[WorkerProcess]:
+    """A worker that logs and traces all it can."""
     folder: Path = tmp_path_factory.mktemp("debug")
     options: dict[str, Any] = {"model_name": "toy", "max_sequences": 2, "TOY_STEP_MS": 5}
+    options |= collector.environment()
     with running_worker(redis_server.url, folder, loglevel="DEBUG", **options) as worker:
         yield worker
 
 
 @pytest.fixture(scope="module")
-def monitor(stock: Celery, worker: WorkerProcess) -> Iterator[Monitor]:
+def monitor(stock: Celery, worker: WorkerProcess, collector: Collector) -> Iterator[Monitor]:
     with Monitor(stock) as monitor:
         yield monitor
+    assert_hidden(b"".join(collector.bodies), (SECRET, GENERATED))
 
 
 def assert_nothing_shows(worker: WorkerProcess, monitor: Monitor) -> None:
     shown = worker.text() + json.dumps(monitor.events, default=repr)
-    for secret in (SECRET, GENERATED):
-        for disguise in disguises(secret):
-            assert disguise not in shown
+    assert_hidden(shown, (SECRET, GENERATED))
 
 
 def test_a_job_that_succeeds_shows_nothing(
-    stock: Celery, worker: WorkerProcess, monitor: Monitor
+    stock: Celery, worker: WorkerProcess, monitor: Monitor, collector: Collector
 ) -> None:
     kwargs = {
         "prompt": f"{SECRET} in a prompt",
@@ -66,6 +67,7 @@ def test_a_job_that_succeeds_shows_nothing(
     assert sent.get(timeout=GET_S)["text"].startswith(GENERATED)
     for kind in ("task-received", "task-started", "task-succeeded"):
         wait_until(lambda kind=kind: monitor.saw(kind, sent.id))
+    collector.attempt(sent.id)
     received = next(e for e in monitor.events if e["type"] == "task-received")
     assert "a string of 24 characters" in received["kwargs"]
     assert_nothing_shows(worker, monitor)

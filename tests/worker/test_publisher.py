@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from llorch_worker.broker import journal, keys, scripts
+from llorch_worker.broker import journal, keys
 from llorch_worker.broker.claims import Claim
 from llorch_worker.broker.connection import connect
 from llorch_worker.contract import Event, Tokens, decode_event
 from llorch_worker.settings import Settings
 from llorch_worker.worker.publisher import Publisher
 from tests.broker.jobs import claim_on
-from tests.faults.proxy import LOCALHOST, FaultProxy, contains
 from tests.services import RedisServer, wait_until
 
 FLUSH_S = 10.0
@@ -99,35 +98,6 @@ def test_a_redis_restart_loses_and_doubles_nothing(own_server: RedisServer) -> N
         assert publisher.flush(claim, patience(FLUSH_S))
         assert ids_of(read(store, "a")) == list(range(500))
         publisher.close(timeout_s=5)
-
-
-def test_scripts_are_loaded_again_if_the_server_forgot_them(
-    publisher: Publisher, store: redis.Redis
-) -> None:
-    claim = claimed(store, "a")
-    publisher.open(claim, 1)
-    for index in range(3):
-        store.script_flush()
-        publisher.append(claim, token(index))
-        assert publisher.flush(claim, patience(FLUSH_S))
-    assert ids_of(read(store, "a")) == [0, 1, 2]
-
-
-def test_a_write_whose_answer_was_lost_is_not_doubled(
-    redis_server: RedisServer, store: redis.Redis
-) -> None:
-    scripts.load(store, "append")
-    with FaultProxy(LOCALHOST, redis_server.port) as proxy, connect(proxy.url) as client:
-        publisher = started(client)
-        claim = claimed(store, "a")
-        publisher.open(claim, 1)
-        for index in range(9):
-            trap = proxy.lose_reply(contains(scripts.digest("append")))
-            publisher.append(claim, token(index))
-            assert publisher.flush(claim, patience(FLUSH_S))
-            assert trap.sprung
-        publisher.close(timeout_s=5)
-    assert ids_of(read(store, "a")) == list(range(9))
 
 
 def test_a_worker_that_lost_its_claim_writes_nothing_more(store: redis.Redis) -> None:

@@ -11,7 +11,7 @@ from celery import Celery
 
 from llorch_worker.client import Client
 from llorch_worker.client.stream import StreamEntry
-from llorch_worker.contract import TASK_NAME, Cancelled, Tokens
+from llorch_worker.contract import TASK_NAME, Cancelled
 from tests.latch import Latch
 from tests.services import (
     RedisServer,
@@ -48,22 +48,6 @@ def test_an_idle_worker_serves_on_after_redis_was_restarted(
     with pytest.raises(Cancelled):
         running.result(GET_S)
     wait_until(lambda: own_worker.card() is not None)
-
-
-def test_a_job_that_runs_while_redis_restarts_is_delivered_once_and_whole(
-    own_server: RedisServer, own_worker: WorkerProcess, own_client: Client, latch: Latch
-) -> None:
-    job = begun(own_client.submit(prompt=latch.prompt(after=299), max_tokens=300))
-    own_server.halt()
-    latch.open()
-    own_server.start()
-    assert job.result(GET_S).attempts == 1
-    events = [entry.event for entry in job.stream(timeout=GET_S)]
-    ids = [i for event in events if isinstance(event, Tokens) for i in event.ids]
-    assert ids == list(range(300))
-    assert [event.type for event in events].count("finished") == 1
-    assert [event.type for event in events].count("started") == 1
-    wait_until(lambda: not held_ids(own_client.redis), what="the acknowledgement")
 
 
 def test_a_job_whose_next_task_cannot_be_sent_while_redis_is_away_sends_it_later(

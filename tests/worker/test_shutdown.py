@@ -240,17 +240,6 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence_and_exit_code_1(
     assert "Traceback" not in worker.text()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"), [(("-P", "threads"), "--pool"), (("--autoscale", "4,1"), "--autoscale")]
-)
-def test_options_that_cannot_work_are_refused(
-    redis_server: RedisServer, tmp_path: Path, options: tuple[str, ...], words: str
-) -> None:
-    worker = WorkerProcess(redis_server.url, tmp_path / "w.log", options=options, model_name="toy")
-    assert worker.wait_exit() == 2
-    assert words in worker.text()
-
-
 def test_nothing_of_a_stopped_worker_stays_connected(
     own_worker: WorkerProcess, own_client: Client, own_server: RedisServer
 ) -> None:

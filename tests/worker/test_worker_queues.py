@@ -96,16 +96,6 @@ def test_a_job_for_one_worker_waits_while_its_worker_is_busy_and_others_are_idle
     running[1].cancel()
 
 
-def test_a_queued_job_for_one_worker_is_cancelled_like_others(client: Client, pair: Pair) -> None:
-    running = [begun(client.submit(prompt="x", max_tokens=LONG, worker="w1@test")) for _ in "ab"]
-    job = client.submit(prompt="x", worker="w1@test")
-    job.cancel()
-    with pytest.raises(Cancelled):
-        job.result(GET_S)
-    for each in running:
-        each.cancel()
-
-
 def test_a_claimed_job_of_a_dead_worker_resumes_at_once_elsewhere(
     own_client: Client, own_pair: Pair, latch: Latch
 ) -> None:

@@ -14,7 +14,6 @@ from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine.device.graphs import CudaRecorder, DecodeGraphs, bucket_sizes
 from llorch_worker.engine.memory.load_plan import cache_shape
-from llorch_worker.model import RaggedBatch
 from tests.engine.recording import Recorder
 from tests.engine.together import all_at_once
 
@@ -91,31 +90,6 @@ def test_prefills_and_other_caches_are_not_replayed(
         assert torch.equal(engine.logits(ids), plain.logits(ids))
         assert torch.equal(engine.logits(ids[:1]), plain.logits(ids[:1]))
     assert recorder.replayed == 0
-
-
-def test_a_batch_larger_than_any_recorded_is_not_replayed(loaded: Any) -> None:
-    shape = cache_shape(
-        loaded.config, 32, dtype=torch.float32, device=torch.device("cpu"), decode_rows=1
-    )
-    cache = UnifiedCache.allocate(shape, 4)
-    recorder = Recorder()
-    graphs = DecodeGraphs(loaded.model, cache, recorder)
-    batch = RaggedBatch(
-        token_ids=torch.tensor([5, 9]),
-        positions=torch.tensor([0, 0]),
-        query_lengths=(1, 1),
-        context_lengths=(1, 1),
-        block_tables=torch.tensor([[2], [0]]),
-        slots=torch.tensor([32, 0]),
-        logits_rows=torch.tensor([0, 1]),
-    )
-    assert torch.equal(graphs.forward(batch, cache), loaded.model.forward(batch, cache))
-    assert recorder.replayed == 0
-
-
-def test_a_cache_without_buffers_is_refused(loaded: Any) -> None:
-    with pytest.raises(ValueError, match="no buffers"):
-        DecodeGraphs(loaded.model, loaded.cache(4), Recorder())
 
 
 @pytest.mark.parametrize(

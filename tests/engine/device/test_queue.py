@@ -11,21 +11,9 @@ import torch
 from llorch_worker.contract import GenerationRequest
 from llorch_worker.engine import Engine
 from llorch_worker.engine import engine as engine_module
-from llorch_worker.engine.device.queue import use_device
 from llorch_worker.engine.memory import load_plan
 from llorch_worker.model import RaggedBatch
 from tests.engine.conftest import LoadedModel, WatchedModel
-
-
-def test_use_device_sets_the_current_card_and_ignores_the_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    use_device(torch.device("cpu"))
-    assert chosen == []
-    use_device(torch.device("cuda", 1))
-    assert chosen == [torch.device("cuda", 1)]
 
 
 def test_the_engines_thread_is_on_its_device_before_its_first_step(

@@ -82,14 +82,6 @@ def test_on_a_card_the_first_requests_are_as_large_as_any_job(max_sequences: int
     assert all(request.top_p < 1 and request.temperature > 0 for request in full_width)
 
 
-def test_the_first_requests_fit_into_the_shortest_context() -> None:
-    for device in (CARD, torch.device("cpu")):
-        for requests in first_requests(device, 2, 1, 64):
-            for request in requests:
-                assert request.prompt_token_ids == (0,)
-                assert request.max_tokens == 1
-
-
 @pytest.mark.parametrize("large", [False, True])
 def test_a_warm_up_on_the_cpu_prepares_for_grammars_if_the_vocabulary_is_large(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, large: bool

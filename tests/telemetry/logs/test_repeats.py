@@ -50,13 +50,6 @@ def test_a_warning_is_cut_and_counted_after_its_minute(log: Log) -> None:
     assert log.lines[-1] == "job 99 is late"
 
 
-def test_a_warning_does_not_cut_another(log: Log) -> None:
-    for _ in range(MOST_A_MINUTE + 1):
-        logger.warning("one")
-    logger.warning("another")
-    assert log.lines[-1] == "another"
-
-
 def test_errors_that_differ_are_all_told(log: Log) -> None:
     for number in range(3 * MOST_A_MINUTE):
         logger.error("job %d is lost", number)
@@ -70,8 +63,3 @@ def test_what_jobs_say_at_level_info_is_never_cut(log: Log) -> None:
     for _ in range(3 * MOST_A_MINUTE):
         logger.info("job ended")
     assert len(log.lines) == 3 * MOST_A_MINUTE
-
-
-def test_an_error_that_cannot_be_written_is_left_to_the_handler() -> None:
-    record = logging.LogRecord("x", logging.ERROR, "here", 1, "%d", ("no number",), None)
-    assert Repeats().filter(record)

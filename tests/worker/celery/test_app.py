@@ -32,8 +32,12 @@ print(json.dumps(tasks.generate.name))
 
 DELAY = """
 import json
-from tasks import generate
+from tasks import app, generate
+fields = {"prompt": "x", "max_tokens": 2}
 sent = [
+    app.send_task("llorch.generate", kwargs=fields),
+    app.send_task("llorch.generate", kwargs=fields | {"priority": "low", "model": "toy"}),
+    app.send_task("llorch.generate", kwargs=fields, queue="llorch.toy:high"),
     generate.delay(prompt="x", max_tokens=2),
     generate.delay(prompt="x", max_tokens=2, priority="high"),
     generate.apply_async(kwargs={"prompt": "x", "max_tokens": 2, "priority": "low"}),
@@ -59,10 +63,10 @@ def test_producers_import_the_app_and_the_client_without_the_worker_extra() -> N
     assert run_python(LIGHT_IMPORT, "redis://localhost:1/0") == "llorch.generate"
 
 
-def test_delay_sends_to_the_queue_of_the_model_that_is_set(
+def test_our_app_sends_to_the_queue_of_the_model(
     toy_worker: WorkerProcess, redis_server: RedisServer
 ) -> None:
-    assert run_python(DELAY, redis_server.url, model_name="toy") == ["w0 w1 "] * 3
+    assert run_python(DELAY, redis_server.url, model_name="toy") == ["w0 w1 "] * 6
 
 
 def test_a_ready_worker_keeps_its_heap_from_the_garbage_collector(
@@ -81,18 +85,6 @@ def test_wrong_arguments_to_delay_are_refused_by_name(
     faults = run_python(DELAY_WRONG, redis_server.url, model_name="toy")
     assert faults[:2] == [["args"], ["priority"]]
     assert "nonsense" in faults[2]
-
-
-def test_an_app_follows_its_settings(tmp_path: Path) -> None:
-    settings = Settings(redis_url="redis://h:1/2", model=tmp_path / "m.gguf", max_sequences=3)
-    conf = build_app(settings).conf
-    assert conf.broker_url == "redis://h:1/2"
-    assert conf.result_backend == "llorch_worker.broker.backend:ResultBackend+redis://h:1/2"
-    assert conf.worker_concurrency == 3
-    assert conf.task_default_queue == "celery"
-    assert [queue.name for queue in conf.task_queues] == ["llorch.m:high", "llorch.m"]
-    assert conf.accept_content == ["json"]
-    assert conf.task_acks_late
 
 
 def test_two_apps_in_one_process_keep_to_themselves(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from llorch_worker.contract import TASK_NAME
 from tests.services import (
     RedisServer,
     WorkerProcess,
-    run_python,
     running_worker,
     stock_app,
     wait_until,
@@ -67,22 +66,3 @@ def test_a_worker_that_sent_a_follow_up_still_takes_only_jobs_after_a_reconnect(
         assert consumed(stock, own_worker) == before
         assert own_client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "
         assert own_client.redis.llen("celery") == 1
-
-
-SEND_BY_NAME = """
-import json
-from tasks import app
-fields = {"prompt": "x", "max_tokens": 2}
-sent = [
-    app.send_task("llorch.generate", kwargs=fields),
-    app.send_task("llorch.generate", kwargs=fields | {"priority": "low", "model": "toy"}),
-    app.send_task("llorch.generate", kwargs=fields, queue="llorch.toy:high"),
-]
-print(json.dumps([result.get(timeout=60)["text"] for result in sent]))
-"""
-
-
-def test_a_job_that_our_app_sends_by_name_goes_to_the_queue_of_its_model(
-    toy_worker: WorkerProcess, redis_server: RedisServer
-) -> None:
-    assert run_python(SEND_BY_NAME, redis_server.url, model_name="toy") == ["w0 w1 "] * 3

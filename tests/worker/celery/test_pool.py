@@ -204,15 +204,6 @@ def test_a_stopped_pool_leaves_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_arguments_reach_no_debug_log(
-    pool: EnginePool, hub: Hub, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("DEBUG"):
-        caller = apply(pool, len, args=("SECRET",))
-        turn_until(hub, lambda: caller.ended)
-    assert "SECRET" not in caplog.text
-
-
 def test_a_task_whose_acceptance_fails_goes_back_and_leaves_its_thread_free(
     pool: EnginePool, hub: Hub
 ) -> None:
