@@ -308,11 +308,22 @@ class GenerationRequest(BaseModel):
         return summarise(self.wire())
 
 
+_MODEL = re.compile(r"[A-Za-z0-9._/-]{1,200}")
+"""Names of models, and nothing that could be a prompt."""
+
+
 def summarise(fields: Mapping[str, Any]) -> str:
-    """Request ``fields``, valid or not, in one line: numbers as they are, otherwise sizes."""
+    """Request ``fields``, valid or not, in one line: numbers and the model's name as they are,
+    otherwise sizes."""
     # The name of an unknown field comes from the user and may be private.
     known = [name for name in fields if name in GenerationRequest.model_fields]
-    parts = [f"{name}={describe(fields[name])}" for name in known]
+    model = fields.get("model")
+    parts = []
+    if isinstance(model, str) and _MODEL.fullmatch(model):
+        # First, where Flower's list of tasks has room for it.
+        parts.append(f"model={model}")
+        known.remove("model")
+    parts += [f"{name}={describe(fields[name])}" for name in known]
     unknown = len(fields) - len(known)
     return ", ".join([*parts, f"unknown fields: {unknown}"] if unknown else parts)
 

@@ -22,7 +22,7 @@ FLOWER_DEFAULTS = {
     # Seconds. Those of `llorch_e2e_request_latency_seconds`, and so vLLM's: Flower's own end at 10.
     "FLOWER_TASK_RUNTIME_METRIC_BUCKETS": "0.3,0.5,0.8,1,1.5,2,2.5,5,10,15,20,30,40,50,60,120,240,"
     "480,960,1920,7680",
-    "FLOWER_TASKS_COLUMNS": "uuid,state,result,runtime,received,worker,kwargs,exception",
+    "FLOWER_TASKS_COLUMNS": "uuid,state,kwargs,exception,result,runtime,received,worker",
     # Workers are named after processes or pods, which never come back.
     "FLOWER_PURGE_OFFLINE_WORKERS": "3600",
 }

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
 from celery import Celery
 
+from llorch_worker.broker.fleet_client import FleetClient
 from llorch_worker.client import Client
 from llorch_worker.contract import TASK_NAME, Cancelled, InvalidRequest
 from tests.flowers import Flower, running_flower
-from tests.services import RedisServer, WorkerProcess, begun, wait_until
+from tests.services import (
+    RedisServer,
+    WorkerProcess,
+    begun,
+    own_redis,
+    running_worker,
+    wait_until,
+)
 
 pytest.importorskip("flower", reason="needs the flower extra")
 
@@ -50,7 +61,7 @@ def test_a_job_shows_its_sizes_and_its_end_but_no_text(flower: Flower, client: C
     job.result(GET_S)
     shown = flower.ended(job.id, "SUCCESS")
     assert shown["result"] == "<length, 1 prompt + 3 new tokens>"
-    assert shown["kwargs"].startswith("prompt=a string of 6 characters, max_tokens=3")
+    assert shown["kwargs"].startswith("model=toy, prompt=a string of 6 characters, max_tokens=3")
     assert "SECRET" not in str(shown)
 
 
@@ -102,6 +113,44 @@ def test_a_button_that_means_nothing_here_shows_why_and_the_worker_serves_on(
             flower.post(path, **fields)
         assert reason in caught.value.read().decode() + caught.value.reason
     assert client.submit(prompt="x", max_tokens=2).result(GET_S).text == "w0 w1 "
+
+
+def test_a_flower_older_than_the_workers_lists_the_queues_of_each(tmp_path: Path) -> None:
+    with (
+        own_redis() as server,
+        FleetClient(server.url) as fleet,
+        running_flower(server.url, tmp_path) as flower,
+    ):
+        assert "llorch.Llama-2" not in flower.get("/broker")
+        for name in ("w1", "w2"):
+            model = f"Llama-2-7b_{name}"
+            with running_worker(server.url, tmp_path, name=name, model_name=model) as worker:
+                # A worker may be ready a moment before it hears Celery's commands.
+                wait_until(partial(fleet.answering, {worker.hostname}))
+                shared, own = f"llorch.{model}", f"llorch.{model}@{name}.test"
+                page, api = flower.get("/broker"), flower.get("/api/queues/length")
+                for queue in (shared, f"{shared}:high", own, f"{own}:high"):
+                    assert f"<td>{queue}</td>" in page
+                    assert f'"name": "{queue}"' in api
+        with (
+            pytest.raises(HTTPError, match="401"),
+            urllib.request.urlopen(f"{flower.url}/broker", timeout=10),
+        ):
+            pass
+
+
+def test_a_job_shows_its_models_name_and_why_it_failed_where_the_list_has_room(
+    flower: Flower, stock: Celery
+) -> None:
+    model = "meta-llama/Llama-2-7b-chat"
+    sent = stock.send_task(
+        TASK_NAME, kwargs={"prompt": "SECRET", "model": model, "top_p": 2}, queue="llorch.toy"
+    )
+    shown = flower.ended(sent.id, "FAILURE")
+    assert shown["kwargs"].startswith(f"model={model}, prompt=a string of 6 characters, ")
+    columns = re.findall(r'data-column="(\w+)"', flower.get("/tasks"))
+    # On 1400 pixels: 400 each for these two, and 490 for the id and the state.
+    assert columns[:4] == ["uuid", "state", "kwargs", "exception"]
 
 
 def test_tasks_outlive_the_death_of_flower(flower: Flower, client: Client) -> None:

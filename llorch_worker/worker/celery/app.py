@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,7 @@ from llorch_worker.worker.card.assignment import Assignment
 from llorch_worker.worker.celery import control
 from llorch_worker.worker.celery.bootstep import ResidencyStep
 from llorch_worker.worker.celery.config import task_queues, worker_config
+from llorch_worker.worker.celery.flower import show_queues_of_later_workers
 from llorch_worker.worker.celery.foreign_settings import contradicting_variable
 from llorch_worker.worker.celery.task import JobTask, register
 from llorch_worker.worker.residency import Residency
@@ -101,6 +103,8 @@ def build_from_environment(*modules: str) -> LlorchApp:
         settings = Settings()
         if in_command and (refusal := contradicting_variable(settings.redis_url)):
             raise InvalidUrl(refusal)
+        if in_command and "flower" in sys.argv and find_spec("flower"):
+            show_queues_of_later_workers()
         return build_app(settings)
     except (ValidationError, BrokerRefused) as error:
         if not in_command:
