@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 from celery import signals
+from celery.exceptions import ImproperlyConfigured
+from celery.utils.imports import NotAPackage
 from celery.utils.text import str_to_list
 from pydantic import ValidationError
 
 from llorch_worker.broker import transport
 from llorch_worker.broker.claims import ClaimTerms
 from llorch_worker.broker.producer import OwnBroker
-from llorch_worker.contract.command_errors import explain
+from llorch_worker.contract.command_errors import USAGE, explain
 from llorch_worker.contract.errors import BrokerRefused, InvalidUrl
 from llorch_worker.settings import Settings
 from llorch_worker.telemetry.logs.setup import CeleryLogs
@@ -32,6 +35,8 @@ from llorch_worker.worker.residency import Residency
 _CELERY_COMMAND = "celery.bin.celery"
 """The module that is loaded in a ``celery`` command."""
 _APP_OPTIONS = ("-A", "--app")
+_CONFIGURED = ("CELERY_LOADER", "CELERY_CONFIG_MODULE")
+"""What Celery imports for its configuration; the options --loader and --config set them."""
 
 
 class LlorchApp(OwnBroker):
@@ -105,15 +110,26 @@ def build_from_environment(*modules: str) -> LlorchApp:
             raise InvalidUrl(refusal)
         if in_command and "flower" in sys.argv and find_spec("flower"):
             show_queues_of_later_workers()
-        return build_app(settings)
+        app = build_app(settings)
+        app.finalize()  # reads what else configures Celery
+        return app
     except (ValidationError, BrokerRefused) as error:
         if not in_command:
             raise
         explained = explain(error)
         assert explained is not None
         document, exit_code = explained
-        sys.stderr.write(f"error: {document.message}\n")
-        raise SystemExit(exit_code) from None
+        _end(document.message, exit_code)
+    except (ImportError, ImproperlyConfigured, NotAPackage) as error:
+        foreign = [f"{name}={os.environ[name]}" for name in _CONFIGURED if os.environ.get(name)]
+        if not in_command or not foreign:
+            raise
+        _end(f"cannot configure Celery by {' and '.join(foreign)}: {error}", USAGE)
+
+
+def _end(sentence: str, exit_code: int) -> NoReturn:
+    sys.stderr.write(f"error: {' '.join(sentence.split())}\n")
+    raise SystemExit(exit_code) from None
 
 
 def _is_app_of_command(modules: Sequence[str], arguments: list[str]) -> bool:

@@ -202,6 +202,32 @@ def test_a_refused_start_ends_with_2_before_it_connects(
     assert "secret" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "settings", "said"),
+    [
+        ("", {"CELERY_CONFIG_MODULE": "nowhere"}, "CELERY_CONFIG_MODULE=nowhere: No module named"),
+        ("", {"CELERY_CONFIG_MODULE": "shop_config.py"}, "Did you mean 'shop_config'?"),
+        ("", {"CELERY_LOADER": "nowhere:Loader"}, "CELERY_LOADER=nowhere:Loader"),
+        ("CELERY_ACKS_LATE = True\ntask_protocol = 2\nresult_expires = 3", {}, "Cannot mix new"),
+        ("CELERY_IGNORE_RESULT = True", {}, "task_ignore_result = True (in shop_config"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_ends_the_start_with_one_sentence(
+    tmp_path: Path, text: str, settings: dict[str, object], said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tasks", "worker"],
+        env=environment("redis://localhost:1/0", **module_in(tmp_path, text) | settings),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 DELAY = """
 import json
 from tasks import generate
