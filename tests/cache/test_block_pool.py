@@ -10,16 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from llorch_worker.cache import BlockAccountingError, BlockPool, NoFreeBlocks, Prefix
 
 
-def test_blocks_are_handed_out_once_and_come_back() -> None:
-    pool = BlockPool(5)
-    first, second = pool.allocate(2), pool.allocate(3)
-    assert sorted(first + second) == [0, 1, 2, 3, 4]
-    assert pool.free_count == 0
-    pool.free(first)
-    assert pool.free_count == 2
-    assert sorted(pool.allocate(2)) == sorted(first)
-
-
 def test_too_few_blocks_take_none() -> None:
     pool = BlockPool(3)
     with pytest.raises(NoFreeBlocks, match="4 blocks wanted, 3 of 3 free"):

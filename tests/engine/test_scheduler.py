@@ -64,19 +64,6 @@ def test_a_running_prefill_gets_a_token_in_every_step(
         assert [(arrival, count) for arrival, _, count in plan_step(s)] == [(1, 1), (2, 1), (0, 1)]
 
 
-def test_nothing_overtakes_the_head_of_the_queue_when_it_lacks_blocks(
-    make_sequence: MakeSequence,
-) -> None:
-    s = scheduler(blocks=5, prefix_caching=False)
-    s.add(make_sequence(12, arrival=0, max_tokens=2))
-    plan_step(s)
-    s.add(make_sequence(16, arrival=1))
-    s.add(make_sequence(1, arrival=2))
-    plan_step(s)
-    assert [sequence.arrival for sequence in s.waiting] == [1, 2]
-    assert plan_step(s) == [(1, 0, 16)]
-
-
 def test_after_relief_one_sequence_fewer_runs_until_another_has_finished(
     make_sequence: MakeSequence,
 ) -> None:
@@ -235,22 +222,3 @@ def test_shared_blocks_need_no_free_block(make_sequence: MakeSequence) -> None:
         s.add(make_sequence([*COMMON, arrival], arrival=arrival))
     plan_step(s)
     assert plan_step(s) == [(0, 13, 1), (1, 12, 1), (2, 12, 1)]
-
-
-def test_damaged_blocks_are_never_found_again(
-    make_sequence: MakeSequence,
-) -> None:
-    s = scheduler()
-    damaged, neighbour = make_sequence([*COMMON, 1]), make_sequence([*COMMON, 2], arrival=1)
-    s.add(damaged)
-    plan_step(s)
-    s.add(neighbour)
-    plan_step(s)
-    s.blocks.distrust(damaged)
-    s.finish(damaged)
-    s.check_integrity()
-    for _ in range(8):
-        plan_step(s)  # the neighbour goes on and publishes nothing
-    s.add(make_sequence([*COMMON, 3], arrival=2, max_tokens=1))
-    assert plan_step(s)[-1] == (2, 0, 13)
-    s.finish(neighbour)

@@ -91,26 +91,6 @@ def test_a_trained_byte_level_vocabulary_gives_the_librarys_ids_from_both_files(
     assert len(library.encode("Once upon a time").ids) == 5
 
 
-def test_llama_3_style_files_begin_with_bos_and_end_at_every_end_token(
-    byte_level: Tokenizer, byte_level_metadata: dict[str, Any]
-) -> None:
-    tokens = byte_level_metadata["tokenizer.ggml.tokens"]
-    assert byte_level.encode("hello") == [
-        tokens.index("<|begin_of_text|>"),
-        tokens.index("hello"),
-    ]
-    assert byte_level.eos_token_ids == {
-        tokens.index("<|end_of_text|>"),
-        tokens.index("<|eot_id|>"),
-    }
-
-
-def test_a_user_cannot_spell_a_control_token(byte_level: Tokenizer) -> None:
-    ids = byte_level.encode("<|eot_id|>", add_special_tokens=False)
-    assert not set(ids) & byte_level.eos_token_ids
-    assert byte_level.decode(ids) == "<|eot_id|>"
-
-
 def test_missing_settings_default_to_llamas(load: Load) -> None:
     tokenizer = load(SMALL)
     assert tokenizer.bos_token_id == 1

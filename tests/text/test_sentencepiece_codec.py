@@ -197,13 +197,6 @@ def test_a_truncated_file_is_refused() -> None:
             SentencePieceFile(whole[:size], {}).with_control(())
 
 
-def test_control_tokens_spelt_out_by_a_user_stay_text(llama2: Tokenizer) -> None:
-    ids = llama2.encode("a <s> b </s> <unk>")
-    assert ids[0] == 1
-    assert not {0, 1, 2} & set(ids[1:])
-    assert llama2.decode(ids) == "a <s> b </s> <unk>"
-
-
 def test_each_stretch_between_parsed_control_tokens_is_a_text_of_its_own(
     llama2: Tokenizer, reference: REFERENCE
 ) -> None:

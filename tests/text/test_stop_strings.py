@@ -53,30 +53,6 @@ def test_no_more_is_held_back_than_may_begin_a_stop(stops: list[str], pieces: li
         assert not held or any(stop.startswith(held) or held.startswith(stop) for stop in stops)
 
 
-def test_a_stop_split_over_many_pushes_is_found() -> None:
-    stopper = StopStrings(["</answer>"])
-    assert [stopper.push(piece) for piece in ("yes<", "/ans", "wer", ">and more")] == [
-        ("yes", False),
-        ("", False),
-        ("", False),
-        ("", True),
-    ]
-    assert stopper.push("more") == ("", True)
-    assert stopper.flush() == ""
-
-
-def test_a_false_start_is_released_at_once() -> None:
-    stopper = StopStrings(["\n\nUser:"])
-    assert stopper.push("Hello\n") == ("Hello", False)
-    assert stopper.push("\nUse") == ("", False)
-    assert stopper.push("d ") == ("\n\nUsed ", False)
-
-
-def test_a_stop_that_is_a_prefix_of_another_stops_at_once() -> None:
-    stopper = StopStrings(["stop it", "stop"])
-    assert stopper.push("now stop") == ("now ", True)
-
-
 def test_an_empty_stop_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopStrings(["a", ""])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,31 +86,6 @@ def test_threads_may_share_a_tokenizer(any_tokenizer: Tokenizer, corpus: list[st
     expected = [any_tokenizer.encode(text) for text in texts]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(any_tokenizer.encode, texts)) == expected
-
-
-def test_tokens_that_a_folder_adds_to_tokenizer_model(
-    sentencepiece_vocabulary: Path, tmp_path: Path, source: Callable[[Path], Any]
-) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(
-        (sentencepiece_vocabulary / "tokenizer.model").read_bytes()
-    )
-    added = {
-        "32000": {"content": "<pad>", "special": True},
-        "32001": {"content": "<call>", "special": False},
-        "1": {"content": "<s>", "special": True},
-    }
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"added_tokens_decoder": added, "add_bos_token": False})
-    )
-    tokenizer = load_tokenizer(source(tmp_path))
-    reference = sentencepiece.SentencePieceProcessor(
-        model_file=str(sentencepiece_vocabulary / "tokenizer.model")
-    )
-    assert tokenizer.vocab_size == 32_002
-    assert tokenizer.encode("Hi <pad>") == reference.encode("Hi <pad>")
-    assert tokenizer.encode("Hi<call>") == [*reference.encode("Hi"), 32_001]
-    assert tokenizer.encode("<pad>", parse_special=True) == [32_000]
-    assert tokenizer.decode([32_000, 32_001]) == "<call>"
 
 
 def test_a_folder_without_a_vocabulary_is_refused(
