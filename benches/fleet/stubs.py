@@ -83,6 +83,7 @@ class Stub:
             wait_s = WAIT_S * random.uniform(1 - JITTER, 1 + JITTER)
             room = self._slots - len(self.held)
             wait = partial(self._doorbell.run_and_wait, self._connection, self._bells, wait_s)
+            rung, self._doorbell.has_rung = self._doorbell.has_rung, False
             taken = claims.claim(
                 self._client,
                 consumed=self._consumed,
@@ -90,7 +91,7 @@ class Stub:
                 limit=room,
                 worker=self.name,
                 terms=TERMS,
-                rings=self._doorbell.take_rings(),
+                rung=rung,
                 place="" if self.watcher.alone else queues.worker_queue(MODEL, self.name),
                 run=wait if room > 1 else run_script,
             )

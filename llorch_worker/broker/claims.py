@@ -106,7 +106,7 @@ def claim(
     limit: int,
     worker: str,
     terms: ClaimTerms,
-    rings: int = keys.ELSEWHERE,
+    rung: bool = False,
     urgent: bool = False,
     place: str = "",
     run: Callable[..., Any] = run_script,
@@ -114,40 +114,47 @@ def claim(
     """Claims up to ``limit`` jobs: suspects if that is safe, then from the ``consumed`` queues of
     one model, the most urgent first. Of many jobs for all workers it takes this worker's share.
 
-    ``held``: the claims that the caller already has; ``rings``: see :meth:`.Doorbell.take_rings`;
+    ``held``: the claims that the caller already has; ``rung``: whether a bell made it look;
     ``urgent``: whether it has no room and asks for high jobs only; ``place``: the caller's worker
     queue, if jobs may be placed there, see :mod:`.placement`; ``run``: in place of
     :func:`.run_script`. New dead letters are logged, the first few one by one.
     """
     held = tuple(held)
     model = queues.model_of(consumed[0])
-    bells = [
-        *map(keys.bell, queues.ordered(consumed)),
-        *map(keys.full_bell, filter(queues.is_shared_high, consumed)),
-    ]
+    exhausted = _exhausted(terms)
+    documents = {
+        "started": started_document(_ID, worker, os.getpid()),
+        "failure": failure_document(_ID, exhausted),
+        "end_event": encode_event(Failed(error=exhausted.document())),
+        "cancel_event": encode_event(CancelledEvent()),
+    }
+    asked = {
+        "worker": worker,
+        "place": place,
+        "limit": limit,
+        "jobs": len(held),
+        "suspects_held": [claim.job_id for claim in held if claim.suspect],
+        "urgent": urgent,
+        "rung": rung,
+        "lease_ms": terms.lease_ms,
+        "max_attempts": terms.max_attempts,
+        "max_deaths": terms.max_deaths,
+        "keep_s": terms.result_ttl_s,
+        "stream_s": terms.stream_ttl_s,
+        "most_letters": MOST_DEAD_LETTERS,
+        "low_waits_ms": terms.low_waits_at_most_ms,
+        "weights": terms.tenant_weights,
+    }
     again_ms, unlisted, unlisted_bytes, taken, *values = run(
         client,
         "claim",
-        [
-            worker,
-            terms.lease_ms,
-            started_document(_ID, worker, os.getpid()),
-            place,
-            _rare_terms(terms),
-            limit,
-            len(held),
-            int(urgent),
-            rings,
-            len(consumed),
-            *(claim.job_id for claim in held if claim.suspect),
-        ],
+        [json.dumps(asked | documents)],
         [
             keys.watch(model),
             keys.passed(model),
             queues.scheduled(model),
             queues.suspects(model),
-            *queues.ordered(consumed),
-            *bells,
+            *queues.claimed_lists(consumed),
         ],
     )
     # See ``lua/claim.lua``: the claims, then the dead letters.
@@ -158,7 +165,7 @@ def claim(
         if text(outcome) == "repeated":
             repeated.append(text(job_id))
         elif job_id:
-            logger.error("job %s is a dead letter: %s", text(job_id), _exhausted(terms).message)
+            logger.error("job %s is a dead letter: %s", text(job_id), exhausted.message)
         else:
             logger.error(
                 "refused an entry of %d bytes without a job id; llorch dead list shows it", size
@@ -177,25 +184,6 @@ def _exhausted(terms: ClaimTerms) -> AttemptsExhausted:
     return AttemptsExhausted(
         f"{terms.max_attempts} attempts without progress, or {terms.max_deaths} in all, ended with "
         "the death of the worker"
-    )
-
-
-def _rare_terms(terms: ClaimTerms) -> str:
-    """What ``lua/claim.lua`` needs for few claims, in one argument because each takes time."""
-    exhausted = _exhausted(terms)
-    return json.dumps(
-        {
-            "max_attempts": terms.max_attempts,
-            "max_deaths": terms.max_deaths,
-            "keep_s": terms.result_ttl_s,
-            "stream_s": terms.stream_ttl_s,
-            "most_letters": MOST_DEAD_LETTERS,
-            "failure": failure_document(_ID, exhausted),
-            "end_event": encode_event(Failed(error=exhausted.document())),
-            "cancel_event": encode_event(CancelledEvent()),
-            "low_waits_ms": terms.low_waits_at_most_ms,
-            "weights": terms.tenant_weights,
-        }
     )
 
 

@@ -14,26 +14,17 @@ A look and the wait after it go to Redis in one packet, which saves it a read: s
 
 Who pushes a job rings in the same script, or a worker rings for it: see :mod:`.watch`. A ring that
 comes between a worker's look and its BLPOP stays in the list, which holds one ring at most.
-
-Most of a worker's lists are for priorities and tenants, and mostly empty. A claim looks at them if
-a ring says so: the one that made the worker look, or one that waited in a bell. It also looks at
-them if nothing else waits, and if the worker has not done so for some seconds.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from llorch_worker.broker import keys
 from llorch_worker.broker.scripts import Argument, evalsha, run_script
-
-LOOK_AT_ALL_S = 4.0
-"""How often a worker that claims looks at all its lists. No longer than an idle one waits."""
 
 UNBLOCK_S = 0.01
 """How long the reply to a wait may take before it is ended once more."""
@@ -49,9 +40,8 @@ class Doorbell:
         """The socket whose client id is known."""
         self._client_id = 0
         self._waiting_on: Any = None
-        self._rings = 0
-        """The bits of those since the last look."""
-        self._looked_at_all_s = float("-inf")
+        self.has_rung = False
+        """Whether a bell has rung since the last claim; whoever claims sets it back."""
 
     def waits(self, connection: Any) -> bool:
         return self._waiting_on is not None and self._waiting_on is connection._sock
@@ -117,7 +107,7 @@ class Doorbell:
             connection.disconnect()
             raise
         if rung is not None:
-            self._rings |= int(rung[1])
+            self.has_rung = True
         return rung is not None
 
     def leave(self, connection: Any, client: Redis) -> bool:
@@ -127,7 +117,7 @@ class Doorbell:
         # It may have been told of a ring just now.
         self._waiting_on = None
         connection.disconnect()
-        self._rings |= keys.RUNG | keys.ELSEWHERE
+        self.has_rung = True
         return True
 
     def _unblock(self, connection: Any, client: Redis) -> bool:
@@ -141,28 +131,6 @@ class Doorbell:
         except ResponseError:
             pass
         return False
-
-    @property
-    def has_rung(self) -> bool:
-        """Whether there was a ring that no look has been told of."""
-        return self._rings != 0
-
-    def look_at_all(self) -> None:
-        """The next look is at all lists: the last one was refused, or there are more lists now."""
-        self._looked_at_all_s = float("-inf")
-
-    def take_rings(self, *, urgent: bool = False) -> int:
-        """The bits of the rings since the last look, for the next: see :data:`keys.RUNG`. An
-        ``urgent`` look is at the lists of the high queues, and at none of the others."""
-        rings, self._rings = self._rings, 0
-        if urgent:
-            return rings
-        now_s = time.monotonic()
-        if now_s - self._looked_at_all_s >= LOOK_AT_ALL_S:
-            rings |= keys.ELSEWHERE
-        if rings & keys.ELSEWHERE:
-            self._looked_at_all_s = now_s
-        return rings
 
 
 def _client_id(connection: Any) -> int:

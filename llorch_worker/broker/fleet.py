@@ -12,9 +12,7 @@ from llorch_worker.broker import dead_letters, recent_jobs, registry
 from llorch_worker.broker.message import ENQUEUED_AT
 from llorch_worker.broker.queues import (
     WORKER_MARK,
-    colon_lists,
     priority_of,
-    queues,
     scheduled,
     shared_lists,
     suspects,
@@ -99,15 +97,12 @@ def read_fleet(client: Redis) -> Fleet:
 
 def _load(client: Redis, card: ModelCard, workers: Sequence[WorkerCard]) -> ModelLoad:
     model = card.name
-    # A worker soon moves what is in these, but an autoscaler that starts the first must know of it.
-    unmoved = colon_lists(queues(model))
-    lists = [*shared_lists(model), *lists_of_workers(client, model), *unmoved]
+    lists = [*shared_lists(model), *lists_of_workers(client, model)]
     now_s, *heads = run_script(client, "heads", [ENQUEUED_AT], lists)
-    names = [unmoved.get(name, name) for name in lists]
     serving = [worker for worker in workers if worker.model == model]
     found: list[tuple[str, int, float | None]] = [
         (
-            names[position - 1],
+            lists[position - 1],
             jobs,
             max(0.0, float(now_s) - float(since)) if text(since) else None,
         )

@@ -69,10 +69,6 @@ def bell(queue: str) -> str:
     return f"{PREFIX}bell:{queue}"
 
 
-RUNG = 1
-ELSEWHERE = 2
-"""The bits of a ring. The second one says that jobs may wait in another list than that of the
-queue's name: in one of a priority, or of tenants."""
 FULL_SUFFIX = ":full"
 
 

@@ -4,15 +4,16 @@ kombu keeps one list for each priority step, pops step 0 first, and cannot tell 
 priority: both use the list with the queue's plain name. A message without a priority must be
 normal, so normal is step 0, and a higher priority needs a queue of its own:
 
-    =================================  ====================================================
-    ``llorch.<model>:high``            "high"; a queue of its own, popped before all others
-    ``llorch.<model>``                 "normal"; every message without a priority, or with 0
-    ``llorch.<model>\\x06\\x161`` to 8   what a stock producer sends with ``priority=1`` to 8
-    ``llorch.<model>\\x06\\x169``        "low", and a stock producer's ``priority=9``
-    =================================  ====================================================
+    ===========================  ====================================================
+    ``llorch.<model>:high``      "high"; a queue of its own, popped before all others
+    ``llorch.<model>``           "normal"; every message without a priority, or with 0
+    ``llorch.<model>\\x06\\x169``  "low", and a stock producer's ``priority=9``
+    ===========================  ====================================================
 
-A worker claims from all these lists in the order above. A stock producer reaches the high list by
-naming its queue.
+A worker claims from these lists in the order above. A stock producer reaches the high list by
+naming its queue. What it sends with ``priority=1`` to 8 goes to a list for that step, and so does
+all with a priority if it uses kombu's option ``sep=":"``; whoever watches the queues moves these
+jobs to the list of their priority, see :func:`moved_lists`.
 
 Each worker also has two worker queues, for jobs meant for it alone: ``llorch.<model>@gpu0.host``
 and ``llorch.<model>@gpu0.host:high``, with the same priority lists. They come before the shared
@@ -41,13 +42,8 @@ are 0, 3, 6 and 9, and a producer may choose any others up to 9."""
 STEP_SEPARATOR = "\x06\x16"
 TENANTS_MARK = "t"
 """Ends the name of the list with the next job of each tenant: see ``lua/parts/tenants.lua``."""
-_STEP_LISTS = (
-    *("", TENANTS_MARK),
-    *(str(step) for step in PRIORITY_STEPS[1:]),
-    f"{LOW_STEP}{TENANTS_MARK}",
-)
-LOWER_STEPS = tuple(f"{STEP_SEPARATOR}{step}" for step in _STEP_LISTS[1:])
-"""What the names of a queue's lists behind the first end with, the most urgent first."""
+LOW_SUFFIX = f"{STEP_SEPARATOR}{LOW_STEP}"
+_LOW_LIST = re.compile(f"({STEP_SEPARATOR}|:){LOW_STEP}{TENANTS_MARK}?$")
 
 
 @dataclass(frozen=True)
@@ -112,22 +108,42 @@ def ordered(consumed: Iterable[str]) -> list[str]:
 
 def is_high(queue_or_list: str) -> bool:
     """Whether a job that waits there is of high priority."""
-    return queue_of(queue_or_list).endswith(HIGH_SUFFIX)
+    return HIGH_SUFFIX in queue_or_list
 
 
 def priority_of(list_key: str) -> Priority:
     """The priority of the jobs in a list."""
     if is_high(list_key):
         return "high"
-    step = list_key.partition(STEP_SEPARATOR)[2].removesuffix(TENANTS_MARK)
-    return "low" if step == str(LOW_STEP) else "normal"
+    return "low" if _LOW_LIST.search(list_key) else "normal"
+
+
+def claimed_lists(consumed: Iterable[str]) -> list[str]:
+    """The plain lists from which a worker claims that consumes these queues of one model, the most
+    urgent first. Beside each is that of its tenants."""
+    in_order = ordered(consumed)
+    return [*in_order, *(f"{queue}{LOW_SUFFIX}" for queue in in_order if not is_high(queue))]
+
+
+def moved_lists(queue: str) -> list[str]:
+    """The lists to which stock producers push, and which whoever watches the queue empties into
+    :func:`claimed_lists`: see ``lua/ring.lua``."""
+    steps = PRIORITY_STEPS[1:]
+    kept = [] if is_high(queue) else [LOW_STEP]
+    return [
+        *(f"{queue}{STEP_SEPARATOR}{step}" for step in steps if step not in kept),
+        *(f"{queue}:{step}" for step in steps),
+    ]
 
 
 def lists(consumed: Iterable[str]) -> list[str]:
-    """The Redis lists of the ``consumed`` queues of one worker, the most urgent first: for each
-    priority step, and after 0 and 9 for the tenants of that step, one for each queue."""
-    in_order = ordered(consumed)
-    return [f"{queue}{step}" for step in ("", *LOWER_STEPS) for queue in in_order]
+    """Every Redis list in which jobs of these queues may wait."""
+    found: list[str] = []
+    for queue in ordered(consumed):
+        for plain in claimed_lists([queue]):
+            found += [plain, tenants_list(plain)]
+        found += moved_lists(queue)
+    return found
 
 
 def tenants_list(list_key: str) -> str:
@@ -141,34 +157,14 @@ def shared_lists(model: str) -> list[str]:
     return [*lists(queues(model)), suspects(model)]
 
 
-def colon_lists(consumed: Iterable[str]) -> dict[str, str]:
-    """The lists to which stock producers push with kombu's option ``sep=":"``, as Celery's
-    documentation shows it -> those to which the watcher moves their jobs: see ``lua/ring.lua``."""
-    return {
-        f"{queue}:{step}": Route(queue, step).list_key
-        for queue in consumed
-        for step in PRIORITY_STEPS[1:]
-    }
-
-
-def worker_colon_lists(queue: str) -> dict[str, str]:
-    """:func:`colon_lists` of the worker whose normal queue this is."""
-    return colon_lists(_both(queue))
-
-
 def watched(model: str) -> list[str]:
     """What whoever watches ``model`` looks at: see :mod:`.watch`."""
-    return [*shared_lists(model), *colon_lists(queues(model)), scheduled(model)]
+    return [*shared_lists(model), scheduled(model)]
 
 
 def worker_lists(queue: str) -> list[str]:
-    """Every list of the worker whose normal queue this is, the most urgent first."""
-    return lists(_both(queue))
-
-
-def _both(queue: str) -> tuple[str, str]:
-    """The high and the normal queue of the worker whose normal queue this is."""
-    return f"{queue}{HIGH_SUFFIX}", queue
+    """Every list of the worker whose normal queue this is."""
+    return lists([f"{queue}{HIGH_SUFFIX}", queue])
 
 
 def is_job_queue(queue: str) -> bool:

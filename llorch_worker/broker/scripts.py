@@ -1,14 +1,13 @@
 """The Lua scripts, called by name.
 
-Each script is ``lua/<name>.lua`` after what it uses of ``lua/prelude.lua`` and ``lua/parts``: see
-:mod:`.script_source`. The names of keys and queues are defined in Python.
+Each script is ``lua/<name>.lua`` after ``lua/prelude.lua`` and the parts that :data:`_PARTS` names.
+The names of keys and queues are defined in Python.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,14 +17,23 @@ from redis import Redis
 from redis.exceptions import NoScriptError
 
 from llorch_worker.broker import keys, message, queues
-from llorch_worker.broker.script_source import link
 
 Argument = str | int | float | bytes
 Reply = str | bytes
 """A string in a reply: str from our clients, bytes from kombu's and Celery's."""
 
-_PARTS = ("lists", "bells", "message", "take", "tenants", "turns", "placing")
-_CONSTANTS: dict[str, str | int] = {
+_PARTS = {
+    "claim": (
+        "lists", "bells", "tenants", "lines", "message", "scheduled", "take", "turns", "placing",
+    ),
+    "enqueue": ("lists", "bells", "tenants", "placing"),
+    "ring": ("lists", "bells", "scheduled", "placing"),
+    **dict.fromkeys(("heads", "lengths", "purge"), ("tenants",)),
+    **dict.fromkeys(("cancel", "finish", "release", "reroute", "sweep"), ("lists",)),
+}  # fmt: skip
+"""Script -> the files of ``lua/parts`` that it uses, each after those that it uses itself. Redis
+defines each function at each call of the script, so a script gets no others."""
+_CONSTANTS = {
     "LEASES": keys.LEASES,
     "DEAD_LETTERS": keys.DEAD,
     "WORKER_QUEUES": keys.WORKER_QUEUES,
@@ -33,11 +41,7 @@ _CONSTANTS: dict[str, str | int] = {
     "BATCH_LEASES": keys.BATCH_LEASES,
     "WEBHOOKS": keys.WEBHOOKS,
     "FULL_SUFFIX": keys.FULL_SUFFIX,
-    "LOWER_STEPS": ",".join(queues.LOWER_STEPS),
-    # As text: Redis takes long to write a number.
-    "RUNG": str(keys.RUNG),
-    "RUNG_FOR_ELSEWHERE": str(keys.RUNG | keys.ELSEWHERE),
-    "ELSEWHERE": keys.ELSEWHERE,
+    "LOW_SUFFIX": queues.LOW_SUFFIX,
     "HIGH_SUFFIX": queues.HIGH_SUFFIX,
     "SUFFIX_MARKS": queues.HIGH_SUFFIX[0] + queues.STEP_SEPARATOR,
     "SUSPECTS_SUFFIX": queues.SUSPECTS_SUFFIX,
@@ -58,25 +62,21 @@ _KEYS_BY_ID = (
 @cache
 def source(name: str) -> str:
     """The whole script."""
-    library = "\n".join([_text("prelude"), *(_text(f"parts/{part}") for part in _PARTS)])
-    constants = {
-        name: f"'{value}'" if isinstance(value, str) else str(value)
-        for name, value in _CONSTANTS.items()
-    }
-    return _with_keys(link(library, _text(name), constants))
+    parts = (f"parts/{part}" for part in _PARTS.get(name, ()))
+    return "\n".join([*_names(), *map(_text, ("prelude", *parts, name))])
 
 
 def _text(file: str) -> str:
     return (files("llorch_worker.broker") / "lua" / f"{file}.lua").read_text(encoding="utf-8")
 
 
-def _with_keys(source: str) -> str:
-    """Writes out ``job_key(job_id)``, ..., which are no functions: see :mod:`.script_source`."""
+def _names() -> Iterator[str]:
+    """Definitions of the constants, and of ``job_key(job_id)`` and its like."""
+    for name, value in _CONSTANTS.items():
+        yield f"local {name} = '{value}'"
     for key in _KEYS_BY_ID:
         before, after = key("@").split("@")
-        name = f"'{before}' .. \\1" + (f" .. '{after}'" if after else "")
-        source = re.sub(rf"\b{key.__name__}_key\(([^()]+)\)", f"({name})", source)
-    return source
+        yield f"local function {key.__name__}_key(id) return '{before}' .. id .. '{after}' end"
 
 
 @cache

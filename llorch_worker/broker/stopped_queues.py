@@ -31,7 +31,7 @@ class StoppedQueues:
         """Asks for the types of the keys of the ``consumed`` queues; whether any is stopped."""
         names = queues.lists(consumed)
         found = {}
-        if client.exists(*names):
+        if names and client.exists(*names):
             with client.pipeline(transaction=False) as pipe:
                 for name in names:
                     pipe.type(name)

@@ -179,7 +179,6 @@ class ClaimChannel(kombu_redis.Channel):
             self.consumes_jobs, self._model = True, queues.model_of(queue)
             # kombu takes a connection for dead that gets no reply in this time and some more.
             self.brpop_timeout = WAIT_S * (1 + JITTER)
-            self._doorbell.look_at_all()
             self.look_again()
         return tag
 
@@ -212,8 +211,11 @@ class ClaimChannel(kombu_redis.Channel):
     # kombu's interface of a Redis channel -----------------------------------------------------
 
     def _size(self, queue: str) -> int:
+        names = [self._q_for_pri(queue, step) for step in self.priority_steps]
+        if queues.is_job_queue(queue):
+            names = queues.lists([queue])
         with self.conn_or_acquire() as client:
-            return int(run_script(client, "lengths", [], queues.lists([queue])))
+            return int(run_script(client, "lengths", [], names))
 
     def _purge(self, queue: str) -> int:
         if not queues.is_job_queue(queue):
@@ -372,6 +374,7 @@ class ClaimChannel(kombu_redis.Channel):
         """None if Redis refuses. If there will probably be room left, it begins to wait."""
         connection = self.client.connection
         run: Callable[..., Any] = run_script
+        rung, self._doorbell.has_rung = self._doorbell.has_rung, False
         if most > 1 and not self.qos.is_full and connection._sock is not None:
             wait = self._doorbell.run_and_wait
             run = partial(wait, connection, self._bells(), _wait_s())
@@ -384,7 +387,7 @@ class ClaimChannel(kombu_redis.Channel):
                     limit=most,
                     worker=self.worker,
                     terms=self.terms,
-                    rings=self._doorbell.take_rings(urgent=self.qos.is_full),
+                    rung=rung,
                     urgent=self.qos.is_full,
                     place=self._place_among(consumed),
                     run=run,
@@ -392,7 +395,6 @@ class ClaimChannel(kombu_redis.Channel):
         except ResponseError as error:
             # A server that cannot save, or became a replica, may accept writes again later.
             # Raising the error would end the worker.
-            self._doorbell.look_at_all()
             self._pause(error)
             return None
         self._claiming.over()

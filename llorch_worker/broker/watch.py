@@ -82,10 +82,15 @@ def ring_for_changed(
     return _ring(client, mine, news) if mine else None
 
 
-def ring_for_colon_lists(client: Redis, own_queues: Iterable[str]) -> None:
+def empty_moved_lists(client: Redis, own_queues: Iterable[str]) -> None:
     """Rings for jobs for one worker alone that wait in lists which only a watcher empties: they may
     have come while there was none. ``own_queues``: the workers'."""
-    names = [name for queue in own_queues for name in queues.worker_colon_lists(queue)]
+    names = [
+        name
+        for queue in own_queues
+        for each in (f"{queue}{queues.HIGH_SUFFIX}", queue)
+        for name in queues.moved_lists(each)
+    ]
     for first in range(0, len(names), MOST_ASKED):
         _ring(client, names[first : first + MOST_ASKED], None)
 

@@ -12,7 +12,6 @@ import redis
 from llorch_worker.broker import keys
 from llorch_worker.broker.queues import (
     model_of,
-    worker_colon_lists,
     worker_lists,
     worker_queue,
 )
@@ -65,7 +64,6 @@ def reroute(client: redis.Redis, grace_s: float) -> dict[str, int]:
             MOST_REMEMBERED,
             MOST_MOVED_JOBS,
             *worker_lists(""),
-            *worker_colon_lists(""),
         ],
     )
     return {text(queue): jobs for queue, jobs in moved}

@@ -17,7 +17,7 @@ from celery import Celery
 from celery.app.trace import trace_task
 from fakeredis import TcpFakeServer
 
-from llorch_worker.broker import claims, queues, registry
+from llorch_worker.broker import claims, queues, registry, watch
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.held_claims import HELD_CLAIMS
@@ -176,6 +176,7 @@ class Stub:
                 self._announce()
             if not self._redis.exists(*waiting):
                 continue
+            watch.ring_for_all(self._redis, self.model)
             taken = claims.claim(
                 self._redis,
                 consumed=consumed,

@@ -97,7 +97,7 @@ class QueueWatcher:
                 else:
                     living = worker_queues.living(self._redis, self._model)
                     kept = watch.keep_and_tell(self._redis, self._model, len(living))
-                    watch.ring_for_colon_lists(self._redis, living)
+                    watch.empty_moved_lists(self._redis, living)
                     self.alone = len(living) < 2
                     count_at_s = now_s + COUNT_S
                 # If the master is another one by now, no more news comes over this connection.

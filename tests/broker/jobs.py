@@ -50,7 +50,7 @@ def look(
     limit: int = 10,
     held: Sequence[Claim] = (),
     worker: str = "w@h",
-    rings: int = keys.ELSEWHERE,
+    rung: bool = False,
 ) -> Taken:
     return claims.claim(
         store,
@@ -59,7 +59,7 @@ def look(
         limit=limit,
         worker=worker,
         terms=terms,
-        rings=rings,
+        rung=rung,
     )
 
 

@@ -11,12 +11,12 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from llorch_worker.broker import claims, dead_letters, keys, queues, unheard_claims
+from llorch_worker.broker import claims, dead_letters, keys, queues, unheard_claims, watch
 from llorch_worker.broker.results import terminal_event
 from llorch_worker.broker.scripts import run_script
 from llorch_worker.contract import Cancelled, InternalError, encode_event
 from tests.broker.protocol import HALVINGS, TERMS, Job, Process, Run
-from tests.broker.protocol_users import WORKERS, Users, anything
+from tests.broker.protocol_users import PLACES, WORKERS, Users, anything
 from tests.broker.test_results import RESULT
 
 LAST_EVENTS = {
@@ -42,30 +42,25 @@ class Workers(Users):
     @rule(
         worker=workers,
         limit=st.integers(1, 6),
-        rings=st.sampled_from([0, keys.RUNG, keys.ELSEWHERE]),
         unheard=st.sampled_from([False, False, True]),
     )
-    def claim(self, worker: int, limit: int, rings: int, unheard: bool) -> None:
-        self.claim_as(self.processes[worker], limit, rings=rings, unheard=unheard)
+    def claim(self, worker: int, limit: int, unheard: bool) -> None:
+        self.claim_as(self.processes[worker], limit, unheard=unheard)
 
-    def claim_as(
-        self,
-        process: Process,
-        limit: int,
-        *,
-        rings: int = keys.ELSEWHERE,
-        unheard: bool = False,
-    ) -> list[Run]:
+    @rule()
+    def watch(self) -> None:
+        """A worker that watches the queues moves jobs of other priority steps."""
+        watch.ring_for_all(self.store, "toy")
+        watch.empty_moved_lists(self.store, PLACES)
+
+    def claim_as(self, process: Process, limit: int, *, unheard: bool = False) -> list[Run]:
         taken: list[claims.Claim] = []
         consumed = queues.queues("toy", process.name)
-        lists = queues.ordered(consumed)
         with (
             patch.object(unheard_claims, "HELD_CLAIMS", process.held),
             suppress(redis.ConnectionError),
             process.unheard.around_claim(self.store, process.name),
         ):
-            if rings & keys.ELSEWHERE or not self.store.exists(*lists):
-                lists = queues.lists(consumed)
             taken = claims.claim(
                 self.store,
                 consumed=consumed,
@@ -73,7 +68,6 @@ class Workers(Users):
                 limit=limit,
                 worker=process.name,
                 terms=TERMS,
-                rings=rings,
                 place=queues.worker_queue("toy", process.name),
             ).claims
             if unheard:
@@ -99,7 +93,9 @@ class Workers(Users):
                 ), f"{job.id} ended after {job.streak} deaths without progress, {job.deaths} in all"
                 self.note_end(job, seen.end(job.id), owed=True)
         if len(taken) < limit:
-            assert not any(seen.lists.get(name) for name in lists), "a worker with room is idle"
+            for name in queues.claimed_lists(consumed):
+                left = (seen.lists.get(name), seen.lists.get(queues.tenants_list(name)))
+                assert left == (None, None), "a worker with room is idle"
             suspect = any(claim.suspect for claim in (*taken, *process.held.all()))
             assert suspect or not seen.lists.get(queues.suspects("toy"))
         if unheard:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -16,7 +15,7 @@ from llorch_worker.client import Client
 from llorch_worker.worker.queue_watcher import QueueWatcher
 from tests.broker.jobs import TERMS, look, push, take
 from tests.broker.test_maxmemory import fill
-from tests.messages import GOOD_BODY, QUEUE, envelope
+from tests.messages import QUEUE
 from tests.services import RedisServer, wait_until
 
 BELL = keys.bell(QUEUE)
@@ -119,9 +118,9 @@ def test_a_worker_takes_all_jobs_of_its_own_queue(store: redis.Redis) -> None:
     assert [claim.job_id for claim in taken] == [*(f"job{number}" for number in range(9)), "a"]
 
 
-@pytest.mark.parametrize(("rung", "rings_on"), [(0, 1), (keys.RUNG, 0)])
+@pytest.mark.parametrize(("rung", "rings_on"), [(False, 1), (True, 0)])
 def test_a_suspect_that_may_not_run_here_rings_for_another_worker_once(
-    store: redis.Redis, rung: int, rings_on: int
+    store: redis.Redis, rung: bool, rings_on: int
 ) -> None:
     """Otherwise two workers that both hold suspects would ring for each other for ever."""
     push(store, "a", "b")
@@ -132,7 +131,7 @@ def test_a_suspect_that_may_not_run_here_rings_for_another_worker_once(
     first = take(store, limit=1)
     assert first[0].suspect
     store.delete(BELL)
-    taken = look(store, held=first, rings=rung)
+    taken = look(store, held=first, rung=rung)
     assert (taken.claims, taken.look_again_s) == ([], 0.2)
     assert rings(store) == rings_on
 
@@ -158,7 +157,6 @@ def test_each_list_has_one_bell(store: redis.Redis) -> None:
     """Python knows it, too."""
     lists = [
         *queues.shared_lists("toy"),
-        *queues.colon_lists(queues.queues("toy")),
         *queues.worker_lists(OWN_QUEUE),
     ]
     for name in lists:
@@ -169,148 +167,30 @@ def test_each_list_has_one_bell(store: redis.Redis) -> None:
     assert queues.bell_queue_of(queues.scheduled("toy")) == QUEUE
 
 
-ELSEWHERE = keys.RUNG | keys.ELSEWHERE
-STEP_3 = queues.Route(QUEUE, 3).list_key
-
-
-def push_elsewhere(store: redis.Redis, *job_ids: str, to: str = STEP_3) -> None:
-    """As a stock producer does with a priority."""
-    push(store, *job_ids)
-    store.rename(QUEUE, to)
-
-
-def value_of_ring(store: redis.Redis, queue: str = QUEUE) -> list[int]:
-    return [int(value) for value in store.lrange(keys.bell(queue), 0, -1)]
-
-
-@pytest.mark.parametrize("to", [STEP_3, queues.Route(f"{QUEUE}:high", 8).list_key])
-@pytest.mark.parametrize("rung", [False, True], ids=["silent", "rung before"])
-def test_a_ring_tells_of_jobs_elsewhere_than_in_the_queues_own_list(
-    store: redis.Redis, to: str, rung: bool
-) -> None:
-    push_elsewhere(store, "a", to=to)
-    queue = queues.queue_of(to)
-    if rung:
-        store.lpush(keys.bell(queue), keys.RUNG)
-    watch.ring_for_changed(store, "toy", [to])
-    assert value_of_ring(store, queue) == [ELSEWHERE]
-    # A usual ring does not take its place.
-    push(store, "b")
-    watch.ring_for_changed(store, "toy", [QUEUE])
-    assert value_of_ring(store, queue) == [ELSEWHERE]
-
-
-def test_a_claim_looks_elsewhere_if_it_was_rung_for_that(store: redis.Redis) -> None:
-    push_elsewhere(store, "a")
-    push(store, "b")
-    assert [claim.job_id for claim in look(store, rings=keys.RUNG).claims] == ["b"]
-    push(store, "c")
-    assert [claim.job_id for claim in look(store, rings=ELSEWHERE).claims] == ["c", "a"]
-
-
-def test_a_claim_looks_elsewhere_if_nothing_waits_where_it_was_rung_for(store: redis.Redis) -> None:
-    push_elsewhere(store, "a")
-    assert [claim.job_id for claim in look(store, rings=keys.RUNG).claims] == ["a"]
-
-
-def test_a_worker_remembers_its_own_jobs_elsewhere(store: redis.Redis) -> None:
-    push_elsewhere(store, "own0", "own1", "own2", to=queues.tenants_list(OWN_QUEUE))
-    taken = []
-    for number in range(4):
-        if number > 0:
-            push(store, f"shared{number}")
-        taken += own_claim(store, limit=1, rings=ELSEWHERE if number == 0 else keys.RUNG)
-    assert taken == ["own0", "own1", "own2", "shared1"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("zset", queues.scheduled("toy")),
-        ("list", queues.suspects("toy")),
-        ("string", f"{keys.passed('toy')}{keys.FULL_SUFFIX}"),
-    ],
-    ids=["a later job", "a suspect", "a note"],
-)
-@pytest.mark.parametrize("rung", [0, keys.RUNG], ids=["silent", "rung"])
-def test_a_claim_looks_elsewhere_whatever_else_there_is(
-    store: redis.Redis, kind: str, name: str, rung: int
-) -> None:
-    """A job that waits for its time, or for another worker, hides none that may start."""
-    push_elsewhere(store, "a")
-    if kind == "zset":
-        store.zadd(name, {"later": 4e12})
-    elif kind == "list":
-        push_elsewhere(store, "suspect", to=name)
-        store.hset(keys.job("suspect"), mapping={"state": "queued", "list": QUEUE, "peers": 1})
-    else:
-        store.set(name, 1)
-    found = [claim.job_id for claim in look(store, rings=rung).claims]
-    assert found[-1] == "a"
-
-
-def test_a_claim_looks_elsewhere_if_a_ring_waited_in_a_bell(store: redis.Redis) -> None:
-    push_elsewhere(store, "a")
-    watch.ring_for_all(store, "toy")
-    assert [claim.job_id for claim in look(store, rings=0).claims] == ["a"]
-    assert rings(store) == 0
-
-
-def test_a_claim_that_leaves_jobs_elsewhere_says_so(store: redis.Redis) -> None:
-    push_elsewhere(store, "a", "b")
-    push(store, "c", "d")
-    for left in ([ELSEWHERE], [ELSEWHERE], [ELSEWHERE], []):
-        assert len(look(store, limit=1, rings=ELSEWHERE).claims) == 1
-        assert value_of_ring(store) == left
-
-
-@pytest.mark.parametrize("step", [3, 9])
-def test_a_claim_that_leaves_jobs_elsewhere_in_the_workers_own_queue_says_so(
-    store: redis.Redis, step: int
-) -> None:
-    """Nobody else rings for them, and the next claim may find jobs enough where it looks."""
-    push_elsewhere(store, "a", "b", "c", to=queues.Route(OWN_QUEUE, step).list_key)
-    assert own_claim(store, limit=2, rings=ELSEWHERE) == ["a", "b"]
-    assert value_of_ring(store, OWN_QUEUE) == [ELSEWHERE]
-    assert 0 < store.ttl(keys.bell(OWN_QUEUE)) <= 60
-    push(store, "d")
-    assert own_claim(store, limit=2, rings=0) == ["d", "c"]
-    assert rings(store, OWN_QUEUE) == 0
-
-
 def test_a_claim_that_leaves_jobs_in_the_workers_own_list_does_not_ring(store: redis.Redis) -> None:
     """It looks there in any case, and would only wake itself."""
-    push_elsewhere(store, "a", "b", to=OWN_QUEUE)
-    assert own_claim(store, limit=1, rings=ELSEWHERE) == ["a"]
-    assert rings(store, OWN_QUEUE) == rings(store) == 0
+    for to in queues.claimed_lists([OWN_QUEUE]):
+        push(store, "a", "b")
+        store.rename(QUEUE, to)
+        assert own_claim(store, limit=1) == ["a"]
+        assert rings(store, OWN_QUEUE) == rings(store) == 0
+        store.flushall()
 
 
-def test_a_claim_that_settles_many_bytes_of_no_job_does_not_forget_jobs_elsewhere(
-    store: redis.Redis,
-) -> None:
+def test_a_claim_that_settles_many_bytes_of_no_job_goes_on_at_once(store: redis.Redis) -> None:
     store.lpush(QUEUE, *(f"junk{number:0>1000000}" for number in range(5)))
     push(store, "a")
-    store.lpush(STEP_3, json.dumps(envelope(GOOD_BODY, headers={"id": "b"})))
-    taken = look(store, rings=ELSEWHERE)
+    taken = look(store)
     assert (taken.claims, taken.look_again_s) == ([], 0)
-    assert [claim.job_id for claim in look(store, rings=0).claims] == ["a", "b"]
+    assert [claim.job_id for claim in look(store).claims] == ["a"]
 
 
-def own_claim(store: redis.Redis, *, limit: int, rings: int) -> list[str]:
+def own_claim(store: redis.Redis, *, limit: int) -> list[str]:
     taken = claims.claim(
         store, consumed=queues.queues("toy", "gpu0@host"), held=(), limit=limit,
-        worker="gpu0@host", terms=TERMS, rings=rings,
+        worker="gpu0@host", terms=TERMS,
     )  # fmt: skip
     return [claim.job_id for claim in taken.claims]
-
-
-def test_jobs_of_all_steps_are_claimed_in_their_order(store: redis.Redis) -> None:
-    lists = queues.lists(queues.queues("toy"))
-    plain = [name for name in lists if not name.endswith(queues.TENANTS_MARK)]
-    for name in sorted(plain, key=QUEUE.__eq__):
-        push_elsewhere(store, name.encode().hex(), to=name)
-    taken = [claim.job_id for claim in look(store, limit=len(plain)).claims]
-    assert taken == [name.encode().hex() for name in plain]
 
 
 @pytest.mark.parametrize(("due_ms", "rung"), [(-1_000, 1), (500, 0), (30_000, 0)])
@@ -341,19 +221,22 @@ def test_the_watcher_releases_a_due_high_job_for_workers_without_room(store: red
     assert len(take(store, limit=200)) == 150
 
 
-@pytest.mark.parametrize("queue", [QUEUE, f"{QUEUE}:high"])
-def test_the_watcher_moves_jobs_of_producers_with_another_separator(
+@pytest.mark.parametrize("queue", [f"{QUEUE}:high", QUEUE, f"{OWN_QUEUE}:high", OWN_QUEUE])
+def test_the_watcher_moves_the_jobs_of_every_list_that_nobody_claims_from(
     store: redis.Redis, queue: str
 ) -> None:
-    push(store, "a", "b", "c")
-    for _ in range(2):
-        store.lmove(QUEUE, f"{queue}:3", "RIGHT", "LEFT")
-    store.lmove(QUEUE, f"{queue}:9", "RIGHT", "LEFT")
-    assert take(store) == []
-    watch.ring_for_changed(store, "toy", [f"{queue}:3"])
+    for name in queues.moved_lists(queue):
+        store.lpush(name, f"{name} first", f"{name} second")
     watch.ring_for_all(store, "toy")
-    assert value_of_ring(store, queue) == [ELSEWHERE]
-    assert [claim.job_id for claim in take(store)] == ["a", "b", "c"]
+    watch.empty_moved_lists(store, [OWN_QUEUE])
+    assert rings(store, queue) == 1
+    plain = queues.claimed_lists([queue])
+    assert set(store.scan_iter("llorch.*")) == set(plain)
+    for list_key in plain:
+        priority = queues.priority_of(list_key)
+        moved = [name for name in queues.moved_lists(queue) if queues.priority_of(name) == priority]
+        in_order = [f"{name} {place}" for name in moved for place in ("first", "second")]
+        assert store.lrange(list_key, 0, -1)[::-1] == in_order
 
 
 def test_at_maxmemory_claims_and_watchers_ring(store: redis.Redis) -> None:

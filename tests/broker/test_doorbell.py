@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from llorch_worker.broker import claims, keys, queues, scripts, watch
 from llorch_worker.broker.claims import Taken
 from llorch_worker.broker.connection import connect, own_connection
-from llorch_worker.broker.doorbell import LOOK_AT_ALL_S, Doorbell
+from llorch_worker.broker.doorbell import Doorbell
 from tests.broker.jobs import TERMS, push
 from tests.faults.proxy import LOCALHOST, FaultProxy
 from tests.messages import QUEUE
@@ -81,22 +81,8 @@ def test_a_ring_that_comes_with_the_reply_to_a_claim_is_heard(
     assert ids(look()) == ["a"]
     wait_until(lambda: doorbell.is_rung(connection))
     assert doorbell.read(connection)
-    assert doorbell.take_rings() & keys.RUNG
+    assert doorbell.has_rung
     assert ids(look()) == ["b"]
-
-
-def test_a_worker_looks_at_all_lists_every_few_seconds(
-    doorbell: Doorbell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = 1000.0
-    monkeypatch.setattr("llorch_worker.broker.doorbell.time.monotonic", lambda: now_s)
-    assert doorbell.take_rings() == keys.ELSEWHERE
-    now_s += LOOK_AT_ALL_S - 1
-    assert doorbell.take_rings() == 0
-    now_s += 1
-    assert doorbell.take_rings(urgent=True) == 0, "it looks at the high queues alone"
-    assert doorbell.take_rings() == keys.ELSEWHERE
-    assert doorbell.take_rings() == 0
 
 
 def test_a_claim_is_made_once_if_redis_forgot_the_script(
@@ -112,18 +98,16 @@ def test_a_claim_is_made_once_if_redis_forgot_the_script(
     assert not doorbell.waits(connection)
     assert blocked(store) == 0
     # The wait took the ring before the job was claimed.
-    assert doorbell.take_rings() & keys.RUNG
+    assert doorbell.has_rung
 
 
 def test_a_ring_is_kept_for_the_next_look_if_redis_forgot_the_script(
     store: redis.Redis, doorbell: Doorbell, look: Look
 ) -> None:
     store.script_flush()
-    store.lpush(BELLS[1], keys.RUNG | keys.ELSEWHERE)
+    store.lpush(BELLS[1], 1)
     look()
     assert doorbell.has_rung
-    assert doorbell.take_rings() & keys.ELSEWHERE
-    assert not doorbell.has_rung
 
 
 def test_a_wait_ends_although_its_command_arrives_late(

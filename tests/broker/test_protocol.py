@@ -127,6 +127,7 @@ class Protocol(Workers):
             self.jump(2 * HOUR_MS)
             self.sweep()
             self.reroute()
+            self.watch()
             for run in self.claim_as(healthy, 64):
                 job = self.jobs[run.claim.job_id]
                 self.append_to(run, job, 1)

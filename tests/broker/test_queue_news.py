@@ -64,7 +64,7 @@ def test_redis_tells_of_a_list_once_until_somebody_looks(
 
 def test_it_hears_that_a_job_was_rung_for(store: redis.Redis, news: QueueNews) -> None:
     push(store, "a")
-    store.lpush(BELL, keys.RUNG)
+    store.lpush(BELL, 1)
     assert told(store, news) == {QUEUE, BELL}
 
 

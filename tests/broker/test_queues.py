@@ -3,6 +3,7 @@ from __future__ import annotations
 import redis
 from celery import Celery
 
+from llorch_worker.broker import watch
 from llorch_worker.broker.queues import Route, queues, route
 from llorch_worker.contract import TASK_NAME
 from tests.broker.jobs import load, take
@@ -24,7 +25,7 @@ def test_no_models_queue_is_another_models_high_queue() -> None:
     assert len({queue for name in names for queue in queues(name)}) == 8
 
 
-def test_all_priorities_of_a_producer_with_ten_steps_are_claimed_in_order(
+def test_all_priorities_of_a_producer_with_ten_steps_are_normal_but_the_last(
     redis_server: RedisServer, store: redis.Redis
 ) -> None:
     with Celery("stock", broker=redis_server.url, set_as_current=False) as stock:
@@ -35,4 +36,8 @@ def test_all_priorities_of_a_producer_with_ten_steps_are_claimed_in_order(
             for priority in reversed(range(10))
         ]
     assert load(store).waiting == 10
+    # From the most urgent step on, behind the one without a priority.
+    watch.ring_for_all(store, "toy")
+    assert load(store).waiting == 10
     assert [claim.job_id for claim in take(store)] == [result.id for result in reversed(sent)]
+    assert sent[0].id in (store.lindex("llorch.toy\x06\x169", 0) or sent[0].id)

@@ -13,15 +13,14 @@ from tests.broker.jobs import TERMS, push, take
 from tests.messages import QUEUE
 
 HIGH, LOW = route("toy", "high").list_key, route("toy", "low").list_key
-STEP_3 = f"{QUEUE}{queues.STEP_SEPARATOR}3"
 MOST_PASSED = 16
 
 
 def waiting(store: redis.Redis, list_key: str, *job_ids: str) -> None:
     """Pushes as a stock producer does."""
-    push(store, *job_ids)
-    for _ in job_ids:
-        store.lmove(QUEUE, list_key, "RIGHT", "LEFT")
+    for job_id in job_ids:
+        push(store, job_id)
+        store.lmove(QUEUE, list_key, "LEFT", "LEFT")
 
 
 def claimed(store: redis.Redis, count: int, low_waits_ms: int = 10**9) -> list[str]:
@@ -49,10 +48,10 @@ def test_after_sixteen_more_urgent_jobs_the_first_of_a_lower_list_gets_its_turn(
 
 def test_lower_lists_take_turns(store: redis.Redis) -> None:
     waiting(store, LOW, "low1", "low2")
-    waiting(store, STEP_3, "three1", "three2")
+    waiting(store, QUEUE, "normal1", "normal2")
     waiting(store, HIGH, *(f"high{n}" for n in range(99)))
     order = [name for name in claimed(store, 70) if not name.startswith("high")]
-    assert order == ["three1", "low1", "three2", "low2"]
+    assert order == ["normal1", "low1", "normal2", "low2"]
 
 
 def test_a_lower_list_that_was_passed_for_its_bound_gets_its_turn_at_the_next_claim(
@@ -95,7 +94,7 @@ def test_a_worker_without_room_gets_no_high_job_while_a_lower_one_is_due(
     assert urgent(store, 60_000) == ["high2"]
 
 
-@pytest.mark.parametrize("lower", [(LOW,), (STEP_3, LOW)], ids=["low", "two"])
+@pytest.mark.parametrize("lower", [(LOW,), (QUEUE, LOW)], ids=["low", "two"])
 def test_lower_jobs_that_are_served_keep_no_high_job_from_a_worker_without_room(
     store: redis.Redis, lower: tuple[str, ...]
 ) -> None:

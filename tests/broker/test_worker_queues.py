@@ -5,20 +5,20 @@ from __future__ import annotations
 import redis
 
 from llorch_worker.broker import keys, queues, worker_queues
-from llorch_worker.broker.queues import worker_colon_lists, worker_lists, worker_queue
+from llorch_worker.broker.queues import worker_lists, worker_queue
 
 QUEUE = worker_queue("toy", "gpu0@host")
 
 
 def test_every_list_of_a_worker_that_is_gone_moves_to_its_shared_list(store: redis.Redis) -> None:
-    moved_from = [*worker_lists(QUEUE), *worker_colon_lists(QUEUE)]
+    moved_from = worker_lists(QUEUE)
     for name in moved_from:
         store.lpush(name, "a job", "another")
     store.zadd(keys.WORKER_QUEUES, {QUEUE: 0})
     assert worker_queues.reroute(store, grace_s=0) == {QUEUE: 2 * len(moved_from)}
     assert not store.exists(*moved_from)
     shared = queues.queues("toy")
-    for name in (*queues.lists(shared), *queues.colon_lists(shared)):
+    for name in queues.lists(shared):
         assert store.lrange(name, 0, -1) == ["another", "a job"]
 
 

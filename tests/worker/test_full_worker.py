@@ -54,9 +54,10 @@ def test_high_goes_before_normal_and_normal_before_low_with_stock_producers_betw
         client.job(job_id).result(GET_S)
     log = narrow_worker.text()
     order = sorted(expected, key=lambda name: log.index(f"{expected[name]}] received"))
-    assert order == [
-        "high", "stock high", "normal", "stock without", "stock 0", "stock 3", "low", "stock 9",
-    ]  # fmt: skip
+    # Other steps than 0 and 9 are normal too. The watcher moves their jobs behind those that wait.
+    assert "stock 3" in order[2:6]
+    order.remove("stock 3")
+    assert order == ["high", "stock high", "normal", "stock without", "stock 0", "low", "stock 9"]
 
 
 def listeners(client: Client) -> set[str]:

@@ -9,7 +9,7 @@
 -- {'full', jobs that wait}.
 
 -- How many jobs wait. Nearly all lists are empty: one command rules out many.
-local function count_waiting() -- rare
+local function count_waiting()
   local filled = redis.call('EXISTS', unpack(KEYS, 2))
   local waiting = filled > 0 and redis.call('LLEN', KEYS[1]) or 0
   local behind = waiting > 0 and waiting_behind(KEYS[1]) or 0
@@ -67,14 +67,13 @@ if tenant == '' then
 else
   push_for_tenant(KEYS[1], tenant, message)
 end
-local elsewhere = is_elsewhere(KEYS[1])
-if place and ring(bell_key(place), elsewhere) then
+if place and ring(bell_key(place)) then
   redis.call('ZINCRBY', load_of(place), 1, place)
 else
   -- The worker has not answered the last ring: it is busy claiming, or dead.
   if place then
     redis.call('ZREM', load_of(place), place)
   end
-  ring(bell_of(KEYS[1]), elsewhere)
+  ring(bell_of(KEYS[1]))
 end
 return {'sent', job_id}

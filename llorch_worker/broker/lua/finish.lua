@@ -7,17 +7,6 @@
 --
 -- Returns 1 if it was stored, now or by an earlier call whose reply was lost, else 0.
 
--- Functions of their own, so that the usual call does not define what they use: see script_source.py.
-local function store_only(job_id, document, ttl_s) -- rare
-  allow_writes()
-  store_state(job_id, document, ttl_s)
-end
-
--- Have a worker do what follows the end if the caller has not done it within `follow_ms`.
-local function leave_to_caller(job_id, message, follow_ms) -- rare
-  leave_follow_ups(job_id, message, now_ms() + follow_ms)
-end
-
 local job_id = ARGV[1]
 local fence = ARGV[2] -- '' for a job without a claim
 local document = ARGV[3]
@@ -45,7 +34,8 @@ elseif state then
   return 0
 end
 if end_event == '' then
-  store_only(job_id, document, fence == '' and keep_s)
+  allow_writes()
+  store_state(job_id, document, fence == '' and keep_s)
   return 1
 end
 -- The first write, which cannot grow: see allow_writes. This does the work of release.lua, to save the
@@ -59,6 +49,7 @@ if fence ~= '' and place and place ~= '' then
   redis.call('ZADD', load_of(place), 'XX', 'INCR', -1, place)
 end
 if follow_ms ~= '' and message then
-  leave_to_caller(job_id, message, follow_ms)
+  -- A worker does what follows the end if the caller has not done it in this time.
+  leave_follow_ups(job_id, message, now_ms() + follow_ms)
 end
 return 1

@@ -1,5 +1,5 @@
--- Code that scripts share. Each gets what it uses: see script_source.py, also for `-- rare`. The names of
--- keys and queues (LEASES, job_key(job_id), ...) come from keys.py and queues.py.
+-- Code that all scripts share. The names of keys and queues (LEASES, job_key(job_id), ...) come from keys.py
+-- and queues.py: see scripts.py.
 
 -- Read once: a script is one moment.
 local clock_us
@@ -160,7 +160,7 @@ end
 -- Keep a dead letter: {id, reason, message, list, attempts, history}; id is '' if the message names
 -- no job, and the message must be UTF-8. A job is buried once: a reply may be lost and the call sent
 -- again, and a worker that dies before it ends the claim leaves the message to the next one.
-local function bury(letter, most_letters) -- rare
+local function bury(letter, most_letters)
   letter.at_ms = now_ms()
   allow_writes()
   if letter.id ~= '' and redis.call('HSETNX', job_key(letter.id), 'buried', 1) == 0 then

@@ -3,8 +3,8 @@
 -- KEYS: lists of jobs, and perhaps the model's scheduled jobs.
 --
 -- A due high job goes to the head of its queue, because workers without room look at no scheduled jobs.
--- A list with ':' between queue and priority, as Celery's documentation advises, goes to the one that
--- workers look at.
+-- Jobs of a step between normal and low, and of lists with ':' between queue and priority, as Celery's
+-- documentation advises, go to the tail of the list that workers look at.
 --
 -- Returns when the next scheduled job is due, the worker that was rung for one has had its time, or more
 -- is to be moved, in ms from now, or -1.
@@ -13,7 +13,7 @@ local for_fresh = ARGV[1] == '1' -- whether nobody else may hear of jobs that we
 local MOST_DUE = 100 -- of the scheduled jobs, so that one call stays short
 local MOST_MOVED = 1000 -- likewise
 local again_ms = -1
-local rings = {} -- bell -> whether jobs wait elsewhere than in its queue's own list
+local rings = {} -- bells that ring
 
 -- Whether somebody must be rung for something that is due at a time; if it is later, look again then.
 local function is_due(due_ms)
@@ -35,13 +35,17 @@ local function may_need_ring(list)
   return not rung_ms or rung_ms > now_ms() or is_due(rung_ms + FRESH_MS)
 end
 
--- The list for the jobs in a list: itself, or that to which they go.
+-- The list for the jobs in a list: itself, or that of their priority, to which they go.
 local function read_list(key)
   local queue, step = key:match('^(.*):(%d)$')
   if not queue then
+    queue, step = key:match('^(.*)' .. STEP_SEPARATOR .. '(%d)$')
+  end
+  local is_low = queue and STEP_SEPARATOR .. step == LOW_SUFFIX and not is_high(queue)
+  local list = queue and queue .. (is_low and LOW_SUFFIX or '') or key
+  if list == key then
     return key
   end
-  local list = queue .. STEP_SEPARATOR .. step
   local moved = 0
   while moved < MOST_MOVED and type(redis.pcall('RPOPLPUSH', key, list)) == 'string' do
     moved = moved + 1
@@ -58,17 +62,16 @@ for _, key in ipairs(KEYS) do
     local next_due = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
     waits = next_due and is_due(next_due)
     for _, list in ipairs(waits and release_due(key, MOST_DUE, true) or {}) do
-      rings[bell_of(list)] = rings[bell_of(list)] or is_elsewhere(list)
+      rings[bell_of(list)] = true
     end
   else
     waits = may_need_ring(key)
   end
-  local bell = waits and bell_of(key)
-  if bell then
-    rings[bell] = rings[bell] or is_elsewhere(key)
+  if waits then
+    rings[bell_of(key)] = true
   end
 end
-for bell, elsewhere in pairs(rings) do
-  ring(bell, elsewhere)
+for bell in pairs(rings) do
+  ring(bell)
 end
 return again_ms

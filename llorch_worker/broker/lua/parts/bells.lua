@@ -21,29 +21,19 @@ local function rings_for_full(bell)
   return is_high(bell) and not bell:find(WORKER_MARK, 1, true)
 end
 
--- Whether the list is another than that of its queue's name.
-local function is_elsewhere(list)
-  return list:find(STEP_SEPARATOR, 1, true) ~= nil
-end
-
-local function ring_once(bell, elsewhere)
-  local value = elsewhere and RUNG_FOR_ELSEWHERE or RUNG
-  local only = redis.call('LPUSH', bell, value) == 1
+local function ring_once(bell)
+  local only = redis.call('LPUSH', bell, 1) == 1
   if not only then
     redis.call('LPOP', bell)
-    if elsewhere then
-      redis.call('LPOP', bell) -- the earlier ring may say less
-      redis.call('LPUSH', bell, value)
-    end
   end
   return only
 end
 
 -- Wake the worker that has waited longest. If none waits, the ring stays for the next; one is enough,
--- because whoever takes it looks at everything and rings again if jobs are left. `elsewhere` says
--- whether jobs wait in another list than that of the queue's name. Returns whether it was the only ring.
-local function ring(bell, elsewhere)
-  local only = ring_once(bell, elsewhere)
+-- because whoever takes it looks at everything and rings again if jobs are left. Returns whether it was
+-- the only ring.
+local function ring(bell)
+  local only = ring_once(bell)
   if rings_for_full(bell) then
     ring_once(bell .. FULL_SUFFIX)
   end

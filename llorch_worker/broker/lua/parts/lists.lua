@@ -15,12 +15,12 @@ local function scheduled_set(list)
   return list:match('^[^' .. WORKER_MARK .. SUFFIX_MARKS .. ']*') .. SCHEDULED_SUFFIX
 end
 
--- Add the lists for each step of priority, and for the tenants of a step, behind those of the queues' names.
-local function add_steps(lists) -- rare
-  local queues = #lists
-  for step in LOWER_STEPS:gmatch('[^,]+') do
-    for i = 1, queues do
-      lists[#lists + 1] = lists[i] .. step
-    end
-  end
+-- Where the tenants of a list take turns: see tenants.lua.
+local function tenants_list(list)
+  return list .. (list:find(STEP_SEPARATOR, 1, true) and '' or STEP_SEPARATOR) .. TENANTS_MARK
+end
+
+-- The loads of the workers that share a place's queue: llorch.toy@gpu0.host -> those of llorch.toy.
+local function load_of(place)
+  return load_key(place:match('^[^' .. WORKER_MARK .. ']*'))
 end

@@ -17,7 +17,7 @@ local function is_text(bytes)
 end
 
 -- The message. If it is not UTF-8, every non-ASCII byte becomes ?.
-local function readable(message) -- rare
+local function readable(message)
   return is_text(message) and message or (message:gsub('[\128-\255]', '?'))
 end
 
@@ -32,7 +32,7 @@ end
 
 -- Unix time in ms of a time as Python's isoformat() writes it, UTC if it has no offset; nil for
 -- other text.
-local function unix_ms(text) -- rare
+local function unix_ms(text)
   if type(text) ~= 'string' then
     return nil
   end
@@ -58,7 +58,7 @@ end
 local MOST_ID_BYTES = 65536
 
 -- The bytes of Base64 text.
-local function from_base64(text) -- rare
+local function from_base64(text)
   local alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
   local digits = setmetatable({}, {__index = function() return 0 end})
   for i = 1, #alphabet do
@@ -72,7 +72,7 @@ local function from_base64(text) -- rare
 end
 
 -- A table from JSON, or nil; whether the text held what no JSON parser but Python's reads.
-local function decode_json(text) -- rare
+local function decode_json(text)
   local ok, decoded = pcall(cjson.decode, text)
   local repaired = not ok
   if repaired then
@@ -84,7 +84,7 @@ end
 
 -- Where a message of Celery's first protocol says its id and ETA: in its body. gocelery and celery-php
 -- write such messages, some without headers, or with another id as the correlation id.
-local function read_body(message, properties) -- rare
+local function read_body(message, properties)
   local body = type(message.body) == 'string' and message.body or ''
   if properties.body_encoding == 'base64' then
     body = from_base64(body)
@@ -94,7 +94,7 @@ local function read_body(message, properties) -- rare
 end
 
 -- read_message for a message that is not like our client's.
-local function decode_message(message) -- rare
+local function decode_message(message)
   local decoded, repaired = decode_json(message)
   if not decoded then
     return nil

@@ -10,15 +10,10 @@ local WINDOW = 16 -- how many of the first jobs of a list a worker looks through
 -- ever.
 local OVERTAKE_S = 2
 
-local function load_of(place)
-  local queue = place:match('^[^' .. WORKER_MARK .. ']*')
-  return load_key(queue)
-end
-
 -- The first of the `candidates` that has at most LOAD_BOUND times the jobs of the least loaded worker
 -- with room, so none that is busy while another is idle; else the least loaded one; nil if no
 -- worker is known to have room.
-local function choose_place(candidates) -- rare
+local function choose_place(candidates)
   local load = load_of(candidates[1])
   local least, jobs_there = unpack(redis.call('ZRANGE', load, 0, 0, 'WITHSCORES'))
   if not least then
@@ -49,7 +44,7 @@ end
 
 -- Move up to `most` jobs that are placed with this worker to the head of the list, the earliest in
 -- front. Returns the bytes that were read.
-local function bring_forward(list, place, most) -- rare
+local function bring_forward(list, place, most)
   local first_jobs = redis.call('LRANGE', list, -WINDOW, -1) -- the head is last
   local bytes, last_s, found = 0, nil, {}
   for i = #first_jobs, 1, -1 do

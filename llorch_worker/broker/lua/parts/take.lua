@@ -49,7 +49,7 @@ local function is_exhausted(record, terms)
 end
 
 -- End a job whose attempts are used up.
-local function exhaust(id, message, list, record, terms) -- rare
+local function exhaust(id, message, list, record, terms)
   message = readable(message)
   bury({id = id, reason = 'attempts exhausted', message = message, list = list,
     attempts = record.attempts, history = record.history}, terms.most_letters)
@@ -57,44 +57,6 @@ local function exhaust(id, message, list, record, terms) -- rare
   store_state(id, document_of(terms.failure, id), terms.keep_s)
   end_stream(id, terms.end_event, terms.stream_s)
   leave_follow_ups(id, message, 0)
-end
-
--- Hold a job back until its ETA.
-local function schedule(id, message, list, eta_ms) -- rare
-  redis.call('HSET', job_key(id), 'state', 'scheduled', 'message', message, 'list', list)
-  redis.call('PERSIST', job_key(id))
-  redis.call('ZADD', scheduled_set(list), eta_ms, id)
-end
-
-local MOST_SEARCHED = 1000 -- due jobs that a search for high ones reads, so that it stays short
-
--- Put up to `limit` jobs whose ETA has come at the head of their queues, the earliest in front; the high
--- ones only, if the caller says so. Returns their lists.
-local function release_due(scheduled, limit, high_only) -- rare
-  local found, first = {}, 0
-  repeat
-    local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', now_ms(), 'LIMIT', first, limit)
-    for _, id in ipairs(due) do
-      local state, list = unpack(redis.call('HMGET', job_key(id), 'state', 'list'))
-      if state ~= 'scheduled' or not high_only or is_high(bell_of(list)) then
-        found[#found + 1] = {id, state, list}
-      end
-    end
-    first = first + #due
-  until not high_only or #due < limit or #found >= limit or first >= MOST_SEARCHED
-  local lists = {}
-  for i = math.min(#found, limit), 1, -1 do
-    local id, state, list = unpack(found[i])
-    redis.call('ZREM', scheduled, id)
-    if state == 'scheduled' then
-      local message = redis.call('HGET', job_key(id), 'message')
-      redis.call('HSET', job_key(id), 'state', 'queued')
-      redis.call('HDEL', job_key(id), 'message', 'list')
-      redis.call('RPUSH', list, message)
-      lists[#lists + 1] = list
-    end
-  end
-  return lists
 end
 
 local begun = 0
@@ -142,18 +104,18 @@ local function read_job(message)
 end
 
 -- Keep an entry of a list that is no job's.
-local function bury_entry(message, list, terms) -- rare
+local function bury_entry(message, list, terms)
   bury({id = '', reason = 'malformed', message = readable(message), list = list, attempts = 0,
     history = ''}, terms.most_letters)
 end
 
 -- What follows the end of a job that was cancelled while its message waited.
-local function follow_cancel(id, message) -- rare
+local function follow_cancel(id, message)
   redis.call('HDEL', job_key(id), 'follow')
   leave_follow_ups(id, readable(message), 0)
 end
 
-local function end_revoked(id, message, terms) -- rare
+local function end_revoked(id, message, terms)
   end_record(id, terms.keep_s, terms.keep_s)
   end_stream(id, terms.cancel_event, terms.stream_s)
   leave_follow_ups(id, readable(message), 0)

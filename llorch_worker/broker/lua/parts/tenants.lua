@@ -18,6 +18,12 @@ local function waiting_behind(list)
   return is_tenants_list(list) and tonumber(redis.pcall('HGET', tenants_key(list), '*')) or 0
 end
 
+-- How many jobs wait in the list and behind it. A key of another type holds none.
+local function length(list)
+  local jobs = redis.pcall('LLEN', list)
+  return type(jobs) == 'number' and jobs > 0 and jobs + waiting_behind(list) or 0
+end
+
 -- Our client writes the header after those of time and place, which may be long.
 local BEFORE_TENANT = '^{"headers": {"' .. ENQUEUED_AT .. '": [%d.]+, '
 local TENANT_PATTERN = '"' .. TENANT_HEADER .. '": "([%w._-]+)"'
@@ -26,7 +32,7 @@ local function tenant_of(message)
   return message:match(BEFORE_TENANT .. TENANT_PATTERN) or message:match(PLACED_PATTERN)
 end
 
-local function push_for_tenant(list, tenant, message) -- rare
+local function push_for_tenant(list, tenant, message)
   local waiting = redis.call('HINCRBY', tenants_key(list), tenant, 1)
   -- A list that somebody deleted begins anew.
   if waiting == 1 or redis.call('EXISTS', list) == 0 then
@@ -38,7 +44,7 @@ local function push_for_tenant(list, tenant, message) -- rare
 end
 
 -- Fill a tenants list that has run empty or was deleted, although jobs of tenants wait behind it.
-local function refill(list) -- rare
+local function refill(list)
   local state = tenants_key(list)
   for _, tenant in ipairs(redis.call('HKEYS', state)) do
     local message = not tenant:find('^[*/]') and redis.call('RPOP', own_list(list, tenant))
@@ -51,7 +57,7 @@ local function refill(list) -- rare
 end
 
 -- Bring up the job after one that was popped. `weights` is tenant=weight,...
-local function next_of_tenant(list, popped, weights) -- rare
+local function next_of_tenant(list, popped, weights)
   local tenant, state = tenant_of(popped), tenants_key(list)
   local message = tenant and redis.call('RPOP', own_list(list, tenant))
   if not message then
@@ -81,14 +87,4 @@ local function next_of_tenant(list, popped, weights) -- rare
   end
   redis.call('LPUSH', list, message)
   redis.call('HINCRBY', state, '*turns', 1)
-end
-
--- Whether the plain list goes before the tenants list: once each tenant has had its turn.
-local function is_plain_lists_turn(list) -- rare
-  local state = tenants_key(list)
-  if tonumber(redis.call('HGET', state, '*turns') or 0) < redis.call('LLEN', list) then
-    return false
-  end
-  redis.call('HSET', state, '*turns', 0)
-  return true
 end

@@ -5,20 +5,22 @@
 -- time bounds the wait where jobs are long, the count shares a fleet where they are short. Neither needs
 -- the time of a job's enqueueing, which stock producers do not send.
 --
--- `passed` is the key of the notes: see keys.py. Lists are given by their positions in
--- `all_lists`, those that the caller claims from.
+-- `passed` is the key of the notes: see keys.py. Lines are those of tenants.lua.
 
 local MOST_PASSED = 16
 
--- Whether the jobs behind those of the high `queues`, which a caller without room claims from, have waited too
+-- Whether the jobs behind those of the high `lines`, which a caller without room claims from, have waited too
 -- long. It then gets nothing until one of them has had its turn: only a worker with room can give that.
 -- The note lasts until a claim with room serves one of them.
-local function is_turn_due(passed, queues, low_waits_ms) -- rare
+local function is_turn_due(passed, lines, low_waits_ms)
   local behind = {}
-  for i, queue in ipairs(queues) do
-    behind[i] = queue:sub(1, -#HIGH_SUFFIX - 1)
+  for _, line in ipairs(lines) do
+    local normal = line.list:sub(1, -#HIGH_SUFFIX - 1)
+    for _, list in ipairs({normal, normal .. LOW_SUFFIX}) do
+      behind[#behind + 1] = list
+      behind[#behind + 1] = tenants_list(list)
+    end
   end
-  add_steps(behind)
   if redis.call('EXISTS', unpack(behind)) == 0 then
     redis.call('DEL', passed .. FULL_SUFFIX)
     return false
@@ -30,37 +32,34 @@ local function is_turn_due(passed, queues, low_waits_ms) -- rare
   return now_ms() - (since_ms or now_ms()) >= low_waits_ms
 end
 
--- The notes of these lists: `since_ms`, when claims began to pass each; `due`, those whose turn it is,
--- in order; `had`, to be set for those that get one; `passes` and `turn`, see keys.py.
-local function read_turns(passed, all_lists, lists, low_waits_ms) -- rare
-  local fields = {'passes', 'turn'}
-  for place, i in ipairs(lists) do
-    fields[place + 2] = all_lists[i]
+-- The notes of these lines: when claims began to pass each, in its `since_ms`. Returns those whose turn it
+-- is, in order, as `due`; `passes` and `turn`, see keys.py.
+local function read_turns(passed, lines, low_waits_ms)
+  local fields = {}
+  for i, line in ipairs(lines) do
+    fields[i] = line.list
   end
-  local noted = redis.call('HMGET', passed, unpack(fields))
-  local turns = {
-    passes = tonumber(noted[1] or 0), turn = tonumber(noted[2] or 0), since_ms = {}, due = {}, had = {},
-  }
+  local noted = redis.call('HMGET', passed, 'passes', 'turn', unpack(fields))
+  local turns = {passes = tonumber(noted[1] or 0), turn = tonumber(noted[2] or 0), due = {}}
   local passed_by_urgent_ms = redis.call('GET', passed .. FULL_SUFFIX)
-  for place, i in ipairs(lists) do
-    local since_ms = tonumber(noted[place + 2] or passed_by_urgent_ms or nil)
-    turns.since_ms[i] = math.min(since_ms or now_ms(), now_ms())
-    if now_ms() - turns.since_ms[i] >= low_waits_ms then
-      turns.due[#turns.due + 1] = i
+  for i, line in ipairs(lines) do
+    line.since_ms = math.min(tonumber(noted[i + 2] or passed_by_urgent_ms or nil) or now_ms(), now_ms())
+    if now_ms() - line.since_ms >= low_waits_ms then
+      turns.due[#turns.due + 1] = line
     end
   end
   if turns.passes >= MOST_PASSED then
-    turns.due[#turns.due + 1] = lists[turns.turn % #lists + 1]
+    turns.due[#turns.due + 1] = lines[turns.turn % #lines + 1]
     turns.passes, turns.turn = 0, turns.turn + 1
   end
   return turns
 end
 
-local function note_turns(passed, all_lists, lists, turns, keep_s) -- rare
+local function note_turns(passed, lines, turns, keep_s)
   local notes = {'passes', turns.passes, 'turn', turns.turn}
-  for _, i in ipairs(lists) do
-    notes[#notes + 1] = all_lists[i]
-    notes[#notes + 1] = turns.had[i] and now_ms() or turns.since_ms[i]
+  for _, line in ipairs(lines) do
+    notes[#notes + 1] = line.list
+    notes[#notes + 1] = line.had_turn and now_ms() or line.since_ms
   end
   redis.call('HSET', passed, unpack(notes))
   redis.call('EXPIRE', passed, keep_s)

@@ -1,0 +1,39 @@
+-- Jobs that wait for their ETA.
+
+-- Hold a job back until its ETA.
+local function schedule(id, message, list, eta_ms)
+  redis.call('HSET', job_key(id), 'state', 'scheduled', 'message', message, 'list', list)
+  redis.call('PERSIST', job_key(id))
+  redis.call('ZADD', scheduled_set(list), eta_ms, id)
+end
+
+local MOST_SEARCHED = 1000 -- due jobs that a search for high ones reads, so that it stays short
+
+-- Put up to `limit` jobs whose ETA has come at the head of their queues, the earliest in front; the high
+-- ones only, if the caller says so. Returns their lists.
+local function release_due(scheduled, limit, high_only)
+  local found, first = {}, 0
+  repeat
+    local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', now_ms(), 'LIMIT', first, limit)
+    for _, id in ipairs(due) do
+      local state, list = unpack(redis.call('HMGET', job_key(id), 'state', 'list'))
+      if state ~= 'scheduled' or not high_only or is_high(bell_of(list)) then
+        found[#found + 1] = {id, state, list}
+      end
+    end
+    first = first + #due
+  until not high_only or #due < limit or #found >= limit or first >= MOST_SEARCHED
+  local lists = {}
+  for i = math.min(#found, limit), 1, -1 do
+    local id, state, list = unpack(found[i])
+    redis.call('ZREM', scheduled, id)
+    if state == 'scheduled' then
+      local message = redis.call('HGET', job_key(id), 'message')
+      redis.call('HSET', job_key(id), 'state', 'queued')
+      redis.call('HDEL', job_key(id), 'message', 'list')
+      redis.call('RPUSH', list, message)
+      lists[#lists + 1] = list
+    end
+  end
+  return lists
+end
