@@ -9,8 +9,10 @@ end is noted in the same step too, so that another worker does it if this one di
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from celery.backends.base import Backend
@@ -24,9 +26,11 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker.cancellation import cancel
+from llorch_worker.broker.connection import connect
 from llorch_worker.broker.ended_jobs import ENDED_JOBS
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.message import encode_json, trace_id
+from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.results import (
     FAILURE,
     REVOKED,
@@ -40,9 +44,50 @@ from llorch_worker.contract import GenerationResult, LlorchError, encode_event
 
 logger = get_logger(__name__)
 
+RETRY_S = 300.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 2.0
+
 
 class _OneEnd(Backend):  # type: ignore[misc]
     """A mixin for Celery's backends; see the module's docstring."""
+
+    def _create_client(self, **_: Any) -> Any:
+        # Celery reads some options of a URL only.
+        return connect(self.app.settings.redis_url, decode=False)
+
+    def _ensure_retryable(
+        self,
+        func: Any,
+        *args: Any,
+        fallback_exc: Any = None,
+        fallback_msg: str | None = None,
+        max_retries: int | None = None,  # noqa: ARG002 - Celery's signature
+        **options: Any,
+    ) -> Any:
+        """Like Celery's, but logs an outage in one line, and ends with the worker's time to drain.
+
+        After :data:`RETRY_S` it raises what Celery's raises, and the job goes back to its queue.
+        """
+        until_s, pause_s = time.monotonic() + RETRY_S, FIRST_PAUSE_S
+        while True:
+            try:
+                value = func(*args, **options)
+            except Exception as error:
+                if not self.exception_safe_to_retry(error):
+                    raise
+                self._outage.failed(error)
+                if time.monotonic() >= until_s:
+                    raise (fallback_exc(fallback_msg) if fallback_exc else error) from error
+            else:
+                self._outage.over()
+                return value
+            if self.app.out_of_time.wait(pause_s):
+                raise Reject("the worker ends, and Redis is away", requeue=True)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    @cached_property
+    def _outage(self) -> RedisOutage:
+        return RedisOutage("cannot store results", "storing results again")
 
     def _store_result(
         self,

@@ -10,7 +10,6 @@ import redis
 import redis.asyncio
 import redis.sentinel
 from kombu.exceptions import OperationalError
-from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.client import PubSub
 from redis.exceptions import (
@@ -23,24 +22,31 @@ from redis.exceptions import (
     ResponseError,
 )
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
 from llorch_worker.broker.following import (
     AsyncFollowingConnection,
     AsyncSentinels,
     FollowingConnection,
 )
-from llorch_worker.broker.url import (
-    NO_CLUSTER,
-    SentinelUrl,
-    is_sentinel,
-    is_unix,
-    safe_url,
-    url_errors,
+from llorch_worker.broker.limits import (
+    CONNECT_TIMEOUT_S,
+    REPLY_TIMEOUT_S,
+    AsyncLimitedConnection,
+    AsyncLimitedRetry,
+    AsyncLimitedSSLConnection,
+    AsyncLimitedUnixConnection,
+    LimitedConnection,
+    LimitedRetry,
+    LimitedSSLConnection,
+    LimitedUnixConnection,
+    NotThisRedis,
 )
+from llorch_worker.broker.url import NO_CLUSTER, SENTINEL, TLS, UNIX, RedisUrl, safe_url
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 
-CONNECT_TIMEOUT_S = 3.0
-REPLY_TIMEOUT_S = 15.0
+ASK_TIMEOUT_S = 1.0
+"""How long a sentinel may take to say where the master is."""
 IMPATIENT_S = 2.0
 """For pages and scrapes, which ask again; Prometheus waits for 5 s only."""
 HEALTH_CHECK_S = 15
@@ -51,15 +57,17 @@ RETRIES = 2
 
 
 def connect(
-    url: str, *, reply_timeout_s: float = REPLY_TIMEOUT_S, retries: int = RETRIES
+    url: str, *, reply_timeout_s: float | None = None, retries: int = RETRIES, decode: bool = True
 ) -> redis.Redis:
-    """A client of the Redis at ``url``; connects on first use. Replies are str.
+    """A client of the Redis at ``url``; connects on first use. Replies are str, or bytes without
+    ``decode``. ``reply_timeout_s`` may only shorten what the URL says.
 
     redis-py's pool replaces connections that Redis closed, and behind Sentinel it asks for the
     master whenever it connects. This module adds a retry, for commands that reach a demoted
     master, and :func:`close_idle`.
     """
-    return cast(redis.Redis, _connect(url, _THREADED, reply_timeout_s, retries))
+    limits: dict[str, Any] = {"reply_timeout_s": reply_timeout_s, "retries": retries}
+    return cast(redis.Redis, _connect(url, _THREADED, decode=decode, **limits))
 
 
 def connect_impatient(url: str) -> redis.Redis:
@@ -76,42 +84,85 @@ def connect_async(url: str) -> redis.asyncio.Redis:
 class _Kind(NamedTuple):
     """The classes for threads or for asyncio."""
 
-    library: Any
+    client: Any
+    pool: Any
     retry: Any
-    following: Any
+    connections: dict[str, Any]
+    """By the URL's scheme."""
     sentinels: Any
 
 
-_THREADED = _Kind(redis, Retry, FollowingConnection, redis.sentinel.Sentinel)
-_ASYNCHRONOUS = _Kind(redis.asyncio, AsyncRetry, AsyncFollowingConnection, AsyncSentinels)
+_THREADED = _Kind(
+    redis.Redis,
+    redis.ConnectionPool,
+    LimitedRetry,
+    {
+        "redis": LimitedConnection,
+        TLS: LimitedSSLConnection,
+        UNIX: LimitedUnixConnection,
+        SENTINEL: FollowingConnection,
+    },
+    redis.sentinel.Sentinel,
+)
+_ASYNCHRONOUS = _Kind(
+    redis.asyncio.Redis,
+    redis.asyncio.ConnectionPool,
+    AsyncLimitedRetry,
+    {
+        "redis": AsyncLimitedConnection,
+        TLS: AsyncLimitedSSLConnection,
+        UNIX: AsyncLimitedUnixConnection,
+        SENTINEL: AsyncFollowingConnection,
+    },
+    AsyncSentinels,
+)
 
 
 def _connect(
     url: str,
     kind: _Kind,
-    reply_timeout_s: float = REPLY_TIMEOUT_S,
+    *,
+    reply_timeout_s: float | None = None,
     retries: int = RETRIES,
-) -> object:
+    decode: bool = True,
+) -> Any:
+    parsed = RedisUrl.parse(url)
     options: dict[str, Any] = {
         # Like the worker's connection to its queues, so that Redis refuses the same on both.
         "protocol": 2,
-        "decode_responses": True,
+        "decode_responses": decode,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "socket_timeout": reply_timeout_s,
+        "socket_timeout": REPLY_TIMEOUT_S,
         "health_check_interval": HEALTH_CHECK_S,
         "max_connections": MAX_CONNECTIONS,
         "retry": kind.retry(ExponentialBackoff(cap=0.2, base=0.02), retries),
-    }
-    if not is_unix(url):
-        options["socket_keepalive"] = True
-    with url_errors(url):
-        if not is_sentinel(url):
-            return kind.library.Redis.from_url(url, **options)
-        parsed = SentinelUrl.parse(url)
-        sentinel_options = parsed.sentinel_options | {"retry": kind.retry(NoBackoff(), 0)}
-        sentinels = kind.sentinels(parsed.sentinels, sentinel_kwargs=sentinel_options)
-        options |= parsed.redis_options | {"connection_class": kind.following}
+        "connection_class": kind.connections[parsed.scheme],
+        "db": parsed.db,
+        "username": parsed.username,
+        "password": parsed.password,
+    } | parsed.options
+    if reply_timeout_s is not None:
+        options["socket_timeout"] = min(reply_timeout_s, options["socket_timeout"])
+    if parsed.scheme == UNIX:
+        return kind.client.from_pool(kind.pool(path=parsed.path, **options))
+    if parsed.scheme == SENTINEL:
+        retry = kind.retry(NoBackoff(), 0)
+        sentinels = kind.sentinels(
+            parsed.servers, sentinel_kwargs=sentinel_options(parsed) | {"retry": retry}
+        )
         return sentinels.master_for(parsed.master_name, **options)
+    ((host, port),) = parsed.servers
+    return kind.client.from_pool(kind.pool(host=host, port=port, **options))
+
+
+def sentinel_options(parsed: RedisUrl) -> dict[str, Any]:
+    """For a connection to a sentinel: others can be asked too."""
+    return {
+        "password": parsed.sentinel_password,
+        "socket_connect_timeout": ASK_TIMEOUT_S,
+        "socket_timeout": ASK_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
 
 
 def close_idle(client: redis.Redis) -> None:
@@ -180,7 +231,11 @@ def _told(url: str, error: BaseException) -> BrokerUnavailable:
         )
     if isinstance(error, AskError | ClusterCrossSlotError | ClusterDownError):
         return BrokerRefused(f"Redis at {where} is in cluster mode; {NO_CLUSTER}")
+    if isinstance(error, MasterNotFoundError):
+        name = RedisUrl.parse(url).master_name
+        return BrokerUnavailable(f"No Redis at {where}: no Sentinel there names a master {name}")
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if isinstance(error, ResponseError | AuthenticationError):
         return BrokerRefused(f"Redis at {where} refuses: {reason}")
-    return BrokerUnavailable(f"No Redis at {where}: {reason}; start one or set LLORCH_REDIS_URL")
+    remedy = "set" if isinstance(error, NotThisRedis) else "start one or set"
+    return BrokerUnavailable(f"No Redis at {where}: {reason}; {remedy} LLORCH_REDIS_URL")

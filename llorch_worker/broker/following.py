@@ -17,13 +17,15 @@ import redis.sentinel
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import ResponseError
 
+from llorch_worker.broker.limits import AsyncLimited, Limited
+
 _DEMOTED = "UNBLOCKED"
 """What a server says to those whom it keeps waiting when it becomes a replica."""
 _IN_SCRIPT, _AT_REPLICA = "Error running script", "-READONLY "
 """What Redis 6 says to a script that writes at a replica. Redis 7 says READONLY, as to commands."""
 
 
-class FollowingConnection(redis.sentinel.SentinelManagedConnection):
+class FollowingConnection(Limited, redis.sentinel.SentinelManagedConnection):
     """A connection to the master."""
 
     def send_packed_command(self, *args: Any, **options: Any) -> None:
@@ -41,7 +43,7 @@ class FollowingConnection(redis.sentinel.SentinelManagedConnection):
             raise _not_now(error) from error
 
 
-class AsyncFollowingConnection(redis.asyncio.sentinel.SentinelManagedConnection):
+class AsyncFollowingConnection(AsyncLimited, redis.asyncio.sentinel.SentinelManagedConnection):
     """:class:`FollowingConnection` for asyncio."""
 
     async def send_packed_command(self, *args: Any, **options: Any) -> None:

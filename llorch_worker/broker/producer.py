@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from celery import Celery
 
-from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
-from llorch_worker.broker.url import SentinelUrl, is_sentinel, is_unix, url_errors
-
-REPLY_TIMEOUT_S = 30.0
+from llorch_worker.broker.connection import sentinel_options
+from llorch_worker.broker.limits import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S
+from llorch_worker.broker.url import SENTINEL, SEPARATOR, TLS, UNIX, RedisUrl
 
 
 class OwnBroker(Celery):  # type: ignore[misc]
@@ -34,29 +34,32 @@ def producer_app(redis_url: str) -> Celery:
 
 
 def celery_url(redis_url: str) -> str:
-    """The URL as Celery and kombu read it."""
-    if is_sentinel(redis_url):
-        return SentinelUrl.parse(redis_url).bare
-    if is_unix(redis_url):
-        where = redis_url.removeprefix("unix").replace("?db=", "?virtual_host=")
-        return f"redis+socket{where}"
-    if redis_url.startswith("rediss://") and "ssl_cert_reqs=" not in redis_url:
-        # redis-py verifies certificates by default; Celery must be told to.
-        return f"{redis_url}{'&' if '?' in redis_url else '?'}ssl_cert_reqs=required"
-    return redis_url
+    """The URL without its options, as Celery and kombu read it."""
+    url = RedisUrl.parse(redis_url)
+    if url.scheme == UNIX:
+        return f"redis+socket://{url.login}{quote(url.path)}?virtual_host={url.db}"
+    hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in url.servers)
+    return SEPARATOR.join(f"{url.scheme}://{url.login}{host}/{url.db}" for host in hosts)
 
 
 def transport_options(redis_url: str) -> dict[str, Any]:
     """How to find the master behind Sentinel; empty for other URLs."""
-    return SentinelUrl.parse(redis_url).transport_options if is_sentinel(redis_url) else {}
+    url = RedisUrl.parse(redis_url)
+    if url.scheme != SENTINEL:
+        return {}
+    return {"master_name": url.master_name, "sentinel_kwargs": sentinel_options(url)}
 
 
 def connection_config(redis_url: str) -> dict[str, Any]:
     """Celery's settings for Redis, the same for producers and workers."""
-    with url_errors(redis_url):
-        broker_url = celery_url(redis_url)
+    url = RedisUrl.parse(redis_url)
+    tls = {"ssl_cert_reqs": "required"} | {
+        name: value for name, value in url.options.items() if name.startswith("ssl_")
+    }
+    others = {name: url.options[name] for name in url.options.keys() - tls.keys() - {"protocol"}}
     return {
-        "broker_url": broker_url,
+        "broker_url": celery_url(redis_url),
+        "broker_use_ssl": tls if url.scheme == TLS else False,
         "accept_content": ["json"],
         "task_serializer": "json",
         "result_serializer": "json",
@@ -66,5 +69,6 @@ def connection_config(redis_url: str) -> dict[str, Any]:
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "socket_keepalive": True,
         }
+        | others
         | transport_options(redis_url),
     }

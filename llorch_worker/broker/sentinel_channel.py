@@ -10,6 +10,8 @@ from kombu.utils.url import parse_url
 from redis import Redis
 from redis.sentinel import Sentinel
 
+from llorch_worker.broker.following import FollowingConnection
+
 
 class SentinelChannel(kombu_redis.SentinelChannel):
     """A channel that remembers the addresses of the sentinels.
@@ -17,6 +19,7 @@ class SentinelChannel(kombu_redis.SentinelChannel):
     kombu forgets them with the connection, and a job that outlives it is settled all the same.
     """
 
+    connection_class = FollowingConnection
     master_name: str
     sentinel_kwargs: dict[str, Any]
     _addresses: Sequence[tuple[str, int]]

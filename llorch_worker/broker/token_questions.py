@@ -27,7 +27,7 @@ from llorch_worker.contract.token_questions import TokenQuestion
 
 logger = logging.getLogger(__name__)
 
-ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 6.0
 KEPT_S = 30
 MOST_WAITING = 256
 """Questions for one model that may wait; with texts of the largest size, 256 MB."""

@@ -24,13 +24,16 @@ from kombu import transport as kombu_transports
 from kombu.log import get_logger
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
+from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as NoReply
 
 from llorch_worker.broker import claims, dead_letters, keys, placement, queues, watch
 from llorch_worker.broker.claims import Claim, ClaimTerms, Taken
 from llorch_worker.broker.connection import is_refused_write
 from llorch_worker.broker.doorbell import Doorbell
 from llorch_worker.broker.held_claims import HELD_CLAIMS
+from llorch_worker.broker.limits import LimitedConnection, LimitedSSLConnection
 from llorch_worker.broker.message import ENQUEUED_AT, read_envelope
 from llorch_worker.broker.redis_outage import RedisOutage
 from llorch_worker.broker.scripts import run_script
@@ -40,6 +43,8 @@ from llorch_worker.broker.unheard_claims import UNHEARD_CLAIMS
 from llorch_worker.contract import Fault, InvalidRequest
 
 logger = get_logger(__name__)
+
+_SETTLING = RedisOutage("cannot settle jobs", "settling jobs again")
 
 LOOK_AGAIN_S = 1.0
 """A look that Redis refused is repeated after this time. A worker times jobs that are due within
@@ -117,9 +122,12 @@ class ClaimQoS(kombu_redis.QoS):
                         self._hand_back(client, claim)
                     else:
                         claims.end(client, claim, self.channel.terms)
+            _SETTLING.over()
+        except (NoConnection, NoReply) as error:
+            # The lease lapses, and the sweep settles the job.
+            _SETTLING.failed(error)
         finally:
-            # If Redis is away, the lease lapses and the sweep settles the job. The slot is freed
-            # in any case.
+            # The slot is freed in any case.
             HELD_CLAIMS.discard(claim)
             virtual.QoS.ack(self, delivery_tag)
             if ClaimChannel.consuming is not None:
@@ -142,6 +150,8 @@ class ClaimChannel(kombu_redis.Channel):
     """Claims jobs from ``llorch.*`` queues. Other queues work as in kombu."""
 
     QoS = ClaimQoS
+    connection_class = LimitedConnection
+    connection_class_ssl = LimitedSSLConnection
 
     terms: ClaimTerms
     worker: str
@@ -514,6 +524,9 @@ class ClaimTransport(kombu_redis.Transport):
 
 class SentinelClaimChannel(ClaimChannel, SentinelChannel):
     """A channel that claims from the master that Sentinel names."""
+
+    connection_class = SentinelChannel.connection_class
+    connection_class_ssl = SentinelChannel.connection_class_ssl
 
 
 class SentinelClaimTransport(ClaimTransport):

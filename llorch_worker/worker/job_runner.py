@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-HAND_BACK_FLUSH_S = 5.0
+HAND_BACK_FLUSH_S = 4.0
 """How long a job that is handed back waits for its tokens to be journalled. The next worker
 recomputes missing ones."""
 CHECK_CANCEL_AFTER_S = 0.5

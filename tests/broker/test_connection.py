@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import redis
-from celery import Celery
 from kombu import Connection
 
 from llorch_worker.broker.connection import (
@@ -13,7 +12,7 @@ from llorch_worker.broker.transport import ClaimTransport
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
 from llorch_worker.settings import Settings
 from llorch_worker.stack.programs import find_redis_server
-from llorch_worker.worker.celery.config import worker_config
+from llorch_worker.worker.celery.app import build_app
 from tests.services import RedisServer, free_port
 
 
@@ -53,8 +52,7 @@ def test_replies_are_text(redis_server: RedisServer) -> None:
 
 
 def test_clients_replace_connections_that_redis_closed(redis_server: RedisServer) -> None:
-    app = Celery("claims", set_as_current=False)
-    app.conf.update(worker_config(Settings(redis_url=redis_server.url)))
+    app = build_app(Settings(redis_url=redis_server.url))
     with (
         connect(redis_server.url) as ours,
         Connection(redis_server.url, transport=ClaimTransport) as connection,

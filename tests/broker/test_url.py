@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from celery import Celery
 
 from llorch_worker.broker.connection import connect, connect_async
-from llorch_worker.broker.url import SentinelUrl, safe_url
+from llorch_worker.broker.producer import celery_url
+from llorch_worker.broker.url import RedisUrl, safe_url
 from llorch_worker.client import Client
 from llorch_worker.contract.errors import BrokerRefused, BrokerUnavailable
+from llorch_worker.settings import Settings
+from llorch_worker.worker.celery.app import build_app
 from tests.services import free_node_port, own_redis
 
 WITH_SENTINEL = (
@@ -21,7 +27,16 @@ NO_CLUSTER = (
     "several behind Sentinel, at sentinel://"
 )
 UNIX_PATH = "it must name a socket by its whole path, as in unix:///run/redis.sock"
-UNIX_OPTIONS = "its only option is db, a number"
+COMMON = "client_name, db, health_check_interval, max_connections, password, protocol"
+OF_REDIS = (
+    f"{COMMON}, socket_connect_timeout, socket_keepalive, socket_timeout, username, virtual_host"
+)
+OF_UNIX = f"{COMMON}, socket_timeout, username, virtual_host"
+OF_SENTINEL = (
+    "client_name, db, health_check_interval, master_name, max_connections, password, protocol, "
+    "sentinel_password, socket_connect_timeout, socket_keepalive, socket_timeout, username, "
+    "virtual_host"
+)
 UNREADABLE = "cannot read host and port; percent-encode / ? # [ ] in a password"
 
 
@@ -61,9 +76,24 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
         ("redis://h/²", "it must end with a database number"),
         ("unix://run/redis.sock", UNIX_PATH),
         ("unix:///", UNIX_PATH),
-        ("unix:///run/redis.sock?db=jobs", UNIX_OPTIONS),
-        ("unix:///run/redis.sock?virtual_host=1", UNIX_OPTIONS),
-        ("redis://h?db=jobs", "Invalid value for 'db' in connection URL"),
+        ("unix:///run/redis.sock?db=jobs", "db must be a whole number"),
+        (
+            "unix:///run/redis.sock?socket_keepalive=1",
+            f"unknown option socket_keepalive; allowed: {OF_UNIX}",
+        ),
+        ("redis://h?db=jobs", "db must be a whole number"),
+        ("redis://h/1?db=2", "it gives more than one database"),
+        ("redis://h?db=1&virtual_host=2", "it gives more than one database"),
+        ("redis://:sec@h?password=ret", "it gives more than one password"),
+        ("redis://h?db=1&db=1", "option db is given twice"),
+        ("redis://h?retry_on_timeout=1", f"unknown option retry_on_timeout; allowed: {OF_REDIS}"),
+        ("redis://h?ssl_ca_certs=/c", f"unknown option ssl_ca_certs; allowed: {OF_REDIS}"),
+        ("redis://h?socket_timeout=soon", "socket_timeout must be seconds, a number above 0"),
+        ("redis://h?socket_timeout=1", "socket_timeout must be at least 2 s, which readers wait"),
+        ("redis://h?socket_keepalive=maybe", "socket_keepalive must be true or false"),
+        ("redis://h?max_connections=0", "max_connections must be at least 1"),
+        ("redis://h?protocol=3", "protocol must be 2"),
+        ("rediss://h?ssl_cert_reqs=never", "ssl_cert_reqs must be required, optional or none"),
         ("redis://:sec/ret@h:1/0", UNREADABLE),
         ("redis://:12/secret@h:1/0", UNREADABLE),
         ("redis://:sec?ret@h:1/0", UNREADABLE),
@@ -73,7 +103,7 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
         ("sentinel://a/jobs", "it must end with a database number"),
         ("sentinel://", "each part of a Sentinel URL must be sentinel://host:port"),
         ("sentinel://a;redis://b", "each part of a Sentinel URL must be sentinel://host:port"),
-        ("sentinel://a?name=jobs", "unknown option name; allowed: master_name, sentinel_password"),
+        ("sentinel://a?name=jobs", f"unknown option name; allowed: {OF_SENTINEL}"),
         ("redis+cluster://a:1;redis+cluster://:sec@b", NO_CLUSTER),
         ("rediss+cluster://a", NO_CLUSTER),
         ("redis-cluster://a", NO_CLUSTER),
@@ -94,8 +124,9 @@ def test_an_invalid_url_is_refused_with_the_reason(
         connect_to(url)
     sentence = str(caught.value)
     assert sentence.endswith(f" is not a Redis URL: {reason}; set LLORCH_REDIS_URL")
-    assert "sec" not in sentence
-    assert "ret" not in sentence
+    if "@" in url:
+        assert "sec" not in sentence
+        assert "ret" not in sentence
 
 
 @pytest.mark.parametrize(
@@ -114,25 +145,77 @@ def test_a_valid_url_is_accepted(url: str) -> None:
 
 
 def test_a_url_names_sentinels_master_database_and_passwords() -> None:
-    parsed = SentinelUrl.parse(WITH_SENTINEL)
-    assert parsed.sentinels == (("a", 1), ("b", 26379))
-    assert parsed.redis_options == {"db": 3, "username": "me", "password": "p@ss"}
-    assert parsed.transport_options["master_name"] == "jobs"
-    assert parsed.sentinel_options["password"] == "other"
-    assert parsed.bare == "sentinel://me:p%40ss@a:1/3;sentinel://me:p%40ss@b/3"
+    parsed = RedisUrl.parse(WITH_SENTINEL)
+    assert parsed.servers == (("a", 1), ("b", 26379))
+    assert (parsed.db, parsed.username, parsed.password) == (3, "me", "p@ss")
+    assert (parsed.master_name, parsed.sentinel_password) == ("jobs", "other")
+    assert celery_url(WITH_SENTINEL) == "sentinel://me:p%40ss@a:1/3;sentinel://me:p%40ss@b:26379/3"
 
 
 def test_one_sentinel_and_no_options_are_enough() -> None:
-    parsed = SentinelUrl.parse("sentinel://a")
-    assert (parsed.sentinels, parsed.master_name, parsed.redis_options["db"]) == (
-        (("a", 26379),),
-        "mymaster",
-        0,
-    )
+    parsed = RedisUrl.parse("sentinel://a")
+    assert (parsed.servers, parsed.master_name, parsed.db) == ((("a", 26379),), "mymaster", 0)
 
 
 def test_no_password_of_any_part_is_shown() -> None:
     assert safe_url(WITH_SENTINEL) == "sentinel://me:***@a:1;sentinel://me:***@b/3"
+
+
+TLS_SPELLINGS = ["CERT_NONE", "none", "cert_optional", "optional", "CERT_REQUIRED", "required"]
+
+
+@pytest.mark.parametrize("spelling", TLS_SPELLINGS)
+def test_each_reader_checks_certificates_as_the_url_says(spelling: str) -> None:
+    url = f"rediss://h/1?ssl_cert_reqs={spelling}&ssl_ca_certs=/c.pem&ssl_check_hostname=false"
+    meant = {
+        "ssl_cert_reqs": spelling.lower().removeprefix("cert_"),
+        "ssl_ca_certs": "/c.pem",
+        "ssl_check_hostname": False,
+    }
+    for reader in readers(url):
+        assert reader.items() >= (meant | {"db": 1}).items()
+
+
+def test_a_url_without_options_trusts_no_unknown_certificate() -> None:
+    for reader in readers("rediss://h"):
+        assert reader.get("ssl_cert_reqs", "required") == "required"
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "sentinel"])
+def test_each_reader_gets_what_the_url_says(scheme: str) -> None:
+    meant: dict[str, object] = {
+        "socket_timeout": 4.5,
+        "socket_connect_timeout": 1.5,
+        "socket_keepalive": False,
+        "health_check_interval": 7,
+        "max_connections": 33,
+        "client_name": "jobs",
+    }
+    options = "&".join(f"{name}={value}" for name, value in meant.items())
+    for reader in readers(f"{scheme}://h?{options}&virtual_host=4&protocol=2"):
+        assert reader.items() >= (meant | {"db": 4}).items()
+
+
+def readers(url: str) -> list[dict[str, object]]:
+    """What redis-py gets from clients, threaded and not, from Celery's backend and from kombu."""
+    app = build_app(Settings(redis_url=url, model=Path("toy.gguf")))
+    clients = connect(url), connect_async(url), app.backend.client
+    pools: list[Any] = [client.connection_pool for client in clients]
+    limited = [pool.connection_kwargs | {"max_connections": pool.max_connections} for pool in pools]
+    return [*limited, kombu_options(app)]
+
+
+def kombu_options(app: Celery) -> dict[str, object]:
+    """What kombu would connect with; a channel connects when it is made."""
+    connection = app.connection_for_write()
+    transport = connection.transport
+    channel = object.__new__(transport.Channel)
+    channel.connection = transport
+    for name in channel.from_transport_options:
+        if name in connection.transport_options:
+            setattr(channel, name, connection.transport_options[name])
+    options: dict[str, object] = channel._connparams()
+    return options
 
 
 def test_a_client_of_a_redis_in_cluster_mode_gets_a_remedy() -> None:

@@ -149,7 +149,7 @@ def test_a_worker_that_celery_started_before_its_redis_serves_once_it_is_there(
     server = RedisServer()
     worker = WorkerProcess(server.url, tmp_path / "early.log", model_name="toy")
     try:
-        wait_until(lambda: "Cannot connect to redis" in worker.text())
+        wait_until(lambda: "takes no jobs yet, will retry: No Redis at" in worker.text())
         server.start()
         wait_until(worker.card, what="the worker to announce itself")
         with Client(server.url) as client:

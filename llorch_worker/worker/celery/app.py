@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
@@ -46,6 +47,8 @@ class LlorchApp(OwnBroker):
     settings: Settings
     own_config: dict[str, Any]
     """Celery's settings as made from ``settings``."""
+    out_of_time = threading.Event()
+    """Set when the worker must leave, whether or not Redis answers. Its pool replaces it."""
     residency: Residency | None = None
     """Set by the worker's bootstep."""
     assignment: Assignment | None = None

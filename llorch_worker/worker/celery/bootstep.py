@@ -31,6 +31,8 @@ from llorch_worker.telemetry.traces.tracing import Tracing, is_traced, start_tra
 from llorch_worker.worker.card.assignment import Assignment, assign_device
 from llorch_worker.worker.celery.follow_ups import FollowUps
 from llorch_worker.worker.celery.foreign_settings import refused_setting
+from llorch_worker.worker.celery.last_exit import leave_in_time
+from llorch_worker.worker.celery.redis_at_start import RedisAtStart
 from llorch_worker.worker.celery.refusals import foreign_queue, refused_option
 from llorch_worker.worker.residency import Residency
 from llorch_worker.worker.residency_check import violation, wrong_card
@@ -100,6 +102,9 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         trace_logger.addFilter(_HandBackInOneLine())
         self._trace(worker.hostname)
         _bind(worker.app.settings.processors)
+        redis = RedisAtStart(worker.app, self._signs.loading)
+        # Loading may take minutes, and Redis may come back meanwhile.
+        redis.works()
         try:
             assignment = self._assign_device(worker)
             began_s = time.monotonic()
@@ -120,6 +125,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         fault = wrong_card(assignment) or violation(engine, assignment)
         if fault is not None:
             _give_up(fault)
+        redis.wait()
         residency = Residency(
             engine,
             worker.app.settings,
@@ -131,6 +137,7 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         )
         residency.start()
         worker.pool.figures = residency.figures
+        worker.app.out_of_time = worker.pool.out_of_time
         self._follow_ups = FollowUps(worker.app, worker.app.settings, worker.hostname)
         self._follow_ups.start()
         self._residency = worker.app.residency = residency
@@ -181,6 +188,8 @@ class ResidencyStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._signs.stopping()
         self._interrupted = sig == "SIGINT" and how == "Warm"
         if how == "Warm":
+            settings = self._worker.app.settings
+            leave_in_time(settings.redis_url, settings.drain_s)
             # Otherwise the event loop finishes its wait and may take a job meanwhile.
             self._worker.pool.wake()
 

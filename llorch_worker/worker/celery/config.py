@@ -8,9 +8,7 @@ from typing import Any
 
 from kombu.entity import Exchange, Queue
 
-from llorch_worker.broker.connection import CONNECT_TIMEOUT_S
 from llorch_worker.broker.producer import (
-    REPLY_TIMEOUT_S,
     celery_url,
     connection_config,
     transport_options,
@@ -22,25 +20,17 @@ from llorch_worker.settings import Settings
 from llorch_worker.worker.celery.consumer import JobConsumer
 from llorch_worker.worker.celery.pool import EnginePool
 
-RESULT_RETRIES = 200
-RESULT_RETRY_MAX_SLEEP_MS = 2_000
-"""The worker tries to store a result for several minutes; then the job goes back to its queue."""
-
 
 def worker_config(settings: Settings) -> dict[str, Any]:
     """The whole configuration of the app in :mod:`tasks`; producers may use it too."""
     model = settings.served_name
-    return connection_config(settings.redis_url) | {
+    connection = connection_config(settings.redis_url)
+    return connection | {
         "result_backend": _result_backend(settings.redis_url),
         "result_backend_transport_options": transport_options(settings.redis_url),
+        "redis_backend_use_ssl": connection["broker_use_ssl"] or None,
         "result_expires": settings.result_ttl_s,
         "result_extended": False,  # otherwise the prompt is stored with the result
-        "result_backend_always_retry": True,
-        "result_backend_max_retries": RESULT_RETRIES,
-        "result_backend_max_sleep_between_retries_ms": RESULT_RETRY_MAX_SLEEP_MS,
-        "redis_socket_timeout": REPLY_TIMEOUT_S,
-        "redis_socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "redis_retry_on_timeout": True,
         "task_queues": task_queues(model),
         # The default queue stays Celery's: a chain's next task, which names no queue, goes where
         # any other worker would send it.

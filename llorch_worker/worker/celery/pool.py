@@ -77,6 +77,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._leaving: set[int] = set()
         self._left: list[_Outcome] = []
         self._has_returned = threading.Event()
+        self.out_of_time = threading.Event()
+        """Set when running jobs must leave."""
         self._deliver_lock = threading.RLock()
         self._threads: list[threading.Thread] = []
         self._hub: Any = None
@@ -151,6 +153,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             self._wake_writer.send(b"\0")
 
     def _hand_back_all(self) -> None:
+        self.out_of_time.set()
         for pid in tuple(self._running):
             self.hand_back_job(pid)
 
