@@ -22,13 +22,13 @@ from itertools import count
 from typing import Any
 
 from llorch_worker.broker import claims, keys, queues, registry, watch
+from llorch_worker.broker.claim_channel import JITTER, WAIT_S
 from llorch_worker.broker.claims import Claim, ClaimTerms
 from llorch_worker.broker.connection import connect
 from llorch_worker.broker.doorbell import Doorbell
 from llorch_worker.broker.registry import WorkerCard
 from llorch_worker.broker.results import SUCCESS, result_meta
 from llorch_worker.broker.scripts import run_script
-from llorch_worker.broker.transport import JITTER, WAIT_S
 from llorch_worker.contract import Finished, Started, Timings, Tokens, Usage, encode_event
 from llorch_worker.worker.queue_watcher import QueueWatcher
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llorch_worker.broker import transport
+from llorch_worker.broker import claim_channel
 from tests.toy_app import app as app
 
-transport.WAIT_S = 600
+claim_channel.WAIT_S = 600

@@ -14,9 +14,10 @@ from kombu.compression import encoders, get_decoder
 from kombu.exceptions import ContentDisallowed, DecodeError
 from vine import promise
 
+from llorch_worker.broker.claim_channel import MOST_JOBS_A_CLAIM
 from llorch_worker.broker.held_claims import HELD_CLAIMS
 from llorch_worker.broker.queues import worker_queue
-from llorch_worker.broker.transport import MOST_JOBS_A_CLAIM, keep_claims
+from llorch_worker.broker.transport import keep_claims
 from llorch_worker.contract import TASK_NAME, Fault, InvalidRequest, shown
 from llorch_worker.worker.celery.request import MAX_ID_CHARS
 

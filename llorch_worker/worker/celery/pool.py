@@ -24,7 +24,7 @@ from celery.worker import state
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from llorch_worker.broker.transport import MOST_URGENT_JOBS
+from llorch_worker.broker.claim_qos import MOST_URGENT_JOBS
 from llorch_worker.contract import InternalError, LlorchError, OutOfMemory
 from llorch_worker.worker.active_jobs import ActiveJobs
 

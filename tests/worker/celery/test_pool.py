@@ -13,7 +13,7 @@ from celery.worker import state
 from kombu.asynchronous import Hub
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from llorch_worker.broker.transport import MOST_URGENT_JOBS
+from llorch_worker.broker.claim_qos import MOST_URGENT_JOBS
 from llorch_worker.contract import InternalError, InvalidRequest, OutOfMemory
 from llorch_worker.worker.celery.pool import EnginePool
 from tests.broker.jobs import claim_on
