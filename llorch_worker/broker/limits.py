@@ -204,7 +204,7 @@ def _found_by(connection: Any, error: Exception) -> str | None:
         if encrypts:
             if answer is not None and answer.startswith((b"+", b"-")):
                 return "it answers without TLS, so use redis://"
-        elif _speaks_tls(host, port):
+        elif answer is not None and _speaks_tls(host, port):
             return "it answers with TLS only, so use rediss://"
     except OSError:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -283,8 +283,10 @@ def flower(asked_for: int | None) -> Iterator[Check]:
             yield Check("flower", "fail", finding, ports.remedy_for_taken("--flower-port"))
 
 
-def served_workers(url: str) -> Iterator[Check]:
-    """The running workers, from their announcements in Redis."""
+def served_workers(url: str, before: Sequence[Check]) -> Iterator[Check]:
+    """The running workers, from their announcements in Redis, unless a check ``before`` failed."""
+    if any(check.subject == "redis" and check.verdict != "ok" for check in before):
+        return
     try:
         with FleetClient(url) as client:
             fleet = client.fleet()

@@ -42,7 +42,7 @@ def doctor(
         checks.devices(settings),
         checks.model_file(settings),
         checks.flower(flower_port),
-        checks.served_workers(settings.redis_url),
+        checks.served_workers(settings.redis_url, found),
     ):
         found.append(check)
         _show(screen, check)
