@@ -88,74 +88,74 @@ class Settings(BaseSettings):
     """Redis for jobs, event streams and results: ``redis://host:port/db``."""
 
     model: Annotated[Path, BeforeValidator(model_path)] = Field(default_factory=demo_model)
-    """A .gguf file, a Hugging Face folder, or ``demo``: a small model to try things with."""
+    """A .gguf file, a Hugging Face folder, or ``demo``, a small model to try."""
     model_name: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
     """The name that jobs ask for; by default the name of the file or folder."""
 
     device: Annotated[str, AfterValidator(_check_device)] = "auto"
-    """``auto``, ``cpu``, ``cuda`` (a card; for a worker, one without a worker) or ``cuda:N``."""
+    """``auto``, ``cpu``, ``cuda`` (the first free GPU) or ``cuda:N``."""
     processors: str | None = Field(None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")
-    """Processors of a worker's threads, such as ``0-7,16``; by default all that it may use.
-    ``llorch up`` divides them among its workers on the CPU."""
+    """Processors of a worker's threads, such as ``0-7,16``; by default all that the
+    process may use. ``llorch up`` divides them among its CPU workers."""
     device_locks: Path = Path(tempfile.gettempdir()) / "llorch-devices"
-    """Folder of the card locks, which keep workers off each other's cards; containers share it."""
+    """Folder of the locks that give each GPU one worker. Containers of a host must share it."""
     dtype: Dtype = "auto"
     """``auto``, ``float32``, ``bfloat16`` or ``float16``."""
     kernels: KernelChoice = "auto"
     """``auto`` (the fastest), ``torch``, or the instruction set of a CPU: ``avx2``, ``avxvnni``,
-    ``avx512``, ``avx512vnni``, ``avx512bf16`` or ``amx``."""
+    ``avx512``, ``avx512vnni``, ``avx512bf16``, ``amx``, ``neon`` or ``neonbf16``."""
     kv_dtype: KvDtype = "auto"
-    """Keys and values: ``auto`` (the compute dtype), ``fp8`` or ``int8``."""
+    """Type of cached keys and values: ``auto`` (the compute dtype), ``fp8`` or ``int8``."""
     cuda_graphs: bool = True
-    """Record decode steps on CUDA and replay them."""
+    """Record decode steps as CUDA graphs and replay them."""
     batch_invariant: bool | None = None
-    """Give a request the same tokens in any company; by default in float32 only."""
+    """Give a request the same tokens whatever else runs; by default in float32 only."""
     max_sequences: int = Field(DEFAULT_MAX_SEQUENCES, ge=1, le=1024)
-    """The most sequences in flight; a worker's Celery concurrency and prefetch."""
+    """Most sequences in flight; also Celery's concurrency and prefetch."""
     max_context: int | None = Field(None, ge=1)
-    """Tokens a sequence may hold; by default the model's own context."""
+    """Most tokens in a sequence; by default the model's own context."""
     max_step_tokens: int = Field(DEFAULT_MAX_STEP_TOKENS, ge=1)
-    """Token budget of one engine step: the most that a long prompt delays running decodes."""
+    """Token budget of one engine step. It limits how long a long prompt delays running decodes."""
     kv_cache_bytes: Bytes | None = None
     """Size of the KV blocks, such as ``8GB``; by default enough for ``max_sequences`` full
     contexts, if they fit."""
     prefix_caching: bool = True
-    """Let prompts that begin alike share the KV blocks of their beginning."""
+    """Reuse KV blocks for prompts with a common prefix."""
     placement: bool = True
-    """Send jobs whose prompts begin alike to the same worker, if that makes none wait."""
+    """Prefer, for prompts with a common prefix, a worker that has the prefix in its cache."""
 
     low_waits_at_most_s: float = Field(DEFAULT_LOW_WAITS_AT_MOST_S, ge=0, le=1e9)
-    """How long more urgent jobs may keep a job waiting; then it is the next to start."""
+    """How long more urgent jobs may pass a waiting job; then it starts next."""
     tenant_weights: str = Field("", pattern=rf"^({_WEIGHT}(,{_WEIGHT})*)?$")
     """``acme=3,beta=2``: how many jobs a tenant starts in its turn; others start one."""
 
     lease_s: float = Field(10.0, ge=1)
-    """How long a job stays with a worker that shows no sign of life."""
+    """How long a job stays with a worker that no longer renews its leases."""
     sweep_s: float = Field(5.0, gt=0)
-    """How often workers look for jobs of dead workers: a job resumes within lease + sweep."""
+    """How often workers look for jobs of dead workers. A job resumes within lease + sweep."""
     watchdog_s: float = Field(60.0, ge=1)
-    """If the engine finishes no step for this long, it hangs, and its process exits."""
+    """If a step takes longer than this, the worker's process exits with 70."""
     max_attempts: int = Field(3, ge=1)
     """A job that loses this many workers without progress in between ends as ATTEMPTS_EXHAUSTED and
     becomes a dead letter."""
     max_deaths: int = Field(20, ge=1)
-    """So does a job that loses this many workers in all."""
+    """A job that loses this many workers in all ends the same way."""
     queue_limit: int = Field(10_000, ge=0)
     """The most jobs that may wait for this model before clients get QUEUE_FULL; 0: no limit."""
     drain_s: float = Field(300.0, ge=0)
-    """How long a stopping worker may finish jobs; the rest goes back to the queue."""
+    """How long a stopping worker may finish its jobs; the rest go back to the queue."""
     direct_grace_s: float = Field(60.0, ge=0)
-    """How long jobs in the worker queue of a dead worker wait for it before others get them."""
+    """How long jobs for one worker wait after it is gone, before others get them."""
     residency_check_s: float = Field(60.0, gt=0)
-    """How often a worker checks that its card is there and holds all of model and cache."""
+    """How often a worker checks that its GPU answers and holds the model and the cache."""
     health_file: Path | None = None
-    """A file whose age tells probes how a worker is: renewed every 5 s while it takes jobs and its
-    engine advances."""
+    """A file for probes, one for each worker. The worker renews it every 5 s while it takes jobs
+    and its engine advances."""
 
     metrics_port: int | None = Field(None, ge=1, le=65535)
-    """Serves metrics to Prometheus at the first free of 20 ports from here; by default nowhere."""
+    """Serve metrics for Prometheus at the first free of 20 ports from here; by default off."""
     metrics_host: str = "127.0.0.1"
-    """The address for metrics. Whoever reaches it may read them."""
+    """Address for metrics. Everyone who can reach it may read them."""
 
     log_format: LogFormat = "text"
     """How workers, gateways and exporters log: ``text``, or ``json`` with one line a job."""

@@ -27,8 +27,8 @@ from llorch_worker.cli import (
 from llorch_worker.cli.terminal.command_line import command_line
 
 _COMMANDS = {
-    "Start here": (demo.demo, doctor.doctor),
-    "Serve": (up.up, worker.worker, gateway.gateway, gateway.gateway_key, exporter.exporter),
+    "Start here": (demo.demo, up.up, doctor.doctor),
+    "Serve": (worker.worker, gateway.gateway, gateway.gateway_key, exporter.exporter),
     "Jobs": (generate.generate, submit.submit, watch.watch, cancel.cancel),
     "Inspect": (status.status, top.top, inspect.inspect),
 }

@@ -29,8 +29,8 @@ def _batch() -> None:
 @settings_options("redis_url")
 @request_options
 def run(
-    file: Annotated[Path, typer.Argument(help="JSON lines, one request each.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Write the answers here.")],
+    file: Annotated[Path, typer.Argument(help="A file with one JSON request a line.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the answers.")],
     model: Annotated[
         str | None, typer.Option("--model", help="The name under which the model is served.")
     ] = None,

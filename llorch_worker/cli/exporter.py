@@ -29,11 +29,11 @@ def exporter(
     ] = DEFAULT_PORT,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell Prometheus of the fleet: queues, workers, saturation, Redis.
+    """Export fleet metrics to Prometheus: queues, workers, saturation, Redis.
 
-    /metrics has the figures, /targets lists the workers that serve their own (HTTP service
-    discovery), /health says that this process lives. It asks for no keys. With --json, the URL is
-    printed once it listens.
+    /metrics has the figures. /targets lists the workers that serve their own metrics (HTTP service
+    discovery). /health answers while this process lives. The exporter needs no key. With --json,
+    it prints its URL once it listens.
     """
     extras.require("metrics")
     from llorch_worker.telemetry.logs.setup import configure

@@ -29,7 +29,7 @@ def gateway(
     """Serve HTTP: OpenAI's API, jobs and batches, for every model behind this Redis.
 
     Any number of gateways run side by side. Other settings are LLORCH_GATEWAY_* variables. With
-    --json, the URL is printed once it listens.
+    --json, it prints its URL once it listens.
     """
     extras.require("gateway")
     import uvicorn
@@ -109,7 +109,9 @@ def _without_query(record: logging.LogRecord) -> bool:
     return True
 
 
-def gateway_key(name: Annotated[str, typer.Argument(help="Whose key it is.")]) -> None:
+def gateway_key(
+    name: Annotated[str, typer.Argument(help="The key's name, such as its owner's.")],
+) -> None:
     """Make a key for the gateway. The key is shown once; the file keeps its hash.
 
     Append the entry to the file that LLORCH_GATEWAY_KEYS names. max_jobs and priority limit the

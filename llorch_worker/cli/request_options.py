@@ -21,24 +21,26 @@ def _option(kind: Any, *names: str, help: str) -> Any:
 # Field of GenerationRequest -> option; its default is in brackets. The prompt's shape comes last.
 _OPTIONS: dict[str, Any] = {
     "max_tokens": _option(int, "--max-tokens", help="Tokens to generate [256]."),
-    "min_tokens": _option(int, "--min-tokens", help="Tokens before it may stop [0]."),
-    "temperature": _option(float, "--temperature", "-t", help="0 is greedy, at most 2 [1.0]."),
-    "top_p": _option(float, "--top-p", help="Nucleus, in (0, 1] [1.0]."),
-    "top_k": _option(int, "--top-k", help="Most likely tokens to keep; 0 is all [0]."),
-    "min_p": _option(float, "--min-p", help="Least share of the top token's probability [0]."),
-    "presence_penalty": _option(float, "--presence-penalty", help="In [-2, 2] [0]."),
-    "frequency_penalty": _option(float, "--frequency-penalty", help="In [-2, 2] [0]."),
-    "repetition_penalty": _option(float, "--repetition-penalty", help="Above 0 [1.0]."),
-    "seed": _option(int, "--seed", help="Same seed, same tokens [drawn]."),
+    "min_tokens": _option(int, "--min-tokens", help="Tokens before the text may end [0]."),
+    "temperature": _option(float, "--temperature", "-t", help="0 (greedy) to 2 [1.0]."),
+    "top_p": _option(float, "--top-p", help="Probability mass to sample from, up to 1 [1.0]."),
+    "top_k": _option(int, "--top-k", help="Sample from this many likeliest tokens; 0: all [0]."),
+    "min_p": _option(float, "--min-p", help="Lowest probability, relative to the top token's [0]."),
+    "presence_penalty": _option(float, "--presence-penalty", help="-2 to 2 [0]."),
+    "frequency_penalty": _option(float, "--frequency-penalty", help="-2 to 2 [0]."),
+    "repetition_penalty": _option(float, "--repetition-penalty", help="Above 0, up to 10 [1.0]."),
+    "seed": _option(int, "--seed", help="The same seed gives the same tokens [random]."),
     "stop": _option(list[str], "--stop", help="Stop before this text; repeatable."),
     "n": _option(int, "-n", "--choices", help="Number of texts, 1 to 16 [1]."),
-    "ignore_eos": _option(bool, "--ignore-eos", help="Go on after the end token."),
-    "logprobs": _option(int, "--logprobs", help="Alternatives per token, 0 to 20."),
-    "prompt_logprobs": _option(
-        int, "--prompt-logprobs", help="Score the prompt too; alternatives per token, 0 to 20."
+    "ignore_eos": _option(bool, "--ignore-eos", help="Continue after the end token."),
+    "logprobs": _option(
+        int, "--logprobs", help="Log probabilities, with 0 to 20 alternatives a token."
     ),
-    "deadline_s": _option(float, "--deadline-s", help="Seconds the job may take."),
-    "chat": _option(bool, "--chat", help="The prompt is a user's turn of a chat."),
+    "prompt_logprobs": _option(int, "--prompt-logprobs", help="The same for the prompt's tokens."),
+    "deadline_s": _option(
+        float, "--deadline-s", help="Seconds after which the job ends with what it has."
+    ),
+    "chat": _option(bool, "--chat", help="Send the prompt as a chat message of the user."),
     "system": _option(str, "--system", help="System message; implies --chat."),
 }
 

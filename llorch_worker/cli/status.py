@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @settings_options("redis_url")
 def status(
-    job: Annotated[str | None, typer.Argument(help="A job's id; without one, show all.")] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show all again and again, until Ctrl-C.")
-    ] = False,
+    job: Annotated[
+        str | None, typer.Argument(help="A job's id; without one, the whole fleet.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
     interval: IntervalOption = DEFAULT_INTERVAL_S,
     *,
     settings: Settings,

@@ -26,9 +26,11 @@ def submit(
     ] = None,
     worker: Annotated[
         str | None,
-        typer.Option("--worker", metavar="NAME", help="Only this worker may take it: gpu0@host."),
+        typer.Option("--worker", metavar="NAME", help="Send it to this worker alone: gpu0@host."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for it and print the text.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the job and print its text.")
+    ] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they arrive.")] = False,
     *,
     settings: Settings,

@@ -23,8 +23,8 @@ def top(
 ) -> None:
     """Show the fleet live: queues, workers, tokens/s, KV use, percentiles of recent jobs.
 
-    Keys: q quits, s sorts the workers. Their figures are up to 5 s old. Recent jobs are those that
-    ended in the last 5 minutes. If stdout is not a terminal, everything is shown once. With
+    Keys: q quits, s sorts the workers. Workers' figures are up to 5 s old. Recent jobs are those
+    that ended in the last 5 minutes. If stdout is not a terminal, everything is shown once. With
     --json, one document a line is printed until Ctrl-C.
     """
     from llorch_worker.broker.fleet_client import FleetClient

@@ -47,25 +47,29 @@ def up(
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option("--devices", metavar="LIST", help="One worker on each: cuda:0,cuda:1 or cpu."),
+        typer.Option(
+            "--devices", metavar="LIST", help="One worker on each of these: cuda:0,cuda:1 or cpu."
+        ),
     ] = None,
     gpus: Annotated[
         str | None,
-        typer.Option("--gpus", metavar="LIST", help="One worker per card: all, or numbers: 0,2."),
+        typer.Option(
+            "--gpus", metavar="LIST", help="One worker on each GPU: all, or numbers such as 0,2."
+        ),
     ] = None,
     flower: Annotated[bool, typer.Option("--flower/--no-flower", help="Start Flower.")] = True,
     flower_port: FlowerPortOption = None,
     gateway: Annotated[
-        bool, typer.Option("--gateway/--no-gateway", help="Start a gateway: OpenAI's API.")
+        bool, typer.Option("--gateway/--no-gateway", help="Start a gateway with OpenAI's API.")
     ] = True,
     gateway_port: GatewayPortOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start everything: Redis unless one is given, a worker on each device, a gateway and Flower.
+    """Start a worker on each device, a gateway, Flower and, unless one is given, Redis.
 
-    Ctrl-C drains: running jobs finish, then everything ends. A second Ctrl-C ends it at once.
-    A worker or server that dies is restarted. With --json, the addresses are printed as one
-    document once everything is ready. The log always goes to stderr.
+    Ctrl-C drains: running jobs finish, then everything stops. A second Ctrl-C stops at once.
+    Workers and servers that die are restarted. With --json, one document with the addresses is
+    printed once everything is ready. The log always goes to stderr.
     """
     if workers is not None and workers < 1:
         raise usage_error(f"--workers must be at least 1 (got {workers})")

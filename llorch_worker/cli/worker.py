@@ -15,9 +15,9 @@ from llorch_worker.settings import Settings
 def worker(settings: Settings, as_json: JsonOption = False) -> None:
     """Run one worker here: one process, one device, one resident model.
 
-    A card has at most one worker, which is named after it: gpu0@host. SIGTERM or Ctrl-C drains:
-    running jobs finish, and no new ones are taken. With --json, the worker's name and queue are
-    printed once it takes jobs. The log always goes to stderr.
+    A GPU has at most one worker, which is named after it: gpu0@host. SIGTERM or Ctrl-C drains: the
+    worker finishes its running jobs and takes no new ones. With --json, it prints its name and
+    queue once it takes jobs. The log always goes to stderr.
     """
     extras.require("worker")
     if settings.metrics_port is not None:

@@ -24,11 +24,12 @@ class GatewaySettings(BaseSettings):
     )
 
     host: str = "127.0.0.1"
-    """The address to listen on. Beyond loopback, keys are required."""
+    """The address to listen on. An address beyond loopback needs keys."""
     port: int = Field(8080, ge=0, le=65535)
     """The port to listen on."""
     keys: Path | None = None
-    """The file of bearer keys; ``llorch gateway-key`` makes one. Without it, everyone may call."""
+    """The file of bearer keys; ``llorch gateway-key`` makes one. Without it, everyone on this
+    machine may call."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Origins, comma-separated, whose pages may call the gateway; by default none."""
     max_body_bytes: Bytes = 8 * 2**20
@@ -36,18 +37,18 @@ class GatewaySettings(BaseSettings):
     max_file_bytes: Bytes = 512 * 2**20
     """The largest file. Sizes are in bytes, or have a unit: ``512MiB``, ``8GB``."""
     body_timeout_s: float = Field(30.0, gt=0)
-    """How long a client may send nothing of its body."""
+    """How long a client may pause while it sends a body."""
     files: str = str(Path.home() / ".llorch" / "files")
     """Where files are kept: a folder that all gateways share, or an fsspec URL such as s3://..."""
     response_ttl_s: int = Field(24 * 3600, ge=1)
-    """How long responses are kept for previous_response_id and GET, if their results are
-    (LLORCH_RESULT_TTL_S), and files' batches after their end."""
+    """How long responses, and the files that batches wrote, are kept. A response also needs its
+    result (LLORCH_RESULT_TTL_S)."""
     batch_window: int = Field(256, ge=1)
-    """The most lines of one batch that are in the queue at a time."""
+    """Most lines of one batch in the queue at a time."""
     private_callbacks: bool = False
     """Whether webhooks may go to private, loopback and link-local addresses."""
     webhook_secret: SecretStr | None = None
-    """Signs the webhooks of everyone whose key has no secret of its own: ``whsec_`` and base64."""
+    """Signs the webhooks of keys without a secret of their own: ``whsec_`` and base64."""
     webhook_retry_s: float = Field(5.0, gt=0)
     """The pause after a webhook's first failed attempt. It doubles with each, up to an hour."""
     webhook_give_up_s: float = Field(24 * 3600, gt=0)

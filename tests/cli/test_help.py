@@ -38,12 +38,15 @@ def test_every_command_is_listed_in_80_columns() -> None:
     assert "Exit codes" in ran.out
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *(f"bench {name}" for name in BENCHES)])
+@pytest.mark.parametrize(
+    "command", ["dead retry", *COMMANDS, *(f"bench {name}" for name in BENCHES)]
+)
 def test_every_command_explains_itself_with_nothing_cut_off_in_80_columns(command: str) -> None:
     ran = run(*command.split(), "--help")
     assert (ran.code, ran.err) == (0, "")
     assert f"llorch {command}" in ran.out
     assert "…" not in ran.out
+    assert "<bool>" not in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
 
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from llorch_worker.cli.terminal.screen import Screen
 from llorch_worker.contract import ErrorDocument
@@ -17,9 +18,33 @@ from llorch_worker.contract.command_errors import INTERRUPTED, USAGE, CommandErr
 _UsageError = typer.BadParameter.__mro__[1]
 
 
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_without_type(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_without_type(super().get_params(ctx))
+
+
+def _flags_without_type(parameters: list[Any]) -> list[Any]:
+    """A flag takes no value, so its help needs no ``<bool>``."""
+    for each in parameters:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return parameters
+
+
+class _CommandLine(typer.Typer):
+    def command(self, name: str | None = None, **options: Any) -> Any:
+        return super().command(name, **{"cls": _Command, **options})
+
+
 def command_line(**options: Any) -> typer.Typer:
     """An application for :func:`run`. Docstrings are its help, with paragraphs refilled."""
-    return typer.Typer(
+    return _CommandLine(
+        cls=_Group,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
